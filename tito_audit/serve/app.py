@@ -18,6 +18,7 @@ from tito_audit.provider import GenerationChunk, GenerationResult, count_waits
 from tito_audit.serve.errors import Refused, error_object
 from tito_audit.serve.gateway import Call, Gateway
 from tito_audit.serve.request import Asked, chat_asked, text_asked
+from tito_audit.serve.responses import Responses
 from tito_audit.sessions.model import Node
 from tito_audit.sessions.session import Session
 from tito_audit.sessions.shapes import Head, Tokens, usage
@@ -30,12 +31,15 @@ _HEADERS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control":
 
 
 async def send_stream(
-    request: web.Request, headers: Mapping[str, str], pieces: AsyncGenerator[dict[str, Any], None]
+    request: web.Request,
+    headers: Mapping[str, str],
+    pieces: AsyncGenerator[dict[str, Any], None],
+    last: bytes = _DONE,
 ) -> web.StreamResponse:
     """Sends all pieces; the response.
 
     Headers are sent with the first piece, so that an earlier refusal has its own status; a later one is the last
-    event, without `[DONE]`.
+    event, without `last`.
     """
     async with aclosing(pieces):
         first = await anext(pieces)
@@ -53,13 +57,19 @@ async def send_stream(
             LOGGER.exception("this is a bug in tito-audit, not a fault of the request")
             await response.write(_event(error_object(f"the gateway failed: {type(error).__name__}", 500)))
         else:
-            await response.write(_DONE)
+            await response.write(last)
         await response.write_eof()
         return response
 
 
 def _event(piece: Any) -> bytes:
-    return b"data: " + orjson.dumps(piece, option=orjson.OPT_SERIALIZE_NUMPY) + b"\n\n"
+    name = piece.get("type")  # Chunks of completions have no type, and events no name.
+    return (
+        (b"" if name is None else f"event: {name}\n".encode())
+        + b"data: "
+        + orjson.dumps(piece, option=orjson.OPT_SERIALIZE_NUMPY)
+        + b"\n\n"
+    )
 
 
 # Sessions as JSON: a summary of each, and the training rows of its threads.
@@ -257,9 +267,15 @@ def make_app(gateway: Gateway, options: HttpOptions | None = None) -> web.Applic
     app[GATEWAY] = gateway
     chat = _Completions(chat_asked, chat_answer, chat_stream)
     text = _Completions(text_asked, text_answer, text_stream)
+    responses = Responses()
+    response = _Completions(responses.read_fields, responses.answer, responses.stream, last=b"")
     for prefix in ("", "/s/{session}"):
         app.router.add_post(f"{prefix}/v1/chat/completions", chat.respond)
         app.router.add_post(f"{prefix}/v1/completions", text.respond)
+        app.router.add_post(f"{prefix}/v1/responses", response.respond)
+        app.router.add_get(f"{prefix}/v1/responses/{{response}}", _object(responses.retrieve))
+        app.router.add_delete(f"{prefix}/v1/responses/{{response}}", _object(responses.delete))
+        app.router.add_get(f"{prefix}/v1/responses/{{response}}/input_items", _object(responses.input_items))
         app.router.add_get(f"{prefix}/v1/models", _models)
     app.router.add_get("/health", _health)
     app.router.add_get("/metrics", _metrics)
@@ -280,6 +296,8 @@ class _Completions:
     read_fields: Callable[[bytes], Asked]
     answer: Callable[..., dict[str, Any]]
     pieces: Callable[..., Any]
+    last: bytes = _DONE
+    """What a stream ends with."""
 
     async def respond(self, request: web.Request) -> web.StreamResponse:
         """The answer to a request."""
@@ -288,16 +306,25 @@ class _Completions:
         began, waits = time.perf_counter(), count_waits()
         fields = self.read_fields(body)
         _check_model(gateway, fields)
-        call = await gateway.begin(fields, _session_id(request))
+        call = await gateway.begin(fields, _session_id(request) or fields.session_id)
         headers = _headers(call)
         if fields.stream:
-            return await send_stream(request, headers, self.pieces(gateway, call))
+            return await send_stream(request, headers, self.pieces(gateway, call), self.last)
         results = await gateway.sample(call)
         response = _json(self.answer(gateway, call, results), headers=headers)
         overhead = time.perf_counter() - began - waits.seconds
         gateway.metrics.overhead.labels(call.prompt.branch).observe(overhead)
         response.headers[_OVERHEAD_HEADER] = f"{overhead * 1000:.2f}"
         return response
+
+
+def _object(answer: Callable[[web.Request], Mapping[str, Any]]) -> Handler:
+    """An endpoint that answers with an object."""
+
+    async def respond(request: web.Request) -> web.Response:
+        return _json(answer(request))
+
+    return respond
 
 
 async def _body(request: web.Request) -> bytes:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 from uuid import uuid4
@@ -19,7 +22,6 @@ from tito_audit.parser import Delta, Parsed, ParseOptions, ParserRun
 from tito_audit.parsers import PlainRun, collected, finish_reason, start_answer, to_delta, to_message
 from tito_audit.provider import GenerationChunk, GenerationResult, TokenProvider
 from tito_audit.record.prompt_ids import PromptIds
-from tito_audit.serve.apart import Apart
 from tito_audit.serve.call_log import CallLog
 from tito_audit.serve.errors import Refused, of_provider
 from tito_audit.serve.request import Asked, ChatAsked, TextAsked
@@ -92,6 +94,11 @@ class AnswerReader:
     def say(self, deltas: Sequence[Delta]) -> list[dict[str, Any]]:
         """Deltas parsed elsewhere, as OpenAI writes them."""
         return self._wires(deltas)
+
+    @property
+    def wires(self) -> list[dict[str, Any]]:
+        """All deltas so far."""
+        return [wire for delta in self._deltas if (wire := to_delta(delta, self._call_id))]
 
     @property
     def parsed(self) -> Parsed:
@@ -269,7 +276,7 @@ def closed_line(session_id: str, now: float, reward: float | None) -> dict[str, 
 def _request(call: Answered) -> dict[str, Any]:
     fields = call.fields
     facts: dict[str, Any] = {
-        "endpoint": "chat.completions" if isinstance(fields, ChatAsked) else "completions",
+        "endpoint": fields.endpoint,
         "model": call.model,
         "created": call.created,
         "weight_version": None,
@@ -283,14 +290,41 @@ def _request(call: Answered) -> dict[str, Any]:
         }
         # The messages given to the template, if they differ from those that the client sent.
         messages = None if call.prompt.written is None else call.prompt.written.messages
-        if messages is not None and messages is not fields.call.messages:
+        if messages is not None and messages is not fields.sent:
             wires = [message.wire for message in messages]
-            if wires != [message.wire for message in fields.call.messages]:
+            if wires != [message.wire for message in fields.sent]:
                 facts["template_messages"] = wires
         return facts
     if isinstance(fields, TextAsked) and isinstance(fields.prompt, str):
         facts["prompt"] = fields.prompt
     return {**facts, "messages": None}
+
+
+# Long texts are encoded in threads, so that other requests do not wait.
+
+_LONG = 20_000
+"""Texts of this many characters take several milliseconds to encode, too long for the event loop."""
+_THREADS = max(1, min(4, (os.cpu_count() or 1) // 2))
+
+
+class Apart:
+    """Encodes long texts off the event loop; the tokenizer library releases the GIL."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._threads: ThreadPoolExecutor | None = None
+
+    async def encode(self, text: str) -> None:
+        """Encode the segments of a long text in advance, so that encoding it later is fast."""
+        if len(text) < _LONG:
+            return
+        segments = self._tokenizer.segments
+        unknown = segments.unknown(text)
+        if sum(map(len, unknown)) < _LONG:
+            return
+        self._threads = self._threads or ThreadPoolExecutor(_THREADS, thread_name_prefix="encode")
+        loop = asyncio.get_running_loop()
+        segments.remember(await loop.run_in_executor(self._threads, segments.encode_apart, unknown))
 
 
 StartParser = Callable[[ParseOptions], ParserRun]
@@ -383,6 +417,11 @@ class Gateway:
     async def begin(self, fields: Asked, session_id: str | None) -> Call:
         """A call with its prompt; Refused if no prompt can be made."""
         started = time.perf_counter()
+        if isinstance(fields, ChatAsked):
+            try:
+                fields = replace(fields, call=self.conversations.in_form(fields.call))
+            except RenderError as error:
+                raise Refused(str(error), "messages") from None
         session = self._session(fields, session_id)
         if self.facts_of(session).closed is not None:
             raise Refused(f"session {session.id} is closed", status=409, code="session_closed")
@@ -393,10 +432,9 @@ class Gateway:
         except EncodeError as error:
             raise Refused(str(error).split("\n")[0]) from None
         self._count(prompt, time.perf_counter() - started)
-        kind = "chatcmpl" if isinstance(fields, ChatAsked) else "cmpl"
         ids = PromptIds(prompt.ids)
         answers = [PartialAnswer(self._reading(fields, ids)) for _ in range(fields.sampling.n)]
-        return Call(session, fields, prompt, ids, f"{kind}-{uuid4().hex}", self.clock(), answers)
+        return Call(session, fields, prompt, ids, f"{fields.id_prefix}{uuid4().hex}", self.clock(), answers)
 
     async def _prompt(self, session: Session, fields: Asked) -> Prompt:
         if not isinstance(fields, ChatAsked):

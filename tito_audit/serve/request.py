@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import orjson
 
 from tito_audit.errors import RecordError
 from tito_audit.provider import SamplingParams
 from tito_audit.record.arrays import as_ids
-from tito_audit.record.message import as_messages, as_tools
+from tito_audit.record.message import Message, as_messages, as_tools
 from tito_audit.serve.errors import Refused
 from tito_audit.sessions.model import ChatCall
 
@@ -47,8 +47,12 @@ _REFUSED = {
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A request to either endpoint."""
+    """A request to an endpoint that samples."""
 
+    endpoint: ClassVar[str] = "completions"
+    """Its name in the log."""
+    id_prefix: ClassVar[str] = "cmpl-"
+    """What the ids of its answers begin with."""
     model: str | None
     sampling: SamplingParams
     stream: bool
@@ -61,15 +65,21 @@ class Asked:
     """Whether control tokens are shown in the text."""
     sampling_as_sent: Mapping[str, Any]
     """The sampling parameters as the client sent them, for the log."""
+    session_id: str | None = None
+    """The session that the request continues, where its body says so."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChatAsked(Asked):
     """A request to `/v1/chat/completions`."""
 
+    endpoint: ClassVar[str] = "chat.completions"
+    id_prefix: ClassVar[str] = "chatcmpl-"
     call: ChatCall = field(default_factory=lambda: ChatCall(()))
     messages: Sequence[Mapping[str, Any]] = ()
     """As the client sent them."""
+    sent: tuple[Message, ...] = ()
+    """The same, read."""
     parses_calls: bool = True
     """False where the client sent no tools, or `tool_choice` none."""
 
@@ -82,41 +92,52 @@ class TextAsked(Asked):
     echo: bool = False
 
 
+_C = TypeVar("_C", bound=ChatAsked)
+
+
 def chat_asked(data: bytes) -> ChatAsked:
     """The request in a body of `/v1/chat/completions`; Refused names the field that is wrong."""
-    body = _object(data)
+    return chat_of(body_of(data), ChatAsked)
+
+
+def chat_of(body: Body, kind: type[_C], **more: Any) -> _C:
+    """The same of a body that was read, or translated from another API, whose own fields are `more`."""
     messages, tools = _messages(body), _tools(body)
     choice = _tool_choice(body, tools)
-    logprobs = bool(_value(body, "logprobs", bool, "true or false", default=False))
-    top = _count(body, "top_logprobs", 0) or 0
+    logprobs = bool(value_of(body, "logprobs", bool, "true or false", default=False))
+    top = count_of(body, "top_logprobs", 0) or 0
     if top and not logprobs:
         raise Refused("`top_logprobs` needs `logprobs: true`", "top_logprobs")
-    return ChatAsked(
+    sent = _read("messages", lambda: as_messages(messages, "messages"))
+    return kind(
         **_shared_fields(body, logprobs, top),
         call=ChatCall(
-            _read("messages", lambda: as_messages(messages, "messages")),
+            sent,
             _read("tools", lambda: as_tools(tools, "tools")),
             _template_kwargs(body),
             add_generation_prompt=_opens(body, messages),
         ),
         messages=messages,
+        sent=sent,
         parses_calls=bool(tools) and choice != "none",
+        **more,
     )
 
 
 def text_asked(data: bytes) -> TextAsked:
     """The request in a body of `/v1/completions`; Refused names the field that is wrong."""
-    body = _object(data)
+    body = body_of(data)
     prompt = _prompt(body)
-    if (top := _count(body, "logprobs", 0)) is None and body.get("logprobs") is True:
+    if (top := count_of(body, "logprobs", 0)) is None and body.get("logprobs") is True:
         raise Refused("`logprobs` is the number of alternatives to show", "logprobs")
-    echo = bool(_value(body, "echo", bool, "true or false", default=False))
+    echo = bool(value_of(body, "echo", bool, "true or false", default=False))
     if echo:
         raise Refused("`echo` is not done here: score tokens with `tito-audit rescore`", "echo")
     return TextAsked(**_shared_fields(body, top is not None, top or 0), prompt=prompt, echo=echo)
 
 
-def _object(data: bytes) -> Body:
+def body_of(data: bytes) -> Body:
+    """The object in a request; Refused if there is none, or a field of it is not supported."""
     try:
         body = orjson.loads(data)
     except orjson.JSONDecodeError as error:
@@ -135,15 +156,15 @@ def _object(data: bytes) -> Body:
 
 def _shared_fields(body: Body, logprobs: bool, top: int) -> dict[str, Any]:
     """The fields that both endpoints have."""
-    options = _value(body, "stream_options", dict, "an object", default={}) or {}
+    options = value_of(body, "stream_options", dict, "an object", default={}) or {}
     return {
-        "model": _value(body, "model", str, "a text", default=None),
+        "model": value_of(body, "model", str, "a text", default=None),
         "sampling": _sampling(body, top),
-        "stream": bool(_value(body, "stream", bool, "true or false", default=False)),
+        "stream": bool(value_of(body, "stream", bool, "true or false", default=False)),
         "include_usage": bool(options.get("include_usage")),
         "logprobs": logprobs,
-        "token_ids": bool(_value(body, "return_token_ids", bool, "true or false", default=False)),
-        "special": not _value(body, "skip_special_tokens", bool, "true or false", default=False),
+        "token_ids": bool(value_of(body, "return_token_ids", bool, "true or false", default=False)),
+        "special": not value_of(body, "skip_special_tokens", bool, "true or false", default=False),
         "sampling_as_sent": {
             name: body[name]
             for name in body
@@ -155,16 +176,16 @@ def _shared_fields(body: Body, logprobs: bool, top: int) -> dict[str, Any]:
 def _sampling(body: Body, top: int) -> SamplingParams:
     stop = body.get("stop")
     stops = (stop,) if isinstance(stop, str) else tuple(_list(body, "stop", str, "a text or a list of texts"))
-    longest = _count(body, "max_completion_tokens", 1)
+    longest = count_of(body, "max_completion_tokens", 1)
     return SamplingParams(
         temperature=_number(body, "temperature", 0.0),
         top_p=_number(body, "top_p", 0.0),
-        top_k=_value(body, "top_k", int, "a whole number", default=None),
+        top_k=value_of(body, "top_k", int, "a whole number", default=None),
         min_p=_number(body, "min_p", 0.0),
-        max_tokens=longest if longest is not None else _count(body, "max_tokens", 1),
+        max_tokens=longest if longest is not None else count_of(body, "max_tokens", 1),
         stop=stops,
         stop_token_ids=tuple(_list(body, "stop_token_ids", int, "a list of token ids")),
-        seed=_value(body, "seed", int, "a whole number", default=None),
+        seed=value_of(body, "seed", int, "a whole number", default=None),
         n=_answers(body),
         top_logprobs=top,
         extra={name: value for name, value in body.items() if name not in _OURS and value is not None},
@@ -174,7 +195,8 @@ def _sampling(body: Body, top: int) -> SamplingParams:
 # Single fields
 
 
-def _value(body: Body, name: str, kind: type[_T], what: str, *, default: Any) -> Any:
+def value_of(body: Body, name: str, kind: type[_T], what: str, *, default: Any) -> Any:
+    """A field; Refused if it is not of this kind."""
     value = body.get(name)
     if value is None:
         return default
@@ -183,15 +205,16 @@ def _value(body: Body, name: str, kind: type[_T], what: str, *, default: Any) ->
     return value
 
 
-def _count(body: Body, name: str, least: int) -> int | None:
-    count = _value(body, name, int, "a whole number", default=None) if body.get(name) is not True else None
+def count_of(body: Body, name: str, least: int) -> int | None:
+    """A number; Refused if it is none, or below the least."""
+    count = value_of(body, name, int, "a whole number", default=None) if body.get(name) is not True else None
     if count is not None and count < least:
         raise Refused(f"`{name}` is below {least}", name)
     return count
 
 
 def _answers(body: Body) -> int:
-    n = _count(body, "n", 1) or 1
+    n = count_of(body, "n", 1) or 1
     if n > _MOST_ANSWERS:
         raise Refused(f"`n` is above {_MOST_ANSWERS}", "n")
     return n
@@ -257,15 +280,15 @@ def _tool_choice(body: Body, tools: Sequence[Any]) -> str:
 
 
 def _template_kwargs(body: Body) -> Mapping[str, object]:
-    kwargs = dict(_value(body, "chat_template_kwargs", dict, "an object", default={}))
-    effort = _value(body, "reasoning_effort", str, "a text", default=None)
+    kwargs = dict(value_of(body, "chat_template_kwargs", dict, "an object", default={}))
+    effort = value_of(body, "reasoning_effort", str, "a text", default=None)
     return kwargs if effort is None else {"reasoning_effort": effort, **kwargs}
 
 
 def _opens(body: Body, messages: Sequence[Mapping[str, Any]]) -> bool:
     """Whether the prompt ends with a generation prompt; False where the last message is to be continued."""
-    continued = _value(body, "continue_final_message", bool, "true or false", default=False)
-    opens = _value(body, "add_generation_prompt", bool, "true or false", default=not continued)
+    continued = value_of(body, "continue_final_message", bool, "true or false", default=False)
+    opens = value_of(body, "add_generation_prompt", bool, "true or false", default=not continued)
     if continued and opens:
         raise Refused("`continue_final_message` and `add_generation_prompt` cannot both be true", "messages")
     if continued and messages[-1].get("role") != "assistant":
