@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -375,6 +376,28 @@ def test_an_answer_of_nothing_is_an_empty_message_that_can_be_continued(tmp_path
         responses.create(model="toy", input="y", previous_response_id=first.id)
     assert (first.output_text, len(first.output)) == ("", 1)
     one_chain(logged(log))
+
+
+class LookUp:
+    """The tool of the agent in the guide."""
+
+    tools = FLAT
+
+    def __call__(self, name: str, arguments: str) -> str:
+        return f"{name}: 7 degrees"
+
+
+def test_the_agent_of_the_guide_leaves_a_clean_log(tmp_path: Path) -> None:
+    guide = (Path(__file__).resolve().parents[1] / "docs" / "serve.md").read_text(encoding="utf-8")
+    names: dict[str, Any] = {}
+    exec(re.findall(r"^```python\n(.*?)^```", guide, re.M | re.S)[0], names)
+    log = tmp_path / "log.jsonl"
+    gateway, _ = make_gateway(log, [THOUGHT, CALL, SAID])
+    with served(gateway) as address:
+        text = names["rollout"](f"{address}/v1", "task-1", "Oslo?", LookUp())
+    assert text.strip() == "It rains in Oslo."
+    one_chain(logged(log))
+    clean(log)
 
 
 def strange(dice: random.Random, depth: int = 0) -> Any:

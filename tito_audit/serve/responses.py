@@ -347,7 +347,7 @@ def _input_items(body: Body) -> list[Item]:
 
 
 @dataclass(slots=True)
-class _OpenAnswer:
+class _ItemsOfAnswer:
     """An assistant message while its items are read."""
 
     answer: str | None
@@ -379,8 +379,8 @@ class _OpenAnswer:
 
 def _messages(items: Sequence[Item], stored: Mapping[str, Item]) -> list[dict[str, Any]]:
     """Items as chat messages; `stored` are the items that a reference may name."""
-    read: list[_OpenAnswer | dict[str, Any]] = []
-    turn: _OpenAnswer | None = None
+    read: list[_ItemsOfAnswer | dict[str, Any]] = []
+    turn: _ItemsOfAnswer | None = None
     for number, item in enumerate(items):
         where = f"input[{number}]"
         if item["type"] == "item_reference":
@@ -405,7 +405,7 @@ def _messages(items: Sequence[Item], stored: Mapping[str, Item]) -> list[dict[st
         match = _ITEM_ID.fullmatch(item["id"])
         answer = match[1] if match is not None else None
         if turn is None or not turn.takes(kind, answer):
-            turn = _OpenAnswer(answer)
+            turn = _ItemsOfAnswer(answer)
             read.append(turn)
         turn.last, turn.answer = kind, turn.answer or answer
         if kind == "message":
