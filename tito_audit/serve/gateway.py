@@ -18,8 +18,18 @@ import orjson
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from tito_audit.errors import EncodeError, ProviderError, RenderError, StorageError
-from tito_audit.parser import Delta, Parsed, ParseOptions, ParserRun
-from tito_audit.parsers import PlainRun, collected, finish_reason, start_answer, to_delta, to_message
+from tito_audit.parser import Delta, Parsed, ParseOptions, Parser, ParserRun
+from tito_audit.parsers import (
+    JsonCalls,
+    PlainRun,
+    collected,
+    finish_reason,
+    forced_format,
+    forced_json,
+    start_answer,
+    to_delta,
+    to_message,
+)
 from tito_audit.provider import GenerationChunk, GenerationResult, TokenProvider
 from tito_audit.record.prompt_ids import PromptIds
 from tito_audit.serve.call_log import CallLog
@@ -288,6 +298,8 @@ def _request(call: Answered) -> dict[str, Any]:
             "tools": list(fields.call.tools),
             "messages": fields.messages,
         }
+        if fields.syntax is not None:
+            facts["forced"] = {"functions": list(fields.forced), "syntax": fields.syntax}
         # The messages given to the template, if they differ from those that the client sent.
         messages = None if call.prompt.written is None else call.prompt.written.messages
         if messages is not None and messages is not fields.sent:
@@ -327,7 +339,16 @@ class Apart:
         segments.remember(await loop.run_in_executor(self._threads, segments.encode_apart, unknown))
 
 
+_GRAMMARS = frozenset(
+    (
+        *("response_format", "structured_outputs", "structural_tag", "regex", "ebnf", "json_schema"),
+        *("guided_json", "guided_regex", "guided_grammar", "guided_choice"),
+    )
+)
+"""Fields of a request that keep an answer to a grammar."""
 StartParser = Callable[[ParseOptions], ParserRun]
+Parsers = tuple[Parser | None, Parser | None]
+"""Those of reasoning and of tools."""
 _PROMPT_END = 64
 """Ids at the end of a prompt that parsers are shown, as text."""
 
@@ -389,6 +410,8 @@ class Gateway:
     start_parser: StartParser = lambda options: start_answer(options=options)
     server_parses: bool = False
     """The provider's server parses whole answers, and `start_parser` is not used."""
+    parsers: Parsers = (None, None)
+    """Those that `start_parser` starts, for the grammars that force calls."""
     metrics: Metrics = field(default_factory=Metrics)
     clock: Callable[[], float] = time.time
     unchecked: Callable[[Gateway], Awaitable[None]] | None = None
@@ -433,6 +456,8 @@ class Gateway:
             raise Refused(str(error).split("\n")[0]) from None
         self._count(prompt, time.perf_counter() - started)
         ids = PromptIds(prompt.ids)
+        if isinstance(fields, ChatAsked) and fields.forced:
+            fields = self._forcing(fields, self.tokenizer.vocabulary.text(ids.tail(_PROMPT_END)))
         answers = [PartialAnswer(self._reading(fields, ids)) for _ in range(fields.sampling.n)]
         return Call(session, fields, prompt, ids, f"{fields.id_prefix}{uuid4().hex}", self.clock(), answers)
 
@@ -599,10 +624,27 @@ class Gateway:
 
     # Parts of a call
 
+    def _forcing(self, fields: ChatAsked, end: str) -> ChatAsked:
+        """The request with a grammar: in the template's own syntax if it has one, else as vLLM forces calls."""
+        forcing = getattr(self.provider, "forcing", None)
+        if forcing is None or self.server_parses:
+            why = f"{self.provider.name} takes no grammars" if forcing is None else "the server parses answers"
+            raise Refused(f"`tool_choice` cannot force calls here: {why}", "tool_choice")
+        extra = fields.sampling.extra
+        if extra.keys() & _GRAMMARS:
+            raise Refused("`tool_choice` cannot force calls: the request has another grammar", "tool_choice")
+        tag = forced_format(*self.parsers, fields.forced, end, single=fields.one_call)
+        syntax = "json" if tag is None else "template"
+        tag = tag or forced_json(fields.forced, named=fields.forced_by_name)
+        sampling = replace(fields.sampling, extra={**extra, **forcing(tag)})
+        return replace(fields, sampling=sampling, syntax=syntax)
+
     def _reading(self, fields: Asked, ids: PromptIds) -> AnswerReader:
         run: ParserRun = start_answer()
         if isinstance(fields, ChatAsked) and self.server_parses:
             run = SilentRun()
+        elif isinstance(fields, ChatAsked) and fields.syntax == "json":
+            run = JsonCalls(next(iter(fields.forced)) if fields.forced_by_name else None)
         elif isinstance(fields, ChatAsked):
             end = self.tokenizer.vocabulary.text(ids.tail(_PROMPT_END))
             options = ParseOptions(fields.call.tools if fields.parses_calls else (), end)

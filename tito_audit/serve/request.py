@@ -82,6 +82,14 @@ class ChatAsked(Asked):
     """The same, read."""
     parses_calls: bool = True
     """False where the client sent no tools, or `tool_choice` none."""
+    forced: Mapping[str, Any] = field(default_factory=dict)
+    """The parameters of the functions, by name, one of which the answer has to call; {} if it need not."""
+    forced_by_name: bool = False
+    """`tool_choice` names the function."""
+    one_call: bool = False
+    """The answer may have one call only, where calls are forced."""
+    syntax: str | None = None
+    """How calls are forced: in the `template`'s syntax, or as `json`; None until the prompt is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +111,8 @@ def chat_asked(data: bytes) -> ChatAsked:
 def chat_of(body: Body, kind: type[_C], **more: Any) -> _C:
     """The same of a body that was read, or translated from another API, whose own fields are `more`."""
     messages, tools = _messages(body), _tools(body)
-    choice = _tool_choice(body, tools)
+    choice, name = _tool_choice(body, tools)
+    schemas = _schemas(tools) if choice == "required" else {}
     logprobs = bool(value_of(body, "logprobs", bool, "true or false", default=False))
     top = count_of(body, "top_logprobs", 0) or 0
     if top and not logprobs:
@@ -120,6 +129,9 @@ def chat_of(body: Body, kind: type[_C], **more: Any) -> _C:
         messages=messages,
         sent=sent,
         parses_calls=bool(tools) and choice != "none",
+        forced=schemas if name is None else {name: schemas[name]},
+        forced_by_name=name is not None,
+        one_call=name is not None or body.get("parallel_tool_calls") is False,
         **more,
     )
 
@@ -266,17 +278,34 @@ def _tools(body: Body) -> Sequence[Mapping[str, Any]]:
     return tools or ()
 
 
-def _tool_choice(body: Body, tools: Sequence[Any]) -> str:
-    choice = body.get("tool_choice")
-    if choice in (None, "auto", "none"):
-        if choice == "auto" and not tools:
-            raise Refused("`tool_choice` is auto, but there are no tools", "tool_choice")
-        return choice or "auto"
-    raise Refused(
-        "`tool_choice` can be auto or none: forcing a call makes a server sample text that is not in the chat "
-        "template's form",
-        "tool_choice",
-    )
+def _tool_choice(body: Body, tools: Sequence[Any]) -> tuple[str, str | None]:
+    """auto, none or required, and the function that is named."""
+    choice, name = body.get("tool_choice"), None
+    if isinstance(choice, dict) and choice.get("type") == "function":
+        function = choice.get("function")
+        name = function.get("name") if isinstance(function, dict) else None
+        if not isinstance(name, str) or name not in _schemas(tools):
+            raise Refused("`tool_choice` names a function that is not among the tools", "tool_choice")
+        return "required", name
+    if choice not in (None, "auto", "none", "required"):
+        raise Refused("`tool_choice` can be auto, none, required or a function", "tool_choice")
+    if choice in ("auto", "required") and not tools:
+        raise Refused(f"`tool_choice` is {choice}, but there are no tools", "tool_choice")
+    if choice == "required" and not _schemas(tools):
+        raise Refused("`tool_choice` is required, but no tool has a name", "tool_choice")
+    return choice or "auto", name
+
+
+def _schemas(tools: Sequence[Any]) -> dict[str, Any]:
+    """The parameters of the functions among the tools, by name."""
+    schemas: dict[str, Any] = {}
+    for tool in tools:
+        function = tool.get("function")
+        if isinstance(function, dict) and isinstance(function.get("name"), str):
+            schemas[function["name"]] = function.get("parameters")
+    if not all(schema is None or isinstance(schema, dict) for schema in schemas.values()):
+        raise Refused("`tools` has parameters that are not a JSON schema", "tools")
+    return schemas
 
 
 def _template_kwargs(body: Body) -> Mapping[str, object]:
