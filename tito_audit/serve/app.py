@@ -1,4 +1,4 @@
-"""The gateway's HTTP server: OpenAI's API, sessions, health and metrics."""
+"""The gateway's HTTP server: OpenAI's and Anthropic's APIs, sessions, health and metrics."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,8 +16,9 @@ import orjson
 from aiohttp import web
 
 from tito_audit.provider import GenerationChunk, GenerationResult, count_waits
-from tito_audit.serve.errors import Refused, error_object
+from tito_audit.serve.errors import Refused, anthropic_error, error_object
 from tito_audit.serve.gateway import Call, Gateway
+from tito_audit.serve.messages import Messages
 from tito_audit.serve.request import Asked, chat_asked, text_asked
 from tito_audit.sessions.model import Node
 from tito_audit.sessions.session import Session
@@ -35,8 +37,9 @@ async def send_stream(
     """Sends all pieces; the response.
 
     Headers are sent with the first piece, so that an earlier refusal has its own status; a later one is the last
-    event, without `[DONE]`.
+    event, without `[DONE]`. Pieces with a `type` are events of that name, and need no `[DONE]`.
     """
+    refusal = _error_shape(request)
     async with aclosing(pieces):
         first = await anext(pieces)
         response = web.StreamResponse(headers={**_HEADERS, **headers})
@@ -46,20 +49,21 @@ async def send_stream(
             async for piece in pieces:
                 await response.write(_event(piece))
         except Refused as error:
-            await response.write(_event(error_object(str(error), error.status, error.param, error.code)))
+            await response.write(_event(refusal(str(error), error.status, error.param, error.code)))
         except ConnectionError:
             raise
         except Exception as error:
             LOGGER.exception("this is a bug in tito-audit, not a fault of the request")
-            await response.write(_event(error_object(f"the gateway failed: {type(error).__name__}", 500)))
+            await response.write(_event(refusal(f"the gateway failed: {type(error).__name__}", 500)))
         else:
-            await response.write(_DONE)
+            await response.write(b"" if "type" in first else _DONE)
         await response.write_eof()
         return response
 
 
-def _event(piece: Any) -> bytes:
-    return b"data: " + orjson.dumps(piece, option=orjson.OPT_SERIALIZE_NUMPY) + b"\n\n"
+def _event(piece: dict[str, Any]) -> bytes:
+    name = f"event: {piece['type']}\n".encode() if "type" in piece else b""
+    return name + b"data: " + orjson.dumps(piece, option=orjson.OPT_SERIALIZE_NUMPY) + b"\n\n"
 
 
 # Sessions as JSON: a summary of each, and the training rows of its threads.
@@ -257,9 +261,14 @@ def make_app(gateway: Gateway, options: HttpOptions | None = None) -> web.Applic
     app[GATEWAY] = gateway
     chat = _Completions(chat_asked, chat_answer, chat_stream)
     text = _Completions(text_asked, text_answer, text_stream)
+    messages = Messages(options.api_key)
     for prefix in ("", "/s/{session}"):
         app.router.add_post(f"{prefix}/v1/chat/completions", chat.respond)
         app.router.add_post(f"{prefix}/v1/completions", text.respond)
+        app.router.add_post(
+            f"{prefix}/v1/messages", _Completions(messages.asked, messages.answer, messages.stream).respond
+        )
+        app.router.add_post(f"{prefix}/v1/messages/count_tokens", partial(_count_tokens, messages))
         app.router.add_get(f"{prefix}/v1/models", _models)
     app.router.add_get("/health", _health)
     app.router.add_get("/metrics", _metrics)
@@ -300,6 +309,14 @@ class _Completions:
         return response
 
 
+async def _count_tokens(messages: Messages, request: web.Request) -> web.Response:
+    gateway, body = request.app[GATEWAY], await _body(request)
+    await gateway.ready()
+    fields = messages.counted(body)
+    _check_model(gateway, fields)
+    return _json({"input_tokens": await gateway.prompt_length(fields, _session_id(request))})
+
+
 async def _body(request: web.Request) -> bytes:
     try:
         return await request.read()
@@ -331,7 +348,7 @@ def _session_id(request: web.Request) -> str | None:
 def _headers(call: Call) -> dict[str, str]:
     """The headers of an answer that name its session."""
     prompt = call.prompt
-    headers = {SESSION_HEADER: call.session.id, "X-Tito-Branch": str(prompt.branch)}
+    headers = {SESSION_HEADER: call.session.id, "X-Tito-Branch": str(prompt.branch), "request-id": call.call_id}
     return headers if prompt.fork is None else {**headers, "X-Tito-Fork": str(prompt.fork.reason)}
 
 
@@ -401,8 +418,9 @@ def _with_key(key: str | None) -> Any:
     @web.middleware
     async def checked(request: web.Request, handler: Handler) -> web.StreamResponse:
         if wanted is not None and request.path not in _OPEN:
-            header = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
-            if not hmac.compare_digest(header, wanted):
+            # Anthropic's clients send the key in a header of its own.
+            sent = request.headers.get("Authorization", ""), f"Bearer {request.headers.get('x-api-key', '')}"
+            if not any(hmac.compare_digest(key.encode("utf-8", "surrogateescape"), wanted) for key in sent):
                 raise Refused("the API key is missing or wrong", status=401, code="invalid_api_key")
         return await handler(request)
 
@@ -411,22 +429,27 @@ def _with_key(key: str | None) -> Any:
 
 @web.middleware
 async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Turns every refusal into an OpenAI error object."""
+    """Turns every refusal into an error object of the API that was called."""
+    shape = _error_shape(request)
     try:
         return await handler(request)
     except Refused as error:
-        body = error_object(str(error), error.status, error.param, error.code)
+        body = shape(str(error), error.status, error.param, error.code)
         return _json(body, status=error.status)
     except web.HTTPRequestEntityTooLarge as error:
-        return _json(error_object(f"the body is too large: {error.text}", 413), status=413)
+        return _json(shape(f"the body is too large: {error.text}", 413), status=413)
     except web.HTTPException as error:
         reason = f"{request.method} {request.path}: {error.reason}"
-        return _json(error_object(reason, error.status), status=error.status)
+        return _json(shape(reason, error.status), status=error.status)
     except ConnectionError:
         raise
     except Exception as error:
         LOGGER.exception("this is a bug in tito-audit, not a fault of the request")
-        return _json(error_object(f"the gateway failed: {type(error).__name__}", 500), status=500)
+        return _json(shape(f"the gateway failed: {type(error).__name__}", 500), status=500)
+
+
+def _error_shape(request: web.Request) -> Callable[..., dict[str, Any]]:
+    return anthropic_error if "/v1/messages" in request.path else error_object
 
 
 def _observed(gateway: Gateway, access_log: Callable[[str], None] | None) -> Any:

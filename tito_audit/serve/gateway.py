@@ -269,7 +269,7 @@ def closed_line(session_id: str, now: float, reward: float | None) -> dict[str, 
 def _request(call: Answered) -> dict[str, Any]:
     fields = call.fields
     facts: dict[str, Any] = {
-        "endpoint": "chat.completions" if isinstance(fields, ChatAsked) else "completions",
+        "endpoint": fields.endpoint,
         "model": call.model,
         "created": call.created,
         "weight_version": None,
@@ -294,6 +294,8 @@ def _request(call: Answered) -> dict[str, Any]:
 
 
 StartParser = Callable[[ParseOptions], ParserRun]
+_CALL_IDS = {"chat.completions": "chatcmpl", "completions": "cmpl", "messages": "msg"}
+"""How the ids of calls begin, by endpoint."""
 _PROMPT_END = 64
 """Ids at the end of a prompt that parsers are shown, as text."""
 
@@ -386,25 +388,34 @@ class Gateway:
         session = self._session(fields, session_id)
         if self.facts_of(session).closed is not None:
             raise Refused(f"session {session.id} is closed", status=409, code="session_closed")
+        prompt = await self._prompt(session, fields)
+        self._count(prompt, time.perf_counter() - started)
+        ids = PromptIds(prompt.ids)
+        answers = [PartialAnswer(self._reading(fields, ids)) for _ in range(fields.sampling.n)]
+        return Call(
+            session, fields, prompt, ids, f"{_CALL_IDS[fields.endpoint]}-{uuid4().hex}", self.clock(), answers
+        )
+
+    async def prompt_length(self, fields: Asked, session_id: str | None) -> int:
+        """How many ids the prompt of a call would have; Refused if no prompt can be made."""
+        sessions = len(self.conversations)
+        session = self._session(fields, session_id)
+        if session_id is None and len(self.conversations) > sessions:
+            self.conversations.close(session.id)  # It is new, and nobody knows its name.
+        return (await self._prompt(session, fields)).length
+
+    async def _prompt(self, session: Session, fields: Asked) -> Prompt:
         try:
-            prompt = await self._prompt(session, fields)
+            if not isinstance(fields, ChatAsked):
+                assert isinstance(fields, TextAsked)
+                return session.text_prompt(fields.prompt)
+            draft = session.draft(fields.call)
+            await self._apart.encode(draft.prompt.added)
+            return session.encoded(draft)
         except RenderError as error:
             raise Refused(f"the chat template cannot write these messages: {error}", "messages") from None
         except EncodeError as error:
             raise Refused(str(error).split("\n")[0]) from None
-        self._count(prompt, time.perf_counter() - started)
-        kind = "chatcmpl" if isinstance(fields, ChatAsked) else "cmpl"
-        ids = PromptIds(prompt.ids)
-        answers = [PartialAnswer(self._reading(fields, ids)) for _ in range(fields.sampling.n)]
-        return Call(session, fields, prompt, ids, f"{kind}-{uuid4().hex}", self.clock(), answers)
-
-    async def _prompt(self, session: Session, fields: Asked) -> Prompt:
-        if not isinstance(fields, ChatAsked):
-            assert isinstance(fields, TextAsked)
-            return session.text_prompt(fields.prompt)
-        draft = session.draft(fields.call)
-        await self._apart.encode(draft.prompt.added)
-        return session.encoded(draft)
 
     async def sample(self, call: Call) -> tuple[GenerationResult, ...]:
         """All answers of a call, logged; Refused if the provider or the log fails."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import orjson
 
@@ -17,6 +17,7 @@ from tito_audit.sessions.model import ChatCall
 
 Body = Mapping[str, Any]
 _T = TypeVar("_T")
+_Chat = TypeVar("_Chat", bound="ChatAsked")
 
 _SAMPLED = ("temperature", "top_p", "top_k", "min_p", "seed")
 _MOST_ANSWERS = 128
@@ -47,7 +48,10 @@ _REFUSED = {
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A request to either endpoint."""
+    """A request to an endpoint that samples."""
+
+    endpoint: ClassVar[str]
+    """Its name in the log."""
 
     model: str | None
     sampling: SamplingParams
@@ -67,6 +71,8 @@ class Asked:
 class ChatAsked(Asked):
     """A request to `/v1/chat/completions`."""
 
+    endpoint = "chat.completions"
+
     call: ChatCall = field(default_factory=lambda: ChatCall(()))
     messages: Sequence[Mapping[str, Any]] = ()
     """As the client sent them."""
@@ -78,20 +84,26 @@ class ChatAsked(Asked):
 class TextAsked(Asked):
     """A request to `/v1/completions`."""
 
+    endpoint = "completions"
+
     prompt: str | Sequence[int] = ""
     echo: bool = False
 
 
 def chat_asked(data: bytes) -> ChatAsked:
     """The request in a body of `/v1/chat/completions`; Refused names the field that is wrong."""
-    body = _object(data)
+    return chat_fields(request_object(data), ChatAsked)
+
+
+def chat_fields(body: Body, asked: type[_Chat], **own: Any) -> _Chat:
+    """The request in an object of chat completions; `own` are the fields that another kind of request adds."""
     messages, tools = _messages(body), _tools(body)
     choice = _tool_choice(body, tools)
     logprobs = bool(_value(body, "logprobs", bool, "true or false", default=False))
     top = _count(body, "top_logprobs", 0) or 0
     if top and not logprobs:
         raise Refused("`top_logprobs` needs `logprobs: true`", "top_logprobs")
-    return ChatAsked(
+    return asked(
         **_shared_fields(body, logprobs, top),
         call=ChatCall(
             _read("messages", lambda: as_messages(messages, "messages")),
@@ -101,12 +113,13 @@ def chat_asked(data: bytes) -> ChatAsked:
         ),
         messages=messages,
         parses_calls=bool(tools) and choice != "none",
+        **own,
     )
 
 
 def text_asked(data: bytes) -> TextAsked:
     """The request in a body of `/v1/completions`; Refused names the field that is wrong."""
-    body = _object(data)
+    body = request_object(data)
     prompt = _prompt(body)
     if (top := _count(body, "logprobs", 0)) is None and body.get("logprobs") is True:
         raise Refused("`logprobs` is the number of alternatives to show", "logprobs")
@@ -116,7 +129,8 @@ def text_asked(data: bytes) -> TextAsked:
     return TextAsked(**_shared_fields(body, top is not None, top or 0), prompt=prompt, echo=echo)
 
 
-def _object(data: bytes) -> Body:
+def request_object(data: bytes) -> Body:
+    """A request body as an object; Refused where it is none, or has a field that no endpoint supports."""
     try:
         body = orjson.loads(data)
     except orjson.JSONDecodeError as error:
