@@ -266,7 +266,7 @@ def make_app(gateway: Gateway, options: HttpOptions | None = None) -> web.Applic
         app.router.add_post(f"{prefix}/v1/chat/completions", chat.respond)
         app.router.add_post(f"{prefix}/v1/completions", text.respond)
         app.router.add_post(
-            f"{prefix}/v1/messages", _Completions(messages.asked, messages.answer, messages.stream).respond
+            f"{prefix}/v1/messages", _Completions(messages.request, messages.answer, messages.stream).respond
         )
         app.router.add_post(f"{prefix}/v1/messages/count_tokens", partial(_count_tokens, messages))
         app.router.add_get(f"{prefix}/v1/models", _models)
@@ -312,7 +312,7 @@ class _Completions:
 async def _count_tokens(messages: Messages, request: web.Request) -> web.Response:
     gateway, body = request.app[GATEWAY], await _body(request)
     await gateway.ready()
-    fields = messages.counted(body)
+    fields = messages.count_request(body)
     _check_model(gateway, fields)
     return _json({"input_tokens": await gateway.prompt_length(fields, _session_id(request))})
 

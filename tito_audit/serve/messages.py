@@ -49,7 +49,6 @@ _NOT_JSON = "INVALID_JSON"
 """The only key of a call's input whose arguments are not a JSON object: their text is its value."""
 _DEEPEST = 190
 """Clients cannot read an input that is nested deeper."""
-_REMEMBERED = 10_000
 _REASONS = {"length": "max_tokens", "tool_calls": "tool_use"}
 _NO_END: dict[str, Any] = {"stop_reason": None, "stop_sequence": None}
 _PING: Event = {"type": "ping"}
@@ -80,14 +79,14 @@ class Messages:
 
     # Requests
 
-    def asked(self, data: bytes) -> MessagesAsked:
+    def request(self, data: bytes) -> MessagesAsked:
         """The request in a body of `/v1/messages`; Refused names the field that is wrong."""
         body = request_object(data)
         if body.get("max_tokens") is None:
             raise Refused("max_tokens: a whole number is required")
         return self._fields(body)
 
-    def counted(self, data: bytes) -> MessagesAsked:
+    def count_request(self, data: bytes) -> MessagesAsked:
         """The same for a body of `/v1/messages/count_tokens`, which says nothing of sampling."""
         return self._fields(request_object(data))
 
@@ -111,8 +110,8 @@ class Messages:
             "continue_final_message": messages[-1]["role"] == "assistant",
         }
         if thinks is not None:  # Templates have one of these names.
-            given = _object(body.get("chat_template_kwargs") or {}, "chat_template_kwargs")
-            chat["chat_template_kwargs"] = {"enable_thinking": thinks, "thinking": thinks, **given}
+            own = _object(body.get("chat_template_kwargs") or {}, "chat_template_kwargs")
+            chat["chat_template_kwargs"] = {"enable_thinking": thinks, "thinking": thinks, **own}
         return chat_fields(chat, MessagesAsked, shows_thinking=bool(thinks))
 
     def _messages(self, body: Body) -> list[dict[str, Any]]:
@@ -135,7 +134,7 @@ class Messages:
             if role == "assistant":
                 messages.append(self._answered(blocks))
             elif role == "user":
-                messages += _given(blocks)
+                messages += _user_messages(blocks)
             else:
                 messages.append({"role": role, "content": "\n".join(_text(*placed) for placed in blocks)})
         return messages
@@ -166,10 +165,10 @@ class Messages:
     def _called(self, block: Block, where: str) -> dict[str, Any]:
         """A call in chat form, with the arguments that were sampled unless the client changed them."""
         name, call_id = _field(block, "name", where), _field(block, "id", where)
-        given = _object(block.get("input"), f"{where}.input")
+        value = _object(block.get("input"), f"{where}.input")
         arguments = self._arguments.get(call_id)
-        if arguments is None or _input(arguments) != given:
-            arguments = _arguments(given)
+        if arguments is None or _input(arguments) != value:
+            arguments = _arguments(value)
         return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
     # Answers
@@ -214,16 +213,16 @@ class Messages:
 
     def shown(self, call_id: str, arguments: str) -> dict[str, Any]:
         """Sampled arguments as an object, remembered where a client may send another text back for it."""
-        given, floats = _input(arguments), list[str]()
-        if _NOT_JSON not in given:
-            json.loads(arguments or "{}", parse_float=floats.append)
+        value, floats = _input(arguments), list[str]()
+        if _NOT_JSON not in value:
+            json.loads(arguments or "{}", parse_float=floats.append, parse_int=str)
         # JavaScript writes 1.0 as 1.
         whole = any(float(number).is_integer() for number in floats)
-        if whole or _compared(_arguments(given)) != _compared(arguments):
+        if whole or _compared(_arguments(value)) != _compared(arguments):
             self._arguments[call_id] = arguments
-            if len(self._arguments) > _REMEMBERED:
+            if len(self._arguments) > 10_000:
                 self._arguments.popitem(last=False)
-        return given
+        return value
 
 
 class _Blocks:
@@ -258,8 +257,8 @@ class _Blocks:
         if self._open["type"] == "thinking":
             yield self._add({"type": "signature_delta", "signature": self._messages.signed(text)})
         elif self._open["type"] == "tool_use":
-            given = self._messages.shown(self._open["id"], text)
-            whole = orjson.dumps(given).decode() if _NOT_JSON in given else text
+            value = self._messages.shown(self._open["id"], text)
+            whole = orjson.dumps(value).decode() if _NOT_JSON in value else text
             yield self._add({"type": "input_json_delta", "partial_json": whole})
         yield {"type": "content_block_stop", "index": self._index}
         self._open = None
@@ -306,21 +305,21 @@ def _usage(call: Call) -> dict[str, int]:
 def _input(arguments: str) -> dict[str, Any]:
     """Arguments as an object; their text under one key if they are no object that a client can read."""
     try:
-        given = orjson.loads(arguments or "{}")
-        deep = [given]
+        value = orjson.loads(arguments or "{}")
+        deep = [value]
         if arguments.count("[") + arguments.count("{") > _DEEPEST:
             for _ in range(250 - _DEEPEST):
                 deep = [deep]
             orjson.dumps(deep)
     except (orjson.JSONDecodeError, TypeError):
-        given = None
-    return given if isinstance(given, dict) else {_NOT_JSON: arguments}
+        value = None
+    return value if isinstance(value, dict) else {_NOT_JSON: arguments}
 
 
-def _arguments(given: Mapping[str, Any]) -> str:
+def _arguments(value: Mapping[str, Any]) -> str:
     """The text of an object of arguments."""
-    text = given.get(_NOT_JSON)
-    return text if isinstance(text, str) and len(given) == 1 else json.dumps(given, ensure_ascii=False)
+    text = value.get(_NOT_JSON)
+    return text if isinstance(text, str) and len(value) == 1 else json.dumps(value, ensure_ascii=False)
 
 
 def _compared(arguments: str) -> object:
@@ -359,7 +358,7 @@ def _text(where: str, block: Block) -> str:
     return _field(block, "text", where)
 
 
-def _given(blocks: Sequence[Placed]) -> Iterator[dict[str, Any]]:
+def _user_messages(blocks: Sequence[Placed]) -> Iterator[dict[str, Any]]:
     """What a user sent, in chat form: texts, and each tool result as a message."""
     for results, same in groupby(blocks, lambda placed: placed[1].get("type") == "tool_result"):
         if not results:

@@ -95,7 +95,7 @@ def chat_asked(data: bytes) -> ChatAsked:
     return chat_fields(request_object(data), ChatAsked)
 
 
-def chat_fields(body: Body, asked: type[_Chat], **own: Any) -> _Chat:
+def chat_fields(body: Body, kind: type[_Chat], **own: Any) -> _Chat:
     """The request in an object of chat completions; `own` are the fields that another kind of request adds."""
     messages, tools = _messages(body), _tools(body)
     choice = _tool_choice(body, tools)
@@ -103,7 +103,7 @@ def chat_fields(body: Body, asked: type[_Chat], **own: Any) -> _Chat:
     top = _count(body, "top_logprobs", 0) or 0
     if top and not logprobs:
         raise Refused("`top_logprobs` needs `logprobs: true`", "top_logprobs")
-    return asked(
+    return kind(
         **_shared_fields(body, logprobs, top),
         call=ChatCall(
             _read("messages", lambda: as_messages(messages, "messages")),
