@@ -32,12 +32,15 @@ _HEADERS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control":
 
 
 async def send_stream(
-    request: web.Request, headers: Mapping[str, str], pieces: AsyncGenerator[dict[str, Any], None]
+    request: web.Request,
+    headers: Mapping[str, str],
+    pieces: AsyncGenerator[dict[str, Any], None],
+    last: bytes = _DONE,
 ) -> web.StreamResponse:
     """Sends all pieces; the response.
 
     Headers are sent with the first piece, so that an earlier refusal has its own status; a later one is the last
-    event, without `[DONE]`. Pieces with a `type` are events of that name, and need no `[DONE]`.
+    event, without `last`.
     """
     refusal = _error_shape(request)
     async with aclosing(pieces):
@@ -56,14 +59,19 @@ async def send_stream(
             LOGGER.exception("this is a bug in tito-audit, not a fault of the request")
             await response.write(_event(refusal(f"the gateway failed: {type(error).__name__}", 500)))
         else:
-            await response.write(b"" if "type" in first else _DONE)
+            await response.write(last)
         await response.write_eof()
         return response
 
 
 def _event(piece: dict[str, Any]) -> bytes:
-    name = f"event: {piece['type']}\n".encode() if "type" in piece else b""
-    return name + b"data: " + orjson.dumps(piece, option=orjson.OPT_SERIALIZE_NUMPY) + b"\n\n"
+    name = piece.get("type")  # Chunks of completions have no type, and events no name.
+    return (
+        (b"" if name is None else f"event: {name}\n".encode())
+        + b"data: "
+        + orjson.dumps(piece, option=orjson.OPT_SERIALIZE_NUMPY)
+        + b"\n\n"
+    )
 
 
 # Sessions as JSON: a summary of each, and the training rows of its threads.
@@ -262,12 +270,11 @@ def make_app(gateway: Gateway, options: HttpOptions | None = None) -> web.Applic
     chat = _Completions(chat_asked, chat_answer, chat_stream)
     text = _Completions(text_asked, text_answer, text_stream)
     messages = Messages(options.api_key)
+    message = _Completions(messages.request, messages.answer, messages.stream, last=b"")
     for prefix in ("", "/s/{session}"):
         app.router.add_post(f"{prefix}/v1/chat/completions", chat.respond)
         app.router.add_post(f"{prefix}/v1/completions", text.respond)
-        app.router.add_post(
-            f"{prefix}/v1/messages", _Completions(messages.request, messages.answer, messages.stream).respond
-        )
+        app.router.add_post(f"{prefix}/v1/messages", message.respond)
         app.router.add_post(f"{prefix}/v1/messages/count_tokens", partial(_count_tokens, messages))
         app.router.add_get(f"{prefix}/v1/models", _models)
     app.router.add_get("/health", _health)
@@ -289,6 +296,8 @@ class _Completions:
     read_fields: Callable[[bytes], Asked]
     answer: Callable[..., dict[str, Any]]
     pieces: Callable[..., Any]
+    last: bytes = _DONE
+    """What a stream ends with."""
 
     async def respond(self, request: web.Request) -> web.StreamResponse:
         """The answer to a request."""
@@ -300,7 +309,7 @@ class _Completions:
         call = await gateway.begin(fields, _session_id(request))
         headers = _headers(call)
         if fields.stream:
-            return await send_stream(request, headers, self.pieces(gateway, call))
+            return await send_stream(request, headers, self.pieces(gateway, call), self.last)
         results = await gateway.sample(call)
         response = _json(self.answer(gateway, call, results), headers=headers)
         overhead = time.perf_counter() - began - waits.seconds

@@ -294,8 +294,6 @@ def _request(call: Answered) -> dict[str, Any]:
 
 
 StartParser = Callable[[ParseOptions], ParserRun]
-_CALL_IDS = {"chat.completions": "chatcmpl", "completions": "cmpl", "messages": "msg"}
-"""How the ids of calls begin, by endpoint."""
 _PROMPT_END = 64
 """Ids at the end of a prompt that parsers are shown, as text."""
 
@@ -392,9 +390,7 @@ class Gateway:
         self._count(prompt, time.perf_counter() - started)
         ids = PromptIds(prompt.ids)
         answers = [PartialAnswer(self._reading(fields, ids)) for _ in range(fields.sampling.n)]
-        return Call(
-            session, fields, prompt, ids, f"{_CALL_IDS[fields.endpoint]}-{uuid4().hex}", self.clock(), answers
-        )
+        return Call(session, fields, prompt, ids, f"{fields.id_prefix}{uuid4().hex}", self.clock(), answers)
 
     async def prompt_length(self, fields: Asked, session_id: str | None) -> int:
         """How many ids the prompt of a call would have; Refused if no prompt can be made."""

@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
+from typing import Any, ClassVar
 
 import orjson
 
@@ -21,7 +21,7 @@ from tito_audit.provider import GenerationResult
 from tito_audit.record.message import ToolCall
 from tito_audit.serve.errors import Refused
 from tito_audit.serve.gateway import Call, Gateway
-from tito_audit.serve.request import Body, ChatAsked, chat_fields, request_object
+from tito_audit.serve.request import Body, ChatAsked, body_of, chat_of
 from tito_audit.sessions.index import arguments_of
 
 Block = Mapping[str, Any]
@@ -60,8 +60,8 @@ _QUIET = 5.0
 class MessagesAsked(ChatAsked):
     """A request to `/v1/messages`."""
 
-    endpoint = "messages"
-
+    endpoint: ClassVar[str] = "messages"
+    id_prefix: ClassVar[str] = "msg_"
     shows_thinking: bool = False
     """Whether the client asked for reasoning; else it is only logged."""
 
@@ -81,14 +81,14 @@ class Messages:
 
     def request(self, data: bytes) -> MessagesAsked:
         """The request in a body of `/v1/messages`; Refused names the field that is wrong."""
-        body = request_object(data)
+        body = body_of(data)
         if body.get("max_tokens") is None:
             raise Refused("max_tokens: a whole number is required")
         return self._fields(body)
 
     def count_request(self, data: bytes) -> MessagesAsked:
         """The same for a body of `/v1/messages/count_tokens`, which says nothing of sampling."""
-        return self._fields(request_object(data))
+        return self._fields(body_of(data))
 
     def _fields(self, body: Body) -> MessagesAsked:
         for name in _REFUSED:
@@ -112,7 +112,7 @@ class Messages:
         if thinks is not None:  # Templates have one of these names.
             own = _object(body.get("chat_template_kwargs") or {}, "chat_template_kwargs")
             chat["chat_template_kwargs"] = {"enable_thinking": thinks, "thinking": thinks, **own}
-        return chat_fields(chat, MessagesAsked, shows_thinking=bool(thinks))
+        return chat_of(chat, MessagesAsked, shows_thinking=bool(thinks))
 
     def _messages(self, body: Body) -> list[dict[str, Any]]:
         """The messages in chat form; consecutive ones of one role are one, as with Anthropic."""

@@ -17,7 +17,6 @@ from tito_audit.sessions.model import ChatCall
 
 Body = Mapping[str, Any]
 _T = TypeVar("_T")
-_Chat = TypeVar("_Chat", bound="ChatAsked")
 
 _SAMPLED = ("temperature", "top_p", "top_k", "min_p", "seed")
 _MOST_ANSWERS = 128
@@ -50,9 +49,10 @@ _REFUSED = {
 class Asked:
     """A request to an endpoint that samples."""
 
-    endpoint: ClassVar[str]
+    endpoint: ClassVar[str] = "completions"
     """Its name in the log."""
-
+    id_prefix: ClassVar[str] = "cmpl-"
+    """What the ids of its answers begin with."""
     model: str | None
     sampling: SamplingParams
     stream: bool
@@ -71,8 +71,8 @@ class Asked:
 class ChatAsked(Asked):
     """A request to `/v1/chat/completions`."""
 
-    endpoint = "chat.completions"
-
+    endpoint: ClassVar[str] = "chat.completions"
+    id_prefix: ClassVar[str] = "chatcmpl-"
     call: ChatCall = field(default_factory=lambda: ChatCall(()))
     messages: Sequence[Mapping[str, Any]] = ()
     """As the client sent them."""
@@ -84,19 +84,20 @@ class ChatAsked(Asked):
 class TextAsked(Asked):
     """A request to `/v1/completions`."""
 
-    endpoint = "completions"
-
     prompt: str | Sequence[int] = ""
     echo: bool = False
 
 
+_C = TypeVar("_C", bound=ChatAsked)
+
+
 def chat_asked(data: bytes) -> ChatAsked:
     """The request in a body of `/v1/chat/completions`; Refused names the field that is wrong."""
-    return chat_fields(request_object(data), ChatAsked)
+    return chat_of(body_of(data), ChatAsked)
 
 
-def chat_fields(body: Body, kind: type[_Chat], **own: Any) -> _Chat:
-    """The request in an object of chat completions; `own` are the fields that another kind of request adds."""
+def chat_of(body: Body, kind: type[_C], **more: Any) -> _C:
+    """The same of a body that was read, or translated from another API, whose own fields are `more`."""
     messages, tools = _messages(body), _tools(body)
     choice = _tool_choice(body, tools)
     logprobs = bool(_value(body, "logprobs", bool, "true or false", default=False))
@@ -113,13 +114,13 @@ def chat_fields(body: Body, kind: type[_Chat], **own: Any) -> _Chat:
         ),
         messages=messages,
         parses_calls=bool(tools) and choice != "none",
-        **own,
+        **more,
     )
 
 
 def text_asked(data: bytes) -> TextAsked:
     """The request in a body of `/v1/completions`; Refused names the field that is wrong."""
-    body = request_object(data)
+    body = body_of(data)
     prompt = _prompt(body)
     if (top := _count(body, "logprobs", 0)) is None and body.get("logprobs") is True:
         raise Refused("`logprobs` is the number of alternatives to show", "logprobs")
@@ -129,8 +130,8 @@ def text_asked(data: bytes) -> TextAsked:
     return TextAsked(**_shared_fields(body, top is not None, top or 0), prompt=prompt, echo=echo)
 
 
-def request_object(data: bytes) -> Body:
-    """A request body as an object; Refused where it is none, or has a field that no endpoint supports."""
+def body_of(data: bytes) -> Body:
+    """The object in a request; Refused if there is none, or a field of it is not supported."""
     try:
         body = orjson.loads(data)
     except orjson.JSONDecodeError as error:
