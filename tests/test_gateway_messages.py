@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -99,6 +100,7 @@ def test_an_agent_with_tools_leaves_a_log_of_one_chain(tmp_path: Path, streams: 
             system[0]["text"] = f"x-anthropic-billing-header: cch={turn};"
             fields: Any = {"system": system, "tools": TOOLS}
             message = ask(agent, history, streams=streams, **fields)
+            assert streams or message._request_id == message.id
             assert message.stop_reason == ("tool_use" if turn < 2 else "end_turn")
             history.append({"role": "assistant", "content": message.content})
             history.append(result(message, "rain") if turn < 2 else {"role": "user", "content": "And then?"})
@@ -631,6 +633,15 @@ def mutated(value: Any, dice: random.Random) -> Any:
     return [*value[:at], mutated(value[at], dice), *value[at + 1 :]]
 
 
+def answered(address: str, path: str, data: bytes) -> tuple[int, str, str]:
+    """Status, type and body of an answer."""
+    try:
+        with urllib.request.urlopen(urllib.request.Request(address + path, data), timeout=20) as answer:
+            return answer.status, answer.headers.get_content_type(), answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.headers.get_content_type(), error.read().decode()
+
+
 def test_random_bodies_are_answered_or_refused(tmp_path: Path) -> None:
     count = examples(400, 2000)
     gateway, _ = make_gateway(tmp_path / "log.jsonl", [PLAIN] * 2 * count)
@@ -672,18 +683,19 @@ def test_random_bodies_are_answered_or_refused(tmp_path: Path) -> None:
     dice, seen = random.Random(7), {}
     with served(gateway) as address:
         for number in range(count):
-            body = whole
-            for _ in range(dice.randint(1, 3)):
+            body: Any = {**whole, "stream": dice.random() < 0.5}
+            for _ in range(dice.randint(1, 2)):
                 body = mutated(body, dice)
             for path in (PATH, f"{PATH}/count_tokens"):
-                data = orjson.dumps(body)
-                if isinstance(body, dict) and body.get("stream") is True and path == PATH:
-                    data = orjson.dumps({**body, "stream": False})
-                status, said = asked(address, path, data)
-                seen[status] = seen.get(status, 0) + 1
-                assert status in (200, 400, 404), (number, status, said, body)
-                assert (said.get("type") == "error") == (status != 200)
-    assert min(seen[200], seen[400]) > count / 5, seen
+                status, kind, text = answered(address, path, orjson.dumps(body))
+                seen[status, kind] = seen.get((status, kind), 0) + 1
+                assert status in (200, 400, 404), (number, status, text, body)
+                if kind == "text/event-stream":
+                    assert text.rstrip().endswith('{"type":"message_stop"}'), (number, text, body)
+                else:
+                    assert (orjson.loads(text).get("type") == "error") == (status != 200)
+    kinds = [(200, "application/json"), (200, "text/event-stream"), (400, "application/json")]
+    assert min(seen[kind] for kind in kinds) > count / 20, seen
 
 
 @pytest.mark.parametrize("depth", [260, 5000])

@@ -443,8 +443,7 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     try:
         return await handler(request)
     except Refused as error:
-        body = shape(str(error), error.status, error.param, error.code)
-        return _json(body, status=error.status)
+        return _json(shape(str(error), error.status, error.param, error.code), status=error.status)
     except web.HTTPRequestEntityTooLarge as error:
         return _json(shape(f"the body is too large: {error.text}", 413), status=413)
     except web.HTTPException as error:
