@@ -64,7 +64,7 @@ async def send_stream(
         return response
 
 
-def _event(piece: dict[str, Any]) -> bytes:
+def _event(piece: Any) -> bytes:
     name = piece.get("type")  # Chunks of completions have no type, and events no name.
     return (
         (b"" if name is None else f"event: {name}\n".encode())
@@ -267,16 +267,16 @@ def make_app(gateway: Gateway, options: HttpOptions | None = None) -> web.Applic
         middlewares=[_observed(gateway, options.access_log), _errors, _with_key(options.api_key)],
     )
     app[GATEWAY] = gateway
-    chat = _Completions(chat_asked, chat_answer, chat_stream)
-    text = _Completions(text_asked, text_answer, text_stream)
     messages = Messages(options.api_key)
     message = _Completions(messages.request, messages.answer, messages.stream, last=b"")
+    chat = _Completions(chat_asked, chat_answer, chat_stream)
+    text = _Completions(text_asked, text_answer, text_stream)
     for prefix in ("", "/s/{session}"):
         app.router.add_post(f"{prefix}/v1/chat/completions", chat.respond)
         app.router.add_post(f"{prefix}/v1/completions", text.respond)
+        app.router.add_get(f"{prefix}/v1/models", _models)
         app.router.add_post(f"{prefix}/v1/messages", message.respond)
         app.router.add_post(f"{prefix}/v1/messages/count_tokens", partial(_count_tokens, messages))
-        app.router.add_get(f"{prefix}/v1/models", _models)
     app.router.add_get("/health", _health)
     app.router.add_get("/metrics", _metrics)
     app.router.add_get("/sessions", _sessions)
@@ -318,14 +318,6 @@ class _Completions:
         return response
 
 
-async def _count_tokens(messages: Messages, request: web.Request) -> web.Response:
-    gateway, body = request.app[GATEWAY], await _body(request)
-    await gateway.ready()
-    fields = messages.count_request(body)
-    _check_model(gateway, fields)
-    return _json({"input_tokens": await gateway.prompt_length(fields, _session_id(request))})
-
-
 async def _body(request: web.Request) -> bytes:
     try:
         return await request.read()
@@ -333,6 +325,14 @@ async def _body(request: web.Request) -> bytes:
         raise Refused(
             "the body cannot be decoded: it does not match its Content-Encoding, or is cut off"
         ) from None
+
+
+async def _count_tokens(messages: Messages, request: web.Request) -> web.Response:
+    gateway, body = request.app[GATEWAY], await _body(request)
+    await gateway.ready()
+    fields = messages.count_request(body)
+    _check_model(gateway, fields)
+    return _json({"input_tokens": await gateway.prompt_length(fields, _session_id(request))})
 
 
 def _check_model(gateway: Gateway, fields: Asked) -> None:

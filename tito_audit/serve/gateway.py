@@ -386,32 +386,31 @@ class Gateway:
         session = self._session(fields, session_id)
         if self.facts_of(session).closed is not None:
             raise Refused(f"session {session.id} is closed", status=409, code="session_closed")
-        prompt = await self._prompt(session, fields)
+        try:
+            prompt = await self._prompt(session, fields)
+        except RenderError as error:
+            raise Refused(f"the chat template cannot write these messages: {error}", "messages") from None
+        except EncodeError as error:
+            raise Refused(str(error).split("\n")[0]) from None
         self._count(prompt, time.perf_counter() - started)
         ids = PromptIds(prompt.ids)
         answers = [PartialAnswer(self._reading(fields, ids)) for _ in range(fields.sampling.n)]
         return Call(session, fields, prompt, ids, f"{fields.id_prefix}{uuid4().hex}", self.clock(), answers)
 
-    async def prompt_length(self, fields: Asked, session_id: str | None) -> int:
-        """How many ids the prompt of a call would have; Refused if no prompt can be made."""
-        sessions = len(self.conversations)
-        session = self._session(fields, session_id)
-        if session_id is None and len(self.conversations) > sessions:
-            self.conversations.close(session.id)  # It is new, and nobody knows its name.
-        return (await self._prompt(session, fields)).length
-
     async def _prompt(self, session: Session, fields: Asked) -> Prompt:
-        try:
-            if not isinstance(fields, ChatAsked):
-                assert isinstance(fields, TextAsked)
-                return session.text_prompt(fields.prompt)
-            draft = session.draft(fields.call)
-            await self._apart.encode(draft.prompt.added)
-            return session.encoded(draft)
-        except RenderError as error:
-            raise Refused(f"the chat template cannot write these messages: {error}", "messages") from None
-        except EncodeError as error:
-            raise Refused(str(error).split("\n")[0]) from None
+        if not isinstance(fields, ChatAsked):
+            assert isinstance(fields, TextAsked)
+            return session.text_prompt(fields.prompt)
+        draft = session.draft(fields.call)
+        await self._apart.encode(draft.prompt.added)
+        return session.encoded(draft)
+
+    async def prompt_length(self, fields: Asked, session_id: str | None) -> int:
+        """How many ids the prompt of a call would have; Refused as for the call."""
+        call = await self.begin(fields, session_id)
+        if session_id is None and not call.session.nodes:
+            self.conversations.close(call.session.id)  # It is new, and nobody knows its name.
+        return len(call.ids)
 
     async def sample(self, call: Call) -> tuple[GenerationResult, ...]:
         """All answers of a call, logged; Refused if the provider or the log fails."""
