@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -111,6 +112,30 @@ def test_an_agent_with_tools_leaves_a_log_of_one_chain(tmp_path: Path, streams: 
     assert [message["role"] for message in last["messages"]][-4:] == ["assistant", "tool", "assistant", "user"]
     assert (last["endpoint"], last["call_id"]) == ("messages", message.id)
     assert last["tools"] == CHAT_TOOLS
+
+
+class LookUp:
+    """The tools of the agent in the guide."""
+
+    definitions = TOOLS
+
+    def __call__(self, name: str, arguments: dict[str, Any]) -> str:
+        return f"{name} in {arguments['city']}: 7 degrees"
+
+
+def test_the_agent_of_the_guide_leaves_a_clean_log(tmp_path: Path) -> None:
+    guide = (Path(__file__).resolve().parents[1] / "docs" / "serve.md").read_text(encoding="utf-8")
+    (code,) = (code for code in re.findall(r"^```python\n(.*?)^```", guide, re.M | re.S) if "anthropic" in code)
+    names: dict[str, Any] = {}
+    exec(code, names)
+    log = tmp_path / "log.jsonl"
+    gateway, provider = make_gateway(log, [CALL, PLAIN])
+    with served(gateway) as address:
+        answer = names["rollout"](address, "task-1", "Oslo?", LookUp())
+    assert answer.content[0].text == PLAIN.removesuffix("<|im_end|>")
+    assert {row["session_id"] for row in logged(log)} == {"task-1"}
+    check_chain(log, provider)
+    check_scan(log)
 
 
 def test_a_session_may_mix_the_two_apis(tmp_path: Path) -> None:

@@ -172,7 +172,7 @@ BUDGETS = {
     "rescore": 2_281,
     "rules": 5_662,
     "run": 6_540,
-    "serve": 2_275,
+    "serve": 2_274,
     "sessions": 2_901,
     "settings": 2_143,
     "storage": 9_690,
