@@ -21,6 +21,8 @@ import pytest
 
 from tests import toy
 from tests.command import run
+from tests.gateway.process import gateway, stub
+from tests.gateway.stub_upstream import MODEL
 from tests.serving import client, close_clients, logged
 from tests.tiers import DEEP, some
 from tests.tiny_model import build_tiny_model
@@ -222,3 +224,18 @@ def test_a_server_that_comes_up_later_is_asked_for_its_model_and_its_tokenizer(t
             late.shutdown()
     finally:
         late.server_close()
+
+
+def test_a_server_that_comes_up_later_gives_its_name_to_the_first_call(tmp_path: Path) -> None:
+    log = tmp_path / "log.jsonl"
+    with socket.create_server(("127.0.0.1", 0)) as bound:
+        port = bound.getsockname()[1]
+    with gateway(f"vllm=http://127.0.0.1:{port}", TOY, log) as server:
+        assert server.get("/v1/models")["data"][0]["id"] == "default"
+        with stub(Path(TOY), "--port", port):
+            ask: Any = [{"role": "user", "content": "Hello"}]
+            answer = client(server.address).chat.completions.create(model=MODEL, messages=ask)
+            assert server.get("/v1/models")["data"][0]["id"] == answer.model == MODEL
+        close_clients()
+        assert server.stop() == 0
+    assert [line["model"] for line in logged(log)] == [MODEL]

@@ -172,7 +172,7 @@ BUDGETS = {
     "rescore": 2_281,
     "rules": 5_662,
     "run": 6_540,
-    "serve": 2_507,
+    "serve": 2_980,
     "sessions": 3_003,
     "settings": 2_143,
     "storage": 9_690,
@@ -188,7 +188,7 @@ MOST = {
     "private functions used once, in 1,000 lines of code": 22.5,
     "of these, with fewer than four lines": 159,
     "constants of a bare number used once": 298,
-    "modules with one importer, in their own room": 38,
+    "modules with one importer, in their own room": 39,
     "class names that stand twice": 18,
     "pronouns among the names": 31,
 }

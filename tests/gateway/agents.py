@@ -1,4 +1,6 @@
-"""Random agents: what clients do with a gateway, through the `openai` client, and what they were answered."""
+"""Random agents: what clients do with a gateway, through the clients of OpenAI and Anthropic, and what they were
+answered.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +12,13 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+import anthropic
 import openai
+from anthropic import AsyncAnthropic
 from openai import AsyncOpenAI
 
 from tests.gateway.script import CITIES, WORDS
+from tito_audit.serve.messages import Messages
 
 Message = dict[str, Any]
 
@@ -48,6 +53,8 @@ class Habits:
     system: float = 0.6
     tools: float = 0.7
     streams: float = 0.5
+    messages: float = 0.3
+    """Asks by the Messages API, where the request can be written so."""
     several: float = 0.25
     """Asks for two or three answers."""
     short: float = 0.15
@@ -281,8 +288,12 @@ class Agent:
     async def _chat(self, client: AsyncOpenAI, body: dict[str, Any]) -> Call:
         call = Call(self.session, "chat", body, time.time())
         self.calls.append(call)
+        by_messages = self.habits.messages and self.dice.random() < self.habits.messages
+        asking = _as_messages(body) if by_messages else None
         with _Refusals(call):
-            if self.dice.random() < self.habits.streams:
+            if asking is not None:
+                await self._by_messages(client, call, asking)
+            elif self.dice.random() < self.habits.streams:
                 await self._streamed(client, call)
             else:
                 answer = await client.chat.completions.create(model=self.model, **_wire(body))
@@ -291,6 +302,34 @@ class Agent:
                 call.id, call.done = answer.id, True
             call.ended = time.time()
         return call
+
+    async def _by_messages(self, client: AsyncOpenAI, call: Call, asking: dict[str, Any]) -> None:
+        call.endpoint = "messages"
+        if self.dice.random() < 0.5:
+            asking["thinking"] = {"type": "adaptive"}
+            kwargs = call.body.get("chat_template_kwargs") or {}
+            call.body = {
+                **call.body,
+                "chat_template_kwargs": {"enable_thinking": True, "thinking": True, **kwargs},
+            }
+        async with AsyncAnthropic(
+            base_url=str(client.base_url).removesuffix("/v1/"),
+            api_key=self.key,
+            max_retries=0,
+            timeout=120,
+            default_headers=dict(client._custom_headers),  # type: ignore[arg-type]
+        ) as other:
+            if self.dice.random() < 0.3:
+                names = {"messages", "system", "tools", "thinking"}
+                counting = {name: value for name, value in asking.items() if name in names}
+                await other.messages.count_tokens(model=self.model, **counting)
+            if self.dice.random() < self.habits.streams:
+                async with other.messages.stream(model=self.model, **asking) as stream:
+                    message: Any = await stream.get_final_message()
+            else:
+                message = await other.messages.create(model=self.model, **asking)
+        call.answers, call.finish = [_as_chat(message.content)], [_FINISH[message.stop_reason]]
+        call.id, call.done = message.id, True
 
     async def _streamed(self, client: AsyncOpenAI, call: Call) -> None:
         parts: dict[int, Message] = {}
@@ -320,11 +359,11 @@ class _Refusals:
         pass
 
     def __exit__(self, kind: object, error: object, trace: object) -> bool:
-        if isinstance(error, openai.APIStatusError):
+        if isinstance(error, openai.APIStatusError | anthropic.APIStatusError):
             self.call.refused, self.call.error = error.status_code, error.message
-        elif isinstance(error, openai.APIError):
+        elif isinstance(error, openai.APIError | anthropic.APIError):
             self.call.refused, self.call.error = 0, str(error)
-        return isinstance(error, openai.APIError)
+        return isinstance(error, openai.APIError | anthropic.APIError)
 
 
 def _wire(body: dict[str, Any]) -> dict[str, Any]:
@@ -333,6 +372,69 @@ def _wire(body: dict[str, Any]) -> dict[str, Any]:
     if "chat_template_kwargs" in body:
         known["extra_body"] = {"chat_template_kwargs": body["chat_template_kwargs"]}
     return known
+
+
+_FINISH = {"end_turn": "stop", "stop_sequence": "stop", "max_tokens": "length", "tool_use": "tool_calls"}
+
+
+def _as_messages(body: dict[str, Any]) -> dict[str, Any] | None:
+    """The body as arguments of the other client; None if its messages cannot be written so."""
+    system = [message["content"] for message in body["messages"] if message["role"] == "system"]
+    turns: list[dict[str, Any]] = []
+    for message in body["messages"][len(system) :]:
+        role = "assistant" if message["role"] == "assistant" else "user"
+        if turns and turns[-1]["role"] == role and (role == "assistant" or turns[-1]["ended"]):
+            return None  # two messages would be one
+        if not turns or turns[-1]["role"] != role:
+            turns.append({"role": role, "content": [], "ended": False})
+        turns[-1]["content"] += _blocks(message)
+        turns[-1]["ended"] = message["role"] == "user"
+    if len(system) > 1 or body.get("n", 1) > 1:
+        return None
+    messages = [{"role": turn["role"], "content": turn["content"]} for turn in turns]
+    asking = {"messages": messages, "max_tokens": body["max_tokens"]}
+    extra = {name: body[name] for name in ("seed", "temperature", "chat_template_kwargs") if name in body}
+    if system:
+        asking["system"] = system[0]
+    if "stop" in body:
+        asking["stop_sequences"] = body["stop"]
+    if "tools" in body:
+        functions = [one["function"] for one in body["tools"]]
+        names = {"name": "name", "description": "description", "input_schema": "parameters"}
+        asking["tools"] = [{name: one[theirs] for name, theirs in names.items()} for one in functions]
+    return {**asking, "extra_body": extra}
+
+
+def _blocks(message: Message) -> list[dict[str, Any]]:
+    """A message of a chat as content blocks."""
+    text = message.get("content") or ""
+    if message["role"] == "tool":
+        return [{"type": "tool_result", "tool_use_id": message["tool_call_id"], "content": text}]
+    blocks: list[dict[str, Any]] = []
+    if thought := message.get("reasoning_content"):
+        blocks.append({"type": "thinking", "thinking": thought, "signature": Messages().signed(thought)})
+    if text or message["role"] == "user":
+        blocks.append({"type": "text", "text": text})
+    for call in message.get("tool_calls") or []:
+        value = json.loads(call["function"]["arguments"])
+        name = call["function"]["name"]
+        blocks.append({"type": "tool_use", "id": call["id"], "name": name, "input": value})
+    return blocks
+
+
+def _as_chat(blocks: list[Any]) -> Message:
+    """Content blocks as the message of a chat."""
+    message: Message = {"role": "assistant", "content": None}
+    for block in blocks:
+        if block.type == "text":
+            message["content"] = block.text
+        elif block.type == "thinking":
+            message["reasoning_content"] = block.thinking
+        else:
+            function = {"name": block.name, "arguments": json.dumps(block.input)}
+            call = {"id": block.id, "type": "function", "function": function}
+            message.setdefault("tool_calls", []).append(call)
+    return message
 
 
 def _add(message: Message, delta: Message) -> None:

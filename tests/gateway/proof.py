@@ -111,11 +111,25 @@ class Proof:
             if line["text"] != answer["text"]:
                 yield f"the client got {answer['text']!r}, logged is {line['text']!r}"
             return
-        for name, empty in (("messages", []), ("tools", []), ("chat_template_kwargs", {})):
+        names: list[tuple[str, Any]] = [("messages", []), ("tools", []), ("chat_template_kwargs", {})]
+        if call.endpoint == "messages":
+            yield from self.one_message(call, answer, line)
+            del names[0]
+        for name, empty in names:
             if (line.get(name) or empty) != (call.body.get(name) or empty):
                 yield f"other {name} are logged than were sent"
-        if as_said(answer) != as_said(line["response_message"]):
+        if call.endpoint == "chat" and as_said(answer) != as_said(line["response_message"]):
             yield f"the client got {as_said(answer)}, logged is {as_said(line['response_message'])}"
+
+    def one_message(self, call: Call, answer: Message, line: Line) -> Iterator[str]:
+        """The same for a call by the Messages API, whose JSON objects are spelled anew."""
+        if line["endpoint"] != "messages":
+            yield f"logged as {line['endpoint']}"
+        sent = call.body["messages"]
+        if len(sent) != len(line["messages"]) or not same_history(line["messages"], sent):
+            yield "other messages are logged than were sent"
+        if not same_message(line["response_message"], answer):
+            yield f"the client got {answer}, logged is {line['response_message']}"
 
     # The log by itself.
 
@@ -134,7 +148,7 @@ class Proof:
         if line["fork"] is not None:
             yield from self.forked(number, line)
         yield from self.started(number, line)
-        if line["endpoint"] == "chat.completions" and (better := self.could_continue(number, line)) is not None:
+        if line["endpoint"] != "completions" and (better := self.could_continue(number, line)) is not None:
             yield f"{line['branch']} {line['fork']} of {line['parent']}, although it could continue {better}"
 
     def started(self, number: int, line: Line) -> Iterator[str]:
@@ -233,7 +247,7 @@ class Proof:
             before
             for before in self.lines[:number]
             if (before["session_id"] == line["session_id"] or (self.unnamed(before) and self.unnamed(line)))
-            and before["endpoint"] == line["endpoint"] == "chat.completions"
+            and "completions" not in (before["endpoint"], line["endpoint"])
             and before["status"] == "answered"
             and len(before["messages"]) < len(line["messages"])
             and same_history([*before["messages"], before["response_message"]], line["messages"])
@@ -291,7 +305,7 @@ class Proof:
     def departs(self, number: int, line: Line, at: int) -> bool:
         """Whether an earlier call of the session had the same messages up to one, and another there."""
         for before in self.lines[:number]:
-            if before["endpoint"] != "chat.completions" or before["session_id"] != line["session_id"]:
+            if before["endpoint"] == "completions" or before["session_id"] != line["session_id"]:
                 continue
             had = [*before["messages"], before["response_message"]]
             if at < len(had) and same_history(had[:at], line["messages"]):

@@ -415,11 +415,11 @@ def _lane(stub: Stub, choice: _Choice) -> list[dict[str, Any]]:
 
 
 @asynccontextmanager
-async def serving(app: web.Application) -> AsyncIterator[str]:
+async def serving(app: web.Application, port: int = 0) -> AsyncIterator[str]:
     """The address of an application that is served in this process."""
     runner = web.AppRunner(app, handler_cancellation=True, access_log=None)
     await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0, backlog=1024)
+    site = web.TCPSite(runner, "127.0.0.1", port, backlog=1024)
     await site.start()
     try:
         yield f"http://127.0.0.1:{runner.addresses[0][1]}"
@@ -429,7 +429,8 @@ async def serving(app: web.Application) -> AsyncIterator[str]:
 
 async def _serve(arguments: argparse.Namespace) -> None:
     script = Script.of(arguments.tokenizer, arguments.end, arguments.control, Temper(), arguments.seed)
-    async with serving(application(script, Knobs(**json.loads(arguments.knobs)))) as address:
+    app = application(script, Knobs(**json.loads(arguments.knobs)))
+    async with serving(app, arguments.port) as address:
         print(address, flush=True)
         await asyncio.Event().wait()
 
@@ -440,5 +441,6 @@ if __name__ == "__main__":
     parser.add_argument("--end", default="<|im_end|>", help="the token that ends an answer")
     parser.add_argument("--control", default="<|im_start|>", help="a control token that ends nothing")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--port", type=int, default=0, help="0: any free one")
     parser.add_argument("--knobs", default="{}", help="as JSON")
     asyncio.run(_serve(parser.parse_args()))

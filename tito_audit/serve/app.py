@@ -1,4 +1,4 @@
-"""The gateway's HTTP server: OpenAI's API, sessions, health and metrics."""
+"""The gateway's HTTP server: OpenAI's and Anthropic's APIs, sessions, health and metrics."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,8 +16,9 @@ import orjson
 from aiohttp import web
 
 from tito_audit.provider import GenerationChunk, GenerationResult, count_waits
-from tito_audit.serve.errors import Refused, error_object
+from tito_audit.serve.errors import Refused, anthropic_error, error_object
 from tito_audit.serve.gateway import Call, Gateway
+from tito_audit.serve.messages import Messages
 from tito_audit.serve.request import Asked, chat_asked, text_asked
 from tito_audit.serve.responses import Responses
 from tito_audit.sessions.model import Node
@@ -41,6 +43,7 @@ async def send_stream(
     Headers are sent with the first piece, so that an earlier refusal has its own status; a later one is the last
     event, without `last`.
     """
+    refusal = _error_shape(request)
     async with aclosing(pieces):
         first = await anext(pieces)
         response = web.StreamResponse(headers={**_HEADERS, **headers})
@@ -50,12 +53,12 @@ async def send_stream(
             async for piece in pieces:
                 await response.write(_event(piece))
         except Refused as error:
-            await response.write(_event(error_object(str(error), error.status, error.param, error.code)))
+            await response.write(_event(refusal(str(error), error.status, error.param, error.code)))
         except ConnectionError:
             raise
         except Exception as error:
             LOGGER.exception("this is a bug in tito-audit, not a fault of the request")
-            await response.write(_event(error_object(f"the gateway failed: {type(error).__name__}", 500)))
+            await response.write(_event(refusal(f"the gateway failed: {type(error).__name__}", 500)))
         else:
             await response.write(last)
         await response.write_eof()
@@ -265,6 +268,8 @@ def make_app(gateway: Gateway, options: HttpOptions | None = None) -> web.Applic
         middlewares=[_observed(gateway, options.access_log), _errors, _with_key(options.api_key)],
     )
     app[GATEWAY] = gateway
+    messages = Messages(options.api_key)
+    message = _Completions(messages.request, messages.answer, messages.stream, last=b"")
     chat = _Completions(chat_asked, chat_answer, chat_stream)
     text = _Completions(text_asked, text_answer, text_stream)
     responses = Responses()
@@ -277,6 +282,8 @@ def make_app(gateway: Gateway, options: HttpOptions | None = None) -> web.Applic
         app.router.add_delete(f"{prefix}/v1/responses/{{response}}", _object(responses.delete))
         app.router.add_get(f"{prefix}/v1/responses/{{response}}/input_items", _object(responses.input_items))
         app.router.add_get(f"{prefix}/v1/models", _models)
+        app.router.add_post(f"{prefix}/v1/messages", message.respond)
+        app.router.add_post(f"{prefix}/v1/messages/count_tokens", partial(_count_tokens, messages))
     app.router.add_get("/health", _health)
     app.router.add_get("/metrics", _metrics)
     app.router.add_get("/sessions", _sessions)
@@ -336,6 +343,14 @@ async def _body(request: web.Request) -> bytes:
         ) from None
 
 
+async def _count_tokens(messages: Messages, request: web.Request) -> web.Response:
+    gateway, body = request.app[GATEWAY], await _body(request)
+    await gateway.ready()
+    fields = messages.count_request(body)
+    _check_model(gateway, fields)
+    return _json({"input_tokens": await gateway.prompt_length(fields, _session_id(request))})
+
+
 def _check_model(gateway: Gateway, fields: Asked) -> None:
     names = list(dict.fromkeys(name for name in (gateway.model, gateway.provider.model) if name))
     if fields.model is not None and fields.model not in names:
@@ -358,7 +373,7 @@ def _session_id(request: web.Request) -> str | None:
 def _headers(call: Call) -> dict[str, str]:
     """The headers of an answer that name its session."""
     prompt = call.prompt
-    headers = {SESSION_HEADER: call.session.id, "X-Tito-Branch": str(prompt.branch)}
+    headers = {SESSION_HEADER: call.session.id, "X-Tito-Branch": str(prompt.branch), "request-id": call.call_id}
     return headers if prompt.fork is None else {**headers, "X-Tito-Fork": str(prompt.fork.reason)}
 
 
@@ -428,8 +443,9 @@ def _with_key(key: str | None) -> Any:
     @web.middleware
     async def checked(request: web.Request, handler: Handler) -> web.StreamResponse:
         if wanted is not None and request.path not in _OPEN:
-            header = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
-            if not hmac.compare_digest(header, wanted):
+            # Anthropic's clients send the key in a header of its own.
+            sent = request.headers.get("Authorization", ""), f"Bearer {request.headers.get('x-api-key', '')}"
+            if not any(hmac.compare_digest(key.encode("utf-8", "surrogateescape"), wanted) for key in sent):
                 raise Refused("the API key is missing or wrong", status=401, code="invalid_api_key")
         return await handler(request)
 
@@ -438,22 +454,26 @@ def _with_key(key: str | None) -> Any:
 
 @web.middleware
 async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Turns every refusal into an OpenAI error object."""
+    """Turns every refusal into an error object of the API that was called."""
+    shape = _error_shape(request)
     try:
         return await handler(request)
     except Refused as error:
-        body = error_object(str(error), error.status, error.param, error.code)
-        return _json(body, status=error.status)
+        return _json(shape(str(error), error.status, error.param, error.code), status=error.status)
     except web.HTTPRequestEntityTooLarge as error:
-        return _json(error_object(f"the body is too large: {error.text}", 413), status=413)
+        return _json(shape(f"the body is too large: {error.text}", 413), status=413)
     except web.HTTPException as error:
         reason = f"{request.method} {request.path}: {error.reason}"
-        return _json(error_object(reason, error.status), status=error.status)
+        return _json(shape(reason, error.status), status=error.status)
     except ConnectionError:
         raise
     except Exception as error:
         LOGGER.exception("this is a bug in tito-audit, not a fault of the request")
-        return _json(error_object(f"the gateway failed: {type(error).__name__}", 500), status=500)
+        return _json(shape(f"the gateway failed: {type(error).__name__}", 500), status=500)
+
+
+def _error_shape(request: web.Request) -> Callable[..., dict[str, Any]]:
+    return anthropic_error if "/v1/messages" in request.path else error_object
 
 
 def _observed(gateway: Gateway, access_log: Callable[[str], None] | None) -> Any:

@@ -1,4 +1,4 @@
-"""Errors in the form of OpenAI's API."""
+"""Errors in the forms of OpenAI's and Anthropic's APIs."""
 
 from __future__ import annotations
 
@@ -33,6 +33,25 @@ def error_object(message: str, status: int, param: str | None = None, code: str 
     """The body of an error answer."""
     kind = _TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
     return {"error": {"message": message[:_SAID], "type": kind, "param": param, "code": code}}
+
+
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    504: "timeout_error",
+    529: "overloaded_error",
+}
+
+
+def anthropic_error(
+    message: str, status: int, param: str | None = None, code: str | None = None
+) -> dict[str, Any]:
+    """The same for a client of Anthropic's API."""
+    kind = _ANTHROPIC_TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
+    return {"type": "error", "error": {"type": kind, "message": message[:_SAID]}}
 
 
 def of_provider(error: ProviderError) -> Refused:

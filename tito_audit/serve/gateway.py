@@ -469,6 +469,13 @@ class Gateway:
         await self._apart.encode(draft.prompt.added)
         return session.encoded(draft)
 
+    async def prompt_length(self, fields: Asked, session_id: str | None) -> int:
+        """How many ids the prompt of a call would have; Refused as for the call."""
+        call = await self.begin(fields, session_id)
+        if session_id is None and not call.session.nodes:
+            self.conversations.close(call.session.id)  # It is new, and nobody knows its name.
+        return len(call.ids)
+
     async def sample(self, call: Call) -> tuple[GenerationResult, ...]:
         """All answers of a call, logged; Refused if the provider or the log fails."""
         try:
