@@ -226,6 +226,17 @@ def test_events_come_in_anthropics_order(tmp_path: Path) -> None:
     )
 
 
+def test_pings_say_that_hidden_reasoning_is_sampled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tito_audit.serve.messages._QUIET", 0.0)
+    gateway, provider = make_gateway(tmp_path / "log.jsonl", [THOUGHT + CALL])
+    with served(gateway) as address:
+        names = [name for name, _ in events_of(address, {"messages": [ASK], "tools": TOOLS})]
+    before_text = names[: names.index("content_block_start")]
+    assert before_text[0] == "message_start"
+    assert set(before_text[1:]) == {"ping"}
+    assert 5 < len(before_text) < len(provider.sampled[0])
+
+
 def test_an_answer_of_nothing_but_its_end_is_a_message_without_content(tmp_path: Path) -> None:
     gateway, _ = make_gateway(tmp_path / "log.jsonl", ["<|im_end|>", "<|im_end|>"])
     with talking(gateway) as agent:
