@@ -496,7 +496,7 @@ def _as_chat(blocks: list[Any]) -> Message:
     message: Message = {"role": "assistant", "content": None}
     for block in blocks:
         if block.type == "text":
-            message["content"] = block.text
+            message["content"] = (message["content"] or "") + block.text
         elif block.type == "thinking":
             message["reasoning_content"] = block.thinking
         else:
