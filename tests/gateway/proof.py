@@ -334,7 +334,9 @@ def _before(one: Call | None, other: Call) -> bool:
 
 
 def _again(before: Line, line: Line) -> bool:
-    """Whether a call asks what an earlier one asked: a retry."""
+    """Whether a call asks what an earlier one asked, or by other arguments that write the same prompt: a retry."""
+    if before["prompt_token_ids"] == line["prompt_token_ids"]:
+        return True
     names = ("messages", "tools", "chat_template_kwargs", "prompt")
     return all((before.get(name) or None) == (line.get(name) or None) for name in names)
 
