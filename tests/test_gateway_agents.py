@@ -34,7 +34,7 @@ def test_agents_leave_a_clean_log(tmp_path: Path) -> None:
     assert branches["continues"] > len(proof.lines) / 4, branches
     assert {line["fork"]["reason"] for line in proof.lines if line["fork"]} >= REASONS
     assert any(call.done and len(call.answers) > 1 for call in proof.calls)
-    assert {call.endpoint for call in proof.calls if call.done} == {"chat", "completions", "messages"}
+    assert {call.endpoint for call in proof.calls if call.done} == {"chat", "completions", "messages", "responses"}
 
 
 @pytest.mark.skipif(not DEEP, reason="make deep")

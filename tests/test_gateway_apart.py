@@ -18,7 +18,7 @@ from tests.serving import logged, make_gateway, served
 from tests.tiers import examples
 from tests.toy import toy_tokenizer
 from tito_audit.provider import count_waits, waiting
-from tito_audit.serve import apart
+from tito_audit.serve import gateway as apart
 
 SAID = "It rains.<|im_end|>"
 LONG = "A long text. " * 3000

@@ -72,6 +72,19 @@ class ParseOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class CallForm:
+    """How the templates of a family write one call, for a grammar that forces calls."""
+
+    begin: str
+    """The text before the arguments, with NAME for the name of the function."""
+    end: str
+    separator: str | None
+    """The text between two calls; None: there is one call only."""
+    content: str = "json_schema"
+    """The form of the arguments, as structural tags of xgrammar name it."""
+
+
+@dataclass(frozen=True, slots=True)
 class Parser:
     """One family's syntax; each file of `parsers/` defines one.
 
@@ -87,3 +100,7 @@ class Parser:
     aliases: tuple[str, ...] = ()
     templates: tuple[str, ...] = ()
     """Texts that every chat template of this family contains, to guess the parser for a tokenizer."""
+    call_form: CallForm | None = None
+    """None: no grammar can force its calls, because control tokens are part of its syntax, for example."""
+    reasoning_tags: tuple[str, str] | None = None
+    """The texts around reasoning that comes first in an answer."""

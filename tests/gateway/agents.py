@@ -10,6 +10,7 @@ import json
 import random
 import time
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import anthropic
@@ -55,6 +56,8 @@ class Habits:
     streams: float = 0.5
     messages: float = 0.3
     """Asks by the Messages API, where the request can be written so."""
+    responses: float = 0.3
+    """Asks by the Responses API, else."""
     several: float = 0.25
     """Asks for two or three answers."""
     short: float = 0.15
@@ -290,9 +293,13 @@ class Agent:
         self.calls.append(call)
         by_messages = self.habits.messages and self.dice.random() < self.habits.messages
         asking = _as_messages(body) if by_messages else None
+        by_responses = asking is None and self.habits.responses and self.dice.random() < self.habits.responses
+        items = _as_items(body) if by_responses else None
         with _Refusals(call):
             if asking is not None:
                 await self._by_messages(client, call, asking)
+            elif items is not None:
+                await self._by_responses(client, call, items)
             elif self.dice.random() < self.habits.streams:
                 await self._streamed(client, call)
             else:
@@ -330,6 +337,31 @@ class Agent:
                 message = await other.messages.create(model=self.model, **asking)
         call.answers, call.finish = [_as_chat(message.content)], [_FINISH[message.stop_reason]]
         call.id, call.done = message.id, True
+
+    async def _by_responses(self, client: AsyncOpenAI, call: Call, items: list[dict[str, Any]]) -> None:
+        call.endpoint, body = "responses", call.body
+        asking: dict[str, Any] = {"input": items, "max_output_tokens": body["max_tokens"]}
+        if items and items[0].get("role") == "system":
+            asking |= {"instructions": items[0]["content"], "input": items[1:]}
+        asking["store"] = self.dice.random() < 0.5
+        asking["extra_body"] = {
+            name: body[name] for name in ("seed", "chat_template_kwargs", "stop") if name in body
+        }
+        asking["temperature"] = body["temperature"]
+        if "tools" in body:
+            asking["tools"] = [{"type": "function", **one["function"]} for one in body["tools"]]
+        response: Any = None
+        if self.dice.random() < self.habits.streams:
+            async for event in await client.responses.create(model=self.model, stream=True, **asking):
+                response = getattr(event, "response", response)
+            assert response.status != "failed", response.error
+        else:
+            response = await client.responses.create(model=self.model, **asking)
+        answer = _from_items(response.output)
+        stopped = "tool_calls" if answer.get("tool_calls") else "stop"
+        call.answers = [answer]
+        call.finish = [stopped if response.status == "completed" else "length"]
+        call.id, call.done = response.id, True
 
     async def _streamed(self, client: AsyncOpenAI, call: Call) -> None:
         parts: dict[int, Message] = {}
@@ -405,6 +437,43 @@ def _as_messages(body: dict[str, Any]) -> dict[str, Any] | None:
     return {**asking, "extra_body": extra}
 
 
+def _as_items(body: dict[str, Any]) -> list[dict[str, Any]] | None:
+    """The messages as items; None if they cannot be written so."""
+    roles = [message["role"] for message in body["messages"]]
+    if body.get("n", 1) > 1 or any(pair == ("assistant", "assistant") for pair in pairwise(roles)):
+        return None
+    items: list[dict[str, Any]] = []
+    for message in body["messages"]:
+        text = message.get("content")
+        if message["role"] == "tool":
+            output = {"call_id": message["tool_call_id"], "output": text}
+            items.append({"type": "function_call_output", **output})
+            continue
+        if thought := message.get("reasoning_content"):
+            items.append(
+                {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": thought}]}
+            )
+        calls = message.get("tool_calls") or []
+        if text or not (thought or calls):
+            items.append({"role": message["role"], "content": text or ""})
+        items += [{"type": "function_call", "call_id": one["id"], **one["function"]} for one in calls]
+    return items
+
+
+def _from_items(items: list[Any]) -> Message:
+    """The items of an answer as the message of a chat."""
+    message: Message = {"role": "assistant", "content": None}
+    for item in items:
+        if item.type == "function_call":
+            function = {"name": item.name, "arguments": item.arguments}
+            call = {"id": item.call_id, "type": "function", "function": function}
+            message.setdefault("tool_calls", []).append(call)
+        else:
+            name = "content" if item.type == "message" else "reasoning_content"
+            message[name] = (message.get(name) or "") + item.content[0].text
+    return message
+
+
 def _blocks(message: Message) -> list[dict[str, Any]]:
     """A message of a chat as content blocks."""
     text = message.get("content") or ""
@@ -427,7 +496,7 @@ def _as_chat(blocks: list[Any]) -> Message:
     message: Message = {"role": "assistant", "content": None}
     for block in blocks:
         if block.type == "text":
-            message["content"] = block.text
+            message["content"] = (message["content"] or "") + block.text
         elif block.type == "thinking":
             message["reasoning_content"] = block.thinking
         else:

@@ -112,7 +112,7 @@ class Proof:
                 yield f"the client got {answer['text']!r}, logged is {line['text']!r}"
             return
         names: list[tuple[str, Any]] = [("messages", []), ("tools", []), ("chat_template_kwargs", {})]
-        if call.endpoint == "messages":
+        if call.endpoint in ("messages", "responses"):
             yield from self.one_message(call, answer, line)
             del names[0]
         for name, empty in names:
@@ -122,8 +122,8 @@ class Proof:
             yield f"the client got {as_said(answer)}, logged is {as_said(line['response_message'])}"
 
     def one_message(self, call: Call, answer: Message, line: Line) -> Iterator[str]:
-        """The same for a call by the Messages API, whose JSON objects are spelled anew."""
-        if line["endpoint"] != "messages":
+        """The same for a call by another API, whose JSON objects may be spelled anew."""
+        if line["endpoint"] != call.endpoint:
             yield f"logged as {line['endpoint']}"
         sent = call.body["messages"]
         if len(sent) != len(line["messages"]) or not same_history(line["messages"], sent):
@@ -334,7 +334,9 @@ def _before(one: Call | None, other: Call) -> bool:
 
 
 def _again(before: Line, line: Line) -> bool:
-    """Whether a call asks what an earlier one asked: a retry."""
+    """Whether a call asks what an earlier one asked, or by other arguments that write the same prompt: a retry."""
+    if before["prompt_token_ids"] == line["prompt_token_ids"]:
+        return True
     names = ("messages", "tools", "chat_template_kwargs", "prompt")
     return all((before.get(name) or None) == (line.get(name) or None) for name in names)
 

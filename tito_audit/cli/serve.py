@@ -18,7 +18,7 @@ from tito_audit.terminal.escape import inert, visible
 if TYPE_CHECKING:
     from tito_audit.parser import Parser, Reads
     from tito_audit.render.renderer import Renderer
-    from tito_audit.serve.gateway import Gateway, StartParser
+    from tito_audit.serve.gateway import Gateway, Parsers
     from tito_audit.settings.model import Settings
     from tito_audit.tokens.tokenizer import Tokenizer
 
@@ -62,6 +62,7 @@ def serve(
     import asyncio
     from uuid import uuid4
 
+    from tito_audit.parsers import start_answer
     from tito_audit.provider import ProviderOptions
     from tito_audit.providers import key_of, open_provider
     from tito_audit.serve.app import HttpOptions
@@ -74,7 +75,7 @@ def serve(
 
     async def run() -> None:
         tokenizer, renderer = _loaded(settings)
-        start, parser_lines = _parsers(tool_parser, reasoning_parser, renderer)
+        parsers, parser_lines = _parsers(tool_parser, reasoning_parser, renderer)
         source = open_provider(provider, ProviderOptions(model, key_of(provider)))
         limits = Limits(sessions=max_sessions)
         # Names that no earlier gateway gave, whose lines the log may hold.
@@ -86,7 +87,8 @@ def serve(
             raise SetupError(
                 f"--tool-parser server: {source.name} cannot parse answers.\nChoose a parser by name."
             )
-        gateway = Gateway(source, tokenizer, conversations, calls, name, start, by_server)
+        start = partial(start_answer, *parsers)
+        gateway = Gateway(source, tokenizer, conversations, calls, name, start, by_server, parsers)
         notes = [*parser_lines, *await _notes(gateway, renames=model_name is None, force=force)]
         key = api_key or os.environ.get(_KEY) or None
         if key is None and not _is_local(host):
@@ -118,10 +120,9 @@ def _loaded(settings: Settings) -> tuple[Tokenizer, Renderer]:
     return opened.tokenizer, opened.renderer
 
 
-def _parsers(tool_parser: str, reasoning_parser: str, renderer: Renderer) -> tuple[StartParser, list[str]]:
-    """What starts the parsing of an answer, and a line about each parser; none of ours where the server parses."""
+def _parsers(tool_parser: str, reasoning_parser: str, renderer: Renderer) -> tuple[Parsers, list[str]]:
+    """The parsers of reasoning and of tools, and a line about each; none of ours where the server parses."""
     from tito_audit.parser import Reads
-    from tito_audit.parsers import start_answer
 
     if tool_parser == _SERVER:
         if reasoning_parser not in (_AUTO, _SERVER):
@@ -129,12 +130,11 @@ def _parsers(tool_parser: str, reasoning_parser: str, renderer: Renderer) -> tup
                 f"--reasoning-parser {reasoning_parser}: with --tool-parser server the server reads reasoning "
                 "too.\nLeave --reasoning-parser out, or choose both parsers by name."
             )
-        lines = ["parsers: the server's own; answers are streamed only when complete"]
-        return partial(start_answer, None, None), lines
+        return (None, None), ["parsers: the server's own; answers are streamed only when complete"]
     template = renderer.template(True).source
     tools, tools_line = _parser(tool_parser, Reads.TOOLS, template)
     reasoning, reasoning_line = _parser(reasoning_parser, Reads.REASONING, template)
-    return partial(start_answer, reasoning, tools), [tools_line, reasoning_line]
+    return (reasoning, tools), [tools_line, reasoning_line]
 
 
 def _parser(name: str, reads: Reads, template: str) -> tuple[Parser | None, str]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -161,6 +162,90 @@ def to_delta(delta: Delta, call_id: Callable[[int], str]) -> dict[str, Any]:
     return chunk
 
 
+# Calls that a request forces: a grammar in the template's own syntax, or one of JSON.
+
+_ANYTHING: Mapping[str, Any] = {"type": "object"}
+_SPACES = {"type": "regex", "pattern": "[ \\n]{0,4}"}
+"""What models write between reasoning and calls."""
+
+
+def forced_format(
+    reasoning: Parser | None, tools: Parser | None, schemas: Mapping[str, Any], end: str, *, single: bool
+) -> dict[str, Any] | None:
+    """The structural tag, as xgrammar has them, of an answer that is calls of these functions after its reasoning.
+
+    `schemas` are their parameters by name, `end` is the end of the prompt, and `single` allows one call only. None
+    if the syntax has no grammar.
+    """
+    form = tools.call_form if tools is not None else None
+    if form is None:
+        return None
+    tags = [
+        {
+            "type": "tag",
+            "begin": form.begin.replace("NAME", json.dumps(name)[1:-1]),
+            "content": {"type": form.content, "json_schema": schema or _ANYTHING},
+            "end": form.end,
+        }
+        for name, schema in schemas.items()
+    ]
+    calls = {
+        **{"type": "tags_with_separator", "tags": tags, "separator": form.separator or ""},
+        **{"at_least_one": True, "stop_after_first": single or form.separator is None},
+    }
+    answer: dict[str, Any] = {"type": "sequence", "elements": [_SPACES, calls]}
+    if reasoning is not None and reasoning.reasoning_tags is not None:
+        opens, closes = reasoning.reasoning_tags
+        if not end.rstrip().endswith(closes):
+            # A server that reads reasoning itself begins its grammar after it.
+            begin = "" if end.rfind(opens) > end.rfind(closes) else opens
+            thought = {"type": "tag", "begin": begin, "content": {"type": "any_text"}, "end": closes}
+            answer = {"type": "or", "elements": [{"type": "sequence", "elements": [thought, answer]}, answer]}
+    return {"type": "structural_tag", "format": answer}
+
+
+def forced_json(schemas: Mapping[str, Any], *, named: bool) -> dict[str, Any]:
+    """The same as vLLM has it where a syntax has no grammar: the arguments of the function that was named, or a
+    list of objects with `name` and `parameters`."""
+    if named:
+        (schema,) = schemas.values()
+        return {"type": "structural_tag", "format": {"type": "json_schema", "json_schema": schema or _ANYTHING}}
+    entries = [
+        {
+            "type": "object",
+            "properties": {"name": {"type": "string", "enum": [name]}, "parameters": schema or _ANYTHING},
+            "required": ["name", "parameters"],
+        }
+        for name, schema in schemas.items()
+    ]
+    listed = {"type": "array", "minItems": 1, "items": {"type": "object", "anyOf": entries}}
+    return {"type": "structural_tag", "format": {"type": "json_schema", "json_schema": listed}}
+
+
+class JsonCalls:
+    """Parses an answer that `forced_json` forced; one that was cut is content."""
+
+    def __init__(self, name: str | None) -> None:
+        self._name = name
+        self._text = ""
+
+    def feed(self, text: str) -> Sequence[Delta]:
+        """Nothing: the answer is read when it is complete."""
+        self._text += text
+        return ()
+
+    def close(self) -> Sequence[Delta]:
+        """Its calls."""
+        try:
+            value = json.loads(self._text)
+            if self._name is not None:
+                return (Delta(call=0, name=self._name, arguments=self._text),)
+            called = [(entry["name"], json.dumps(entry["parameters"], ensure_ascii=False)) for entry in value]
+        except (ValueError, TypeError, KeyError, RecursionError):
+            return (Delta(self._text),) if self._text else ()
+        return [Delta(call=number, name=name, arguments=text) for number, (name, text) in enumerate(called)]
+
+
 def finish_reason(parsed: Parsed, sampled: str | None) -> str | None:
     """The finish reason for a client: `tool_calls` if the model stopped after calls."""
     return "tool_calls" if parsed.tool_calls and sampled == "stop" else sampled
@@ -168,10 +253,13 @@ def finish_reason(parsed: Parsed, sampled: str | None) -> str | None:
 
 __all__ = [
     "Guess",
+    "JsonCalls",
     "PlainRun",
     "all_parsers",
     "collected",
     "finish_reason",
+    "forced_format",
+    "forced_json",
     "guess_parser",
     "parse_answer",
     "parser_named",

@@ -11,4 +11,5 @@ PARSER = Parser(
     reads=Reads.REASONING,
     start=think(),
     templates=("</think>", "<｜Assistant｜>"),
+    reasoning_tags=("<think>", "</think>"),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tito_audit.parser import Parser, Reads
+from tito_audit.parser import CallForm, Parser, Reads
 from tito_audit.parsers._calls import Calls, json_call, with_tools
 from tito_audit.parsers._json import json_object
 from tito_audit.parsers._source import TextSource, literal, spaces
@@ -29,4 +29,5 @@ PARSER = Parser(
     start=with_tools(lambda options: {_OPEN: _call}),
     aliases=("qwen3_json", "qwen25"),
     templates=(_OPEN, '"arguments"'),
+    call_form=CallForm('<tool_call>\n{"name": "NAME", "arguments": ', "}\n</tool_call>", "\n"),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tito_audit.parser import Parser, Reads
+from tito_audit.parser import CallForm, Parser, Reads
 from tito_audit.parsers._calls import Calls, json_call, with_tools
 from tito_audit.parsers._json import json_object
 from tito_audit.parsers._source import TextSource, literal, spaces
@@ -45,4 +45,5 @@ PARSER = Parser(
     start=with_tools(lambda options: {_TAG: _after_tag, "{": _calls}),
     aliases=("llama4_json",),
     templates=("<|start_header_id|>", '{"name": function name, "parameters"'),
+    call_form=CallForm('{"name": "NAME", "parameters": ', "}", None),
 )

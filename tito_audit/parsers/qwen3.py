@@ -11,4 +11,5 @@ PARSER = Parser(
     reads=Reads.REASONING,
     start=think(ends_at=("<tool_call>",), must_open=True),
     templates=("<think>", "</think>", "<tool_call>"),
+    reasoning_tags=("<think>", "</think>"),
 )

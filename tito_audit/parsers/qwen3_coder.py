@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from tito_audit.parser import ParsedCall, ParseOptions, Parser, Reads
+from tito_audit.parser import CallForm, ParsedCall, ParseOptions, Parser, Reads
 from tito_audit.parsers._calls import CallReader, Calls, is_text, with_tools
 from tito_audit.parsers._source import Reader, TextSource, literal, spaces, until, word
 
@@ -131,4 +131,7 @@ PARSER = Parser(
     start=with_tools(_marks),
     aliases=("qwen3_xml",),
     templates=(_FUNCTION, _PARAMETER),
+    call_form=CallForm(
+        "<tool_call>\n<function=NAME>\n", "\n</function>\n</tool_call>", "\n", "qwen_xml_parameter"
+    ),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -113,6 +114,10 @@ class SGLangProvider:
         """The name of the served model, which is `model` from now on; ProviderError if the server does not say."""
         self.model = (await self._finder.find()).model
         return self.model
+
+    def forcing(self, structural_tag: Mapping[str, Any]) -> dict[str, Any]:
+        """The extra parameters that keep an answer to a structural tag of xgrammar."""
+        return {"structural_tag": json.dumps(structural_tag)}
 
     async def close(self) -> None:
         """Close all connections."""

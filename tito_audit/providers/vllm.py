@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
@@ -389,6 +390,10 @@ class VLLMProvider:
             raise
         ids = answer.get("tokens") if isinstance(answer, dict) else None
         return ids if isinstance(ids, list) else None
+
+    def forcing(self, structural_tag: Mapping[str, Any]) -> dict[str, Any]:
+        """The extra parameters that keep an answer to a structural tag of xgrammar."""
+        return {"structured_outputs": {"structural_tag": json.dumps(structural_tag)}}
 
     async def close(self) -> None:
         """Close all connections."""

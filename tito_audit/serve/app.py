@@ -20,6 +20,7 @@ from tito_audit.serve.errors import Refused, anthropic_error, error_object
 from tito_audit.serve.gateway import Call, Gateway
 from tito_audit.serve.messages import Messages
 from tito_audit.serve.request import Asked, chat_asked, text_asked
+from tito_audit.serve.responses import Responses
 from tito_audit.sessions.model import Node
 from tito_audit.sessions.session import Session
 from tito_audit.sessions.shapes import Head, Tokens, usage
@@ -271,9 +272,15 @@ def make_app(gateway: Gateway, options: HttpOptions | None = None) -> web.Applic
     message = _Completions(messages.request, messages.answer, messages.stream, last=b"")
     chat = _Completions(chat_asked, chat_answer, chat_stream)
     text = _Completions(text_asked, text_answer, text_stream)
+    responses = Responses()
+    response = _Completions(responses.read_fields, responses.answer, responses.stream, last=b"")
     for prefix in ("", "/s/{session}"):
         app.router.add_post(f"{prefix}/v1/chat/completions", chat.respond)
         app.router.add_post(f"{prefix}/v1/completions", text.respond)
+        app.router.add_post(f"{prefix}/v1/responses", response.respond)
+        app.router.add_get(f"{prefix}/v1/responses/{{response}}", _object(responses.retrieve))
+        app.router.add_delete(f"{prefix}/v1/responses/{{response}}", _object(responses.delete))
+        app.router.add_get(f"{prefix}/v1/responses/{{response}}/input_items", _object(responses.input_items))
         app.router.add_get(f"{prefix}/v1/models", _models)
         app.router.add_post(f"{prefix}/v1/messages", message.respond)
         app.router.add_post(f"{prefix}/v1/messages/count_tokens", partial(_count_tokens, messages))
@@ -306,7 +313,7 @@ class _Completions:
         began, waits = time.perf_counter(), count_waits()
         fields = self.read_fields(body)
         _check_model(gateway, fields)
-        call = await gateway.begin(fields, _session_id(request))
+        call = await gateway.begin(fields, _session_id(request) or fields.session_id)
         headers = _headers(call)
         if fields.stream:
             return await send_stream(request, headers, self.pieces(gateway, call), self.last)
@@ -316,6 +323,15 @@ class _Completions:
         gateway.metrics.overhead.labels(call.prompt.branch).observe(overhead)
         response.headers[_OVERHEAD_HEADER] = f"{overhead * 1000:.2f}"
         return response
+
+
+def _object(answer: Callable[[web.Request], Mapping[str, Any]]) -> Handler:
+    """An endpoint that answers with an object."""
+
+    async def respond(request: web.Request) -> web.Response:
+        return _json(answer(request))
+
+    return respond
 
 
 async def _body(request: web.Request) -> bytes:

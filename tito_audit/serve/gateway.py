@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 from uuid import uuid4
@@ -15,11 +18,20 @@ import orjson
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from tito_audit.errors import EncodeError, ProviderError, RenderError, StorageError
-from tito_audit.parser import Delta, Parsed, ParseOptions, ParserRun
-from tito_audit.parsers import PlainRun, collected, finish_reason, start_answer, to_delta, to_message
+from tito_audit.parser import Delta, Parsed, ParseOptions, Parser, ParserRun
+from tito_audit.parsers import (
+    JsonCalls,
+    PlainRun,
+    collected,
+    finish_reason,
+    forced_format,
+    forced_json,
+    start_answer,
+    to_delta,
+    to_message,
+)
 from tito_audit.provider import GenerationChunk, GenerationResult, TokenProvider
 from tito_audit.record.prompt_ids import PromptIds
-from tito_audit.serve.apart import Apart
 from tito_audit.serve.call_log import CallLog
 from tito_audit.serve.errors import Refused, of_provider
 from tito_audit.serve.request import Asked, ChatAsked, TextAsked
@@ -92,6 +104,11 @@ class AnswerReader:
     def say(self, deltas: Sequence[Delta]) -> list[dict[str, Any]]:
         """Deltas parsed elsewhere, as OpenAI writes them."""
         return self._wires(deltas)
+
+    @property
+    def wires(self) -> list[dict[str, Any]]:
+        """All deltas so far."""
+        return [wire for delta in self._deltas if (wire := to_delta(delta, self._call_id))]
 
     @property
     def parsed(self) -> Parsed:
@@ -281,11 +298,13 @@ def _request(call: Answered) -> dict[str, Any]:
             "tools": list(fields.call.tools),
             "messages": fields.messages,
         }
+        if fields.syntax is not None:
+            facts["forced"] = {"functions": list(fields.forced), "syntax": fields.syntax}
         # The messages given to the template, if they differ from those that the client sent.
         messages = None if call.prompt.written is None else call.prompt.written.messages
-        if messages is not None and messages is not fields.call.messages:
+        if messages is not None and messages is not fields.sent:
             wires = [message.wire for message in messages]
-            if wires != [message.wire for message in fields.call.messages]:
+            if wires != [message.wire for message in fields.sent]:
                 facts["template_messages"] = wires
         return facts
     if isinstance(fields, TextAsked) and isinstance(fields.prompt, str):
@@ -293,7 +312,43 @@ def _request(call: Answered) -> dict[str, Any]:
     return {**facts, "messages": None}
 
 
+# Long texts are encoded in threads, so that other requests do not wait.
+
+_LONG = 20_000
+"""Texts of this many characters take several milliseconds to encode, too long for the event loop."""
+_THREADS = max(1, min(4, (os.cpu_count() or 1) // 2))
+
+
+class Apart:
+    """Encodes long texts off the event loop; the tokenizer library releases the GIL."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._threads: ThreadPoolExecutor | None = None
+
+    async def encode(self, text: str) -> None:
+        """Encode the segments of a long text in advance, so that encoding it later is fast."""
+        if len(text) < _LONG:
+            return
+        segments = self._tokenizer.segments
+        unknown = segments.unknown(text)
+        if sum(map(len, unknown)) < _LONG:
+            return
+        self._threads = self._threads or ThreadPoolExecutor(_THREADS, thread_name_prefix="encode")
+        loop = asyncio.get_running_loop()
+        segments.remember(await loop.run_in_executor(self._threads, segments.encode_apart, unknown))
+
+
+_GRAMMARS = frozenset(
+    (
+        *("response_format", "structured_outputs", "structural_tag", "regex", "ebnf", "json_schema"),
+        *("guided_json", "guided_regex", "guided_grammar", "guided_choice"),
+    )
+)
+"""Fields of a request that keep an answer to a grammar."""
 StartParser = Callable[[ParseOptions], ParserRun]
+Parsers = tuple[Parser | None, Parser | None]
+"""Those of reasoning and of tools."""
 _PROMPT_END = 64
 """Ids at the end of a prompt that parsers are shown, as text."""
 
@@ -355,6 +410,8 @@ class Gateway:
     start_parser: StartParser = lambda options: start_answer(options=options)
     server_parses: bool = False
     """The provider's server parses whole answers, and `start_parser` is not used."""
+    parsers: Parsers = (None, None)
+    """Those that `start_parser` starts, for the grammars that force calls."""
     metrics: Metrics = field(default_factory=Metrics)
     clock: Callable[[], float] = time.time
     unchecked: Callable[[Gateway], Awaitable[None]] | None = None
@@ -383,6 +440,11 @@ class Gateway:
     async def begin(self, fields: Asked, session_id: str | None) -> Call:
         """A call with its prompt; Refused if no prompt can be made."""
         started = time.perf_counter()
+        if isinstance(fields, ChatAsked):
+            try:
+                fields = replace(fields, call=self.conversations.in_form(fields.call))
+            except RenderError as error:
+                raise Refused(str(error), "messages") from None
         session = self._session(fields, session_id)
         if self.facts_of(session).closed is not None:
             raise Refused(f"session {session.id} is closed", status=409, code="session_closed")
@@ -394,6 +456,8 @@ class Gateway:
             raise Refused(str(error).split("\n")[0]) from None
         self._count(prompt, time.perf_counter() - started)
         ids = PromptIds(prompt.ids)
+        if isinstance(fields, ChatAsked) and fields.forced:
+            fields = self._forcing(fields, self.tokenizer.vocabulary.text(ids.tail(_PROMPT_END)))
         answers = [PartialAnswer(self._reading(fields, ids)) for _ in range(fields.sampling.n)]
         return Call(session, fields, prompt, ids, f"{fields.id_prefix}{uuid4().hex}", self.clock(), answers)
 
@@ -567,10 +631,27 @@ class Gateway:
 
     # Parts of a call
 
+    def _forcing(self, fields: ChatAsked, end: str) -> ChatAsked:
+        """The request with a grammar: in the template's own syntax if it has one, else as vLLM forces calls."""
+        forcing = getattr(self.provider, "forcing", None)
+        if forcing is None or self.server_parses:
+            why = f"{self.provider.name} takes no grammars" if forcing is None else "the server parses answers"
+            raise Refused(f"`tool_choice` cannot force calls here: {why}", "tool_choice")
+        extra = fields.sampling.extra
+        if extra.keys() & _GRAMMARS:
+            raise Refused("`tool_choice` cannot force calls: the request has another grammar", "tool_choice")
+        tag = forced_format(*self.parsers, fields.forced, end, single=fields.one_call)
+        syntax = "json" if tag is None else "template"
+        tag = tag or forced_json(fields.forced, named=fields.forced_by_name)
+        sampling = replace(fields.sampling, extra={**extra, **forcing(tag)})
+        return replace(fields, sampling=sampling, syntax=syntax)
+
     def _reading(self, fields: Asked, ids: PromptIds) -> AnswerReader:
         run: ParserRun = start_answer()
         if isinstance(fields, ChatAsked) and self.server_parses:
             run = SilentRun()
+        elif isinstance(fields, ChatAsked) and fields.syntax == "json":
+            run = JsonCalls(next(iter(fields.forced)) if fields.forced_by_name else None)
         elif isinstance(fields, ChatAsked):
             end = self.tokenizer.vocabulary.text(ids.tail(_PROMPT_END))
             options = ParseOptions(fields.call.tools if fields.parses_calls else (), end)

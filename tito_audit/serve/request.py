@@ -11,7 +11,7 @@ import orjson
 from tito_audit.errors import RecordError
 from tito_audit.provider import SamplingParams
 from tito_audit.record.arrays import as_ids
-from tito_audit.record.message import as_messages, as_tools
+from tito_audit.record.message import Message, as_messages, as_tools
 from tito_audit.serve.errors import Refused
 from tito_audit.sessions.model import ChatCall
 
@@ -65,6 +65,8 @@ class Asked:
     """Whether control tokens are shown in the text."""
     sampling_as_sent: Mapping[str, Any]
     """The sampling parameters as the client sent them, for the log."""
+    session_id: str | None = None
+    """The session that the request continues, where its body says so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +78,18 @@ class ChatAsked(Asked):
     call: ChatCall = field(default_factory=lambda: ChatCall(()))
     messages: Sequence[Mapping[str, Any]] = ()
     """As the client sent them."""
+    sent: tuple[Message, ...] = ()
+    """The same, read."""
     parses_calls: bool = True
     """False where the client sent no tools, or `tool_choice` none."""
+    forced: Mapping[str, Any] = field(default_factory=dict)
+    """The parameters of the functions, by name, one of which the answer has to call; {} if it need not."""
+    forced_by_name: bool = False
+    """`tool_choice` names the function."""
+    one_call: bool = False
+    """The answer may have one call only, where calls are forced."""
+    syntax: str | None = None
+    """How calls are forced: in the `template`'s syntax, or as `json`; None until the prompt is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,21 +111,27 @@ def chat_asked(data: bytes) -> ChatAsked:
 def chat_of(body: Body, kind: type[_C], **more: Any) -> _C:
     """The same of a body that was read, or translated from another API, whose own fields are `more`."""
     messages, tools = _messages(body), _tools(body)
-    choice = _tool_choice(body, tools)
-    logprobs = bool(_value(body, "logprobs", bool, "true or false", default=False))
-    top = _count(body, "top_logprobs", 0) or 0
+    choice, name = _tool_choice(body, tools)
+    schemas = _schemas(tools) if choice == "required" else {}
+    logprobs = bool(value_of(body, "logprobs", bool, "true or false", default=False))
+    top = count_of(body, "top_logprobs", 0) or 0
     if top and not logprobs:
         raise Refused("`top_logprobs` needs `logprobs: true`", "top_logprobs")
+    sent = _read("messages", lambda: as_messages(messages, "messages"))
     return kind(
         **_shared_fields(body, logprobs, top),
         call=ChatCall(
-            _read("messages", lambda: as_messages(messages, "messages")),
+            sent,
             _read("tools", lambda: as_tools(tools, "tools")),
             _template_kwargs(body),
             add_generation_prompt=_opens(body, messages),
         ),
         messages=messages,
+        sent=sent,
         parses_calls=bool(tools) and choice != "none",
+        forced=schemas if name is None else {name: schemas[name]},
+        forced_by_name=name is not None,
+        one_call=name is not None or body.get("parallel_tool_calls") is False,
         **more,
     )
 
@@ -122,9 +140,9 @@ def text_asked(data: bytes) -> TextAsked:
     """The request in a body of `/v1/completions`; Refused names the field that is wrong."""
     body = body_of(data)
     prompt = _prompt(body)
-    if (top := _count(body, "logprobs", 0)) is None and body.get("logprobs") is True:
+    if (top := count_of(body, "logprobs", 0)) is None and body.get("logprobs") is True:
         raise Refused("`logprobs` is the number of alternatives to show", "logprobs")
-    echo = bool(_value(body, "echo", bool, "true or false", default=False))
+    echo = bool(value_of(body, "echo", bool, "true or false", default=False))
     if echo:
         raise Refused("`echo` is not done here: score tokens with `tito-audit rescore`", "echo")
     return TextAsked(**_shared_fields(body, top is not None, top or 0), prompt=prompt, echo=echo)
@@ -150,15 +168,15 @@ def body_of(data: bytes) -> Body:
 
 def _shared_fields(body: Body, logprobs: bool, top: int) -> dict[str, Any]:
     """The fields that both endpoints have."""
-    options = _value(body, "stream_options", dict, "an object", default={}) or {}
+    options = value_of(body, "stream_options", dict, "an object", default={}) or {}
     return {
-        "model": _value(body, "model", str, "a text", default=None),
+        "model": value_of(body, "model", str, "a text", default=None),
         "sampling": _sampling(body, top),
-        "stream": bool(_value(body, "stream", bool, "true or false", default=False)),
+        "stream": bool(value_of(body, "stream", bool, "true or false", default=False)),
         "include_usage": bool(options.get("include_usage")),
         "logprobs": logprobs,
-        "token_ids": bool(_value(body, "return_token_ids", bool, "true or false", default=False)),
-        "special": not _value(body, "skip_special_tokens", bool, "true or false", default=False),
+        "token_ids": bool(value_of(body, "return_token_ids", bool, "true or false", default=False)),
+        "special": not value_of(body, "skip_special_tokens", bool, "true or false", default=False),
         "sampling_as_sent": {
             name: body[name]
             for name in body
@@ -170,16 +188,16 @@ def _shared_fields(body: Body, logprobs: bool, top: int) -> dict[str, Any]:
 def _sampling(body: Body, top: int) -> SamplingParams:
     stop = body.get("stop")
     stops = (stop,) if isinstance(stop, str) else tuple(_list(body, "stop", str, "a text or a list of texts"))
-    longest = _count(body, "max_completion_tokens", 1)
+    longest = count_of(body, "max_completion_tokens", 1)
     return SamplingParams(
         temperature=_number(body, "temperature", 0.0),
         top_p=_number(body, "top_p", 0.0),
-        top_k=_value(body, "top_k", int, "a whole number", default=None),
+        top_k=value_of(body, "top_k", int, "a whole number", default=None),
         min_p=_number(body, "min_p", 0.0),
-        max_tokens=longest if longest is not None else _count(body, "max_tokens", 1),
+        max_tokens=longest if longest is not None else count_of(body, "max_tokens", 1),
         stop=stops,
         stop_token_ids=tuple(_list(body, "stop_token_ids", int, "a list of token ids")),
-        seed=_value(body, "seed", int, "a whole number", default=None),
+        seed=value_of(body, "seed", int, "a whole number", default=None),
         n=_answers(body),
         top_logprobs=top,
         extra={name: value for name, value in body.items() if name not in _OURS and value is not None},
@@ -189,7 +207,8 @@ def _sampling(body: Body, top: int) -> SamplingParams:
 # Single fields
 
 
-def _value(body: Body, name: str, kind: type[_T], what: str, *, default: Any) -> Any:
+def value_of(body: Body, name: str, kind: type[_T], what: str, *, default: Any) -> Any:
+    """A field; Refused if it is not of this kind."""
     value = body.get(name)
     if value is None:
         return default
@@ -198,15 +217,16 @@ def _value(body: Body, name: str, kind: type[_T], what: str, *, default: Any) ->
     return value
 
 
-def _count(body: Body, name: str, least: int) -> int | None:
-    count = _value(body, name, int, "a whole number", default=None) if body.get(name) is not True else None
+def count_of(body: Body, name: str, least: int) -> int | None:
+    """A number; Refused if it is none, or below the least."""
+    count = value_of(body, name, int, "a whole number", default=None) if body.get(name) is not True else None
     if count is not None and count < least:
         raise Refused(f"`{name}` is below {least}", name)
     return count
 
 
 def _answers(body: Body) -> int:
-    n = _count(body, "n", 1) or 1
+    n = count_of(body, "n", 1) or 1
     if n > _MOST_ANSWERS:
         raise Refused(f"`n` is above {_MOST_ANSWERS}", "n")
     return n
@@ -258,29 +278,46 @@ def _tools(body: Body) -> Sequence[Mapping[str, Any]]:
     return tools or ()
 
 
-def _tool_choice(body: Body, tools: Sequence[Any]) -> str:
-    choice = body.get("tool_choice")
-    if choice in (None, "auto", "none"):
-        if choice == "auto" and not tools:
-            raise Refused("`tool_choice` is auto, but there are no tools", "tool_choice")
-        return choice or "auto"
-    raise Refused(
-        "`tool_choice` can be auto or none: forcing a call makes a server sample text that is not in the chat "
-        "template's form",
-        "tool_choice",
-    )
+def _tool_choice(body: Body, tools: Sequence[Any]) -> tuple[str, str | None]:
+    """auto, none or required, and the function that is named."""
+    choice, name = body.get("tool_choice"), None
+    if isinstance(choice, dict) and choice.get("type") == "function":
+        function = choice.get("function")
+        name = function.get("name") if isinstance(function, dict) else None
+        if not isinstance(name, str) or name not in _schemas(tools):
+            raise Refused("`tool_choice` names a function that is not among the tools", "tool_choice")
+        return "required", name
+    if choice not in (None, "auto", "none", "required"):
+        raise Refused("`tool_choice` can be auto, none, required or a function", "tool_choice")
+    if choice in ("auto", "required") and not tools:
+        raise Refused(f"`tool_choice` is {choice}, but there are no tools", "tool_choice")
+    if choice == "required" and not _schemas(tools):
+        raise Refused("`tool_choice` is required, but no tool has a name", "tool_choice")
+    return choice or "auto", name
+
+
+def _schemas(tools: Sequence[Any]) -> dict[str, Any]:
+    """The parameters of the functions among the tools, by name."""
+    schemas: dict[str, Any] = {}
+    for tool in tools:
+        function = tool.get("function")
+        if isinstance(function, dict) and isinstance(function.get("name"), str):
+            schemas[function["name"]] = function.get("parameters")
+    if not all(schema is None or isinstance(schema, dict) for schema in schemas.values()):
+        raise Refused("`tools` has parameters that are not a JSON schema", "tools")
+    return schemas
 
 
 def _template_kwargs(body: Body) -> Mapping[str, object]:
-    kwargs = dict(_value(body, "chat_template_kwargs", dict, "an object", default={}))
-    effort = _value(body, "reasoning_effort", str, "a text", default=None)
+    kwargs = dict(value_of(body, "chat_template_kwargs", dict, "an object", default={}))
+    effort = value_of(body, "reasoning_effort", str, "a text", default=None)
     return kwargs if effort is None else {"reasoning_effort": effort, **kwargs}
 
 
 def _opens(body: Body, messages: Sequence[Mapping[str, Any]]) -> bool:
     """Whether the prompt ends with a generation prompt; False where the last message is to be continued."""
-    continued = _value(body, "continue_final_message", bool, "true or false", default=False)
-    opens = _value(body, "add_generation_prompt", bool, "true or false", default=not continued)
+    continued = value_of(body, "continue_final_message", bool, "true or false", default=False)
+    opens = value_of(body, "add_generation_prompt", bool, "true or false", default=not continued)
     if continued and opens:
         raise Refused("`continue_final_message` and `add_generation_prompt` cannot both be true", "messages")
     if continued and messages[-1].get("role") != "assistant":

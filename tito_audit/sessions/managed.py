@@ -28,6 +28,7 @@ from tito_audit.parsers import parser_named
 from tito_audit.provider import GenerationResult, SamplingParams, TokenProvider
 from tito_audit.record.arrays import Ids
 from tito_audit.render.renderer import make_renderer
+from tito_audit.sessions.content import in_form
 from tito_audit.sessions.engine import Conversations
 from tito_audit.sessions.model import Node, Prompt
 from tito_audit.sessions.session import Session
@@ -262,6 +263,7 @@ class ManagedServer:
         session, call, sampling = self._open(), chat_call(arguments), sampling_of(arguments)
         if self._renderer is None:
             raise SetupError(f"{self.tokenizer.name}: no chat template.\nPass chat_template, or use `completion`.")
+        call = in_form(call, self._renderer)
         prompt = session.prompt(call)
         results = await self._sampled(prompt, sampling)
         calls = bool(call.tools) and arguments.get("tool_choice") != "none"
@@ -321,7 +323,11 @@ class ManagedServer:
         ids = arguments.get("input_ids")
         if ids is None:
             session, chat = self._open(), "messages" in arguments
-            prompt = session.prompt(chat_call(arguments)) if chat else session.text_prompt(arguments["prompt"])
+            prompt = (
+                session.prompt(in_form(chat_call(arguments), self._renderer))
+                if chat
+                else session.text_prompt(arguments["prompt"])
+            )
             ids = prompt.ids.tolist()
         top = arguments.get("top_k") or arguments.get("top_logprobs") or 1
         scored = await self.provider.score(list(ids), top=top)

@@ -1,0 +1,79 @@
+"""Content parts before a gateway: each template is given them in the form that it reads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tests.serving import client, logged, make_gateway, served
+from tests.test_gateway import PLAIN, asked, errors_of, plain
+from tito_audit.render.renderer import make_renderer
+from tito_audit.sessions.content import takes_parts
+from tito_audit.sessions.engine import Conversations
+
+CHAT = "/v1/chat/completions"
+PARTS = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.content is string %}{{ m.content }}{% else %}"
+    "{% for part in m['content'] %}{{ '[' + part.text + ']' }}{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+FORMS = {
+    "{% for message in messages %}{{ message['content'] }}{% endfor %}": False,
+    "{% for message in messages %}{% for c in message['content'] %}{{ c.text }}{% endfor %}{% endfor %}": True,
+    "{% for m in messages[1:] %}{% for c in m.content | list %}{{ c.text }}{% endfor %}{% endfor %}": True,
+    "{% set rest = messages[1:] %}{% for m in rest %}{% for c in m.content %}x{% endfor %}{% endfor %}": True,
+    "{% macro text(content) %}{% for item in content %}{{ item.text }}{% endfor %}{% endmacro %}": True,
+    "{% for m in messages %}{% for call in m.tool_calls %}{{ call }}{% endfor %}{% endfor %}": False,
+    "{% for tool in tools %}{% for c in tool.content %}{{ c }}{% endfor %}{% endfor %}": False,
+    "{% for broken": False,
+}
+
+
+def test_a_template_takes_parts_where_it_loops_over_content() -> None:
+    assert {source: takes_parts(source) for source in FORMS} == FORMS
+
+
+def with_parts(*texts: str, role: str = "user") -> dict[str, Any]:
+    return {"role": role, "content": [{"type": "text", "text": text, "cache_control": {}} for text in texts]}
+
+
+def test_text_parts_are_given_in_the_form_that_the_template_reads(tmp_path: Path) -> None:
+    for name, template, written in (("text", None, "One\nTwo"), ("parts", PARTS, "[One][Two]")):
+        log = tmp_path / f"{name}.jsonl"
+        gateway, provider = make_gateway(log, [PLAIN, PLAIN], start_parser=plain)
+        if template is not None:
+            renderer = make_renderer(gateway.tokenizer, chat_template=template)
+            gateway.conversations = Conversations(gateway.tokenizer, renderer)
+        with served(gateway) as address:
+            chat = client(address).chat.completions
+            history: list[Any] = [with_parts("One", "Two")]
+            first = chat.create(model="toy", messages=history)
+            answer = with_parts(first.choices[0].message.content or "", role="assistant")
+            history += [answer, with_parts("More")]
+            chat.create(model="toy", messages=history)
+        prompt = gateway.tokenizer.vocabulary.text(np.array(provider.prompts[0], np.int32))
+        assert f"user\n{written}<|im_end|>" in prompt
+        assert "cache_control" not in prompt
+        rows = logged(log)
+        assert [row["branch"] for row in rows] == ["start", "continues"]
+        assert rows[0]["messages"] == history[:1], "as the client sent them"
+        if template is None:
+            assert rows[0]["template_messages"] == [{"role": "user", "content": written}]
+            assert errors_of(log) == []
+
+
+def test_parts_that_are_no_text_are_refused_by_kind(tmp_path: Path) -> None:
+    gateway, provider = make_gateway(tmp_path / "log.jsonl", [])
+    with served(gateway) as address:
+        for part, kind in (
+            ({"type": "image_url", "image_url": {"url": "x"}}, "image_url"),
+            ({"type": "input_audio"}, "input_audio"),
+            ({"type": "text"}, "text"),
+            ({"type": ["text"]}, "text"),
+        ):
+            status, said = asked(address, CHAT, {"messages": [{"role": "user", "content": [part]}]})
+            assert (status, said["error"]["param"]) == (400, "messages")
+            assert kind in said["error"]["message"]
+    assert not provider.prompts

@@ -1,0 +1,90 @@
+"""Content parts in the form that a chat template reads, as vLLM finds it: a list of parts, or one text."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+from functools import lru_cache
+
+from jinja2 import nodes
+
+from tito_audit.errors import RenderError
+from tito_audit.record.message import Message, as_message
+from tito_audit.render.limits import Budget, TimeUp, alarm
+from tito_audit.render.renderer import Renderer
+from tito_audit.render.sandbox import ChatEnvironment
+from tito_audit.render.template import SIZE_LIMIT, TIME_LIMIT
+from tito_audit.sessions.model import ChatCall
+
+_TEXTS = {"text": "text", "refusal": "refusal"}
+"""Kinds of parts that are text, and where it is."""
+
+
+def in_form(call: ChatCall, renderer: Renderer | None) -> ChatCall:
+    """The call with the text parts of its messages as the template reads them; the call itself if it has none.
+
+    RenderError for a part of another kind.
+    """
+    if renderer is None or not any(isinstance(message.content, tuple) for message in call.messages):
+        return call
+    parts = takes_parts(renderer.template(bool(call.tools)).source)
+    each = enumerate(call.messages)
+    return replace(call, messages=tuple(_in_form(message, parts, f"message {index}") for index, message in each))
+
+
+def _in_form(message: Message, parts: bool, where: str) -> Message:
+    if not isinstance(message.content, tuple):
+        return message
+    texts: list[str] = []
+    for part in message.content:
+        kind = part.get("type")
+        text = part.get(_TEXTS[kind]) if isinstance(kind, str) and kind in _TEXTS else None
+        if not isinstance(text, str):
+            raise RenderError(f"{where} has a part of type {kind!r} without text: only text parts are supported")
+        texts.append(text)
+    # The parts of an answer are pieces of one text; vLLM joins those of other messages by line breaks.
+    content = [{"type": "text", "text": text} for text in texts] if parts else None
+    joined = ("" if message.sampled else "\n").join(texts)
+    return as_message({**message.wire, "content": joined if content is None else content}, where)
+
+
+@lru_cache(maxsize=32)
+def takes_parts(source: str) -> bool:
+    """Whether a template loops over the content of messages; if not, it reads content as one text."""
+    try:
+        with alarm(TIME_LIMIT):
+            tree = ChatEnvironment(Budget(SIZE_LIMIT, TIME_LIMIT)).parse(source)
+    except (Exception, TimeUp):  # too deep or too large to parse again
+        return False
+    lists: set[str | None] = {"messages"}
+    loops = list(tree.find_all(nodes.For))
+    assigned = [(_source(node.target), node.node) for node in tree.find_all(nodes.Assign)]
+    for _ in assigned:  # until no name is new
+        lists |= {name for name, value in assigned if name is not None and _source(value) in lists}
+    messages = {_source(loop.target) for loop in loops if _source(loop.iter) in lists}
+    return any(_source(loop.iter) == "content" or _is_content(loop.iter, messages) for loop in loops)
+
+
+def _inside(node: nodes.Node | None) -> nodes.Node | None:
+    """An expression without filters, tests and slices."""
+    while isinstance(node, nodes.Filter | nodes.Test | nodes.Getitem):
+        if isinstance(node, nodes.Getitem) and not isinstance(node.arg, nodes.Slice):
+            break
+        node = node.node
+    return node
+
+
+def _source(node: nodes.Node | None) -> str | None:
+    """The variable that an expression is, or is a part of."""
+    inside = _inside(node)
+    return inside.name if isinstance(inside, nodes.Name) else None
+
+
+def _is_content(node: nodes.Node, messages: Collection[str | None]) -> bool:
+    inside = _inside(node)
+    if isinstance(inside, nodes.Getattr):
+        return inside.attr == "content" and _source(inside.node) in messages
+    if not isinstance(inside, nodes.Getitem):
+        return False
+    is_content = isinstance(inside.arg, nodes.Const) and inside.arg.value == "content"
+    return is_content and _source(inside.node) in messages
