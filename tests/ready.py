@@ -75,7 +75,7 @@ def forked(words: Sequence[str], env: Mapping[str, str]) -> NoReturn:
     sys.modules["__main__"].__package__ = "tito_audit"  # as `python -m tito_audit` has it
     sys.argv = [str(ROOT / "tito_audit" / "__main__.py"), *words]
     sys.stdin, sys.stdout, sys.stderr = (
-        open(number, mode, encoding="utf-8", closefd=False)  # noqa: SIM115
+        open(number, mode, encoding=env.get("PYTHONIOENCODING", "utf-8"), closefd=False)  # noqa: SIM115
         for number, mode in enumerate(("r", "w", "w"))
     )
     code: object = 1

@@ -180,7 +180,7 @@ def deliver(results: Iterable[Result], summary: Summary, wanted: Sequence[Target
     """
     results = _Followed(results)
     with ExitStack() as files:
-        outs = [files.enter_context(opened(report.path)) for report in wanted]
+        outs = [files.enter_context(opened(report.path, report.report.name)) for report in wanted]
         plain = replace(options, color=False)
         choices = [options if report.path is None else plain for report in wanted]
         try:
@@ -213,7 +213,7 @@ def deliver_finished(
 ) -> None:
     """Write every report of a finished run, of a command that has its own reports."""
     for name, path in wanted:
-        with opened(path) as file:
+        with opened(path, name) as file:
             reports[name](run, file, options if path is None else replace(options, color=False))
     sys.stdout.flush()
 

@@ -11,6 +11,7 @@ from contextlib import suppress
 from typing import Any
 
 from tito_audit.errors import StorageError
+from tito_audit.terminal.encoding import FALLBACK
 
 _FULL = {errno.ENOSPC, errno.EFBIG, *([errno.EDQUOT] if hasattr(errno, "EDQUOT") else [])}
 _FILES = {errno.EMFILE, errno.ENFILE}
@@ -41,8 +42,8 @@ class _Stdout(io.FileIO):
 def ready_streams() -> None:
     """Give each standard stream that the caller closed a number of its own, so that no file of a run gets it.
 
-    What is then printed to a closed stdout is an error, to a closed stderr it is lost. Stdout and stderr show what
-    their encoding does not have as escapes.
+    What is then printed to a closed stdout is an error, to a closed stderr it is lost. What the encoding of stdout
+    and stderr does not have is shown in ASCII.
     """
     # Stdin stays closed for Python; of stdout's stand-in nothing can be written.
     for number, (stream, flags) in enumerate(
@@ -56,12 +57,12 @@ def ready_streams() -> None:
     sys.stdout = io.TextIOWrapper(
         io.BufferedWriter(_Stdout(1, "w", closefd=False), _BUFFER),
         encoding=encoding or "utf-8",
-        errors="backslashreplace",
+        errors=FALLBACK,
         line_buffering=live,
     )
     if sys.stderr is None:
         sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115 - as long as the run
-    sys.stderr.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    sys.stderr.reconfigure(errors=FALLBACK)  # type: ignore[union-attr]
 
 
 def give_up_stdout() -> None:

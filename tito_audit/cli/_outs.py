@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TextIO, cast
 
 from tito_audit.errors import SetupError, StorageError
+from tito_audit.terminal.encoding import ready_stdout
 
 _STDOUT = ("-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1")
 _STDERR = "/dev/stderr"
@@ -31,13 +32,14 @@ def is_url(file: str) -> bool:
 
 
 @contextmanager
-def opened(path: Path | None) -> Iterator[TextIO]:
+def opened(path: Path | None, report: str = "text") -> Iterator[TextIO]:
     """Stdout for None; else a file that gets its name once the report is complete, with links resolved.
 
     A remote one is sent then, as a whole.
     Anything but a regular file (a pipe, `>(jq .)`, `/dev/null`) is written to directly and never replaced.
     """
     if path is None:
+        ready_stdout(report)
         yield sys.stdout
         return
     fd = None if is_url(str(path)) else _stream(path)

@@ -35,6 +35,7 @@ from tito_audit.templates.against import Parted, PromptCause
 from tito_audit.templates.training import Judged, Variant, find_variant
 from tito_audit.templates.verdict import claims, flags_of, line_of, title, verdict
 from tito_audit.terminal.cut import elided
+from tito_audit.terminal.encoding import print_json
 from tito_audit.terminal.escape import visible
 from tito_audit.terminal.page import facts_table, heading, open_table, print_page
 from tito_audit.terminal.words import listed, many
@@ -409,7 +410,7 @@ def train(settings: Settings, logs: Sequence[str], file: str, shape: str, *, for
         with new_file(trained.file, overwrite=force) as out:
             out.write(trained.variant.text.encode())
     if shape == "json":
-        print(as_json(training_object(trained)))
+        print_json(as_json(training_object(trained)))
     else:
         print_page((), _training_page(trained))
     return trained.writes
@@ -419,7 +420,7 @@ def compare(settings: Settings, logs: Sequence[str], other: str, shape: str) -> 
     """Compare two templates on a log's conversations, or the built-in ones; whether they write the same."""
     both = compared(settings, logs, other)
     if shape == "json":
-        print(as_json(against_object(both)))
+        print_json(as_json(against_object(both)))
     else:
         print_page((), _against_page(both))
     return both.same

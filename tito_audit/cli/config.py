@@ -33,20 +33,22 @@ def config(
 
     Takes the flags of the other commands, to show what they would change.
     """
-    import sys
     from importlib.resources import files
 
     from tito_audit.report_objects import as_json
     from tito_audit.storage import find_logs
+    from tito_audit.terminal.encoding import print_json
     from tito_audit.terminal.escape import inert, visible
 
     if schema:
-        sys.stdout.write(files("tito_audit").joinpath("schemas/config.schema.json").read_text(encoding="utf-8"))
+        print_json(
+            files("tito_audit").joinpath("schemas/config.schema.json").read_text(encoding="utf-8").rstrip("\n")
+        )
         return
     _refuse_what_no_run_takes(options, logs or [], report)
     current = effective(options.context, find_logs(logs or []))
     if shape == "json":
-        print(as_json(as_object(current, no_config)))
+        print_json(as_json(as_object(current, no_config)))
         return
     for line in lines(current, options.flagged("config"), no_config):
         print(inert(visible(line)))

@@ -97,8 +97,9 @@ def explain(
 
 def _print_object(value: dict[str, Any]) -> None:
     from tito_audit.report_objects import as_json
+    from tito_audit.terminal.encoding import print_json
 
-    print(as_json({"schema_version": 1, **value}))
+    print_json(as_json({"schema_version": 1, **value}))
 
 
 def _rules_of(family: str, rules: Sequence[Rule]) -> list[Rule]:

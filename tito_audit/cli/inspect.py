@@ -20,6 +20,7 @@ def inspect(
     """Show what a log holds: its format, its columns and how they relate, and the command to run next."""
     from tito_audit.inspect import as_object, inspect_log, mapping_lines, page_lines
     from tito_audit.report_objects import as_json
+    from tito_audit.terminal.encoding import print_json
     from tito_audit.terminal.page import print_page
 
     settings = options.settings()
@@ -32,7 +33,7 @@ def inspect(
         vocabulary = load_tokenizer(settings.tokenizer, trust_remote_code=settings.trust_remote_code).vocabulary
     inspection = inspect_log(file, rows, settings, vocabulary)
     if shape == "json":
-        print(as_json(as_object(inspection, vocabulary)))
+        print_json(as_json(as_object(inspection, vocabulary)))
         return
     paste = mapping_lines(inspection, options.reading_flags()) if inspection.columns else ()
     print_page(page_lines(inspection, vocabulary), paste, options.notice())

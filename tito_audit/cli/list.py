@@ -169,5 +169,6 @@ def _print_table(heads: Sequence[str], rows: Sequence[tuple[str, ...]], shape: s
 
 def _print_object(name: str, entries: list[dict[str, Any]]) -> None:
     from tito_audit.report_objects import as_json
+    from tito_audit.terminal.encoding import print_json
 
-    print(as_json({"schema_version": 1, name: entries}))
+    print_json(as_json({"schema_version": 1, name: entries}))

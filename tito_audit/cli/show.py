@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
@@ -59,6 +58,7 @@ def show(
     from tito_audit.report import ReportOptions
     from tito_audit.report_objects import as_json as as_json_text
     from tito_audit.run.scan import scan_rollouts
+    from tito_audit.terminal.encoding import print_json
     from tito_audit.terminal.page import console_for
     from tito_audit.terminal.pager import show_page
     from tito_audit.terminal.sequence import DrawOptions
@@ -75,10 +75,11 @@ def show(
         if spots is not None:
             raise SetupError("-f json writes whole sequences; leave out --around, and the tokens of the place.")
         piece = run.vocabulary.piece if run.vocabulary is not None else None
-        print(as_json_text(rollout_object(result, piece, wanted.turn, row=wanted.row)))
+        print_json(as_json_text(rollout_object(result, piece, wanted.turn, row=wanted.row)))
         return
     look = DrawOptions(
         width=page_width(),
+        encoding=sys.stdout.encoding or "utf-8",
         piece=run.vocabulary.piece if run.vocabulary is not None else None,
         control=run.vocabulary.special_ids if run.vocabulary is not None else frozenset(),
         context=nearby,
@@ -112,10 +113,7 @@ def _row(file: Path, settings: Settings) -> int:
 
 def _result(run: Scan, file: Path, wanted: ToShow, settings: Settings) -> tuple[Result, int]:
     """The result to show, and how many results its row has."""
-    from tito_audit.terminal.terminal import with_progress
-
-    with closing(with_progress(run, silent=True)) as results:
-        of_row = [result for result in results if not result.of_log]
+    of_row = [result for result in run if not result.of_log]
     for result in of_row:
         if result.place.item == wanted.item:
             return result, len(of_row)

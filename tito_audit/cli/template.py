@@ -39,6 +39,7 @@ def template(
     from tito_audit.cli._exits import FAILED
     from tito_audit.cli._template import as_object, page_lines
     from tito_audit.report_objects import as_json
+    from tito_audit.terminal.encoding import print_json
     from tito_audit.terminal.page import print_page
 
     if training is not None and against is not None:
@@ -59,7 +60,7 @@ def template(
         return
     looked = _looked(settings, logs)
     if shape == "json":
-        print(as_json(as_object(looked)))
+        print_json(as_json(as_object(looked)))
     else:
         print_page((), page_lines(looked), options.notice())
     if not looked.facts.append.holds or (looked.log is not None and looked.log.append.broken):

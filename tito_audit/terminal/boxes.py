@@ -19,6 +19,7 @@ from rich.cells import cell_len
 from rich.text import Text
 
 from tito_audit.record.finding import Hit, Side
+from tito_audit.terminal.encoding import written_in
 from tito_audit.terminal.escape import visible
 
 _LABEL = 13
@@ -62,16 +63,18 @@ class _Block:
         return [cell.token_id for cell in self.recorded] == [cell.token_id for cell in self.canonical]
 
 
-def boxes(hit: Hit, width: int) -> Iterator[Text]:
+def boxes(hit: Hit, width: int, encoding: str = "utf-8") -> Iterator[Text]:
     """The lines of the picture, at most `width` columns each; none if both sides are empty.
 
     The sampled side is on top; an empty side is drawn only if the other has tokens and equal tokens surround it.
     """
     sides = hit.sampled_first
     around = (
-        (cells_of(hit.before), cells_of(hit.after)) if any(side.ids or side.pieces for side in sides) else ((), ())
+        (cells_of(hit.before, encoding), cells_of(hit.after, encoding))
+        if any(side.ids or side.pieces for side in sides)
+        else ((), ())
     )
-    top, bottom = ((*around[0], *cells_of(side), *around[1]) if side.label else () for side in sides)
+    top, bottom = ((*around[0], *cells_of(side, encoding), *around[1]) if side.label else () for side in sides)
     labels = sides[0].label, sides[1].label
     room = width - _LABEL - 1
     if top and bottom:
@@ -86,39 +89,40 @@ def boxes(hit: Hit, width: int) -> Iterator[Text]:
             after = _common(top[before:][::-1], bottom[before:][::-1])
             edges = [(i, i) for i in range(1, before + 1)]
             edges += [(len(top) - i, len(bottom) - i) for i in range(after, -1, -1)]
-        blocks = _elided(_cut(top, bottom, edges))
+        blocks = _elided(_cut(top, bottom, edges), encoding)
         if all(block.width < room for block in blocks):
             yield from _aligned(blocks, labels, room)
             return
     for label, cells in zip(labels, (top, bottom), strict=True):
         if cells:
             style = f"not dim {DIFFERS}" if top and bottom else "not dim"
-            for line in _lines([_Block((cell,), ()) for cell in _short(cells)], room):
+            for line in _lines([_Block((cell,), ()) for cell in _short(cells, encoding)], room):
                 shown = tuple(block.recorded[0] for block in line)
                 yield from _drawn(label, [(shown, _width(shown), style)])
                 label = ""
 
 
-def cells_of(side: Side) -> tuple[Cell, ...]:
+def cells_of(side: Side, encoding: str = "utf-8") -> tuple[Cell, ...]:
     """One cell per token; without a tokenizer, ids only."""
     ids = [str(number) for number in side.ids]
     if ids and len(side.pieces) != len(ids):
         return tuple(Cell(number, "", number) for number in ids)
     ids = ids or [""] * len(side.pieces)
-    return tuple(Cell(shortened(piece), number, piece) for piece, number in zip(side.pieces, ids, strict=True))
+    pairs = zip(side.pieces, ids, strict=True)
+    return tuple(Cell(shortened(piece, encoding), number, piece) for piece, number in pairs)
 
 
-def shortened(piece: str) -> str:
-    """A token's text made visible; if it is long, its middle is left out."""
+def shortened(piece: str, encoding: str = "utf-8") -> str:
+    """A token's text made visible in an encoding; if it is long, its middle is left out."""
     if len(piece) > 4 * _PIECE:
         piece = piece[: 2 * _PIECE] + piece[-2 * _PIECE :]
-    shown = visible(piece, edges=True)
+    shown = written_in(visible(piece, edges=True), encoding)
     if cell_len(shown) <= _PIECE:
         return shown
     half = _PIECE // 2 - 1
     while cell_len(shown[:half]) + cell_len(shown[-half:]) >= _PIECE:  # wide characters
         half -= 1
-    return f"{shown[:half]}…{shown[-half:]}"
+    return written_in(f"{shown[:half]}…{shown[-half:]}", encoding)
 
 
 def _common(top: tuple[Cell, ...], bottom: tuple[Cell, ...]) -> int:
@@ -135,26 +139,26 @@ def _cut(top: tuple[Cell, ...], bottom: tuple[Cell, ...], edges: Iterable[tuple[
     return blocks
 
 
-def _elided(blocks: list[_Block]) -> list[_Block]:
+def _elided(blocks: list[_Block], encoding: str) -> list[_Block]:
     """The blocks, with the middle of long ones and of a long sequence of blocks left out."""
-    short = [_Block(_short(block.recorded), _short(block.canonical)) for block in blocks]
+    short = [_Block(_short(block.recorded, encoding), _short(block.canonical, encoding)) for block in blocks]
     if len(short) <= _HEAD + _TAIL + 1:
         return short
     middle = blocks[_HEAD:-_TAIL]
     left_out = _Block(
-        _left_out(sum(len(block.recorded) for block in middle)),
-        _left_out(sum(len(block.canonical) for block in middle)),
+        _left_out(sum(len(block.recorded) for block in middle), encoding),
+        _left_out(sum(len(block.canonical) for block in middle), encoding),
     )
     return [*short[:_HEAD], left_out, *short[-_TAIL:]]
 
 
-def _short(cells: tuple[Cell, ...]) -> tuple[Cell, ...]:
+def _short(cells: tuple[Cell, ...], encoding: str) -> tuple[Cell, ...]:
     hidden = len(cells) - _HEAD - _TAIL
-    return cells if hidden <= 1 else (*cells[:_HEAD], *_left_out(hidden), *cells[-_TAIL:])
+    return cells if hidden <= 1 else (*cells[:_HEAD], *_left_out(hidden, encoding), *cells[-_TAIL:])
 
 
-def _left_out(number: int) -> tuple[Cell, ...]:
-    return (Cell(f"… {number:,} tokens …", ""),)
+def _left_out(number: int, encoding: str) -> tuple[Cell, ...]:
+    return (Cell(written_in(f"… {number:,} tokens …", encoding), ""),)
 
 
 def _width(cells: tuple[Cell, ...]) -> int:

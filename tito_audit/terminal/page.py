@@ -48,10 +48,17 @@ def print_parts(console: Console, parts: Iterable[RenderableType]) -> None:
         console.print(part, soft_wrap=isinstance(part, Text))
 
 
+class _PageText(StringIO):
+    """What is printed, measured as the stream shows it that it is for."""
+
+    encoding = "utf-8"
+
+
 @contextmanager
 def page_to(out: TextIO, options: ReportOptions) -> Iterator[Console]:
     """A console whose page is written at its end: without trailing blanks, and so that no CI runner obeys it."""
-    page = StringIO()
+    page = _PageText()
+    page.encoding = getattr(out, "encoding", None) or "utf-8"
     yield console_for(page, options)
     out.writelines(inert(line.rstrip()) + "\n" for line in page.getvalue().splitlines())
 
@@ -140,7 +147,7 @@ def finding_lines(
     message = Text(visible(spoken(hit.message)))
     for line in message.wrap(console, width):
         yield _indented(line)
-    for line in boxes(hit, width):
+    for line in boxes(hit, width, console.encoding):
         yield _indented(line)
     if named:
         repair = f"repair {finding.repair} · " if finding.repair else ""

@@ -14,6 +14,8 @@ from itertools import chain
 from pathlib import Path
 from typing import TextIO
 
+from tito_audit.terminal.encoding import FALLBACK
+
 _NOT_FOUND = (126, 127)
 """Exit statuses of a shell that cannot run a command."""
 _SHELL = frozenset("|&;<>()$`\\\"'*?[#~=%")
@@ -84,7 +86,7 @@ def _through(command: list[str], lines: Iterator[str], out: TextIO) -> None:
         try:
             for line in lines:
                 written.append(line)
-                pager.stdin.write(line.encode(encoding, "backslashreplace"))
+                pager.stdin.write(line.encode(encoding, FALLBACK))
         except BrokenPipeError:
             pass  # the user quit the pager
         finally:

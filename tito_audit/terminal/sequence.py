@@ -68,6 +68,8 @@ class DrawOptions:
     """Whether to show every token."""
     ids: bool = False
     logprobs: bool = False
+    encoding: str = "utf-8"
+    """That of the stream."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +171,7 @@ def _maker(
         words = (logprob_words(value) + ("!" if low else "")) if has_logprob else ""
         return _Token(
             position,
-            shortened(options.piece(token_id)) if options.piece is not None else str(token_id),
+            shortened(options.piece(token_id), options.encoding) if options.piece is not None else str(token_id),
             mark,
             _STYLES[mark] or ("cyan" if token_id in options.control else ""),
             str(token_id) if options.ids and options.piece is not None else "",
