@@ -34,7 +34,7 @@ from tito_audit.storage import RawRow, open_log
 from tito_audit.storage.chunks import Reading, chunks_of
 from tito_audit.storage.log import lost_row
 from tito_audit.summary import Summary
-from tito_audit.terminal.terminal import RunProgress, _paced, compute_first, with_progress
+from tito_audit.terminal.terminal import RunProgress, compute_first, with_progress
 from tito_audit.tokens.encoders import FastEncoder
 from tito_audit.tokens.load import load_tokenizer
 
@@ -556,7 +556,7 @@ def test_processes_end_when_their_parent_is_killed(long: Path) -> None:
     assert ended(workers)
 
 
-def test_a_first_result_is_there_before_anything_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_first_result_is_there_before_it_is_asked_for() -> None:
     said: list[str] = []
 
     def results() -> Iterator[int]:
@@ -567,27 +567,9 @@ def test_a_first_result_is_there_before_anything_is_drawn(monkeypatch: pytest.Mo
         finally:
             said.append("closed")
 
-    started = compute_first(with_progress(results(), pace=RunProgress()))
+    started = compute_first(with_progress(results(), RunProgress()))
     assert said == ["result 0"]
     assert next(started) == 0
     started.close()
     assert said == ["result 0", "closed"]
-    assert list(compute_first(with_progress(iter(())))) == []
-
-
-def test_the_pace_leaves_out_what_went_before_the_first_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = iter([100.0])
-    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
-    pace = RunProgress()
-    assert pace.rates(99.0) == (0.0, 0.0)
-    pace(10, 1000, 9000)
-    assert pace.rates(100.0) == (0.0, 0.0)
-    pace(50, 3000, 9000)
-    assert pace.rates(104.0) == (10.0, 500.0)
-    assert _paced(pace, 104.0) == {
-        "completed": 3000,
-        "total": 9000,
-        "words": " 33% · 50 rows · 10 rows/s · 0.0 MB/s · 0:12 left",
-    }
-    pace.enter("scanning the result")
-    assert _paced(pace, 105.0) == {"completed": 0, "total": None, "words": "scanning the result · 0 rows"}
+    assert list(compute_first(with_progress(iter(()), RunProgress()))) == []

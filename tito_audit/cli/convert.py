@@ -47,10 +47,10 @@ def convert(
             "There is no file to write to: a log is never changed in place.\n"
             "Pass -o OUT, or --dry-run to see what would be kept and lost."
         )
-    pace, settings = RunProgress(), options.settings()
+    pace, settings = RunProgress(phase="reading (1 of 2)"), options.settings()
     refuse_inputs({"-o": None if dry_run else out}, logs, options.inputs(settings))
     run = Conversion(logs, to, out, settings, overwrite=force or dry_run, progress=pace)
-    for _ in with_progress(run.survey(), silent=quiet, pace=pace):
+    for _ in with_progress(run.survey(), pace, silent=quiet):
         pass
     carried = run.carried
     if not quiet:
@@ -60,7 +60,8 @@ def convert(
     if refused and not dry_run:
         print(f"tito-audit: {visible(why_refused(run))}", file=sys.stderr)
     elif not dry_run:
-        for _ in with_progress(run.write(), silent=quiet, pace=RunProgress()):
+        pace.enter("writing (2 of 2)")
+        for _ in with_progress(run.write(), pace, silent=quiet):
             pass
         if not quiet:
             print(f"\nWritten to {visible(str(run.written))} and verified: every row holds what was converted.")

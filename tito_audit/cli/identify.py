@@ -14,6 +14,7 @@ from tito_audit.cli._outs import refuse_inputs
 
 if TYPE_CHECKING:
     from tito_audit.cli._identified import IdentifyRun
+    from tito_audit.terminal.terminal import RunProgress
 
 _ROWS = 400
 """Rows to read without --limit."""
@@ -38,17 +39,20 @@ def identify(
     from tito_audit.cli._exits import FAILED
     from tito_audit.cli._identified import as_object, page_lines, paste_lines, write_found
     from tito_audit.report_objects import as_json
+    from tito_audit.terminal.encoding import print_json
     from tito_audit.terminal.escape import inert, visible
     from tito_audit.terminal.page import print_page
+    from tito_audit.terminal.terminal import RunProgress, progress_shown
 
     refuse_inputs({"--write": write}, logs)
-    outcome = _outcome(options, logs, tokenizers, chat_templates)
+    with progress_shown(pace := RunProgress(phase="reading the first rows")):
+        outcome = _outcome(options, logs, tokenizers, chat_templates, pace)
     best = outcome.identified.best
     written = None
     if write is not None and best is not None and outcome.identified.sure:
         written = write_found(Path(write), best.explanation, force=force)
     if shape == "json":
-        print(as_json(as_object(outcome)))
+        print_json(as_json(as_object(outcome)))
     else:
         print_page(page_lines(outcome), paste_lines(outcome), options.notice())
     if write is not None:
@@ -59,7 +63,9 @@ def identify(
         raise typer.Exit(FAILED)
 
 
-def _outcome(options: Options, logs: list[str], tokenizers: list[str], chat_templates: list[str]) -> IdentifyRun:
+def _outcome(
+    options: Options, logs: list[str], tokenizers: list[str], chat_templates: list[str], pace: RunProgress
+) -> IdentifyRun:
     from tito_audit.cli._identified import IdentifyRun
     from tito_audit.identify import identify
     from tito_audit.identify.ids_alone import ids_alone
@@ -67,11 +73,13 @@ def _outcome(options: Options, logs: list[str], tokenizers: list[str], chat_temp
     from tito_audit.run.candidates import candidates_for, templates_of_files
     from tito_audit.run.log_groups import first_rows
     from tito_audit.storage import find_logs
+    from tito_audit.terminal.words import many
 
     settings = options.settings()
     templates = templates_of_files(chat_templates or options.configured("chat-template"))
     files = find_logs(logs)
     first = first_rows(files, settings, settings.limit or _ROWS)
+    pace.enter("loading tokenizers")
     candidates = candidates_for(
         first.rollouts,
         files,
@@ -80,6 +88,7 @@ def _outcome(options: Options, logs: list[str], tokenizers: list[str], chat_temp
         templates,
         trust_remote_code=settings.trust_remote_code,
     )
+    pace.enter(f"trying {many(len(candidates.tried), 'tokenizer')}")
     identified = identify(first.rollouts, candidates.tried, audit=drift_audit(settings))
     for candidate in candidates.tried:
         candidate.tokenizer.save()  # so that the next run need not load it to read its vocabulary

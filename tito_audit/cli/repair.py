@@ -83,7 +83,7 @@ def repair(
     page = ReportOptions(color=colors(sys.stdout), width=page_width(), notes=notes, titles=titles)
     # Lines printed one by one and the progress line would overwrite each other.
     silent = quiet or (diff and sys.stdout.isatty())
-    with closing(with_progress(run, silent=silent, counted="rows", pace=pace)) as outcomes:
+    with closing(with_progress(run, pace, silent=silent)) as outcomes:
         for outcome in _printed(outcomes, run, page, worst) if diff else outcomes:
             tally.add(outcome)
     say_resumed(run.resumed, len(run.before.files), place, silent=quiet)
@@ -137,7 +137,7 @@ def scored(
     scorer = open_provider(provider, ProviderOptions(api_key=key_of(provider)))
     journal, pace = ScoreJournal(None, scorer.name), RunProgress()
     run = Rescoring(logs, settings, scorer, RescoreChoices(keeps=True), journal=journal, progress=pace)
-    for _ in with_progress(iter(run), silent=silent, pace=pace):
+    for _ in with_progress(run, pace, silent=silent):
         pass
     values = scores_of(logs, journal, f"{journal.model or 'the model'} ({scorer.name})")
     # Threads that the provider left running must not be forked.

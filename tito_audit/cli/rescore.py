@@ -65,7 +65,7 @@ def rescore(
         choices = RescoreChoices(requests, keeps=out is not None, tolerance=tolerance)
         run = Rescoring(logs, settings, scorer, choices, journal=scores, progress=pace)
         details = stack.enter_context(Details.opened("json" in [name for name, _ in wanted]))
-        with closing(with_progress(iter(run), silent=quiet, pace=pace)) as results:
+        with closing(with_progress(run, pace, silent=quiet)) as results:
             for result in results:
                 details.add(result)
         page = ReportOptions(color=colors(sys.stdout), width=page_width())
@@ -73,8 +73,9 @@ def rescore(
         if out is not None:
             model_said = f"{scores.model or 'the model'} ({scorer.name})"
             values = scores_of(logs, scores, model_said, replaces=unsafe)
-            filling = Filling(logs, out, settings, values, force=force, progress=RunProgress())
-            for _ in with_progress(filling, silent=quiet, counted="rows"):
+            pace = RunProgress()
+            filling = Filling(logs, out, settings, values, force=force, progress=pace)
+            for _ in with_progress(filling, pace, silent=quiet):
                 pass
             written = filling.written
             scores.close(done=journal is None)

@@ -63,7 +63,7 @@ def scan(
     place = journal_place(journal, named, resume=resume, way="write a report to a file: -r json=FILE")
     # Lines printed one by one and the progress line would overwrite each other.
     live = any(each.path is None and each.report.name in _AT_ONCE for each in wanted) and sys.stdout.isatty()
-    pace = RunProgress()
+    pace = RunProgress(limit=settings.limit)
     observe = any(each.report.observes for each in wanted)
     run = gate_rollouts(logs, settings, gate, pace, observe=observe, resume=place)
     run.summary.notices += [notice for notice in (options.notice(), skipped(logs)) if notice is not None]
@@ -78,7 +78,7 @@ def scan(
         ran=run.codes,
         fails=run.fails,
     )
-    with closing(compute_first(with_progress(run, silent=quiet or live, pace=pace))) as results:
+    with closing(compute_first(with_progress(run, pace, silent=quiet or live))) as results:
         deliver(results, run.summary, wanted, page)
     say_resumed(run.scan.resumed, len(run.summary.files), place, silent=quiet)
     if run.summary.gate is not None and run.summary.gate.failed:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import platform
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, MutableSequence, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -32,7 +32,7 @@ from tito_audit.run.auditor import (
 )
 from tito_audit.run.encoders import Encoders, begin_encoder, choose_encoder
 from tito_audit.run.fit import CODE, ROWS, misfit
-from tito_audit.run.progress import Counted, Progress
+from tito_audit.run.progress import Counted, InFlight, Progress
 from tito_audit.run.rewriting import CODE as REWRITING
 from tito_audit.run.rewriting import rewriting
 from tito_audit.run.rows import LogGroup, share_of
@@ -77,6 +77,8 @@ class RowFlow:
         self.loader = loader or Loader()
         self.progress: Progress | None = None
         """Gets the row counts of a first pass over calls, without bytes."""
+        self.in_flight: InFlight | None = None
+        """What processes forked from this one count on; None: nobody looks at it."""
         self.executor: Executor | None = None
         """What runs the first pass over calls; None: this process, or as many as `Settings.jobs` says."""
         self._notices: list[str] = []
@@ -119,6 +121,10 @@ class RowFlow:
             path = next((path for path in self.files if str(path) == file), None) or path_of(file)
             fitting = self._fitting[file] = _fitted(path, self.groups[file])
         return fitting
+
+    def counts_of(self, task: int) -> MutableSequence[int]:
+        """Where rows, bytes and tokens of a task are counted while it is worked on."""
+        return [0, 0, 0] if self.in_flight is None else self.in_flight.of(task)
 
     def check_seen(self, file: Path) -> None:
         """SetupError if this machine does not see a log as the one that the rows come from does."""

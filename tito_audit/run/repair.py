@@ -19,7 +19,7 @@ from tito_audit.record.trainings import ONCE
 from tito_audit.run.auditor import selected_codes, unreadable
 from tito_audit.run.log_findings import Once, RunCounts
 from tito_audit.run.log_groups import RowFlow
-from tito_audit.run.progress import CHECKING, Progress, entered
+from tito_audit.run.progress import CHECKING, Progress, entered, followed
 from tito_audit.run.resume import DoneRow, Recorder, read_again, refuse_model, repair_recorder, states_of
 from tito_audit.run.row_repair import RepairedRow, failing, strategies
 from tito_audit.run.rows import every_row
@@ -241,6 +241,7 @@ class Repairs(ShownRepairs):
         targets = targets_of(self.logs, files, self.out, writes)
         self.dry = self.out is None and not targets
         flow = RowFlow(files, every_row(self.settings))
+        flow.in_flight = followed(self.progress, self.before, self.settings.jobs or 1)
         flow.begin(self.before)
         flow.choose_encoders()
         once = self._once(flow)
@@ -299,6 +300,8 @@ class Repairs(ShownRepairs):
         writes = bool(writing.targets)
         writing.work = work = RepairBatch(flow, self.repairs, writes=writes, bare=several)
         recorded = writing.recorder.logs if writing.recorder is not None else {}
+        if self.progress is not None:
+            self.progress(0, 0, flow.size)
         steps = repair_steps(flow, size, once=writing.once, keep_text=writes, recorded=recorded)
         with closing(mapped(executor, work, steps)) as answers:
             for step, _ in answers:
@@ -330,7 +333,7 @@ class _Writing:
     later: ExitStack
     """Holds the files that lack rows until the quarantine has its name."""
     total: int
-    """Bytes of all logs."""
+    """Bytes of all logs that are repaired in this run."""
     once: Once | None
     """What the rows of all logs train more than once; None if no repair needs it."""
     recorder: Recorder | None
@@ -362,8 +365,12 @@ class _Writing:
                     if recorder is not None:
                         recorder.add(DoneRow(repaired.outcome, moved=tuple(moved)))
                     lacks_rows |= repaired.outcome.quarantined is not None
-                    self._passed(repaired.outcome, step.done)
+                    self._count(repaired.outcome)
                     yield repaired.outcome
+                if run.progress is not None:
+                    run.progress(self.rows, self.done + step.done, self.total)
+                if flow.in_flight is not None:
+                    flow.in_flight.passed(step.number)
             run.watch.check(file)
             if out is not None:
                 out.finish(log)
@@ -373,7 +380,8 @@ class _Writing:
                 recorder.finish(changed=run.changed[file], notices=changes.notices)
             elif lacks_rows:
                 self.later.push(stack.pop_all())
-        self._end(file, log.size)
+        self.done += log.size
+        self._end(file)
 
     def recorded(self, file: Path) -> Iterator[Outcome]:
         """The outcomes of a log that was repaired before; what they put into the quarantine is put there again."""
@@ -388,13 +396,14 @@ class _Writing:
             if self.quarantine is not None:
                 for line in row.moved:
                     self.quarantine.write(line)
-            self._passed(row.outcome, 0)
+            self._count(row.outcome)
             yield shown.get(row.outcome.place.row, row.outcome)
         for encoded in log.encoders:
             flow.encoders.add(encoded, run.before)
         run.changed[file] = [dict(rows) for rows in log.changed]
         run.before.notices += log.notices
-        self._end(file, file.stat().st_size)
+        self.total -= file.stat().st_size
+        self._end(file)
 
     def _begin(self, file: Path, vocabulary: Vocabulary | None, about_log: tuple[Finding, ...]) -> None:
         run = self.run
@@ -407,8 +416,7 @@ class _Writing:
                 run.after.add(result)
                 run.failing += failing(self.work.flow, str(file), result)
 
-    def _end(self, file: Path, size: int) -> None:
-        self.done += size
+    def _end(self, file: Path) -> None:
         if self.targets:
             rows = self.run.in_memory.get(file)
             in_memory = rows.result if rows is not None and rows.target is None else None
@@ -444,11 +452,9 @@ class _Writing:
             out = stack.enter_context(opened)
         return group.output(out, log)
 
-    def _passed(self, outcome: Outcome, position: int) -> None:
+    def _count(self, outcome: Outcome) -> None:
         self.rows += 1
         self.changed += outcome.repaired or outcome.quarantined is not None
-        if self.run.progress is not None:
-            self.run.progress(self.rows, self.done + position, self.total)
 
 
 def repair_rollouts(

@@ -19,7 +19,7 @@ from tito_audit.run.auditor import Loader, selected_codes
 from tito_audit.run.fit import ROWS, names_of_log
 from tito_audit.run.log_findings import Once, RunCounts
 from tito_audit.run.log_groups import RowFlow
-from tito_audit.run.progress import Counted, Progress
+from tito_audit.run.progress import Counted, Progress, followed
 from tito_audit.run.resume import SCAN, Recorder, States, states_of
 from tito_audit.run.rows import share_of
 from tito_audit.run.tasks import ChunkedScan, bare, chunk_bytes, engine_of
@@ -102,6 +102,7 @@ class Scan(Shown):
         states = states_of(files) if self.resume is not None or self.journal is not None else {}
         flow = RowFlow(files, settings, self.standing_for, loader=self.loader)
         flow.progress = self.progress
+        flow.in_flight = followed(self.progress, summary, settings.jobs or 1)
         flow.begin(summary)
         groups = flow.groups
         summary.codes = frozenset().union(*(group.auditor.codes for group in groups.values()))

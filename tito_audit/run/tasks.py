@@ -9,11 +9,10 @@ import copyreg
 import gc
 import pickle
 import zlib
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, MutableSequence, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field, fields, replace
-from itertools import repeat
-from operator import attrgetter
+from dataclasses import dataclass, field, replace
+from itertools import count, repeat
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -120,6 +119,8 @@ class Batch:
     """Bytes of the log read by then."""
     rows: Sequence[RawRow] = ()
     """As they wait to be written, in a repair."""
+    number: int = 0
+    """Counted from 0 over all logs."""
 
     def __str__(self) -> str:
         if not self.rows:
@@ -146,8 +147,8 @@ def _steps(flow: RowFlow, recorded: Mapping[Path, Finished], steps_of: Callable[
 # A scan.
 
 
-_ScanTask: TypeAlias = tuple[Chunk, ViewQuota | None]
-"""A chunk, and the rollouts viewed before it, as far as known when it is handed out."""
+_ScanTask: TypeAlias = tuple[int, Chunk, ViewQuota | None]
+"""Its number, a chunk, and the rollouts viewed before it, as far as known when it is handed out."""
 
 
 @dataclass(slots=True)
@@ -164,6 +165,7 @@ class _Audited:
     """Views by the number of the result in the chunk; compressed, since most are dropped and chunks wait in
     line."""
     size: int = 0
+    tokens: int = 0
     damage: str | None = None
     encoders: Encoded = ()
     error: BaseException | None = None
@@ -178,6 +180,7 @@ class _Audited:
                 self.views[passed] = zlib.compress(packed, 1)
                 result = replace(result, observed=replace(observed, view=None))
             without_views.append(result)
+            self.tokens += result.counts.get("tokens", 0)
             passed += 1
         self.rows.append((row, tuple(without_views)))
         return passed
@@ -191,11 +194,11 @@ class _AuditChunk:
 
     def __call__(self, task: _ScanTask) -> _Audited:
         """The results of the chunk; for rows past the limit, only that there is one."""
-        chunk, views = task
+        number, chunk, views = task
         answer, reading = _Audited(), Reading(chunk)
         try:
             self.flow.check_seen(chunk.path)
-            self._audit(chunk.path, reading, views, answer)
+            self._audit(chunk.path, reading, views, answer, self.flow.counts_of(number))
         except Exception as error:
             answer.error = sendable(error)
         if reading.sample is not None:
@@ -205,7 +208,14 @@ class _AuditChunk:
         answer.size, answer.damage, answer.encoders = reading.size, reading.damage, self.flow.encoders.here()
         return answer
 
-    def _audit(self, file: Path, reading: Reading, views: ViewQuota | None, answer: _Audited) -> None:
+    def _audit(
+        self,
+        file: Path,
+        reading: Reading,
+        views: ViewQuota | None,
+        answer: _Audited,
+        counts: MutableSequence[int],
+    ) -> None:
         limit, detection, passed = self.flow.settings.limit, Detection(), 0
         viewed = views.offer if views is not None else None
         skips: dict[tuple[Skip, ...], tuple[Skip, ...]] = {}
@@ -217,6 +227,9 @@ class _AuditChunk:
             # Most rollouts skip the same rules: one tuple shared by all is pickled once.
             shared = (bare(result, skips.setdefault(result.skips, result.skips)) for result in results)
             passed = answer.add(raw.index, shared, passed)
+            counts[0] += 1
+            counts[1] = reading.bytes * (raw.index + 1) // max(reading.size, 1)
+            counts[2] = answer.tokens
             if reading.sample is not None:
                 answer.left_out.append(reading.sample.left_out)
 
@@ -248,14 +261,17 @@ class ChunkedScan:
 
         A chunk has about `size` bytes. A log that cannot be read raises StorageError after the results before it.
         """
-        flow, recorder = self.flow, self.recorder
+        flow, recorder, numbers = self.flow, self.recorder, count()
 
         def steps_of(file: Path) -> Steps:
             yield Begun(file), None
             for chunk in flow.groups[str(file)].chunks(file, size):
-                yield Batch(file, chunk.done), (chunk, self.views.copy() if self.views is not None else None)
+                number, views = next(numbers), self.views.copy() if self.views is not None else None
+                yield Batch(file, chunk.done, number=number), (number, chunk, views)
 
         total, done, log_size = flow.size, 0, 0
+        if progress is not None:
+            progress(0, 0, total)
         steps = _steps(flow, {} if recorder is None else recorder.logs, steps_of)
         with closing(mapped(executor, _AuditChunk(flow), steps)) as answers:
             for step, answer in answers:
@@ -270,12 +286,15 @@ class ChunkedScan:
                         recorder.begin(step.file)
                     elif recorder is not None:
                         yield from self._recorded(recorder, step.file)
+                        total, log_size = total - log_size, 0
                 elif answer is not None:
                     yield from self._of_chunk(answer)
                 if self._stopped:
                     return
                 if progress is not None and isinstance(step, Batch):
                     progress(self.counted.rows, done + step.done, total)
+                if flow.in_flight is not None and isinstance(step, Batch):
+                    flow.in_flight.passed(step.number)
 
     def _end(self) -> None:
         """Record that the file was read to its end."""
@@ -382,6 +401,8 @@ class RepairTask:
     rows: Sequence[RawRow]
     again: Mapping[int, Again]
     """What the run trains more than once, by row."""
+    number: int
+    """That of its batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -402,6 +423,8 @@ def repair_steps(
 ) -> Steps:
     """The rows of all logs in batches of about `size` bytes, packed to be sent; None: one by one, as read."""
 
+    numbers = count()
+
     def steps_of(file: Path) -> Steps:
         group = flow.groups[str(file)]
         log = group.open_kept(file) if keep_text or size is not None else group.open(file)
@@ -412,7 +435,8 @@ def repair_steps(
             if size is not None:
                 sent = [_packed(raw) for raw in rows]
                 waiting = [replace(raw, value=None) if raw.text is not None else raw for raw in rows]
-            yield Batch(file, log.position, waiting), RepairTask(file, sent, again)
+            number = next(numbers)
+            yield Batch(file, log.position, waiting, number), RepairTask(file, sent, again, number)
 
     return _steps(flow, recorded or {}, steps_of)
 
@@ -436,10 +460,12 @@ class RepairBatch:
     def __call__(self, task: RepairTask) -> Repaired:
         """Every row of the task, repaired."""
         self.flow.check_seen(task.file)
-        rows = []
+        rows, counts = [], self.flow.counts_of(task.number)
         for raw in task.rows:
-            rows.append(self.row(task.file, raw, task.again.get(raw.index, {})))
+            rows.append(row := self.row(task.file, raw, task.again.get(raw.index, {})))
             self._garbage.passed(_size(raw))
+            counts[0] += 1
+            counts[2] += sum(result.counts.get("tokens", 0) for result in row.outcome.before)
         return Repaired(rows, self.flow.encoders.here())
 
     def row(self, file: Path, raw: RawRow, again: Again) -> RepairedRow:

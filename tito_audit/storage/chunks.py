@@ -55,6 +55,8 @@ class Reading:
     def __init__(self, chunk: Chunk) -> None:
         self.size = 0
         """How many row numbers the chunk takes up; the next chunk's rows are numbered from there."""
+        self.bytes = 0
+        """Bytes of the lines that `size` counts; 0 for other chunks."""
         self.damage: str | None = None
         """Why the file cannot be read past this chunk."""
         self.sample = Sample(chunk.share) if chunk.share is not None else None
@@ -212,6 +214,7 @@ def _read(file: Any, position: int, size: int) -> bytes:
 def _counted(blocks: Iterable[bytes], reading: Reading) -> Iterator[bytes]:
     for block in blocks:
         reading.size += block.count(b"\n")
+        reading.bytes += len(block)
         yield block
 
 
