@@ -40,14 +40,14 @@ def found(*arguments: object) -> tuple[int, dict[str, Any]]:
 
 
 def test_a_template_that_only_appends_passes_with_one_line_that_says_so(tmp_path: Path) -> None:
-    code, out, err = run("template", TOKENIZER, "--chat-template", template(tmp_path, KEEPS))
+    code, out, err = run("template", "--full", TOKENIZER, "--chat-template", template(tmp_path, KEEPS))
     assert (code, err) == (0, "")
     assert out.splitlines()[1] == "append-only for user messages, tool results and later system messages."
     assert "Where earlier text changes" not in out
 
 
 def test_a_template_that_changes_history_fails_and_shows_both_texts_with_their_lines(tmp_path: Path) -> None:
-    code, out, _ = run("template", TOKENIZER, "--chat-template", template(tmp_path, DROPS))
+    code, out, _ = run("template", "--full", TOKENIZER, "--chat-template", template(tmp_path, DROPS))
     assert code == 1
     line = DROPS[: DROPS.index("{% if loop.index0 > ns.last")].count("\n") + 1
     words = " ".join(out.split())
@@ -55,6 +55,27 @@ def test_a_template_that_changes_history_fails_and_shows_both_texts_with_their_l
     assert "{% if loop.index0 > ns.last %}: true when it was sampled, false in the next prompt" in words
     assert "│<think>⏎They ask for the weather, so I look it up.⏎</think>" in out
     assert "│It is sunny in Paris." in out
+
+
+@pytest.mark.parametrize(
+    ("source", "safe", "change", "gateway"),
+    [
+        (KEEPS, "yes: before user messages, tool results and", "nothing: sample and train with", "never forks"),
+        (DROPS, "no: once a user message follows an answer", "no argument keeps history", "forks there"),
+        (SWITCHED, "no: once a user message follows", "pass --template-arg preserve=true to", "forks there"),
+        ("{{ raise_exception('no') }}", "no: it refuses every conversation", "choose another", "continue nothing"),
+    ],
+)
+def test_the_page_opens_with_what_to_do(source: str, safe: str, change: str, gateway: str, tmp_path: Path) -> None:
+    arguments = ("template", "--chat-template", template(tmp_path, source))
+    out = run(*arguments)[1]
+    assert len(out.splitlines()) < 16
+    page = " ".join(out.split())
+    for line in (f"What to do safe {safe}", f"change {change}", gateway):
+        assert line in page
+    assert "What a splice or a gateway may rely on" not in out
+    assert "What a splice or a gateway may rely on" in run(*arguments, "--full")[1]
+    assert found(*arguments[1:])[1]["advice"]["safe"].startswith(safe)
 
 
 def test_the_object_holds_what_the_page_shows(tmp_path: Path) -> None:
@@ -91,7 +112,7 @@ def test_a_pair_of_messages_without_a_fixed_text_is_named_with_the_reason(tmp_pa
     told = {(one["left"], one["right"]): one for one in found(TOKENIZER, "--chat-template", path)[1]["delimiters"]}
     assert "depends on the messages" in told["assistant", "user"]["reason"]
     assert told["assistant", "user"]["text"] is None
-    out = run("template", TOKENIZER, "--chat-template", path)[1]
+    out = run("template", "--full", TOKENIZER, "--chat-template", path)[1]
     assert "no delimiter between assistant and user: it depends on the messages" in " ".join(out.split())
 
 
@@ -108,7 +129,7 @@ def test_without_a_tokenizer_texts_are_told_and_ids_are_said_to_be_unknown(tmp_p
     assert {seam["ids"] for seam in said["between"]} == {None}
     assert said["delimiters"] is None
     assert said["beginning_token"] == {"text": "<bos>", "written": True, "added": None, "doubled": None}
-    out = run("template", "--chat-template", path)[1]
+    out = run("template", "--full", "--chat-template", path)[1]
     assert "unknown: without a tokenizer, <bos> and <eos> are placeholders" in " ".join(out.split())
     with_ids = found(TOKENIZER, "--chat-template", path)[1]
     assert {one["line"] for one in said["breaks"]} == {one["line"] for one in with_ids["breaks"]}
@@ -126,28 +147,28 @@ def test_the_conversations_of_a_log_are_tried_too(tmp_path: Path) -> None:
     path = template(tmp_path, DROPS)
     plain = [{**one, "reasoning_content": None} for one in THINKING]
     mixed = log(tmp_path, THINKING, plain, plain)
-    code, out, _ = run("template", "--chat-template", path, "--log", mixed)
+    code, out, _ = run("template", "--full", "--chat-template", path, "--log", mixed)
     assert code == 1
     assert "For the log's messages it is append-only in 2 of 3 rollouts; answers are changed in 1." in out
     assert "Where earlier text changes in the log" in out
     said = found("--chat-template", path, "--log", mixed)[1]["log"]
     assert said["rollouts"] == 3
     assert said["broken_rollouts"] == [f"{mixed}:0"]
-    code, out, _ = run("template", "--chat-template", template(tmp_path, KEEPS), "--log", mixed)
+    code, out, _ = run("template", "--full", "--chat-template", template(tmp_path, KEEPS), "--log", mixed)
     assert code == 0
     assert "append-only in 3 of 3 rollouts" in out
 
 
 def test_a_log_that_shows_nothing_is_said_to_show_nothing(tmp_path: Path) -> None:
     one = log(tmp_path, THINKING[:2])
-    code, out, _ = run("template", "--chat-template", template(tmp_path, KEEPS), "--log", one)
+    code, out, _ = run("template", "--full", "--chat-template", template(tmp_path, KEEPS), "--log", one)
     assert code == 0
     assert "No answer in the log is followed by anything, so the log shows nothing." in out
 
 
 @pytest.mark.parametrize("source", ["", "Hello."])
 def test_a_template_that_writes_no_answer_is_not_append_only(tmp_path: Path, source: str) -> None:
-    code, out, _ = run("template", "--chat-template", template(tmp_path, source))
+    code, out, _ = run("template", "--full", "--chat-template", template(tmp_path, source))
     assert code == 1
     words = "leaves out a part of every answer: leaves out text, reasoning and tool calls of them."
     assert out.splitlines()[1] == words
@@ -161,7 +182,7 @@ def test_nothing_of_a_template_acts_on_a_terminal_or_in_ci(tmp_path: Path) -> No
     source = HOSTILE + refusing + DROPS + "{% if colour == '\x1b[3m' %}{% endif %}"
     path = template(tmp_path, source)
     for arguments in ((), ("-f", "json")):
-        code, out, _ = run("template", "--chat-template", path, *arguments)
+        code, out, _ = run("template", "--full", "--chat-template", path, *arguments)
         assert code == 1
         assert not set(out) & {"\x1b", "‮", "\r"}
         assert not [line for line in out.splitlines() if line.lstrip().startswith("::")]
@@ -169,7 +190,7 @@ def test_nothing_of_a_template_acts_on_a_terminal_or_in_ci(tmp_path: Path) -> No
 
 def test_the_table_of_facts_warns_of_the_clock_and_of_a_doubled_token(tmp_path: Path) -> None:
     path = template(tmp_path, "{{ strftime_now('%d %b %Y') }}" + KEEPS)
-    out = " ".join(run("template", "--chat-template", path)[1].split())
+    out = " ".join(run("template", "--full", "--chat-template", path)[1].split())
     assert "clock read as “%d %b %Y”: prompts differ from day to day; pass --clock DATE" in out
     told = found("--chat-template", path, "--clock", "2024-07-26")[1]
     assert told["clock"] == ["%d %b %Y"]

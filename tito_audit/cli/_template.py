@@ -33,7 +33,7 @@ from tito_audit.templates import (
 )
 from tito_audit.templates.against import Parted, PromptCause
 from tito_audit.templates.training import Judged, Variant, find_variant
-from tito_audit.templates.verdict import claims, flags_of, line_of, title, verdict
+from tito_audit.templates.verdict import advice, claims, flags_of, line_of, title, verdict
 from tito_audit.terminal.cut import elided
 from tito_audit.terminal.encoding import print_json
 from tito_audit.terminal.escape import visible
@@ -86,8 +86,8 @@ class Looked:
     """None: there was no tokenizer."""
 
 
-def page_lines(looked: Looked) -> Iterator[RenderableType]:
-    """The verdict, then its evidence."""
+def page_lines(looked: Looked, *, full: bool) -> Iterator[RenderableType]:
+    """The verdict and what to do; if `full`, the evidence too."""
     facts = looked.facts
     yield Text("tito-audit template ", style="bold").append(visible(looked.name))
     style = "bold green" if facts.append.holds else "bold red"
@@ -95,6 +95,19 @@ def page_lines(looked: Looked) -> Iterator[RenderableType]:
     yield Text(visible(short), style=style).append(visible(verdict(facts).removeprefix(short)), style="")
     if looked.log is not None:
         yield _of_log(looked.log)
+    yield from heading("What to do")
+    yield facts_table(advice(facts).items())
+    if full:
+        yield from _evidence(looked)
+    else:
+        yield from heading("Next")
+        yield Text(
+            "  tito-audit template … --full   which answers change, and the lines of the template that do it"
+        )
+
+
+def _evidence(looked: Looked) -> Iterator[RenderableType]:
+    facts = looked.facts
     yield from heading("What becomes of a sampled answer, by what it is and what follows")
     yield _outcomes(facts.append)
     yield from heading("Facts")
@@ -321,6 +334,7 @@ def as_object(looked: Looked) -> dict[str, Any]:
         "append_only": facts.append.holds,
         "title": title(facts.append),
         "verdict": verdict(facts),
+        "advice": advice(facts),
         "answers": _answers(facts.append),
         "breaks": [_break_object(each) for each in facts.breaks],
         "log": None

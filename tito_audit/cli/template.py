@@ -25,6 +25,7 @@ def template(
     training: str | None,
     against: str | None,
     force: bool,
+    full: bool,
     named: Annotated[
         Optional[str],  # noqa: UP045 - read by Typer
         typer.Argument(metavar="[TOKENIZER]", help="A folder with tokenizer.json, or a Hugging Face name."),
@@ -34,7 +35,7 @@ def template(
     it only appends.
 
     It is rendered for built-in conversations with each kind of answer and message. --chat-template FILE alone,
-    without a tokenizer, shows the same for text but nothing about token ids.
+    without a tokenizer, shows the same for text but nothing about token ids. --full adds the evidence.
     """
     from tito_audit.cli._exits import FAILED
     from tito_audit.cli._template import as_object, page_lines
@@ -62,7 +63,7 @@ def template(
     if shape == "json":
         print_json(as_json(as_object(looked)))
     else:
-        print_page((), page_lines(looked), options.notice())
+        print_page((), page_lines(looked, full=full), options.notice())
     if not looked.facts.append.holds or (looked.log is not None and looked.log.append.broken):
         raise typer.Exit(FAILED)
 

@@ -247,7 +247,9 @@ _SHOWING = under(
     ),
     _of_show("ids", takes=bool, key_takes=values.FLAG)("Show the id of each token below it."),
     _of_show("logprobs", takes=bool, key_takes=values.FLAG)("Show the logprob of each sampled token below it."),
-    _of_show("full", takes=bool, key_takes=values.FLAG, key_after="rows")("Show all tokens."),
+    flag("full", ("show", "template"), takes=bool, key_takes=values.FLAG, key_after="rows")(
+        "Show all tokens.", template="Show the evidence: answers, facts, changes, texts between messages."
+    ),
     _of_show("as_json", flag_name="json", takes=bool, flag_only=FlagOnly.PURPOSE, hidden=True)(
         "Write one JSON object: every sequence and finding of the rollout."
     ),

@@ -58,6 +58,42 @@ def title(append: AppendOnly) -> str:
     return "not append-only" if append.broken else "leaves out a part of every answer"
 
 
+def advice(facts: TemplateFacts) -> dict[str, str]:
+    """What to do about a template: whether it is safe, what to change, and what a gateway does with it."""
+    append = facts.append
+    by_next = {name: steps for name, steps in _in_order(append.by_next()).items() if name != "assistant"}
+    follows = _listed([_NEXT.get(name, name) for name, steps in by_next.items() if steps.broken], "or")
+    holding = _listed([_NAMES.get(name, name) for name, steps in by_next.items() if steps.holds])
+    parts = _listed(list(dict.fromkeys(part for step in append.left_out for part in step.left_out)))
+    if append.holds or append.broken:
+        safe = (
+            f"no: once {follows or 'another answer'} follows an answer, the prompt does not hold what was sampled"
+            if append.broken
+            else f"yes: before {holding or 'another answer'}, prompts hold what was sampled"
+        )
+        safe += f"; before {holding} it does" if append.broken and holding else ""
+        safe += f"; {parts} of some answers it leaves out" if parts else ""
+    else:
+        safe = f"no: it {title(append)}"
+    if append.broken and (helped := helping(facts)):
+        change = f"pass {helped} to the server, the trainer and every scan: usual conversations are then kept"
+    elif append.broken:
+        change = "no argument keeps history; `tito-audit template … --training FILE` seeks edits that do"
+    elif append.holds and not parts:
+        change = "nothing: sample and train with this template"
+    elif append.holds:
+        change = f"nothing, unless the model samples {parts}: then choose a template that writes that"
+    else:
+        change = "choose another template: --chat-template FILE"
+    if append.broken:
+        serve = "`tito-audit serve` forks there: what was sampled is logged, in more training rows"
+    elif append.holds:
+        serve = "`tito-audit serve` never forks a growing conversation: prompts begin with the sampled ids"
+    else:
+        serve = "`tito-audit serve` can continue nothing"
+    return {"safe": safe, "change": change, "gateway": serve}
+
+
 def _parts(facts: TemplateFacts) -> Iterator[str]:
     """The parts of the verdict after the title."""
     append = facts.append
