@@ -169,7 +169,7 @@ BUDGETS = {
     "record": 2_877,
     "render": 4_000,
     "repairs": 1_907,
-    "reports": 3_180,
+    "reports": 3_108,
     "rescore": 2_281,
     "rules": 5_662,
     "run": 6_620,

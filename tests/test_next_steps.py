@@ -72,3 +72,20 @@ def test_a_row_shown_without_a_tokenizer_is_not_called_free_of_findings(tmp_path
     log = tmp_path / "log.jsonl"
     log.write_text(json.dumps({"token_ids": [20, 21, 22], "loss_mask": [0, 1, 1]}) + "\n")
     assert "nothing compared" in run("show", log, "--row", 0)[1]
+
+
+def test_the_first_step_after_a_wrong_tokenizer_finds_the_right_one(tmp_path: Path) -> None:
+    other = ROOT / "fixtures" / "tokenizers" / "toy_metaspace"
+    log = tmp_path / "a log.jsonl"
+    rows = (FORMATS / "generic.jsonl").read_text().replace('"loss_mask"', '"our_mask"')
+    log.write_text(rows * 4)
+    mapped = ("--map", "loss_mask=our_mask", "--template-arg", "enable_thinking=false")
+    out = run("scan", log, "-t", other, *mapped, env={"COLUMNS": "300"})[1]
+    assert "REC007" in out
+    lines = [line.strip() for line in out.partition("\nNext\n")[2].splitlines()]
+    first, second = [line for line in lines if line.startswith("tito-audit")]  # no baseline accepts it
+    assert second.startswith("tito-audit explain REC007")
+    arguments = shlex.split(first.partition("   ")[0])[1:]
+    assert arguments == ["identify", str(log), "--map", "loss_mask=our_mask"]
+    identified = run(*arguments, "-t", TOY[1])[1]
+    assert f"tito-audit scan '{log}' -t {TOY[1]}" in identified

@@ -23,6 +23,10 @@ FIRST = "REC007", "REC011", "TPL210", "TPL212"
 """The codes whose findings about a whole log are shown first, because all others depend on them."""
 _UNREADABLE = "REC001"
 """The code of rows that cannot be read."""
+_MISFIT = "REC007"
+"""The code of a log of another tokenizer or chat template."""
+_RENDERING = frozenset(("--chat-template", "--template-name", "--template-arg", "--tool-arguments", "--clock"))
+"""Flags that say how prompts are rendered, which `identify` finds out."""
 _VALUES = re.compile(r"near .*\Z|\d[\d,]*|'[^']*'|\"[^\"]*\"", re.DOTALL)
 """What differs between messages of one reason: numbers, names and what is near."""
 _UNREADABLE_SHOWN = 2
@@ -304,15 +308,17 @@ def next_steps(
     browse: bool = False,
     least: Severity = Severity.NOTE,
 ) -> Iterator[NextCommand]:
-    """Commands that explain and show the worst finding and repair all from `least` up; `browse`: also one that
-    shows all.
-    """
+    """Commands that explain and show the worst finding and repair all; `browse`: also one that shows all."""
+    misfit = worst is not None and worst.code == _MISFIT
+    if worst is not None and misfit:
+        yield _identify(worst, summary)
     if worst is not None:
         steps = [NextCommand(f"tito-audit explain {worst.code}", "what it means, and what fixes it")]
-        if worst.code == _UNREADABLE or summary.compared or summary.uncompared:  # else there are no tokens to show
+        # A wrong tokenizer shows no token as it is, and without ids there are none.
+        if worst.code == _UNREADABLE or (not misfit and (summary.compared or summary.uncompared)):
             steps.append(_look(worst, summary))
         yield from reversed(steps) if worst.code == _UNREADABLE else steps
-    if not summary.rollouts:
+    if misfit or not summary.rollouts:  # with the right tokenizer there are other findings
         return
     log = shell_word(summary.files[0]) if len(summary.files) == 1 else "…"
     repair = f"tito-audit repair {log} -o OUT{with_options(summary)}"
@@ -328,6 +334,17 @@ def next_steps(
     # What was not checked, a baseline cannot accept.
     if gate is not None and gate.baseline and (gate.failing or any(rate.failed for rate in gate.rates)):
         yield NextCommand("tito-audit scan … --update-baseline", "accept what is new")
+
+
+def _identify(finding: Finding, summary: Summary) -> NextCommand:
+    """The command that finds what wrote a log that the tokenizer or the template did not write."""
+    # With another template, the tokenizer is not in doubt.
+    words = "" if "tokenizer" in finding.hit.cause else with_tokenizer(summary)
+    pairs = zip(summary.reading[::2], summary.reading[1::2], strict=True)
+    flags = [word for pair in pairs if pair[0] not in _RENDERING for word in pair] + list(summary.joining)
+    words += "".join(f" {shell_word(word)}" for word in flags)
+    says = "finds what wrote it; -t DIR names a tokenizer to try"
+    return NextCommand(f"tito-audit identify {shell_word(finding.place.file)}{words}", says)
 
 
 def _look(finding: Finding, summary: Summary) -> NextCommand:
