@@ -171,7 +171,7 @@ BUDGETS = {
     "repairs": 1_907,
     "reports": 3_108,
     "rescore": 2_281,
-    "rules": 5_662,
+    "rules": 5_699,
     "run": 6_620,
     "serve": 1_776,
     "sessions": 2_901,

@@ -7,10 +7,12 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from tito_audit.evidence.fill import FARTHEST
 from tito_audit.evidence.model import Evidence
 from tito_audit.evidence.needs import Needs
 from tito_audit.record.arrays import Logprobs
 from tito_audit.record.finding import Hit, Severity
+from tito_audit.record.reading import places
 from tito_audit.rule import rule
 from tito_audit.rules._trainer import Pair, other_base, pairs
 from tito_audit.rules._words import counted, listed, quoted, shown
@@ -42,9 +44,11 @@ def sampler_and_trainer_disagree(evidence: Evidence) -> Iterator[Hit]:
     warning if the mean absolute difference, less two standard errors, is above log(1.05) = 0.049, the bound of
     NeMo-RL's tests for two engines with the same weights; else a note if single tokens differ by more than 1. The
     message gives the mean of trainer minus sampler, the estimates k1 and k3 of the divergence of the sampler from
-    the trainer, and the worst tokens, and says whether they are where the row's tokens drifted. Rows within the
-    bounds are not reported. Tokens without a logprob on either side, and the 0.0 of LPR505, are left out.
-    `tito-audit rescore` compares the sampler's logprobs with a model's, as the column `rescored_logprobs`.
+    the trainer, and the worst tokens, and says whether they are where the row's tokens drifted. If the trainer's
+    column holds the sampler's values some places late or early, the message says so: at that offset alone the two
+    agree within the bound, on eight tokens or more that differ in place. Rows within the bounds are not reported.
+    Tokens without a logprob on either side, and the 0.0 of LPR505, are left out. `tito-audit rescore` compares the
+    sampler's logprobs with a model's, as the column `rescored_logprobs`.
 
     ## Why it matters
     The gradient assumes that the tokens were sampled from the policy that is trained. Weights that were not
@@ -71,7 +75,8 @@ def sampler_and_trainer_disagree(evidence: Evidence) -> Iterator[Hit]:
     ```
 
     ## Repair
-    None: the log does not say which side is right. Where tokens drifted, `splice` or `fork` cures the cause;
+    None: the log does not say which side is right. A column that is early or late may be the trainer's convention:
+    log each value beside its own token. Where tokens drifted, `splice` or `fork` cures the cause;
     otherwise compare both engines on one prompt, or correct with importance ratios.
     """
     units = other_base(evidence)
@@ -111,8 +116,40 @@ def _judged(evidence: Evidence, column: list[Pair]) -> Iterator[Hit]:
     )
     place = int(pair.at[at])
     cause, severity = ("whole column", Severity.WARNING) if above else ("single tokens", Severity.NOTE)
+    if above and (offset := _moved(column)):
+        cause = f"shifted by {offset:+d}"
+        again = decimal(_apart(column, offset)[1].mean(), 3)
+        message = (
+            f"`{trainer}` holds the values of `{sampler}` {places(offset)}: over {counted(len(every), 'token')} "
+            f"the two differ by {size} in the mean, and by {again} once moved back; unless the trainer does that, "
+            "each importance ratio is taken of two different tokens"
+        )
     side = shown(evidence, pair.ids[place : place + 1])
     yield Hit(pair.where, place, place + 1, message, pair.turn, cause, severity, side)
+
+
+def _moved(column: list[Pair]) -> int:
+    """How many places late (+) or early (-) the trainer's values are; 0 unless one offset alone explains them."""
+    fits = []
+    for offset in (*range(-FARTHEST, 0), *range(1, FARTHEST + 1)):
+        in_place, moved = _apart(column, offset)
+        # Values near zero agree at every offset: only tokens that differ in place show one.
+        shows = (in_place > _BOUND) & (moved <= _BOUND)
+        if shows.sum() >= _FEWEST and moved.mean() <= _BOUND and 10 * moved.mean() <= in_place.mean():
+            fits.append(offset)
+    return fits[0] if len(fits) == 1 else 0
+
+
+def _apart(column: list[Pair], offset: int) -> tuple[Logprobs, Logprobs]:
+    """`[N]` how far the two sides of a token are apart in place, and with the trainer's values moved back."""
+    in_place, moved = [], []
+    for pair in column:
+        there = np.searchsorted(pair.at, pair.at + offset)
+        here = there < len(pair.at)
+        here[here] = pair.at[there[here]] == pair.at[here] + offset
+        in_place.append(np.abs(pair.trainer - pair.sampler)[here])
+        moved.append(np.abs(pair.trainer[there[here]] - pair.sampler[here]))
+    return np.concatenate(in_place), np.concatenate(moved)
 
 
 def _k3(differences: Logprobs) -> float:
