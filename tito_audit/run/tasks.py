@@ -11,8 +11,9 @@ import pickle
 import zlib
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, MutableSequence, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import count, repeat
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, TypeAlias
 
