@@ -266,7 +266,7 @@ def test_a_reader_that_goes_away_once_the_result_is_known_gets_its_verdict(log: 
         assert Path("all.jsonl").read_bytes().endswith(b"}\n")
         if report != "text":  # all of that fits into the pipe
             assert done.stderr.startswith(
-                "tito-audit: stdout was closed before all was printed; failed: 40 errors"
+                "tito-audit: stdout was closed before all was printed; failed: errors in 40 of 80 rollouts"
             )
             assert done.stderr.count("\n") == 1
 

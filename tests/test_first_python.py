@@ -86,7 +86,7 @@ def test_print_runs_a_scan_and_shows_what_it_found() -> None:
     scan = scan_rollouts(ROWS, Settings(tokenizer=TOY))
     assert repr(scan) == "<Scan: not run yet; print it or call run()>"
     shown = str(scan)
-    assert shown.startswith("failed: 4 errors in 2 of 5 rollouts (40 %)")
+    assert shown.startswith("failed: errors in 2 of 5 rollouts (40 %)")
     assert "│·Skin│ny │" in shown
     assert "error TOK101" in shown
     assert shown == str(scan), "it ran once"
@@ -99,7 +99,7 @@ def test_a_scan_that_was_iterated_prints_without_a_second_audit() -> None:
     scan = scan_rollouts(ROWS, Settings(tokenizer=TOY), lambda *progress: read.append(progress[0]))
     for _ in scan:
         pass
-    assert str(scan).startswith("failed: 4 errors in 2 of 5 rollouts (40 %)")
+    assert str(scan).startswith("failed: errors in 2 of 5 rollouts (40 %)")
     assert str(scan).endswith("findings_table() reads the log again.")
     assert (scan.verdict, len(read)) == ("failed", 5)
 

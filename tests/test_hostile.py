@@ -189,7 +189,7 @@ def test_a_tokenizer_without_a_template_is_said_and_the_rest_is_audited(tmp_path
     folder = tmp_path / "tokenizer"
     folder.mkdir()
     (folder / "tokenizer.json").write_bytes((TOY / "tokenizer.json").read_bytes())
-    code, out, err = tito("scan", rows(tmp_path / "log.jsonl", CALLS), "-t", folder)
+    code, out, err = tito("scan", rows(tmp_path / "log.jsonl", CALLS), "-t", folder, "--notes")
     assert (code, err) == (0, "")
     assert "has no chat template" in " ".join(out.split())
     assert "TOK101" in out

@@ -27,7 +27,7 @@ from tito_audit.align.drift import align  # noqa: E402
 from tito_audit.evidence.chains import chain_turns  # noqa: E402
 from tito_audit.evidence.gather import gather  # noqa: E402
 from tito_audit.evidence.model import Evidence, TextSide  # noqa: E402
-from tito_audit.evidence.prefix_reuse import PiecesCache, SpelledTexts, compare_text  # noqa: E402
+from tito_audit.evidence.prefix_reuse import PairedPieces, PiecesCache, SpelledTexts, compare_text  # noqa: E402
 from tito_audit.evidence.reference import Reference  # noqa: E402
 from tito_audit.evidence.stretches import Stretch, stretches  # noqa: E402
 from tito_audit.record.arrays import Ids  # noqa: E402
@@ -230,10 +230,14 @@ def grown_and_whole(dice: random.Random) -> int:
         found, before = compare_text(text, recorded, before, reference, pieces)
         every, _ = plain(text, recorded, None, reference, None)
         left_out = len(every) - len(found)
-        assert [stated(one) for one in found] == [stated(one) for one in every[left_out:]]
-        assert {one.key for one in every[:left_out]} <= known, "what is left out was found before"
+        wanted = [stated(one) for one in every]
+        places = [wanted.index(stated(one)) for one in found]
+        assert places == sorted(set(places)), "what is found is found in the whole too, in order"
+        assert {one.key for at, one in enumerate(every) if at not in places} <= known, "the rest was found before"
         if reference.text(recorded) != text:
-            assert (left_out, before) == (0, None), "texts that differ are compared whole"
+            assert isinstance(before, PairedPieces)
+        else:
+            assert places == list(range(left_out, len(every)))
         known = {one.key for one in every}
         shorter += left_out > 0
         if dice.random() < 0.2:

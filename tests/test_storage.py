@@ -528,7 +528,7 @@ def test_what_cannot_be_found_says_what_to_do(tmp_path):
         (tmp_path / "absent" / "a.jsonl", "does not exist either"),
         (tmp_path / "none", r"\.jsonl\.zst"),
         (tmp_path / "*.parquet", "no file matches"),
-        ("file:///logs/a.jsonl", "tito-audit scan /logs/a.jsonl"),
+        ("file:///logs/a.jsonl", r'scan_rollouts\("/logs/a.jsonl"\)'),
     ):
         with pytest.raises(StorageError, match=says):
             find_logs([str(argument)])

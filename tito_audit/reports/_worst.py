@@ -90,16 +90,16 @@ class Worst:
     def add(self, findings: Iterable[Finding]) -> None:
         """Keep those findings of a rollout that may be among the worst."""
         several = list(findings)
-        roots = (
-            {finding.fingerprint for finding in several if finding.because_of is None}
-            if len(several) > 1
-            else frozenset()
-        )
+        roots: dict[str | None, _Key] = {}
+        if len(several) > 1:
+            roots = {finding.fingerprint: _key(finding) for finding in several if finding.because_of is None}
         for finding in several:
-            if finding.because_of in roots:
-                continue
             key = _key(finding)
             group = self._groups.get((key, finding.severity))
+            if finding.because_of in roots:
+                if group is not None and roots[finding.because_of] == key:
+                    group.add(finding)  # one more of its root's kind
+                continue
             if group is None and len(self._groups) < _COUNTED:
                 group = self._groups[key, finding.severity] = _WorstGroup()
             if group is not None:
