@@ -112,6 +112,16 @@ def test_a_named_function_is_the_only_one_of_its_grammar(tmp_path: Path) -> None
         assert tags["stop_after_first"]
 
 
+@pytest.mark.parametrize("parser", FORMS, ids=lambda parser: str(parser.name))
+def test_no_grammar_has_an_empty_separator(parser: Parser) -> None:
+    """xgrammar before 0.1.30, which vLLM had up to 0.17, takes none."""
+    made = forced_format(None, parser, {"f": None, "g": None}, "", single=False)
+    assert made is not None
+    calls = made["format"]["elements"][1]
+    assert calls.get("separator") != ""
+    assert len(calls.get("tags") or calls["elements"]) == 2
+
+
 def test_reasoning_that_the_prompt_opened_or_closed_is_known() -> None:
     for end, begin in (("<|im_start|>assistant\n<think>\n", ""), ("<|im_start|>assistant\n", "<think>")):
         made = forced_format(QWEN, HERMES, {"f": None}, end, single=True)

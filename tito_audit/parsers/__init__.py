@@ -164,7 +164,7 @@ def to_delta(delta: Delta, call_id: Callable[[int], str]) -> dict[str, Any]:
 
 # Calls that a request forces: a grammar in the template's own syntax, or one of JSON.
 
-_ANYTHING: Mapping[str, Any] = {"type": "object"}
+_ANYTHING: Mapping[str, Any] = {"type": "object", "additionalProperties": True}
 _SPACES = {"type": "regex", "pattern": "[ \\n]{0,4}"}
 """What models write between reasoning and calls."""
 
@@ -189,10 +189,10 @@ def forced_format(
         }
         for name, schema in schemas.items()
     ]
-    calls = {
-        **{"type": "tags_with_separator", "tags": tags, "separator": form.separator or ""},
-        **{"at_least_one": True, "stop_after_first": single or form.separator is None},
-    }
+    calls: dict[str, Any] = {"type": "or", "elements": tags}
+    if form.separator is not None:  # xgrammar before 0.1.30 takes no empty one.
+        calls = {"type": "tags_with_separator", "tags": tags, "separator": form.separator}
+        calls |= {"at_least_one": True, "stop_after_first": single}
     answer: dict[str, Any] = {"type": "sequence", "elements": [_SPACES, calls]}
     if reasoning is not None and reasoning.reasoning_tags is not None:
         opens, closes = reasoning.reasoning_tags
