@@ -23,6 +23,7 @@ To add one, subclass the branch with the same exit code and document it here.
 from __future__ import annotations
 
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 
 from tito_audit.voice import spoken
@@ -108,14 +109,23 @@ class SpliceError(TitoAuditError, ValueError):
 class ProviderError(TitoAuditError):
     """A model or server that refuses a call, fails, or does not return ids and logprobs.
 
-    status   the HTTP status of the response; None when there was none
-    body     the start of the response body; None when there was none
+    status       the HTTP status of the response; None when there was none
+    body         the start of the response body; None when there was none
+    prompt_seen  the prompt that a server says it was given, where it is not the one that was sent; else None
     """
 
-    def __init__(self, message: str, *, status: int | None = None, body: str | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int | None = None,
+        body: str | None = None,
+        prompt_seen: Sequence[int] | None = None,
+    ) -> None:
         super().__init__(message)
         self.status = status
         self.body = body
+        self.prompt_seen = prompt_seen
 
 
 ODD_VALUES = (

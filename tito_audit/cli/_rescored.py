@@ -18,6 +18,7 @@ from tito_audit.report import ReportOptions
 from tito_audit.report_objects import as_json, fields, finding_object
 from tito_audit.rescore.html import Pieces, most_expensive, page, place_words
 from tito_audit.rescore.model import EDGES, NEAR, Agreement, Behind, Price, RescoredRollout
+from tito_audit.rescore.prompts import PromptDifference, PromptSummary, Question
 from tito_audit.rescore.summary import RescoreSummary
 from tito_audit.rescore.tables import (
     AFTER_HEADS,
@@ -33,6 +34,7 @@ from tito_audit.rescore.tables import (
     drifted_rows,
 )
 from tito_audit.rescore.write import WrittenScores
+from tito_audit.summary import Summary
 from tito_audit.terminal.cut import elided
 from tito_audit.terminal.escape import visible
 from tito_audit.terminal.page import heading, page_to, print_parts, ruled_table
@@ -317,3 +319,106 @@ def _behind(behind: Behind) -> dict[str, Any]:
 
 def _by_edge(values: Sequence[float]) -> dict[str, float]:
     return {f"{edge:g}": value for edge, value in zip(EDGES, values, strict=True)}
+
+
+# `rescore --prompts`: whether a server has the prompts of a log.
+
+
+@dataclass(frozen=True, slots=True)
+class Prompts:
+    """A finished run of `--prompts`."""
+
+    summary: PromptSummary
+    scan: Summary
+    worst: int
+    """How many differences are shown."""
+    pieces: Pieces
+    """Ids as text."""
+
+
+def prompt_verdict(summary: PromptSummary) -> str:
+    """One sentence: whether the prompts of the log are the server's."""
+    calls = many(sum(summary.compared.values()), "comparison")
+    skipped = sum(number for number, _ in summary.skipped.values())
+    rest = f" {many(skipped, 'comparison')} could not be made." if skipped else ""
+    if not summary.differences:
+        return f"The server has the tokens of the log in {calls}.{rest}"
+    differing = sum(summary.differing.values())
+    return f"The server has other tokens than the log in {differing:,} of {calls}.{rest}"
+
+
+def _prompts_text(run: Prompts, out: TextIO, options: ReportOptions) -> None:
+    with page_to(out, options) as console:
+        print_parts(console, _prompt_parts(run))
+
+
+def _prompt_parts(run: Prompts) -> Iterator[RenderableType]:
+    summary = run.summary
+    model = f", model {summary.model}" if summary.model else ""
+    counts = f"{many(summary.rollouts, 'rollout')} · prompts sent to {summary.provider}{model}"
+    yield Text("tito-audit rescore  ", style="bold").append(visible(counts), style="")
+    yield Text(prompt_verdict(summary), style="bold red" if summary.differences else "bold green")
+    yield from heading("Calls, by how they were sent")
+    rows = [
+        (str(question), f"{summary.compared[question]:,}", f"{summary.differing[question]:,}")
+        for question in Question
+    ]
+    yield _table(("", "compared", "different"), rows)
+    if summary.differences:
+        yield from heading(f"Where the server differs: {many(len(summary.differences), 'place')}")
+    for differs in summary.differences[: run.worst]:
+        yield Text(visible(f"  {differs}, {differs.question}"))
+        yield Text(visible(f"    {differs.cause}: {differs.what}"))
+        sides = [elided(visible(run.pieces(ids)), _PIECES) for ids in (differs.recorded, differs.server)]
+        yield Text(f"    {sides[0]} → {sides[1]}")
+    if len(summary.differences) > run.worst:
+        yield Text(f"  … and {len(summary.differences) - run.worst:,} more; --report json lists all")
+    lines = [
+        f"{number:,} not {question}: {because} (first: {place})"
+        for (question, because), (number, place) in summary.skipped.items()
+    ]
+    if summary.replayed:
+        lines.append(f"{many(summary.replayed, 'token')} replayed")
+    if summary.spliced:
+        prompts = many(summary.spliced, "prompt")
+        lines.append(f"{prompts} as the server would write it, except tokens kept from earlier calls")
+    lines += run.scan.notices
+    if lines:
+        yield from heading("Notes")
+        yield from (Text(visible(f"  {line}")) for line in lines)
+
+
+def _prompts_json(run: Prompts, out: TextIO, options: ReportOptions) -> None:
+    summary = run.summary
+    counts = {
+        "schema_version": 1,
+        **fields(summary, "provider model rollouts"),
+        **fields(run.scan, "tokenizer notices"),
+        "failed": bool(summary.differences),
+        "questions": [
+            {
+                "question": question,
+                "compared": summary.compared[question],
+                "differing": summary.differing[question],
+            }
+            for question in Question
+        ],
+        **fields(summary, "spliced replayed"),
+        "skipped": [
+            {"question": question, "because": because, "number": number, **fields(first, "file row item")}
+            for (question, because), (number, first) in summary.skipped.items()
+        ],
+    }
+    differences = [_difference_object(differs) for differs in summary.differences]
+    out.write(as_json({"summary": counts, "differences": differences}) + "\n")
+
+
+def _difference_object(differs: PromptDifference) -> dict[str, Any]:
+    return {
+        **fields(differs, "question"),
+        **fields(differs.place, "file row item"),
+        **fields(differs, "turn where start end code cause what recorded server"),
+    }
+
+
+PROMPT_REPORTS = {"text": _prompts_text, "json": _prompts_json}

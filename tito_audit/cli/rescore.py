@@ -23,6 +23,8 @@ def rescore(
     model: str | None,
     requests: int,
     tolerance: float,
+    prompts: bool,
+    replay: int,
     journal: str | None,
     resume: bool,
     out: str | None,
@@ -38,13 +40,17 @@ def rescore(
     Each drift finding gets a price: the logprob of what was sampled, and of what replaced it. Exits 1 if recorded
     logprobs disagree with the model beyond --tolerance, or if something with ids could not be scored; a price
     alone never fails a log. A server's key comes from VLLM_API_KEY or SGLANG_API_KEY.
+
+    With --prompts nothing is scored: is each prompt the one that this server sees or would write? Exits 1 if one
+    is not.
     """
     from tito_audit.cli._exits import FAILED
-    from tito_audit.cli._rescored import REPORTS, Details, Rescored
+    from tito_audit.cli._rescored import PROMPT_REPORTS, REPORTS, Details, Prompts, Rescored
     from tito_audit.provider import ProviderOptions
     from tito_audit.providers import key_of, open_provider
     from tito_audit.report import ReportOptions
     from tito_audit.rescore.journal import ScoreJournal
+    from tito_audit.rescore.prompts import PromptRun
     from tito_audit.rescore.run import RescoreChoices, Rescoring
     from tito_audit.rescore.write import Filling, check_target, scores_of
     from tito_audit.terminal.terminal import RunProgress, colors, page_width, with_progress
@@ -53,12 +59,25 @@ def rescore(
     places = [path for path in (out, journal) if path is not None]
     read = options.inputs(settings)
     refuse_inputs({"-o": out, "--journal": journal}, logs, read)
-    wanted = named_reports(report, output_format, logs, places, read, REPORTS, quiet=quiet)
+    reports = PROMPT_REPORTS if prompts else REPORTS
+    wanted = named_reports(report, output_format, logs, places, read, reports, quiet=quiet)
+    keeping = {"-o": out, "--journal": journal, "--resume": resume, "--unsafe": unsafe}
+    if prompts and (flags := [flag for flag, value in keeping.items() if value]):
+        raise SetupError(f"{', '.join(flags)}: --prompts scores nothing, so there is nothing to keep or write.")
     place = _journal_place(journal, out, resume=resume)
     if out is not None:
         check_target(logs, out, force=force)
     scorer = open_provider(provider, ProviderOptions(model, key_of(provider), connections=requests))
     pace = RunProgress()
+    page = ReportOptions(color=colors(sys.stdout), width=page_width())
+    if prompts:
+        asking = PromptRun(logs, settings, scorer, replay=replay, jobs=requests, progress=pace)
+        for _ in with_progress(asking, pace, silent=quiet):
+            pass
+        deliver_finished(Prompts(asking.summary, asking.scan, worst, asking.pieces), PROMPT_REPORTS, wanted, page)
+        if asking.summary.differences:
+            raise typer.Exit(FAILED)
+        return
     with ExitStack() as stack:
         scores = ScoreJournal(place, scorer.name, resume=resume)
         stack.callback(scores.close)
@@ -68,7 +87,6 @@ def rescore(
         with closing(with_progress(run, pace, silent=quiet)) as results:
             for result in results:
                 details.add(result)
-        page = ReportOptions(color=colors(sys.stdout), width=page_width())
         written = None
         if out is not None:
             model_said = f"{scores.model or 'the model'} ({scorer.name})"

@@ -40,7 +40,7 @@ from tito_audit.record.prompt_ids import PromptIds
 
 # vLLM's own parsers: sampled ids are sent back and returned as reasoning, content and tool calls.
 
-DERENDER = "/v1/chat/completions/derender"
+RENDER, DERENDER = "/v1/chat/completions/render", "/v1/chat/completions/derender"
 
 
 def derender_body(
@@ -374,6 +374,20 @@ class VLLMProvider:
             raise
         return derendered(answer, len(results), where)
 
+    async def render(self, chat_request: Mapping[str, Any]) -> Sequence[int]:
+        """The ids of the prompt that the server makes of a chat request; ProviderError if it has no such endpoint
+        or refuses the request."""
+        where = f"vllm={self._http.base_url}{RENDER}"
+        try:
+            answer = await self._http.json("POST", RENDER, {**chat_request, "model": await self.find_model()})
+        except ProviderError as error:
+            if error.status not in (404, 405):
+                raise
+            message = f"{where}: this server does not render messages (newer versions of vLLM do)"
+            raise ProviderError(message, status=error.status) from None
+        ids = answer.get("token_ids") if isinstance(answer, Mapping) else None
+        return answered_ids(ids, f"{where}: token_ids")
+
     async def find_model(self) -> str:
         """The name of the served model, which is `model` from now on; ProviderError if the server does not say."""
         self.model = (await self._finder.find()).model
@@ -470,7 +484,8 @@ class VLLMProvider:
             size = len(echoed) if isinstance(echoed, list) else 0
             raise ProviderError(
                 f"{self._where}: the answer belongs to another prompt: {len(ids)} ids were sent, "
-                f"and the server used {size}, or different ones"
+                f"and the server used {size}, or different ones",
+                prompt_seen=answered_ids(echoed, f"{self._where}: prompt_token_ids"),
             )
         return True
 

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import TypeAlias
+from typing import Generic, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,7 +38,7 @@ from tito_audit.rescore.model import (
     Segment,
     Unscored,
 )
-from tito_audit.rescore.plan import Cut, OtherTokens, Plan, Scorable, plan_of
+from tito_audit.rescore.plan import Cut, OtherTokens, Scorable, plan_of
 from tito_audit.rescore.scoring import Scorer
 from tito_audit.rescore.summary import RescoreSummary
 from tito_audit.rule import Rule
@@ -49,6 +49,8 @@ from tito_audit.run.log_groups import RowFlow
 from tito_audit.run.progress import Counted, Progress
 from tito_audit.settings.model import Settings
 from tito_audit.storage import find_logs, paths_of
+from tito_audit.storage.row import RawRow
+from tito_audit.summary import Summary
 from tito_audit.terminal.words import decimal
 from tito_audit.tokens.vocab import Vocabulary
 from tito_audit.viewer.replacements import SAMPLED, SEEN
@@ -359,21 +361,25 @@ class RescoreChoices:
 
 
 @dataclass(frozen=True, slots=True)
-class _ScoringWork:
-    """A rollout to score, or a row that cannot be read."""
+class ModelWork:
+    """A rollout to ask a model about, or a row that cannot be read."""
 
     place: Place
     evidence: Evidence | None
-    plan: Plan
+    findings: tuple[Finding, ...]
     auditor: Auditor
+    raw: RawRow
     error: str = ""
 
 
-class Rescoring:
-    """The rollouts of logs with a model's scores, in order; `summary` is complete after the last one.
+_Result = TypeVar("_Result")
+
+
+class ModelRun(Generic[_Result]):
+    """The rollouts of logs with what a model says of them, in order.
 
     The constructor opens nothing. Iterating raises SetupError or StorageError if the run is impossible, and
-    ProviderError if the provider refuses everything. What was scored by then is in the journal.
+    ProviderError if the provider refuses everything.
     """
 
     def __init__(
@@ -381,30 +387,27 @@ class Rescoring:
         logs: str | Sequence[str],
         settings: Settings,
         provider: TokenProvider,
-        choices: RescoreChoices | None = None,
-        *,
-        journal: ScoreJournal | None = None,
-        progress: Progress | None = None,
+        jobs: int,
+        progress: Progress | None,
     ) -> None:
         self.logs = paths_of(logs)
         self.settings = settings
-        self.choices = choices or RescoreChoices()
+        self.provider = provider
+        self.jobs = jobs
         self.progress = progress
-        self.summary = RescoreSummary(provider.name, provider.model, self.choices.tolerance)
-        journal = journal or ScoreJournal(None, provider.name)
-        self.scorer = Scorer(provider, journal, self.choices.jobs)
-        self.temperature = Temperature(provider, self.choices.tolerance)
+        self.scan = Summary()
+        """Files, tokenizer and notices."""
         self._vocabulary: Vocabulary | None = None
 
-    async def results(self) -> AsyncGenerator[RescoredRollout, None]:
+    async def results(self) -> AsyncGenerator[_Result, None]:
         """The rollouts of the logs, in order."""
         started = time.perf_counter()
-        waiting: deque[asyncio.Task[RescoredRollout]] = deque()
+        waiting: deque[asyncio.Task[_Result]] = deque()
         try:
             for work in self._works():
-                waiting.append(asyncio.create_task(self._rescored(work)))
+                waiting.append(asyncio.create_task(self._result(work)))
                 await asyncio.sleep(0)
-                while len(waiting) > 2 * self.choices.jobs:
+                while len(waiting) > 2 * self.jobs:
                     yield self._noted(await waiting.popleft())
             while waiting:
                 yield self._noted(await waiting.popleft())
@@ -412,14 +415,9 @@ class Rescoring:
             for task in waiting:
                 task.cancel()
             await asyncio.gather(*waiting, return_exceptions=True)
-        self.summary.seconds = time.perf_counter() - started
-        self.summary.counts = self.scorer.counts
-        self.summary.model = self.scorer.journal.model or self.summary.model
-        if not self.summary.scored and self.summary.unscored:
-            because, (number, place) = next(iter(self.summary.unscored.items()))
-            raise ProviderError(f"Nothing was scored. {place}: {because} ({number} in all).")
+        self.finish(time.perf_counter() - started)
 
-    def __iter__(self) -> Iterator[RescoredRollout]:
+    def __iter__(self) -> Iterator[_Result]:
         """The same for a caller without an event loop; closes the provider."""
         results = self.results()
         with asyncio.Runner() as runner:
@@ -437,52 +435,97 @@ class Rescoring:
         vocab = self._vocabulary
         return "+".join(str(i) if vocab is None else repr(vocab.piece(i)) for i in ids) or "nothing"
 
-    async def _close(self, results: AsyncGenerator[RescoredRollout, None]) -> None:
+    async def _close(self, results: AsyncGenerator[_Result, None]) -> None:
         await results.aclose()
-        await self.scorer.provider.close()
+        await self.provider.close()
 
-    def _noted(self, result: RescoredRollout) -> RescoredRollout:
-        self.summary.add(result)
-        return result
+    async def compare(self, work: ModelWork) -> _Result:
+        """What the model says of one rollout, or that its row cannot be read."""
+        raise NotImplementedError
 
-    def _works(self) -> Iterator[_ScoringWork]:
-        """The rollouts to score, each audited."""
+    def _noted(self, result: _Result) -> _Result:
+        raise NotImplementedError
+
+    def finish(self, seconds: float) -> None:
+        """Complete the summary after the last rollout; ProviderError if nothing could be asked."""
+        raise NotImplementedError
+
+    def _works(self) -> Iterator[ModelWork]:
+        """The rollouts to ask about, each audited."""
         flow = RowFlow(find_logs(self.logs), self.settings)
         flow.progress = self.progress
-        flow.begin(self.summary.scan)
+        flow.begin(self.scan)
         self._vocabulary = next((group.auditor.vocabulary for group in flow.groups.values()), None)
         flow.choose_encoders()
-        for raw, place in flow.rows(self.summary.scan, self.progress, Counted()):
+        for raw, place in flow.rows(self.scan, self.progress, Counted()):
             group = flow.group(place.file)
             try:
                 read = group.read(raw, place)
             except RecordError as error:
-                yield _ScoringWork(place, None, Plan((), (), ()), group.auditor, str(error))
+                yield ModelWork(place, None, (), group.auditor, raw, str(error))
                 continue
             for rollout in read.rollouts:
-                yield self._work(rollout, group.auditor)
+                yield self._work(rollout, group.auditor, raw)
 
-    def _work(self, rollout: Rollout, auditor: Auditor) -> _ScoringWork:
-        """What to score of a rollout; PluginError if a rule fails on it by mistake."""
+    def _work(self, rollout: Rollout, auditor: Auditor, raw: RawRow) -> ModelWork:
+        """A rollout with its evidence; PluginError if a rule fails on it by mistake."""
         place = rollout.place
         try:
             with guarded("the audit", place, LEAVE_OUT):
                 renderer = auditor.renderer_for(rollout)
                 evidence = explain(gather(rollout, auditor.tokenizer, renderer, auditor.speakers), auditor.rules)
                 findings, _ = check_explained(evidence, auditor.rules, auditor.codes, auditor.repairs)
-                return _ScoringWork(place, evidence, plan_of(evidence, findings, _vocabulary(auditor)), auditor)
+                return ModelWork(place, evidence, tuple(findings), auditor, raw)
         except EncodeError as error:
-            return _ScoringWork(place, None, Plan((), (), ()), auditor, str(error))
+            return ModelWork(place, None, (), auditor, raw, str(error))
 
-    async def _rescored(self, work: _ScoringWork) -> RescoredRollout:
-        """The scores of a rollout; PluginError if they cannot be compared by mistake."""
+    async def _result(self, work: ModelWork) -> _Result:
+        """What the model says of a rollout; PluginError if that cannot be compared by mistake."""
         with guarded("the comparison", work.place, LEAVE_OUT):
-            return await self._compared(work)
+            return await self.compare(work)
 
-    async def _compared(self, work: _ScoringWork) -> RescoredRollout:
+
+class Rescoring(ModelRun[RescoredRollout]):
+    """The rollouts of logs with a model's scores, in order; `summary` is complete after the last one.
+
+    What was scored before an error is in the journal.
+    """
+
+    def __init__(
+        self,
+        logs: str | Sequence[str],
+        settings: Settings,
+        provider: TokenProvider,
+        choices: RescoreChoices | None = None,
+        *,
+        journal: ScoreJournal | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        self.choices = choices or RescoreChoices()
+        super().__init__(logs, settings, provider, self.choices.jobs, progress)
+        self.summary = RescoreSummary(provider.name, provider.model, self.choices.tolerance, self.scan)
+        journal = journal or ScoreJournal(None, provider.name)
+        self.scorer = Scorer(provider, journal, self.choices.jobs)
+        self.temperature = Temperature(provider, self.choices.tolerance)
+
+    def _noted(self, result: RescoredRollout) -> RescoredRollout:
+        self.summary.add(result)
+        return result
+
+    def finish(self, seconds: float) -> None:
+        """Complete the summary; ProviderError if nothing was scored."""
+        self.summary.seconds = seconds
+        self.summary.counts = self.scorer.counts
+        self.summary.model = self.scorer.journal.model or self.summary.model
+        if not self.summary.scored and self.summary.unscored:
+            because, (number, place) = next(iter(self.summary.unscored.items()))
+            raise ProviderError(f"Nothing was scored. {place}: {because} ({number} in all).")
+
+    async def compare(self, work: ModelWork) -> RescoredRollout:
+        """The scores of a rollout, and what its drift costs."""
         if work.evidence is None:
             return RescoredRollout(work.place, error=work.error)
-        plan = work.plan
+        plan = plan_of(work.evidence, work.findings, _vocabulary(work.auditor))
         scores = await self.scorer.scores(plan.wants)
         of_parts = list(zip(plan.parts, scores[: len(plan.parts)], strict=True))
         scored = [(part, own.logprobs) for part, own in of_parts if own.logprobs is not None]
@@ -515,7 +558,7 @@ class Rescoring:
         )
 
 
-async def _next(results: AsyncGenerator[RescoredRollout, None]) -> RescoredRollout:
+async def _next(results: AsyncGenerator[_Result, None]) -> _Result:
     return await anext(results)
 
 

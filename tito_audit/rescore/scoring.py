@@ -16,7 +16,7 @@ from tito_audit.rescore.journal import ScoreJournal, key_of
 from tito_audit.rescore.model import Want
 from tito_audit.rescore.plan import Scorable
 
-_REFUSALS = frozenset((400, 413, 422))
+REFUSALS = frozenset((400, 413, 422))
 """Statuses that refuse one sequence, such as one beyond the context; others end the run."""
 _IN_A_ROW = 8
 """This many failures without a status in a row, before any success, end the run."""
@@ -125,7 +125,7 @@ class Scorer:
         """Handles a refused sequence; raises if the server refuses all."""
         self.counts.failed += 1
         none_yet = not self.counts.requests and self.counts.failed >= _IN_A_ROW
-        if error.status not in _REFUSALS and (error.status is not None or none_yet):
+        if error.status not in REFUSALS and (error.status is not None or none_yet):
             raise error
         return Scores(None, str(error).split("\n")[0])
 

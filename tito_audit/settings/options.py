@@ -120,6 +120,12 @@ _RESCORING = under(
     flag(
         "tolerance", ("rescore",), metavar="NUMBER", takes=float, least=0, default=0.05, flag_only=FlagOnly.PURPOSE
     )("The largest mean absolute logprob difference that counts as agreement."),
+    flag("prompts", ("rescore",), takes=bool, flag_only=FlagOnly.PURPOSE)(
+        "Score nothing: send each prompt back as ids and as messages, and report where the server's is another."
+    ),
+    flag("replay", ("rescore",), metavar="N", takes=int, least=0, default=8, flag_only=FlagOnly.PURPOSE)(
+        "With --prompts, how many tokens of each greedy answer to sample again."
+    ),
     flag("journal", ("rescore",), metavar="FILE", flag_only=FlagOnly.WRITTEN)(
         "Keep every score in this file as soon as it is known. [default: OUT.scores, until OUT is written]"
     ),

@@ -1,0 +1,331 @@
+"""`tito-audit rescore --prompts`, asking a scripted server that answers in vLLM's form."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+
+pytest.importorskip("aiohttp")
+
+from tests import toy
+from tests.command import run
+from tests.rescoring import TOY, log_of
+from tests.scripted import Scripted
+from tito_audit.record.message import as_messages
+from tito_audit.rescore.prompts import PromptRun, Question
+from tito_audit.settings.model import Settings
+
+ASKED = [{"role": "user", "content": "2+2?"}]
+CALLED = {"id": "1", "type": "function", "function": {"name": "add", "arguments": '{"a": 2}'}}
+GREEDY = {"temperature": 0.0}
+
+
+def ids_of(text: str) -> list[int]:
+    ids: list[int] = toy.toy_tokenizer().encode(text).tolist()
+    return ids
+
+
+def written(messages: Sequence[Any], **arguments: Any) -> list[int]:
+    """The prompt that the template of the toy tokenizer writes."""
+    sent = as_messages(messages, "messages")
+    return ids_of(toy.toy_renderer().render(sent, add_generation_prompt=True, template_kwargs=arguments))
+
+
+class Server:
+    """What a test wants a server to answer."""
+
+    def __init__(self) -> None:
+        self.url = ""
+        self.requests: list[tuple[str, Any]] = []
+        self.render: Callable[[Any], list[int]] | None = lambda body: written(
+            body["messages"], **body.get("chat_template_kwargs", {})
+        )
+        self.sees: Callable[[list[int]], list[int]] = lambda ids: ids
+        self.answer = ids_of("4<|im_end|>")
+        self.second: dict[int, float] = {}
+        """Logprobs of other tokens than the top choice, whose own is -0.1."""
+        self.context = 4096
+
+    def answered(self, path: str, body: Any) -> tuple[int, Any]:
+        self.requests.append((path, body))
+        if path == "/v1/models":
+            return 200, {"object": "list", "data": [{"id": "toy", "max_model_len": self.context}]}
+        if path == "/v1/chat/completions/render" and self.render is not None:
+            return 200, {"request_id": "chatcmpl-1", "token_ids": self.render(body), "model": "toy"}
+        if path != "/v1/completions":
+            return 404, {"detail": "Not Found"}
+        if len(body["prompt"]) > self.context:
+            return 400, {"error": {"message": "the prompt is too long", "code": 400}}
+        ids = self.answer[: body["max_tokens"]]
+        tops = [
+            {f"token_id:{token}": -0.1, **{f"token_id:{i}": v for i, v in self.second.items()}} for token in ids
+        ]
+        choice = {
+            "index": 0,
+            "text": "",
+            "token_ids": ids,
+            "prompt_token_ids": self.sees(body["prompt"]),
+            "logprobs": {"token_logprobs": [-0.1] * len(ids), "top_logprobs": tops if body["logprobs"] else None},
+            "finish_reason": "length",
+        }
+        return 200, {"object": "text_completion", "model": "toy", "choices": [choice]}
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    script = Server()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self._answer(None)
+
+        def do_POST(self) -> None:
+            self._answer(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+
+        def _answer(self, body: Any) -> None:
+            status, answer = script.answered(self.path, body)
+            data = json.dumps(answer).encode()
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = Thread(target=http.serve_forever, args=(0.01,))
+    thread.start()
+    script.url = f"http://127.0.0.1:{http.server_address[1]}"
+    yield script
+    http.shutdown()
+    http.server_close()
+    thread.join()
+
+
+def call(prompt: Sequence[int], answer: str = "4<|im_end|>", **more: Any) -> dict[str, Any]:
+    ids = ids_of(answer)
+    values = [-0.7 - at / 10 for at in range(len(ids))]
+    return {"prompt_ids": list(prompt), "completion_ids": ids, "completion_logprobs": values, **more}
+
+
+def row_of(
+    *calls: Any, messages: Sequence[Any] = (*ASKED, {"role": "assistant", "content": "4"})
+) -> dict[str, Any]:
+    return {"messages": list(messages), "calls": list(calls)}
+
+
+def asked(tmp_path: Path, server: Server, rows: Sequence[Any], *more: Any, code: int = 0) -> Any:
+    """The JSON report of a run."""
+    log = log_of(tmp_path, rows)
+    result = run("rescore", log, "--prompts", "--provider", f"vllm={server.url}", "-t", TOY, "-f", "json", *more)
+    assert result[0] == code, result
+    return json.loads(result[1])
+
+
+def counts(report: Any) -> dict[str, tuple[int, int]]:
+    return {each["question"]: (each["compared"], each["differing"]) for each in report["summary"]["questions"]}
+
+
+def test_prompts_that_the_server_sees_and_writes_pass(tmp_path: Path, server: Server) -> None:
+    report = asked(tmp_path, server, [row_of(call(written(ASKED), **GREEDY))])
+    assert counts(report) == {"sent as ids": (1, 0), "sent as messages": (1, 0), "replayed greedily": (1, 0)}
+    assert report["differences"] == []
+    assert report["summary"]["skipped"] == []
+    assert report["summary"]["replayed"] == len(ids_of("4<|im_end|>"))
+    rendered = next(body for path, body in server.requests if path.endswith("/render"))
+    assert rendered == {"messages": ASKED, "model": "toy"}
+
+
+def test_a_template_that_strips_reasoning_is_named_with_its_place(tmp_path: Path, server: Server) -> None:
+    """The log's prompt has the reasoning of an earlier answer; the server's template leaves it out."""
+    opens = "<|im_start|>assistant\n"
+    text = f"<|im_start|>user\n2+2?<|im_end|>\n{opens}{{}}4<|im_end|>\n<|im_start|>user\nSure?<|im_end|>\n"
+    messages = [
+        *ASKED,
+        {"role": "assistant", "content": "4", "reasoning_content": "Two and two."},
+        {"role": "user", "content": "Sure?"},
+    ]
+    logged = ids_of(text.format("<think>\nTwo and two.\n</think>\n\n") + opens)
+    server.render = lambda body: ids_of(text.format("") + opens)
+    rows = [row_of(call(logged), messages=[*messages, {"role": "assistant", "content": "4"}])]
+    rows[0]["calls"][0]["message_index"] = 3
+    report = asked(tmp_path, server, rows, code=1)
+    (differs,) = report["differences"]
+    assert (differs["code"], differs["question"], differs["turn"]) == ("TPL204", "sent as messages", 0)
+    assert differs["where"] == "prompt"
+    start, end = differs["start"], differs["end"]
+    assert logged[start:end] == differs["recorded"]
+    assert logged[:start] + differs["server"] + logged[end:] == ids_of(text.format("") + opens)
+    sent = next(body for path, body in server.requests if path.endswith("/render"))["messages"][1]
+    assert sent["reasoning"] == sent["reasoning_content"] == "Two and two."
+
+
+def test_a_prompt_that_keeps_sampled_tokens_passes_where_the_server_would_merge_them(
+    tmp_path: Path, server: Server
+) -> None:
+    first = call(written(ASKED))
+    first["completion_ids"] = [token for text in "required" for token in ids_of(text)] + ids_of("<|im_end|>")
+    first["completion_logprobs"] = [-0.7 - at / 10 for at in range(len(first["completion_ids"]))]
+    assert first["completion_ids"] != ids_of("required<|im_end|>")
+    history = [*ASKED, {"role": "assistant", "content": "required"}, {"role": "user", "content": "Sure?"}]
+    later = written(history)[len(first["prompt_ids"]) + len(ids_of("required<|im_end|>")) :]
+    kept = [*first["prompt_ids"], *first["completion_ids"], *later]
+    messages = [*history, {"role": "assistant", "content": "4"}]
+    report = asked(tmp_path, server, [row_of(first, call(kept), messages=messages)])
+    assert counts(report)["sent as messages"] == (2, 0)
+    assert report["summary"]["spliced"] == 1
+    # What it adds to them is compared.
+    server.render = lambda body: [*written(body["messages"]), *ids_of("<think>\n")]
+    report = asked(tmp_path, server, [row_of(first, call(kept), messages=messages)], code=1)
+    assert [(each["turn"], each["start"]) for each in report["differences"]] == [
+        (0, len(first["prompt_ids"])),
+        (1, len(kept)),
+    ]
+
+
+def test_a_server_that_adds_to_ids_is_found(tmp_path: Path, server: Server) -> None:
+    server.sees = lambda ids: [ids[0], *ids]
+    report = asked(tmp_path, server, [row_of(call(written(ASKED), **GREEDY))], code=1)
+    (differs,) = report["differences"]
+    assert differs["question"] == "sent as ids"
+    assert (differs["turn"], differs["where"]) == (0, "prompt")
+    assert differs["server"] == [written(ASKED)[0]]
+
+
+@pytest.mark.parametrize(
+    ("fields", "values", "replayed"),
+    [
+        (GREEDY, None, 2),
+        ({"sampling": GREEDY}, None, 2),
+        ({"request": {**GREEDY, "tool_choice": "required"}}, None, 0),
+        ({**GREEDY, "logit_bias": {"5": 9}}, None, 0),
+        ({**GREEDY, "repetition_penalty": 1.0}, None, 2),
+        ({"temperature": 1.0}, None, 0),
+        ({}, [-0.1, -0.2], 2),
+        ({}, [-0.1, -0.9], 1),
+        ({}, [-0.9, -0.1], 0),
+        ({}, [0.0, 0.0], 0),
+        ({}, [0.9, 0.8], 0),
+    ],
+)
+def test_only_what_was_certainly_greedy_is_replayed(
+    tmp_path: Path, server: Server, fields: Any, values: Any, replayed: int
+) -> None:
+    logged = call(written(ASKED), **fields)
+    logged["completion_logprobs"] = values or logged["completion_logprobs"]
+    report = asked(tmp_path, server, [row_of(logged)])
+    assert report["summary"]["replayed"] == replayed
+    assert counts(report)["replayed greedily"] == (bool(replayed), 0)
+    skipped = [each["question"] for each in report["summary"]["skipped"]]
+    assert skipped == ([] if replayed else ["replayed greedily"])
+
+
+def test_another_choice_is_a_difference_unless_it_is_a_tie(tmp_path: Path, server: Server) -> None:
+    row = row_of(call(written(ASKED), **GREEDY))
+    server.answer = ids_of("5<|im_end|>")
+    (differs,) = asked(tmp_path, server, [row], code=1)["differences"]
+    assert (differs["question"], differs["where"], differs["start"]) == ("replayed greedily", "completion", 0)
+    assert (differs["recorded"], differs["server"]) == (ids_of("4"), ids_of("5"))
+    server.second = {ids_of("4")[0]: -0.3}
+    asked(tmp_path, server, [row], code=1)
+    server.second = {ids_of("4")[0]: -0.12}
+    assert asked(tmp_path, server, [row])["differences"] == []
+    server.second = {}
+    assert counts(asked(tmp_path, server, [row], "--replay", 0))["replayed greedily"] == (0, 0)
+
+
+def test_what_is_not_compared_is_said(tmp_path: Path, server: Server) -> None:
+    server.render, server.context = None, 100
+    rows = [row_of(call(written(ASKED))), {"calls": [call(ids_of("1 2 3 " * 200))]}]
+    report = asked(tmp_path, server, rows, "--replay", 0)
+    skipped = {
+        each["because"]: (each["question"], each["number"], each["row"]) for each in report["summary"]["skipped"]
+    }
+    assert [value for because, value in skipped.items() if "does not render" in because] == [
+        ("sent as messages", 1, 0)
+    ]
+    assert skipped["the log does not hold the messages of the call"] == ("sent as messages", 1, 1)
+    assert ("sent as ids", 1, 1) in skipped.values()
+    log = log_of(tmp_path, rows)
+    code, page, _ = run("rescore", log, "--prompts", "--provider", f"vllm={server.url}", "-t", TOY)
+    assert code == 0
+    assert "could not be made" in page
+    assert "does not render messages" in page
+
+
+def test_a_log_of_which_nothing_can_be_compared_is_an_error(tmp_path: Path, server: Server) -> None:
+    log = log_of(tmp_path, [{"token_ids": [1, 2, 3], "loss_mask": [0, 1, 1]}])
+    code, _, err = run("rescore", log, "--prompts", "--provider", f"vllm={server.url}", "-t", TOY)
+    assert code == 2
+    assert "No prompt was compared" in err
+
+
+def test_the_page_names_place_cause_and_tokens_and_escapes_them(tmp_path: Path, server: Server) -> None:
+    server.render = lambda body: ids_of("<|im_start|>user\n2+2?\x1b[31m<|im_end|>\n<|im_start|>assistant\n")
+    log = log_of(tmp_path, [row_of(call(written(ASKED)))])
+    code, page, _ = run("rescore", log, "--prompts", "--provider", f"vllm={server.url}", "-t", TOY)
+    assert code == 1
+    assert f"{log}:0 turn 0 prompt" in page.replace("\n", "")
+    assert "sent as messages" in page
+    assert "\x1b[31m" not in page
+
+
+def test_without_a_tokenizer_the_place_is_still_named(tmp_path: Path, server: Server) -> None:
+    prompt = written(ASKED)
+    server.render = lambda body: [*prompt[:2], 7, 8, *prompt[3:]]
+    log = log_of(tmp_path, [row_of(call(prompt))])
+    code, out, _ = run("rescore", log, "--prompts", "--provider", f"vllm={server.url}", "-f", "json")
+    assert code == 1
+    (differs,) = json.loads(out)["differences"]
+    assert (differs["start"], differs["end"]) == (2, 3)
+    assert (differs["recorded"], differs["server"]) == ([prompt[2]], [7, 8])
+
+
+def test_a_server_with_another_template_than_the_tokenizers_is_said_to_have_one(
+    tmp_path: Path, server: Server
+) -> None:
+    server.render = lambda body: ids_of("<|im_start|>system\nHi.<|im_end|>\n") + written(body["messages"])
+    report = asked(tmp_path, server, [row_of(call(written(ASKED)))], code=1)
+    (differs,) = report["differences"]
+    assert differs["code"] == "TPL206"
+    assert "the server has another one" in differs["what"]
+
+
+def test_a_model_that_does_not_repeat_its_prompt_is_not_counted_as_agreeing(tmp_path: Path) -> None:
+    provider = Scripted([ids_of("4<|im_end|>"), ids_of("5<|im_end|>")])
+    log = log_of(tmp_path, [row_of(call(written(ASKED), **GREEDY))] * 2)
+    prompts = PromptRun(str(log), Settings(tokenizer=str(TOY)), provider)
+    equal, other = list(prompts)
+    assert equal.compared == other.compared == (Question.REPLAY,)
+    assert (len(equal.differences), len(other.differences)) == (0, 1)
+    assert [question for question, _ in equal.skipped] == [Question.IDS, Question.MESSAGES]
+    assert provider.prompts == [written(ASKED)] * 2
+
+
+@pytest.mark.parametrize("flags", [("-o", "out.jsonl"), ("--journal", "j"), ("-r", "html=page.html")])
+def test_flags_for_scores_are_refused(tmp_path: Path, flags: tuple[str, str]) -> None:
+    log = log_of(tmp_path, [row_of(call(written(ASKED)))])
+    code, _, _ = run("rescore", log, "--prompts", "--provider", "vllm=http://127.0.0.1:1", *flags)
+    assert code == 2
+    assert not (tmp_path / "out.jsonl").exists()
+
+
+def test_arguments_that_are_objects_are_sent_as_text(tmp_path: Path, server: Server) -> None:
+    called = {**CALLED, "function": {"name": "add", "arguments": {"a": 2}}}
+    history = [
+        *ASKED,
+        {"role": "assistant", "content": "", "tool_calls": [called]},
+        {"role": "tool", "content": "4"},
+    ]
+    logged = call(written(history), message_index=3)
+    asked(tmp_path, server, [row_of(logged, messages=[*history, {"role": "assistant", "content": "4"}])], code=0)
+    sent = next(body for path, body in server.requests if path.endswith("/render"))["messages"]
+    assert sent[1]["tool_calls"] == [CALLED]

@@ -1,0 +1,412 @@
+"""`rescore --prompts`: logged prompts sent back to a server as ids and as messages; greedy answers replayed."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+
+from tito_audit.align.drift import align
+from tito_audit.errors import ProviderError
+from tito_audit.evidence.differences import difference
+from tito_audit.evidence.images import states_images
+from tito_audit.evidence.model import Against, Evidence, Explained
+from tito_audit.evidence.reference import pieces_of
+from tito_audit.evidence.stretches import stretches
+from tito_audit.join import lines_of
+from tito_audit.provider import SamplingParams, TokenProvider
+from tito_audit.record.arrays import Ids
+from tito_audit.record.finding import Severity, Where
+from tito_audit.record.message import Message
+from tito_audit.record.prefix import common_prefix, same_ids, starts_with
+from tito_audit.record.rollout import IdsFrom, Place, Turn
+from tito_audit.rescore.model import BOUND
+from tito_audit.rescore.run import ModelRun, ModelWork
+from tito_audit.rescore.scoring import REFUSALS
+from tito_audit.run.check import explain
+from tito_audit.run.progress import Progress
+from tito_audit.settings.model import Settings
+from tito_audit.storage.row import RawRow
+from tito_audit.ways.observed import prompt_messages
+
+_MAJORITY = -0.6
+"""A token with a logprob above this has more than half of the probability, so it is the top choice."""
+_ROUNDING = 1e-3
+_CHANGES_CHOICE = (
+    *("repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "bad_words", "min_tokens"),
+    *("ignore_eos", "allowed_token_ids", "structured_outputs", "response_format", "structural_tag", "regex"),
+    *("json_schema", "guided_json", "guided_regex", "guided_choice", "guided_grammar", "extra_body"),
+)
+"""Request fields with which a greedy answer need not be the model's own top choice."""
+
+
+class Question(StrEnum):
+    """What a server is asked about a call."""
+
+    IDS = "sent as ids"
+    MESSAGES = "sent as messages"
+    REPLAY = "replayed greedily"
+
+
+@runtime_checkable
+class RenderingProvider(Protocol):
+    """A provider whose server turns chat requests into prompts, and repeats the ids that it was given."""
+
+    async def render(self, chat_request: Mapping[str, Any]) -> Sequence[int]:
+        """The ids of the prompt that a chat request leads to; ProviderError if the server refuses."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class PromptDifference:
+    """One place where a server's tokens are not the log's."""
+
+    question: Question
+    place: Place
+    turn: int
+    where: Where
+    start: int
+    end: int
+    """The tokens of the log that the server has not, half-open."""
+    code: str
+    """The rule that the cause belongs to; "" where there is none."""
+    cause: str
+    what: str
+    recorded: tuple[int, ...]
+    server: tuple[int, ...]
+
+    def __str__(self) -> str:
+        code = f"{self.code} " if self.code else ""
+        return f"{code}{self.place} turn {self.turn} {self.where} {self.start}:{self.end}"
+
+
+@dataclass(frozen=True, slots=True)
+class AskedRollout:
+    """What a server says of the calls of one rollout."""
+
+    place: Place
+    compared: tuple[Question, ...] = ()
+    """One for every call and question that was compared."""
+    differences: tuple[PromptDifference, ...] = ()
+    skipped: tuple[tuple[Question, str], ...] = ()
+    """One for every call and question that was not compared, with the reason."""
+    spliced: int = 0
+    """Calls whose prompt differs only in tokens that it keeps from the call before."""
+    replayed: int = 0
+    """Tokens that were replayed."""
+
+
+@dataclass(slots=True)
+class PromptSummary:
+    """The counts of a run; complete after its last rollout."""
+
+    provider: str
+    model: str | None
+    rollouts: int = 0
+    compared: Counter[Question] = field(default_factory=Counter)
+    differing: Counter[Question] = field(default_factory=Counter)
+    """Calls with a difference."""
+    differences: list[PromptDifference] = field(default_factory=list)
+    skipped: dict[tuple[Question, str], tuple[int, Place]] = field(default_factory=dict)
+    """By question and reason: how many calls were not compared, and where the first is."""
+    spliced: int = 0
+    replayed: int = 0
+
+    def add(self, result: AskedRollout) -> None:
+        """Count one rollout."""
+        self.rollouts += 1
+        self.compared.update(result.compared)
+        self.differing.update(question for question, _ in {(d.question, d.turn) for d in result.differences})
+        self.differences += result.differences
+        self.spliced += result.spliced
+        self.replayed += result.replayed
+        for key in result.skipped:
+            number, first = self.skipped.get(key, (0, result.place))
+            self.skipped[key] = (number + 1, first)
+
+
+class PromptRun(ModelRun[AskedRollout]):
+    """The rollouts of logs with what a server says of their prompts; `summary` is complete after the last one."""
+
+    def __init__(
+        self,
+        logs: str | Sequence[str],
+        settings: Settings,
+        provider: TokenProvider,
+        *,
+        replay: int = 8,
+        jobs: int = 8,
+        progress: Progress | None = None,
+    ) -> None:
+        """`replay`: how many tokens of a greedy answer are sampled again."""
+        super().__init__(logs, settings, provider, jobs, progress)
+        self.replay = replay
+        self.summary = PromptSummary(provider.name, provider.model)
+
+    def _noted(self, result: AskedRollout) -> AskedRollout:
+        self.summary.add(result)
+        return result
+
+    def finish(self, seconds: float) -> None:
+        """Complete the summary; ProviderError if nothing was compared."""
+        self.summary.model = self.provider.model or self.summary.model
+        if not self.summary.compared and self.summary.skipped:
+            (_, because), (number, place) = next(iter(self.summary.skipped.items()))
+            raise ProviderError(f"No prompt was compared. {place}: {because} ({number} in all).")
+
+    async def compare(self, work: ModelWork) -> AskedRollout:
+        """What the server says of every call of a rollout."""
+        evidence = work.evidence
+        if evidence is None:
+            return AskedRollout(work.place, skipped=((Question.IDS, f"the row cannot be read: {work.error}"),))
+        whole = ""
+        if not evidence.rollout.turns:
+            whole = "the log holds no calls, so no prompts"
+        elif evidence.rollout.stated.dummy_tokens:
+            whole = "the ids are placeholders"
+        elif states_images(evidence.rollout):
+            whole = "it holds images, which ids cannot send"
+        if whole:
+            return AskedRollout(work.place, skipped=((Question.IDS, whole),))
+        greedy = stated_greedy(work.raw, len(evidence.rollout.turns))
+        result = AskedRollout(work.place)
+        for k, turn in enumerate(evidence.rollout.turns):
+            if turn.prompt_ids is None or not len(turn.prompt_ids):
+                result = _skip(result, Question.IDS, "the log does not hold the prompt")
+                continue
+            result = await self._by_ids(result, work, evidence, k, turn, greedy[k])
+            result = await self._by_messages(result, work, evidence, k, turn.prompt_ids)
+        return result
+
+    async def _by_ids(
+        self, result: AskedRollout, work: ModelWork, evidence: Evidence, k: int, turn: Turn, stated: bool
+    ) -> AskedRollout:
+        """The result with what came of a prompt sent as ids: the prompt that the server saw, and its answer."""
+        prompt, completion = turn.prompt_ids, turn.completion_ids
+        assert prompt is not None
+        repeats = isinstance(self.provider, RenderingProvider)
+        certain = min(self.replay, _greedy_start(turn, stated))
+        if not repeats:
+            result = _skip(
+                result, Question.IDS, f"{self.provider.name} does not repeat the prompt that it was given"
+            )
+        if self.replay and not certain:
+            result = _skip(result, Question.REPLAY, "the log does not prove a greedy answer")
+        if not certain and not repeats:
+            return result
+        how = SamplingParams(temperature=0.0, max_tokens=max(certain, 1), top_logprobs=2 if certain else 0)
+        try:
+            answer = await self.provider.generate(prompt.tolist(), how)
+        except ProviderError as error:
+            if error.prompt_seen is not None:
+                theirs = _as_ids(error.prompt_seen)
+                differing = _differences(Question.IDS, work, evidence, k, prompt, theirs)
+                return _add(result, Question.IDS, differing)
+            if error.status not in REFUSALS:
+                raise
+            return _skip(result, Question.IDS, str(error).split("\n")[0])
+        result = _add(result, Question.IDS, ()) if repeats else result
+        if not certain or completion is None:
+            return result
+        size = min(certain, len(answer.output_ids))
+        if not size:
+            return _skip(result, Question.REPLAY, "the server sampled nothing")
+        at = next((i for i in range(size) if completion[i] != answer.output_ids[i]), size)
+        result = replace(result, replayed=result.replayed + min(at + 1, size))
+        tops = dict(answer.top_logprobs[at]) if at < size and answer.top_logprobs is not None else {}
+        # Two runs of one model may choose differently between tokens that it likes as much.
+        if at == size or max(tops.values(), default=0.0) - tops.get(int(completion[at]), -np.inf) <= BOUND:
+            return _add(result, Question.REPLAY, ())
+        what = "the server's top choice is another token"
+        if turn.completion_logprobs is not None and np.isfinite(turn.completion_logprobs[at]):
+            what += (
+                f" (logprob {answer.logprobs[at]:.2f}; the log's token was sampled at "
+                f"{turn.completion_logprobs[at]:.2f})"
+            )
+        differs = PromptDifference(
+            Question.REPLAY,
+            evidence.rollout.place,
+            k,
+            Where.COMPLETION,
+            at,
+            at + 1,
+            "",
+            "another choice",
+            what,
+            (int(completion[at]),),
+            (answer.output_ids[at],),
+        )
+        return _add(result, Question.REPLAY, (differs,))
+
+    async def _by_messages(
+        self, result: AskedRollout, work: ModelWork, evidence: Evidence, k: int, prompt: Ids
+    ) -> AskedRollout:
+        """The result with how a prompt compares with what the server writes for the messages."""
+        rollout = evidence.rollout
+        messages = prompt_messages(rollout, k)
+        if not messages:
+            return _skip(result, Question.MESSAGES, "the log does not hold the messages of the call")
+        if messages[-1].sampled:
+            return _skip(result, Question.MESSAGES, "the messages end with an answer that the prompt may continue")
+        if not isinstance(self.provider, RenderingProvider):
+            return _skip(result, Question.MESSAGES, f"{self.provider.name} does not render messages")
+        renderer = work.auditor.renderer_for(rollout)
+        arguments = {**(renderer.template_args if renderer is not None else {}), **rollout.template_kwargs}
+        request: dict[str, Any] = {"messages": [_sent(message) for message in messages]}
+        if rollout.tools:
+            request["tools"] = [dict(tool) for tool in rollout.tools]
+        if arguments:
+            request["chat_template_kwargs"] = arguments
+        try:
+            written = _as_ids(await self.provider.render(request))
+        except ProviderError as error:
+            if error.status not in (*REFUSALS, 404, 405):
+                raise
+            return _skip(result, Question.MESSAGES, str(error).split("\n")[0])
+        # What a prompt keeps from the call before is as it was sampled, however the server would write it.
+        link = next((link for link in evidence.links if link.turn == k), None)
+        seen = None if link is None or link.parent is None else rollout.turns[link.parent].seen_ids
+        before = len(seen) if seen is not None and starts_with(prompt, seen) else 0
+        every = _differences(Question.MESSAGES, work, evidence, k, prompt, written)
+        differing = tuple(differs for differs in every if differs.start >= before)
+        if every and not differing:
+            result = replace(result, spliced=result.spliced + 1)
+        return _add(result, Question.MESSAGES, differing)
+
+
+def _skip(result: AskedRollout, question: Question, because: str) -> AskedRollout:
+    return replace(result, skipped=(*result.skipped, (question, because)))
+
+
+def _add(result: AskedRollout, question: Question, differences: Iterable[PromptDifference]) -> AskedRollout:
+    return replace(
+        result,
+        compared=(*result.compared, question),
+        differences=(*result.differences, *differences),
+    )
+
+
+def _as_ids(server: Sequence[int]) -> Ids:
+    """A server's ids as an array; those that no vocabulary has are its largest number."""
+    return np.array([min(token, np.iinfo(np.int32).max) for token in server], np.int32)
+
+
+def _sent(message: Message) -> dict[str, Any]:
+    """A message as a request holds it: arguments as text, and reasoning under both names that servers read."""
+    sent = dict(message.wire)
+    if message.reasoning is not None:
+        sent["reasoning"] = message.reasoning
+    if message.tool_calls:
+        sent["tool_calls"] = [_with_text(call) for call in sent["tool_calls"]]
+    return sent
+
+
+def _with_text(call: Mapping[str, Any]) -> dict[str, Any]:
+    function = call.get("function")
+    if not isinstance(function, Mapping) or isinstance(function.get("arguments"), str):
+        return dict(call)
+    arguments = json.dumps(function.get("arguments") or {}, ensure_ascii=False)
+    return {**call, "function": {**function, "arguments": arguments}}
+
+
+def _differences(
+    question: Question, work: ModelWork, evidence: Evidence, k: int, prompt: Ids, server: Ids
+) -> tuple[PromptDifference, ...]:
+    """Where a server's prompt is not the log's, each place with the cause that a rule names."""
+    place = evidence.rollout.place
+    if same_ids(prompt, server):
+        return ()
+    if evidence.vocabulary is None:
+        start = common_prefix(prompt, server)
+        back = common_prefix(prompt[start:][::-1], server[start:][::-1])
+        ours, theirs = (tuple(ids[start : len(ids) - back].tolist()) for ids in (prompt, server))
+        what = "other tokens; -t TOKENIZER would name the cause"
+        where = (Where.PROMPT, start, start + len(ours))
+        return (PromptDifference(question, place, k, *where, "", "other tokens", what, ours, theirs),)
+    ours_in_text, theirs_in_text = (pieces_of(ids, evidence.vocabulary) for ids in (prompt, server))
+    differences = [
+        difference(
+            stretch,
+            Against.TEMPLATE,
+            Severity.WARNING,
+            "the server was given other tokens than the log holds",
+            regions=(),
+            turn=k,
+        )
+        for stretch in stretches(ours_in_text, theirs_in_text, align(ours_in_text, theirs_in_text))
+    ]
+    # The audit may have met the same difference from what the template of -t writes, and proved its cause.
+    own = {_key(e): e for e in evidence.explained if (e.difference.where, e.difference.turn) == (Where.PROMPT, k)}
+    unlike = k in evidence.rendered and not own and question is Question.MESSAGES
+    also = "; the chat template of -t writes what the log holds, so the server has another one" if unlike else ""
+    unexplained = replace(evidence, differences=differences, explained=(), memo={})
+    return tuple(
+        PromptDifference(
+            question,
+            place,
+            k,
+            Where.PROMPT,
+            e.difference.start,
+            e.difference.end,
+            own.get(_key(e), e).code,
+            own.get(_key(e), e).cause,
+            own.get(_key(e), e).what + also,
+            _key(e)[2],
+            _key(e)[3],
+        )
+        for e in explain(unexplained, work.auditor.rules).explained
+    )
+
+
+def _key(explained: Explained) -> tuple[int, int, tuple[int, ...], tuple[int, ...]]:
+    """The same for one difference that was met twice."""
+    place = explained.difference
+    return place.start, place.end, tuple(place.recorded.ids.tolist()), tuple(place.canonical.ids.tolist())
+
+
+# What is certain about a greedy answer.
+
+
+def stated_greedy(raw: RawRow, calls: int) -> list[bool]:
+    """For each call, whether its row states temperature 0, and nothing that changes the top choice."""
+    lines: list[Any] = [line.value for line in lines_of(raw)]
+    row = lines[0] if len(lines) == 1 else None
+    if isinstance(row, Mapping):
+        lines = next((row[name] for name in ("calls", "records") if isinstance(row.get(name), list)), lines)
+    own = lines if len(lines) == calls else [None] * calls
+    return [_is_greedy(call, row) for call in own]
+
+
+def _is_greedy(*holders: Any) -> bool:
+    """What the first of these objects that states a temperature says."""
+    for holder in holders:
+        if not isinstance(holder, Mapping):
+            continue
+        for stated in (holder, *(holder.get(name) for name in ("sampling", "sampling_params", "request"))):
+            if isinstance(stated, Mapping) and stated.get("temperature") is not None:
+                free = all(not stated.get(name) or stated[name] == 1 for name in _CHANGES_CHOICE)
+                choice = stated.get("tool_choice") in (None, "auto", "none")
+                return (
+                    type(stated["temperature"]) in (int, float) and not stated["temperature"] and free and choice
+                )
+    return False
+
+
+def _greedy_start(turn: Turn, stated: bool) -> int:
+    """How many tokens an answer begins with that were certainly the top choice of the model that sampled it."""
+    ids, values = turn.completion_ids, turn.completion_logprobs
+    if ids is None or turn.ids_from is not IdsFrom.LOGGED:
+        return 0
+    if stated:
+        return len(ids)
+    if values is None or not len(values) or ((values == values[0]).all() and (len(values) > 1 or values[0] == 0)):
+        return 0  # a column of one value is a placeholder
+    sentinel = next((column.sentinel for column in turn.columns if column.role == "logprobs"), None)
+    with np.errstate(invalid="ignore"):
+        certain = (values > _MAJORITY) & (values <= _ROUNDING) & (values != sentinel)
+    return len(certain) if certain.all() else int(certain.argmin())
