@@ -368,9 +368,9 @@ def _prompt_parts(run: Prompts) -> Iterator[RenderableType]:
         yield from heading(f"Where the server differs: {many(len(summary.differences), 'place')}")
     for differs in summary.differences[: run.worst]:
         yield Text(visible(f"  {differs}, {differs.question}"))
-        yield Text(visible(f"    {differs.cause}: {differs.what}"))
+        yield Text(visible(f"    {differs.what}"))
         sides = [elided(visible(run.pieces(ids)), _PIECES) for ids in (differs.recorded, differs.server)]
-        yield Text(f"    {sides[0]} → {sides[1]}")
+        yield Text(f"    log {sides[0]} → server {sides[1]}")
     if len(summary.differences) > run.worst:
         yield Text(f"  … and {len(summary.differences) - run.worst:,} more; --report json lists all")
     lines = [
