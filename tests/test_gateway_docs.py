@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -52,3 +53,15 @@ def test_the_agent_of_the_guide_leaves_a_clean_log(tmp_path: Path) -> None:
 def test_every_reason_to_fork_is_told_with_an_example() -> None:
     guide = (DOCS / "gateway-guarantees.md").read_text(encoding="utf-8")
     assert set(re.findall(r"^\| `(\w+)` \| \w", guide, re.M)) == {str(reason) for reason in ForkReason}
+
+
+def test_addresses_of_clients_end_as_their_api_wants_them() -> None:
+    guide = (DOCS / "clients.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| ([\w .-]+) \| ([\w, ]+) \| (.*) \| ([^|]+) \|$", guide, re.M)[1:]
+    assert len({client for client, *_ in rows}) >= 16
+    for client, api, line, tried in rows:
+        assert tried == "not tried" or re.search(r"\d+\.\d+\.\d+", tried), client
+        for end in re.findall(r"127\.0\.0\.1:8377([^\s\"`]*)", line):
+            assert end == ("" if api == "Messages" else "/v1"), client
+    codex = tomllib.loads(re.findall(r"^```text\n(.*?)^```", guide, re.M | re.S)[0])
+    assert codex["model_providers"][codex["model_provider"]]["wire_api"] == "responses"
