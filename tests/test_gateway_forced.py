@@ -105,7 +105,9 @@ def test_a_named_function_is_the_only_one_of_its_grammar(tmp_path: Path) -> None
         agent = client(address)
         agent.chat.completions.create(model="toy", messages=[ASK], tools=[*TOOLS, OTHER], tool_choice=choice)
         flat: Any = {"type": "function", "name": "weather"}
-        agent.responses.create(model="toy", input="Oslo?", tools=FLAT, tool_choice=flat)
+        schema: Any = {"type": "json_schema", "name": "weather", "schema": {"type": "object"}}
+        agent.responses.create(model="toy", input="Oslo?", tools=FLAT, tool_choice=flat, text={"format": schema})
+    assert provider.asked[1].extra.keys() == {"structural_tag"}, "a call leaves no text for a format"
     for number in (0, 1):
         tags = tag_of(provider, number)["elements"][1]["elements"][1]
         assert [tag["begin"].count("weather") for tag in tags["tags"]] == [1]

@@ -173,7 +173,7 @@ BUDGETS = {
     "rescore": 2_736,
     "rules": 5_703,
     "run": 6_703,
-    "serve": 2_980,
+    "serve": 2_982,
     "sessions": 3_003,
     "settings": 2_212,
     "storage": 9_693,

@@ -294,6 +294,8 @@ def _chat_body(body: Body) -> dict[str, Any]:
         chat["reasoning_effort"] = value_of(reasoning, "effort", str, "a text", default=None)
     text = value_of(body, "text", dict, "an object", default={})
     wanted = value_of(text, "format", dict, "an object", default={})
+    if choice == "required" or isinstance(choice, dict):
+        wanted = {}  # a forced answer has calls alone, and no text for a format
     if wanted.get("type") == "json_schema":
         schema = {name: value for name, value in wanted.items() if name != "type" and value is not None}
         chat["response_format"] = {"type": "json_schema", "json_schema": schema}
