@@ -22,6 +22,7 @@ from tito_audit.settings.options import FLAG_ONLY, KEYS, OPTIONS, filled, option
 CLI = Path(__file__).resolve().parents[1] / "tito_audit" / "cli"
 COMMANDS = (
     *("scan", "repair", "convert", "show", "identify", "inspect", "template", "rescore", "serve", "config"),
+    *("conformance",),
     *("list", "explain"),
 )
 FILLED = (Settings, GateSettings, RepairSettings, RepairChoices)
@@ -135,6 +136,7 @@ MEANINGS = {
     "--unsafe": "what cannot be proven is done as well",
     "--provider": "which model samples and scores",
     "--model": "which of a server's models",
+    "--against": "what the result is compared with",
     "--log": "the log beside what the command is about",
     "--jobs": "how much is done at once",
     "--worst": "how much of what was found is shown",
@@ -148,7 +150,19 @@ LETTERS = {
 }
 SAME_AS = {"--rows": "--limit"}
 """Flags that take another's letter, as they mean the same where the other is missing."""
-JSON = {"scan", "show", "inspect", "identify", "template", "rescore", "repair", "config", "list", "explain"}
+JSON = {
+    "conformance",
+    "scan",
+    "show",
+    "inspect",
+    "identify",
+    "template",
+    "rescore",
+    "repair",
+    "config",
+    "list",
+    "explain",
+}
 
 
 def test_a_flag_means_one_thing_over_all_commands() -> None:

@@ -22,6 +22,7 @@ from typer.core import TyperGroup
 from tito_audit import __version__
 from tito_audit.cli import (
     config,
+    conformance,
     convert,
     explain,
     identify,
@@ -115,6 +116,7 @@ app.command("show", cls=Command, short_help=SUMMARIES["show"])(show.show)
 app.command("identify", cls=Command, short_help=SUMMARIES["identify"])(identify.identify)
 app.command("inspect", cls=Command, short_help=SUMMARIES["inspect"])(inspect.inspect)
 app.command("template", cls=Command, short_help=SUMMARIES["template"])(template.template)
+app.command("conformance", cls=Command, short_help=SUMMARIES["conformance"])(conformance.conformance)
 app.command("rescore", cls=Command, short_help=SUMMARIES["rescore"])(rescore.rescore)
 app.command("serve", cls=Command, short_help=SUMMARIES["serve"])(serve.serve)
 app.command("config", cls=Command, short_help=SUMMARIES["config"])(config.config)

@@ -19,13 +19,14 @@ from tito_audit.settings.options import COMMANDS, options_of
 from tito_audit.unknown import did_you_mean, unknown
 
 SUMMARIES = {
-    "scan": "Audit logs: what drifted, where and why. Exit 1 if the gate fails.",
+    "scan": "Audit logs: what drifted, where and why. Exit 1 on a failure.",
     "repair": "Write a repaired copy of a log, with every repair proven.",
     "convert": "Write a log in another form, or as another framework's rows.",
     "show": "Show one rollout token by token, with its findings.",
     "identify": "Find what wrote a log: tokenizer, template, arguments.",
-    "inspect": "Show a log's columns, its format and why, and a mapping to paste.",
+    "inspect": "Show a log's columns and format, and a mapping to paste.",
     "template": "Show what a chat template does, and whether it only appends.",
+    "conformance": "Show which templates keep tokens, by each way to prompt.",
     "rescore": "Compare logprobs with a model's, and price the drift.",
     "serve": "Serve an OpenAI-compatible gateway that leaves clean logs.",
     "config": "Show the effective settings, and where each comes from.",

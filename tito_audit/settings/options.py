@@ -28,7 +28,9 @@ from tito_audit.settings.model import (
 from tito_audit.settings.option import FlagOnly, Option, flag, numbered, under
 
 _T = TypeVar("_T")
-COMMANDS = ("scan", "repair", "inspect", "show", "convert", "identify", "template", "rescore", "serve")
+COMMANDS = (
+    *("scan", "repair", "inspect", "show", "convert", "identify", "template", "conformance", "rescore", "serve"),
+)
 """The commands that read the configuration file."""
 
 _AUDITS = ("scan", "repair", "show", "rescore")
@@ -182,6 +184,33 @@ _OF_TEMPLATES = under(
 )
 
 
+_CONFORMANCE = (
+    *under(
+        "Tokenizer and template",
+        flag("tokenizers", ("conformance",), flag_name="tokenizer", short="-t", metavar="DIR|NAME", repeats=True)(
+            "A tokenizer with its template: a folder with tokenizer.json, or a Hugging Face name. Repeatable."
+        ),
+        flag("chat_templates", ("conformance",), flag_name="chat-template", metavar="FILE|DIR", repeats=True)(
+            "A Jinja file, or a folder of them, tried with bytes and control tokens in place of a vocabulary. "
+            "Repeatable."
+        ),
+        flag("installed", ("conformance",), takes=bool, flag_only=FlagOnly.PURPOSE)(
+            "Try the templates that installed packages ship: TRL, vLLM, SGLang, axolotl, LLaMA-Factory."
+        ),
+    ),
+    *under(
+        "Output",
+        flag("out", ("conformance",), short="-o", metavar="DIR", flag_only=FlagOnly.WRITTEN)(
+            "A folder for index.html, drift.jsonl and drift.parquet."
+        ),
+        flag("against", ("conformance",), metavar="OLD", flag_only=FlagOnly.READ)(
+            "The drift.jsonl of an earlier run: exit 1 if a cell got worse."
+        ),
+        flag("force", ("conformance",), takes=bool, flag_only=FlagOnly.SAFEGUARD)("Replace existing files."),
+    ),
+)
+
+
 _WRITING = under(
     "Output",
     flag("to", ("convert",), metavar="FORM", required=True, completes="forms", flag_only=FlagOnly.WRITTEN)(
@@ -270,7 +299,7 @@ _LOOKING_UP = under(
     )("Rows to read."),
     flag(
         "shape",
-        ("inspect", "config", "identify", "template", "show", "explain"),
+        ("inspect", "config", "identify", "template", "conformance", "show", "explain"),
         flag_name="output-format",
         short="-f",
         takes=("text", "json"),
@@ -642,7 +671,17 @@ _RUNNING = under(
 
 
 OPTIONS: Final[tuple[Option, ...]] = (
-    *(*_SERVING, *_RESCORING, *_IDENTIFYING, *_TEMPLATES, *_OF_TEMPLATES, *_WRITING, *_SHOWING, *_LOOKING_UP),
+    *(
+        *_SERVING,
+        *_RESCORING,
+        *_IDENTIFYING,
+        *_TEMPLATES,
+        *_OF_TEMPLATES,
+        *_CONFORMANCE,
+        *_WRITING,
+        *_SHOWING,
+        *_LOOKING_UP,
+    ),
     *(*_TEXT, *_LOG, *_RULES, *_RUNNING),
 )
 

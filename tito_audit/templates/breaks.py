@@ -155,8 +155,12 @@ class Breaks:
         assert step.at is not None
         begins = _before_token(step.seen, step.at)
         ours, theirs = step.seen[begins:], step.after[begins:].lstrip()
-        if any(end and ours.startswith(end) for end in self._ends) or _ends(ours):
-            return Altered.TURN_END if _ends(theirs) or theirs.startswith(self._ends) else Altered.NO_TURN_END
+        if any(end and ours.startswith(end) for end in self._ends) or ends_something(ours):
+            return (
+                Altered.TURN_END
+                if ends_something(theirs) or theirs.startswith(self._ends)
+                else Altered.NO_TURN_END
+            )
         if any(message.tool_calls for message in step.probe.messages[: step.answer + 1]):
             return Altered.CALLS
         return Altered.OTHER
@@ -214,7 +218,7 @@ def _suspects(ours: Iterable[TextPiece], theirs: Iterable[TextPiece], at: int) -
                 yield earlier
 
 
-def _ends(left: str) -> bool:
+def ends_something(left: str) -> bool:
     """Whether a text begins with a token that ends something."""
     token = re.match(r"\s*[<\[]([^<>\[\]\s]{1,40})[>\]]", left)
     return token is not None and any(word in token[1].lower() for word in ("end", "eo", "/s", "return", "call|"))

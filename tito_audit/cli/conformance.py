@@ -1,0 +1,133 @@
+"""`tito-audit conformance`: which templates and which ways to build the next prompt keep the sampled tokens."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from tito_audit.cli._command import command
+from tito_audit.cli._options import Options
+from tito_audit.cli._outs import refuse_inputs
+from tito_audit.errors import SetupError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from rich.console import RenderableType
+
+    from tito_audit.conformance import DriftCell, World
+    from tito_audit.conformance.table import Tried
+    from tito_audit.settings.model import Settings
+
+
+@command("conformance")
+def conformance(
+    options: Options,
+    tokenizers: list[str],
+    chat_templates: list[str],
+    installed: bool,
+    out: str | None,
+    against: str | None,
+    force: bool,
+    shape: str,
+) -> None:
+    """Show which chat templates keep sampled tokens, for each way to build the next prompt. With --against, exits
+    1 if anything got worse.
+
+    A fixed set of conversations is run through each template: plain answers, tool calls, reasoning, answers that
+    were cut, prefilled or sampled in other tokens. Each cell has its proof: where a prompt parts from what was
+    sampled, and the line of the template that decides it.
+    """
+    from tito_audit.cli._exits import FAILED
+    from tito_audit.conformance import cells_of, worse
+    from tito_audit.conformance.table import Tried, as_row, read_table, write_table
+    from tito_audit.report_objects import as_json
+    from tito_audit.terminal.encoding import print_json
+    from tito_audit.terminal.page import print_page
+    from tito_audit.terminal.terminal import RunProgress, progress_shown
+
+    old = None if against is None else read_table(Path(against))
+    refuse_inputs({"--out": out}, [*tokenizers, *chat_templates, *([against] if against else [])])
+    settings, table = options.settings(), list["Tried"]()
+    named = tokenizers or (
+        [settings.tokenizer] if settings.tokenizer and not (chat_templates or installed) else []
+    )
+    worlds = _worlds(named, chat_templates, installed, settings)
+    with progress_shown(pace := RunProgress(phase="loading the templates")):
+        for world in worlds:
+            pace.enter(f"trying {world.name}")
+            table.append(Tried.of(world, cells_of(world)))
+    got_worse = [] if old is None else worse(old, [cell for tried in table for cell in tried.cells])
+    if out is not None:
+        write_table(Path(out), table, force=force)
+    if shape == "json":
+        rows = [as_row(tried, cell) for tried in table for cell in tried.cells]
+        changes = [{"was": was.outcome.value, **asdict(now)} for was, now in got_worse]
+        print_json(as_json({"cells": rows, "worse": None if old is None else changes}))
+    else:
+        print_page((), _page(table, got_worse, compared=old is not None, out=out), options.notice())
+    if got_worse:
+        raise typer.Exit(FAILED)
+
+
+def _worlds(
+    tokenizers: Sequence[str], chat_templates: Sequence[str], installed: bool, settings: Settings
+) -> Iterator[World]:
+    from dataclasses import replace
+
+    from tito_audit.conformance import of_template, of_tokenizer
+    from tito_audit.conformance.sources import installed_templates, template_files
+    from tito_audit.run.template import open_template
+
+    files = [(file.stem, file) for name in chat_templates for file in template_files(name)]
+    files += installed_templates() if installed else []
+    if not tokenizers and not files:
+        raise SetupError(
+            "conformance: there is no template to try.\n"
+            "Name tokenizers with -t, Jinja files or their folders with --chat-template, or pass --installed."
+        )
+    for name in tokenizers:
+        opened = open_template(replace(settings, tokenizer=name, chat_template=None))
+        assert opened.tokenizer is not None
+        yield of_tokenizer(Path(name).name if Path(name).exists() else name, opened.tokenizer, opened.renderer)
+    for name, file in files:
+        yield of_template(name, file, settings)
+
+
+def _page(
+    table: Sequence[Tried], got_worse: Sequence[tuple[DriftCell, DriftCell]], *, compared: bool, out: str | None
+) -> Iterator[RenderableType]:
+    from rich.text import Text
+
+    from tito_audit.conformance import BUILDERS, CORPUS, CORPUS_VERSION
+    from tito_audit.conformance.table import DriftScore
+    from tito_audit.terminal.escape import visible
+    from tito_audit.terminal.page import open_table
+    from tito_audit.terminal.words import many
+
+    yield Text(f"{many(len(table), 'template')}, {len(CORPUS)} conversations (version {CORPUS_VERSION})")
+    yield Text("kept + gone on in another training row, of compared; a dash: nothing could be compared")
+    yield Text()
+    matrix = open_table()
+    matrix.add_column("template")
+    for builder in BUILDERS:
+        matrix.add_column(builder.name, justify="right")
+    for tried in table:
+        matrix.add_row(
+            Text(visible(tried.name)),
+            *(str(DriftScore.of(tried.of_builder(builder.name))) for builder in BUILDERS),
+        )
+    yield matrix
+    for was, now in got_worse:
+        change = f"{was.outcome} → {now.outcome}"
+        yield Text(visible(f"worse: {now.template}, {now.builder}, {now.conversation}: {change}; {now.cause}"))
+    yield Text()
+    if out is not None:
+        yield Text(visible(f"written: {Path(out) / 'index.html'}, drift.jsonl and drift.parquet"))
+    if compared:
+        yield Text(
+            f"failed: {many(len(got_worse), 'cell')} got worse" if got_worse else "passed: nothing got worse"
+        )

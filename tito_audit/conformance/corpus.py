@@ -1,0 +1,129 @@
+"""The conversations of the table, and in which form a model sampled their answers.
+
+`CORPUS_VERSION` rises when a conversation is added, removed or changed: tables of different versions are not
+compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+
+from tito_audit.templates.probes import (
+    ANSWER,
+    PROBES,
+    REASONING,
+    TOOLS,
+    USER,
+    Probe,
+    answering,
+    call,
+    probe,
+    result,
+)
+
+CORPUS_VERSION = 1
+
+
+class SamplingForm(StrEnum):
+    """The form in which the model sampled its answers."""
+
+    AS_WRITTEN = "as the template writes it"
+    """In the text and the tokens that the template and the tokenizer give for the last answer."""
+    OTHER_TOKENS = "in other tokens"
+    """The same text with one word in two tokens."""
+    OTHER_SPACE = "in other white space"
+    """The content with white space around it, as the message keeps it."""
+    OTHER_JSON = "with its arguments spaced otherwise"
+    """Each tool call with its arguments as compact JSON."""
+    CUT = "cut by the limit of tokens"
+    """Without the end of its turn."""
+    OTHER_STOP = "with another end token"
+    """Ended by the tokenizer's second end token."""
+    PREFILLED = "after a prefill"
+    """The harness wrote the first words, and the model the rest."""
+
+
+@dataclass(frozen=True, slots=True)
+class CorpusConversation:
+    """One conversation of the table."""
+
+    name: str
+    probe: Probe
+    sampled: SamplingForm = SamplingForm.AS_WRITTEN
+
+
+_ASKED = {"role": "user", "content": USER}
+_AGAIN = {"role": "user", "content": "And in Rome?"}
+_LAST = {"role": "user", "content": "Thank you. Which is warmer?"}
+_CALL = call('{"city": "Paris"}')
+_NUMBERS = call('{"city": "Paris", "days": 3, "metric": true, "ratio": 2.50, "near": null, "of": [1, 2]}')
+
+
+def _of_results() -> Iterator[Probe]:
+    """Tool calls with results of several forms, and with arguments that are not texts."""
+    for form, content in (
+        ("text", "22 degrees, sunny.\n"),
+        ("lines with white space", "  22 degrees\n\n\tsunny  "),
+        ("markup", "<b>22</b> & {{ sun }} </tool_response>"),
+        ("nothing", ""),
+    ):
+        yield probe(
+            f"a tool result of {form}",
+            [_ASKED, answering(None, None, _CALL), {**result(), "content": content}, answering(ANSWER), _AGAIN],
+            TOOLS,
+        )
+    yield probe(
+        "a tool call with booleans and numbers",
+        [_ASKED, answering(None, None, _NUMBERS), result(), answering(ANSWER), _AGAIN],
+        TOOLS,
+    )
+
+
+def _of_histories() -> Iterator[Probe]:
+    """Empty reasoning, texts that look like markup, and a long history."""
+    yield probe(
+        "an answer with empty reasoning", [_ASKED, answering(ANSWER, ""), _AGAIN, answering(ANSWER, ""), _LAST]
+    )
+    yield probe(
+        "a question with white space around it",
+        [{**_ASKED, "content": f"\n  {USER} \n\n"}, answering(ANSWER), {**_AGAIN, "content": "  And? \t"}],
+    )
+    yield probe(
+        "texts in other scripts",
+        [
+            {**_ASKED, "content": "天气 in Zürich? 🌦️ e\u0301"},
+            answering("Ça va: 22\u00a0°C — très bien 🌞"),
+            _AGAIN,
+        ],
+    )
+    turns = [
+        [{**_ASKED, "content": f"Question {turn}?"}, answering(f"Answer {turn}.", REASONING)] for turn in range(12)
+    ]
+    yield probe("twelve answers with reasoning", [message for turn in turns for message in turn] + [_LAST])
+
+
+def _of_samplings() -> Iterator[CorpusConversation]:
+    """What a model samples and a template would not write."""
+    plain = probe("plain", [_ASKED, answering(ANSWER), _AGAIN, answering(ANSWER), _LAST])
+    tools = probe("tools", [_ASKED, answering(None, None, _CALL), result(), answering(ANSWER), _AGAIN], TOOLS)
+    spaced = probe("spaced", [_ASKED, answering(f"\n {ANSWER}\n\n"), _AGAIN])
+    cut = probe("cut", [_ASKED, answering("It is sunny in Par"), _AGAIN, answering(ANSWER), _LAST])
+    for name, base, sampled in (
+        ("an answer in other tokens", plain, SamplingForm.OTHER_TOKENS),
+        ("a tool call in other tokens", tools, SamplingForm.OTHER_TOKENS),
+        ("an answer with white space around it", spaced, SamplingForm.OTHER_SPACE),
+        ("a tool call with compact JSON", tools, SamplingForm.OTHER_JSON),
+        ("an answer cut by the limit", cut, SamplingForm.CUT),
+        ("an answer with another end token", plain, SamplingForm.OTHER_STOP),
+        ("an answer after a prefill", plain, SamplingForm.PREFILLED),
+    ):
+        yield CorpusConversation(name, base, sampled)
+
+
+CORPUS: tuple[CorpusConversation, ...] = (
+    *(CorpusConversation(each.name, each) for each in (*PROBES, *_of_results(), *_of_histories())),
+    *_of_samplings(),
+)
+"""Every conversation, in the order of the table."""

@@ -1,0 +1,213 @@
+"""Whether the tokens of a conversation are kept: one cell for each template, builder and conversation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from itertools import pairwise
+
+from tito_audit.conformance.builders import BUILDERS, AnsweredTurn, Forked, NotBuilt, NotTaken, PromptBuilder
+from tito_audit.conformance.corpus import CORPUS, CorpusConversation, SamplingForm
+from tito_audit.conformance.world import Tokens, Unsampled, World
+from tito_audit.errors import RenderError
+from tito_audit.render.span_builder import common_start
+from tito_audit.templates.appends import Fate, Step
+from tito_audit.templates.breaks import Breaks, ends_something
+
+_AROUND = 24
+"""Tokens shown on each side of a break."""
+_MARK = 12
+"""Characters by which the end of an answer is found again in a later prompt."""
+
+
+class TokenFate(StrEnum):
+    """What became of the sampled tokens."""
+
+    KEPT = "kept"
+    """Each prompt starts with all tokens before it, and adds what the template writes there."""
+    FORKED = "forked"
+    """The builder starts another training row; what was sampled stays in the row before."""
+    OFF_TEMPLATE = "off template"
+    """The tokens are kept, but the prompt adds something else than the template writes there."""
+    BROKEN = "broken"
+    """A prompt does not start with what was sampled before it."""
+    RAISES = "raises"
+    """The builder raises an error in place of a prompt."""
+    NOT_TAKEN = "not taken"
+    """The builder is not made for these messages."""
+    REFUSED = "refused"
+    """The template refuses the conversation."""
+    UNSAMPLED = "not sampled"
+    """What the model sampled is not known, so nothing is compared."""
+
+
+ORDER = tuple(TokenFate)
+"""The best first."""
+
+
+@dataclass(frozen=True, slots=True)
+class DriftCell:
+    """What one builder does with one conversation of one template."""
+
+    template: str
+    builder: str
+    conversation: str
+    outcome: TokenFate
+    turn: int | None = None
+    """The answer after which it happened, counted from 0."""
+    at: int | None = None
+    """The first token that differs, in the next prompt."""
+    cause: str = ""
+    detail: str = ""
+    """Where a template decides: its lines with their conditions; else the texts on both sides."""
+    line: int | None = None
+    """The line of the template."""
+    sampled: str = ""
+    """The text from the break on, as sampled or as the template writes it."""
+    next: str = ""
+    """The same in the next prompt."""
+
+
+def cells_of(
+    world: World, builders: Sequence[PromptBuilder] = BUILDERS, corpus: Iterable[CorpusConversation] = CORPUS
+) -> Iterator[DriftCell]:
+    """The cells of one template, conversation by conversation."""
+    explainer = Breaks(world.renderer)
+    for conversation in corpus:
+        for builder in builders:
+            yield _cell(world, builder, conversation, explainer)
+
+
+def _cell(world: World, builder: PromptBuilder, conversation: CorpusConversation, explainer: Breaks) -> DriftCell:
+    probe = conversation.probe
+
+    def ended(outcome: TokenFate, turn: int | None = None, cause: str = "") -> DriftCell:
+        return DriftCell(world.name, builder.name, conversation.name, outcome, turn, cause=cause)
+
+    following = builder.begin(world)
+    answers = [index for index, message in enumerate(probe.messages) if message.sampled and index > 0]
+    prompt: Tokens | None = None
+    number = 0
+    for number, (answer, until) in enumerate(pairwise([*answers, len(probe.messages)])):
+        if answer + 1 == len(probe.messages):
+            break
+        try:
+            text = world.text(probe.messages[:until], probe.tools, opens=True)
+            sample = world.sample(conversation, answer)
+            prompt = (
+                world.ids(world.text(probe.messages[:answer], probe.tools, opens=True))
+                if prompt is None
+                else prompt
+            )
+        except RenderError as error:
+            return ended(TokenFate.REFUSED, number, str(error))
+        except Unsampled as error:
+            return ended(TokenFate.UNSAMPLED, number, str(error))
+        turn = AnsweredTurn(probe, answer, until, prompt, sample)
+        try:
+            after = following(turn)
+        except RenderError as error:
+            return ended(TokenFate.RAISES, number, str(error))
+        except NotTaken as error:
+            outcome = TokenFate.KEPT if number else TokenFate.NOT_TAKEN
+            return ended(outcome, number, f"up to here: {error}" if number else str(error))
+        except NotBuilt as error:
+            return ended(TokenFate.RAISES, number, str(error))
+        except Forked as error:
+            return ended(TokenFate.FORKED, number, str(error))
+        broken = _broken(world, builder, conversation, turn, after, text, number, explainer)
+        if broken is not None:
+            return broken
+        prompt = after
+    return ended(TokenFate.KEPT if answers and prompt is not None else TokenFate.UNSAMPLED)
+
+
+def _broken(
+    world: World,
+    builder: PromptBuilder,
+    conversation: CorpusConversation,
+    turn: AnsweredTurn,
+    after: Tokens,
+    text: str,
+    number: int,
+    explainer: Breaks,
+) -> DriftCell | None:
+    """The cell of a prompt that does not keep the tokens, or adds what the template does not write; else None."""
+    seen = turn.seen
+    at = next(
+        (k for k, (ours, theirs) in enumerate(zip(seen, after, strict=False)) if ours != theirs),
+        min(len(seen), len(after)),
+    )
+    if at < len(seen):
+        sides = world.shown(seen[at : at + _AROUND]), world.shown(after[at : at + _AROUND])
+        cause, detail, line = _why(world, conversation, turn, after, text, explainer)
+        return DriftCell(
+            world.name, builder.name, conversation.name, TokenFate.BROKEN, number, at, cause, detail, line, *sides
+        )
+    tail = world.shown(after[len(seen) :])
+    wanted = _tail_of(text, turn, world)
+    if wanted is None or not tail:
+        fits = text.endswith(tail)
+    else:  # what was sampled stays, also where the template ends earlier turns with another token
+        ended = turn.sample.ended and wanted.endswith(tail) and ends_something(wanted[: len(wanted) - len(tail)])
+        fits = tail == wanted or ended
+    if fits:
+        return None
+    shared = common_start(wanted or "", tail)
+    begins = len(seen) + len(world.ids(tail[:shared]))
+    return DriftCell(
+        *(world.name, builder.name, conversation.name, TokenFate.OFF_TEMPLATE, number, begins),
+        cause="what the prompt adds is not what the template writes there",
+        sampled=(wanted or text)[shared : shared + 4 * _AROUND],
+        next=tail[shared : shared + 4 * _AROUND],
+    )
+
+
+def _tail_of(text: str, turn: AnsweredTurn, world: World) -> str | None:
+    """What the template writes behind the answer, from where sampling ended; None if the answer is not in it."""
+    body = turn.sample.text
+    for end in sorted(filter(None, world.ends), key=len, reverse=True):
+        body = body.removesuffix(end)
+    last = body.strip()[-_MARK:]
+    at = text.rfind(last) if last else -1
+    if at < 0:
+        return None
+    rest = text[at + len(last) :]
+    spaces = body[len(body.rstrip()) :]
+    rest = rest.removeprefix(spaces)
+    end = next((each for each in world.ends if each and turn.sample.ended and rest.startswith(each)), "")
+    return rest[len(end) :]
+
+
+def _why(
+    world: World, conversation: CorpusConversation, turn: AnsweredTurn, after: Tokens, text: str, explainer: Breaks
+) -> tuple[str, str, int | None]:
+    """The cause of a break, what decides it, and its line in the template."""
+    history, then = world.shown(turn.seen), world.shown(after)
+    if then.startswith(history):
+        return "re-tokenized: the same text in other tokens", "", None
+    prompt = world.text(turn.probe.messages[: turn.answer], turn.probe.tools, opens=True)
+    written = world.sample(replace(conversation, sampled=SamplingForm.AS_WRITTEN), turn.answer).text
+    if text.startswith(prompt + written):
+        return f"the template writes it otherwise than it was sampled: {conversation.sampled}", "", None
+    shared = common_start(prompt + written, text)
+    step = Step(turn.probe, turn.answer, turn.until, Fate.BROKEN, prompt, written, text, shared)
+    explained = explainer.explain(step)
+    tags = [decision.tag for decision in explained.conditions] or [
+        tag for tag in (explained.rendered.tag, explained.sampled.tag) if tag is not None
+    ]
+    detail = "; ".join(f"line {tag.line}: {tag.source}" for tag in dict.fromkeys(tags))
+    return str(explained.change), detail, tags[0].line if tags else None
+
+
+Key = tuple[str, str, str]
+
+
+def worse(old: Iterable[DriftCell], new: Iterable[DriftCell]) -> list[tuple[DriftCell, DriftCell]]:
+    """The cells that got worse, each with what it was; cells that only one of the tables has do not count."""
+    before: Mapping[Key, DriftCell] = {(each.template, each.builder, each.conversation): each for each in old}
+    pairs = [(before.get((each.template, each.builder, each.conversation)), each) for each in new]
+    return [
+        (was, now) for was, now in pairs if was is not None and ORDER.index(now.outcome) > ORDER.index(was.outcome)
+    ]

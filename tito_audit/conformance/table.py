@@ -1,0 +1,208 @@
+"""The table as files: `drift.jsonl`, `drift.parquet` and one page without a network."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, fields
+from html import escape
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from tito_audit.conformance.builders import BUILDERS
+from tito_audit.conformance.corpus import CORPUS, CORPUS_VERSION
+from tito_audit.conformance.matrix import ORDER, DriftCell, TokenFate
+from tito_audit.conformance.world import World
+from tito_audit.errors import SetupError
+from tito_audit.storage.atomic import make_folder, new_file
+from tito_audit.terminal.escape import visible
+from tito_audit.version import VERSION
+
+_NAMES = tuple(each.name for each in fields(DriftCell))
+_COMPARED = (TokenFate.KEPT, TokenFate.FORKED, TokenFate.OFF_TEMPLATE, TokenFate.BROKEN, TokenFate.RAISES)
+"""Outcomes of conversations that were compared."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """One template and its cells."""
+
+    name: str
+    template_sha256: str
+    tokenizer_digest: str
+    """Of the tokenizer's files; "" for a stand-in."""
+    cells: tuple[DriftCell, ...]
+
+    @classmethod
+    def of(cls, world: World, cells: Iterable[DriftCell]) -> Tried:
+        """The cells of a world, with its digests."""
+        return cls(world.name, *world.digests, tuple(cells))
+
+    def of_builder(self, builder: str) -> list[DriftCell]:
+        """The cells of one builder."""
+        return [cell for cell in self.cells if cell.builder == builder]
+
+
+@dataclass(frozen=True, slots=True)
+class DriftScore:
+    """What a builder does with the conversations of a template."""
+
+    whole: int
+    """Conversations that keep their tokens in one training row."""
+    forked: int
+    compared: int
+
+    @classmethod
+    def of(cls, cells: Iterable[DriftCell]) -> DriftScore:
+        """The score of these cells."""
+        each = Counter(cell.outcome for cell in cells)
+        return cls(each[TokenFate.KEPT], each[TokenFate.FORKED], sum(each[outcome] for outcome in _COMPARED))
+
+    @property
+    def safe(self) -> int:
+        """Conversations in which nothing is trained that was not sampled: kept, or forked."""
+        return self.whole + self.forked
+
+    def __str__(self) -> str:
+        """`27 of 30`, with forks `20 + 7 of 30`; a dash where nothing was compared."""
+        if not self.compared:
+            return "–"
+        return f"{self.whole}{f' + {self.forked}' if self.forked else ''} of {self.compared}"
+
+
+def as_row(tried: Tried, cell: DriftCell) -> dict[str, Any]:
+    """A line of `drift.jsonl`."""
+    return {
+        **asdict(cell),
+        "outcome": cell.outcome.value,
+        "template_sha256": tried.template_sha256,
+        "tokenizer_digest": tried.tokenizer_digest,
+        "tito_audit": VERSION,
+        "corpus": CORPUS_VERSION,
+    }
+
+
+def read_table(path: Path) -> list[DriftCell]:
+    """The cells of a `drift.jsonl`; SetupError if it is none, or of another corpus."""
+    cells = []
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise SetupError(
+            f"--against {path}: it cannot be read ({error}).\nName the drift.jsonl of an earlier run."
+        ) from None
+    for number, line in enumerate(lines):
+        try:
+            row = json.loads(line)
+            version = row["corpus"]
+            cell = DriftCell(**{name: row[name] for name in _NAMES} | {"outcome": TokenFate(row["outcome"])})
+        except (ValueError, KeyError, TypeError):
+            what = f"line {number + 1} is no cell of this table"
+            raise SetupError(f"--against {path}: {what}.\nName the drift.jsonl of an earlier run.") from None
+        if version != CORPUS_VERSION:
+            raise SetupError(
+                f"--against {path}: its conversations are those of version {version}, ours of {CORPUS_VERSION}.\n"
+                "Tables of different versions are not compared: write the old one again with this version."
+            )
+        cells.append(cell)
+    return cells
+
+
+def write_table(folder: Path, table: Sequence[Tried], *, force: bool) -> list[Path]:
+    """Write the three files; StorageError if one exists and `force` is not set."""
+    import pyarrow
+    import pyarrow.parquet
+
+    make_folder(folder)
+    rows = [as_row(tried, cell) for tried in table for cell in tried.cells]
+    paths = [folder / name for name in ("drift.jsonl", "drift.parquet", "index.html")]
+    with new_file(paths[0], overwrite=force) as out:
+        for row in rows:
+            out.write((json.dumps(row, ensure_ascii=False) + "\n").encode())
+    with new_file(paths[1], overwrite=force) as out:
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), out)
+    with new_file(paths[2], overwrite=force) as out:
+        out.write(page(table).encode())
+    return paths
+
+
+def page(table: Sequence[Tried]) -> str:
+    """The matrix, and what stands behind each cell that is not whole. Every text of a template is escaped."""
+    assets = files("tito_audit.conformance").joinpath("assets")
+    style, script = (assets.joinpath(name).read_text("utf-8") for name in ("page.css", "page.js"))
+    hashes = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (style, script)]
+    policy = (
+        f"default-src 'none'; style-src 'sha256-{hashes[0]}'; script-src 'sha256-{hashes[1]}'; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    body = "\n".join(_parts(table))
+    return (
+        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        '<meta name="color-scheme" content="light dark">\n<meta name="referrer" content="no-referrer">\n'
+        "<title>Which templates keep tokens · tito-audit</title>\n"
+        f"<style>{style}</style>\n</head>\n<body>\n<main>\n{body}\n</main>\n<script>{script}</script>\n</body>\n</html>\n"
+    )
+
+
+def _shown(text: str) -> str:
+    return escape(visible(text))
+
+
+def _parts(table: Sequence[Tried]) -> Iterator[str]:
+    heads = "".join(f'<th scope="col"><button>{_shown(each.name)}</button></th>' for each in BUILDERS)
+    yield (
+        "<h1>Which templates keep tokens</h1>"
+        f"<p class='quiet'>tito-audit {_shown(VERSION)}, {len(CORPUS)} conversations (version "
+        f"{CORPUS_VERSION}). A cell: conversations whose tokens are kept, + those that go on in another training "
+        "row, of those that were compared. Click a head to sort, a cell to see what happens in the others.</p>"
+    )
+    first = "<th scope='col'><button>template</button></th>"
+    yield f"<div class='scroll'><table id='matrix'><thead><tr>{first}{heads}</tr></thead><tbody>"
+    for number, tried in enumerate(table):
+        cells = "".join(_cell(number, tried.of_builder(each.name), each.name) for each in BUILDERS)
+        yield f"<tr><th scope='row'>{_shown(tried.name)}</th>{cells}</tr>"
+    yield "</tbody></table></div><h2>The builders</h2><dl>"
+    yield "".join(f"<dt>{_shown(each.name)}</dt><dd>{_shown(each.source)}</dd>" for each in BUILDERS)
+    yield "</dl><h2>What happens</h2>"
+    for number, tried in enumerate(table):
+        yield f"<h3>{_shown(tried.name)}</h3><p class='quiet'>template {tried.template_sha256[:12]}</p>"
+        for each in BUILDERS:
+            yield from _details(number, each.name, tried.of_builder(each.name))
+
+
+def _cell(number: int, cells: Sequence[DriftCell], builder: str) -> str:
+    score = DriftScore.of(cells)
+    share = score.safe / score.compared if score.compared else -1.0
+    kind = (
+        "none" if share < 0 else "good" if score.whole == score.compared else "bad" if not score.safe else "part"
+    )
+    return f"<td class='{kind}' data-sort='{share:.6f}'><a href='#t{number}-{builder}'>{score}</a></td>"
+
+
+def _details(number: int, builder: str, cells: Sequence[DriftCell]) -> Iterator[str]:
+    """What a builder does with one template, conversations of one cause together."""
+    groups: dict[tuple[TokenFate, str, str], list[DriftCell]] = {}
+    for cell in sorted(cells, key=lambda each: -ORDER.index(each.outcome)):
+        if cell.outcome is not TokenFate.KEPT:
+            groups.setdefault((cell.outcome, cell.cause, cell.detail), []).append(cell)
+    yield f"<details id='t{number}-{builder}'><summary>{_shown(builder)}: {DriftScore.of(cells)}</summary>"
+    for (outcome, cause, detail), group in groups.items():
+        first = group[0]
+        names = ", ".join(_shown(each.conversation) for each in group)
+        yield f"<section><h4>{_shown(outcome)} ({len(group)}): {_shown(cause)}</h4><p class='quiet'>{names}</p>"
+        if detail:
+            yield f"<p><code>{_shown(detail)}</code></p>"
+        if first.sampled or first.next:
+            yield (
+                f"<p>after answer {(first.turn or 0) + 1}, token {first.at}</p>"
+                f"<pre><span class='gone'>{_shown(first.sampled)}</span>\n"
+                f"<span class='came'>{_shown(first.next)}</span></pre>"
+            )
+        yield "</section>"
+    yield "</details>"
