@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import os
 import re
@@ -157,6 +158,24 @@ def test_ids_and_logprobs_of_sglang_go_into_a_sample_together(monkeypatch: pytes
         "loss_mask": [1, 1],
         "response_length": 2,
     }
+
+
+def test_batches_of_a_generator_are_kept_step_by_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    @dataclasses.dataclass
+    class TrajectoryID:
+        instance_id: str
+        repetition_id: int
+
+    rows = rows_of(LOGS / "skyrl_steps.jsonl")
+    batches = [{**row, "trajectory_ids": [TrajectoryID(**one) for one in row["trajectory_ids"]]} for row in rows]
+
+    class Generator:
+        async def generate(self, input_batch: Any, disable_tqdm: bool = False) -> Any:
+            return batches[input_batch]
+
+    generator = code_of("skyrl", monkeypatch)["kept"](Generator(), tmp_path / "log")
+    assert [asyncio.run(generator.generate(number, disable_tqdm=True)) for number in range(2)] == batches
+    assert rows_of(tmp_path / "log") == rows
 
 
 def test_a_group_of_a_managed_server_is_a_row_that_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
