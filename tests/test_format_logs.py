@@ -63,6 +63,65 @@ def cured(log: Path, out: Path, how: RepairSettings = SPLICE) -> set[str]:
     return {code for outcome in outcomes for codes in outcome.cured.values() for code in codes}
 
 
+# Steps that hold what they add to the step before
+
+
+def whole_prompts(steps: list[dict[str, Any]]) -> list[list[int]]:
+    """The prompts of a trajectory in the Token DB, as tinker-cookbook's `reconstruct_full_ob` restores them."""
+    prompts: list[list[int]] = []
+    seen: list[int] = []
+    for step in steps:
+        prompts.append((seen if step["ob_is_delta"] else []) + step["ob_tokens"])
+        seen = prompts[-1] + step["ac_tokens"]
+    return prompts
+
+
+@pytest.mark.parametrize("reverse", [False, True], ids=["in order", "backwards"])
+def test_what_a_step_adds_to_the_one_before_is_a_whole_prompt_and_is_written_as_it_was(
+    reverse: bool, tmp_path: Path
+) -> None:
+    table = pq.read_table(fixture_file("tinker_tokendb"))
+    if reverse:
+        table = table.take(list(reversed(range(table.num_rows))))
+    log, out = tmp_path / "segment.parquet", tmp_path / "cured.parquet"
+    pq.write_table(table, log)
+    old = table.to_pylist()
+    for rollout in read_rollouts(log):
+        if len(rollout.turns) != 3:
+            continue
+        steps = [row for row in old if row["group_idx"] == int(str(rollout.stated.group)[-1])]
+        steps = sorted((row for row in steps if row["source"] == "rollout"), key=lambda row: row["step_idx"])
+        assert sorted(call[0] for call in calls_of(rollout)) == sorted(whole_prompts(steps))
+    assert cured(log, out) == {"SEQ301", "TOK101"}
+    new = pq.read_table(out).to_pylist()
+    changed = [number for number, row in enumerate(new) if row != old[number]]
+    assert [(new[at]["group_idx"], new[at]["step_idx"]) for at in changed] == [(1, 1)], "only the departure"
+    steps = sorted((row for row in new if row["group_idx"] == 1), key=lambda row: row["step_idx"])
+    prompts = whole_prompts(steps)
+    for step, prompt, later in zip(steps, prompts, prompts[1:], strict=False):
+        assert later[: len(prompt) + len(step["ac_tokens"])] == prompt + step["ac_tokens"]
+    assert {code for result in scan_rollouts(out, SETTINGS) for code in (f.code for f in result.findings)} <= {
+        "TOK101"
+    }
+
+
+def test_a_step_whose_changed_prompt_no_longer_continues_the_one_before_is_written_whole(tmp_path: Path) -> None:
+    log, out = fixture_file("tinker_tokendb"), tmp_path / "again.parquet"
+
+    def touched(rollout: Rollout) -> Rollout:
+        if len(rollout.turns) < 3:
+            return rollout
+        first, second, third = rollout.turns
+        assert second.prompt_ids is not None
+        return replace(rollout, turns=(first, replace(second, prompt_ids=second.prompt_ids[1:]), third))
+
+    write_rollouts(log, map(touched, read_rollouts(log)), out)
+    old, new = (pq.read_table(path).to_pylist() for path in (log, out))
+    assert [row["ob_is_delta"] for row in new[:3]] == [False, False, False]
+    assert whole_prompts(new[:3]) == [prompt[n == 1 :] for n, prompt in enumerate(whole_prompts(old[:3]))]
+    assert new[6:] == old[6:]
+
+
 # Scans
 
 

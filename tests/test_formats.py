@@ -312,9 +312,11 @@ def test_the_fixtures_are_what_their_scripts_write(script: str, monkeypatch: pyt
 def test_the_tables_are_what_their_scripts_write(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.syspath_prepend(str(FORMATS))
     art, slime = importlib.import_module("make_art"), importlib.import_module("make_slime")
+    tinker = importlib.import_module("make_atif")
     for name, made in (
         ("art_parquet", art.table(art.Toy())),
         ("miles_columns", slime.table(slime.column_rows(slime.Toy()))),
+        ("tinker_tokendb", tinker.tokendb(tinker.Toy())),
     ):
         found = pq.read_table(fixture_file(name))
         assert found.equals(made)

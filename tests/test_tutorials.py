@@ -14,6 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 from tests.command import run
@@ -43,7 +44,10 @@ def rows_of(log: Path) -> list[Any]:
 
 
 def test_the_logs_are_what_the_script_writes() -> None:
-    made = runpy.run_path(str(LOGS / "make.py"))["lines"]()
+    script = runpy.run_path(str(LOGS / "make.py"))
+    made, tables = script["lines"](), script["tables"]()
+    assert {path.stem for path in LOGS.glob("*.parquet")} == set(tables)
+    assert all(pq.read_table(LOGS / f"{name}.parquet").equals(table) for name, table in tables.items())
     assert {path.stem for path in LOGS.glob("*.jsonl")} == set(made)
     for name, text in made.items():
         assert (LOGS / f"{name}.jsonl").read_text(encoding="utf-8") == text, (
@@ -53,7 +57,9 @@ def test_the_logs_are_what_the_script_writes() -> None:
 
 def test_every_log_is_in_a_tutorial() -> None:
     text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
-    assert all(f"fixtures/tutorials/{path.name}" in text for path in LOGS.glob("*.jsonl"))
+    assert all(
+        f"fixtures/tutorials/{path.name}" in text for path in (*LOGS.glob("*.jsonl"), *LOGS.glob("*.parquet"))
+    )
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

@@ -21,6 +21,19 @@ SourcesOf = Callable[[Row, Sequence[Rollout]], Sequence[Sources]]
 
 
 @dataclass(frozen=True, slots=True)
+class Steps:
+    """How rows that are steps of a conversation depend on each other."""
+
+    name: Callable[[Row], str | None]
+    """The conversation of a row; None if the row does not say."""
+    whole: Callable[[Sequence[Row]], Sequence[Row]]
+    """The steps of one conversation, each with its complete prompt where it holds what this adds to the step
+    before it."""
+    stored: Callable[[Sequence[Row], Sequence[Row]], Sequence[Row]]
+    """Rows to write, made of changed whole steps and the old rows; an old row where nothing changed."""
+
+
+@dataclass(frozen=True, slots=True)
 class Format:
     """One log format; each file of `formats/` defines one. Its functions are pure: storage has done the
     reading.
@@ -54,6 +67,8 @@ class Format:
     """Whether a row is one call of a conversation, as servers, proxies and gateways log them."""
     conversation: str = ""
     """The key that reliably names each call's conversation; "" if only the history shows it."""
+    steps: Steps | None = None
+    """How a row that is one call needs the others of its conversation; None if it does not."""
     open_object: str = ""
     """The key of the object that takes arbitrary keys, if the row itself does not; "" if it does."""
 

@@ -24,7 +24,7 @@ from tito_audit.convert.rows_and_calls import (
 )
 from tito_audit.convert.unread import row_facts
 from tito_audit.errors import RecordError
-from tito_audit.join import form_of_calls, lines_of
+from tito_audit.join import form_of_calls, lines_of, whole_calls
 from tito_audit.record.arrays import Ids, Logprobs
 from tito_audit.record.column import ColumnRole
 from tito_audit.record.message import Message
@@ -212,13 +212,12 @@ class CallsOfConversation:
     @classmethod
     def of(cls, raw: RawRow, whole: Rollout, speakers: Speakers) -> CallsOfConversation:
         """The calls of a joined row, read one by one; RecordError if one cannot be read."""
-        lines, form = lines_of(raw), form_of_calls(raw)
+        lines, rows, form = lines_of(raw), whole_calls(raw), form_of_calls(raw)
         each: list[Rollout] = []
         facts: list[Mapping[str, Any]] = []
         unread: dict[str, None] = {}
         for number, at in zip(whole.stated.lines, whole.stated.calls_at, strict=True):
-            line = lines[number]
-            row = line.value or {}
+            line, row = lines[number], rows[number]
             rollouts = form.read(row, Place(*at))
             about = row_facts(row, rollouts, form.sources(row, rollouts))
             unread |= dict.fromkeys((*about.unread, *wrapper_keys(line)))

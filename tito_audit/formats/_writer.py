@@ -187,12 +187,13 @@ def logged_logprobs(turn: Turn) -> Logprobs | None:
 
 
 def _agree(column: NDArray[Any], logprobs: Logprobs) -> bool:
-    """True if the values are equal wherever both are known."""
+    """True if the values are equal wherever both are known; in a column of single precision, to its precision."""
     if len(column) != len(logprobs):
         return False
     values = column.astype(np.float64)
     both_known = ~np.isnan(values) & ~np.isnan(logprobs)
-    return bool((values[both_known] == logprobs[both_known]).all())
+    values, wanted, single = values[both_known], logprobs[both_known], values[both_known].astype(np.float32)
+    return bool((values == wanted).all() or ((single == values) & (single == wanted.astype(np.float32))).all())
 
 
 def _sent_messages(rollout: Rollout, turn: Turn) -> object:

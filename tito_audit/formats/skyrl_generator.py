@@ -88,15 +88,12 @@ def _sampled(step: Row) -> int | None:
         return None
     trained = as_floats(mask, _MASK) != 0
     end = int(trained.sum())
-    logprobs = step.get(_LOGPROBS)
-    scored = is_list(logprobs) and len(logprobs) == len(ids) and is_numbers(logprobs)
-    # A logprob after the last trained token says that it was sampled, too.
-    if (
-        not 0 < end < len(ids)
-        or not trained[:end].all()
-        or (scored and as_floats(logprobs, _LOGPROBS)[end:].any())
-    ):
+    if not 0 < end < len(ids) or not trained[:end].all():
         return None
+    logprobs: Any = step.get(_LOGPROBS)
+    # A logprob after the last trained token says that this was sampled, too.
+    if is_list(logprobs) and len(logprobs) == len(ids) and is_numbers(logprobs):
+        return None if as_floats(logprobs, _LOGPROBS)[end:].any() else end
     return end
 
 

@@ -55,6 +55,7 @@ __all__ = [
     "joined_counts",
     "lines_of",
     "shown_by",
+    "whole_calls",
 ]
 
 
@@ -86,6 +87,12 @@ def form_of_calls(raw: RawRow) -> Format:
     """The format of each call of a conversation."""
     assert isinstance(raw.value, CallsOfRollout)
     return format_named(raw.value.form)
+
+
+def whole_calls(raw: RawRow) -> Sequence[Row]:
+    """The calls of a conversation, each with its complete prompt, in the order of `lines_of`."""
+    assert isinstance(raw.value, CallsOfRollout)
+    return raw.value.whole
 
 
 def contains_row(raw: RawRow, index: int) -> bool:

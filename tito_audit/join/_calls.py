@@ -40,6 +40,13 @@ class CallsOfRollout(dict[str, Any]):
         """False for lines of a token capture, which are gathered by rollout id."""
         self[CALLS] = [raw.value for raw in raws]
 
+    @property
+    def whole(self) -> Sequence[Row]:
+        """The rows, each with its complete prompt where it holds what this adds to the call before it."""
+        steps = format_named(self.form).steps
+        rows = [raw.value or {} for raw in self.raws]
+        return rows if steps is None or not all(rows) else steps.whole(rows)
+
     def with_calls(self, calls: Sequence[Row]) -> CallsOfRollout:
         """The same row with these calls; itself when they are the same objects."""
         if all(new is old for new, old in zip(calls, self[CALLS], strict=True)):
@@ -58,6 +65,8 @@ def gathered(name: str) -> Format:
 class _Calls:
     """The calls of a gathered row, read one by one, and their order."""
 
+    rows: Sequence[Row]
+    """Their rows, with complete prompts."""
     each: Sequence[Rollout]
     order: Sequence[int]
     chain: tuple[int, ...]
@@ -99,18 +108,18 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
 
 def _calls(row: CallsOfRollout, place: Place) -> _Calls:
     """Every call of the row; RecordError, with the line, for one that cannot be read."""
-    form, each = format_named(row.form), []
-    for raw, file in zip(row.raws, row.files, strict=True):
+    form, each, rows = format_named(row.form), [], row.whole
+    for raw, file, value in zip(row.raws, row.files, rows, strict=True):
         where = f"line {raw.index} of the same rollout" if file == place.file else f"{file}:{raw.index}"
         if raw.value is None:
             raise RecordError(f"{where}: {raw.error}")
         try:
-            (call,) = form.read(raw.value, replace(place, file=file, row=raw.index))
+            (call,) = form.read(value, replace(place, file=file, row=raw.index))
         except RecordError as error:
             raise RecordError(f"{where}: {error}" if len(row.raws) > 1 else str(error)) from None
         each.append(call)
     order, chain = order_calls([call.turns[0] for call in each], _times(row))
-    return _Calls(each, order, chain)
+    return _Calls(rows, each, order, chain)
 
 
 def request_and_answer(call: Rollout) -> tuple[tuple[Message, ...], Message | None]:
@@ -136,14 +145,14 @@ def _update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
     read = _calls(row, repair.rollout.place)
     if repair.turns_from != tuple(range(len(read.order))):
         raise RecordError("each line is one call, and the call cannot be removed from it")
-    form, calls = format_named(row.form), list(row[CALLS])
+    form, calls = format_named(row.form), list(read.rows)
     for number, turn in zip(read.order, repair.rollout.turns, strict=True):
         alone = read.each[number]
         # The messages of the conversation are not the call's.
         (was,) = alone.turns
         own = replace(turn, message_index=was.message_index, prompt_messages=was.prompt_messages)
         (calls[number],) = form.update(calls[number], (RepairedRollout(replace(alone, turns=(own,)), (0,)),))
-    return (row.with_calls(calls),)
+    return (row.with_calls(calls if form.steps is None else form.steps.stored(calls, row[CALLS])),)
 
 
 def _sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:

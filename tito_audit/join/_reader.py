@@ -112,7 +112,9 @@ class CallReader:
         """What a row says."""
         name = name_of(value_at(row, self.stated)) if self.stated is not None else None
         form, rollouts = _read(row, self.named)
-        if self.stated is None and form is not None and form.conversation:
+        if self.stated is None and form is not None and form.steps is not None:
+            name = form.steps.name(row)
+        elif self.stated is None and form is not None and form.conversation:
             name = name_of(row.get(form.conversation))
         if form is None or (name is None and not is_row_of_call(row, form)):
             return RowOfLog(name is not None)
