@@ -51,6 +51,7 @@ SAME_SHAPE: dict[str, set[str]] = {
     "slime": {"tito_sample"},
     "sglang": {"tito_call", "openai_chat", "vllm"},
     "vllm": {"openai_chat"},
+    "dynamo": {"openai_chat"},
     "openai_chat": {"vllm"},
 }
 """Formats that share their form with another, which may take over where the telling keys are broken."""
@@ -389,6 +390,7 @@ OVERLAPS = {
     "nemo_gym": {"openai_chat"},  # a Responses object, here without ids
     "sglang": {"openai_chat", "tito_call"},  # an answer with `choices`; a request and its answer in one object
     "vllm": {"openai_chat"},  # an answer with `choices`
+    "dynamo": {"openai_chat"},
 }
 
 

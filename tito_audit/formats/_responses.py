@@ -373,14 +373,35 @@ def has_server_ids(logged: Exchange) -> bool:
     )
 
 
-def generated(choice: Mapping[str, Any]) -> Generated:
-    """The tokens of a choice: from its ids, else `token_id:N` strings, else SGLang's triples."""
+def has_nvext_ids(logged: Exchange) -> bool:
+    """True if an answer has ids where Dynamo puts them."""
+    return any(
+        part.get("completion_token_ids") is not None
+        for response in logged.responses
+        for _, part in nvext_parts(response)
+    )
+
+
+def nvext_parts(response: Mapping[str, Any]) -> list[tuple[Path, Mapping[str, Any]]]:
+    """The objects in which Dynamo puts ids and logprobs of its only choice, with their paths in the answer."""
+    paths: tuple[Path, ...] = (("nvext",), ("nvext", "engine_data"))
+    alone = isinstance(response.get("choices"), list | tuple) and len(response["choices"]) == 1
+    return [(path, part) for path in paths if alone and (part := object_at(response, *path))]
+
+
+def generated(choice: Mapping[str, Any], response: Mapping[str, Any] | None = None) -> Generated:
+    """The tokens of a choice: from its ids, else Dynamo's, `token_id:N` strings or SGLang's triples."""
     name, strings, values = logged_tokens(choice)
     scores = scores_of(choice, "output_token_logprobs")
     copies: dict[str, Ids] = {}
     for key in ("token_ids", "output_ids"):
         if choice.get(key) is not None:
             copies[key] = as_ids(choice[key], key)
+    beside = nvext_parts(response or {})
+    for path, part in beside:
+        if part.get("completion_token_ids") is not None:
+            where = ".".join(map(str, (*path, "completion_token_ids")))
+            copies[where] = as_ids(part["completion_token_ids"], where)
     if strings and all(_is_token_id(string) for string in strings):
         copies[name] = as_ids([int(string[len(_TOKEN_ID_START) :]) for string in strings], name)
     if scores is not None:
@@ -388,6 +409,9 @@ def generated(choice: Mapping[str, Any]) -> Generated:
     logprobs: tuple[str, Sequence[Any]] | None = (name, values) if values is not None else None
     if scores is not None:
         logprobs = ("meta_info.output_token_logprobs", [value for value, _ in scores])
+    if logprobs is None:
+        scored = (_plain(part.get("completion_logprobs")) for _, part in beside)
+        logprobs = next((("completion_logprobs", column) for column in scored if column is not None), None)
     texts = token_texts(choice.get("logprobs")) if not copies else None
     ids = next(iter(copies.values()), None)
     return Generated(ids, logprobs, scores is not None, texts, _disagreement(copies))

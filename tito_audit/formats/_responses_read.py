@@ -25,6 +25,7 @@ from tito_audit.formats._responses import (
     lists_of_tokens,
     logged_tokens,
     message_wire,
+    nvext_parts,
     scores_of,
 )
 from tito_audit.formats._update import at, object_at, of_calls, plain_sources, same_as
@@ -64,7 +65,7 @@ def choice_call(
     request: Mapping[str, Any], response: Mapping[str, Any], choice: Mapping[str, Any], number: int = 0
 ) -> ChoiceCall:
     """The call that wrote choice `number` of an answer; `response` may be the choice itself."""
-    tokens = generated(choice)
+    tokens = generated(choice, response)
     logged = choice.get("message")
     message = None
     if isinstance(logged, Mapping):
@@ -222,6 +223,10 @@ def _with_prompt(
     places = (
         ("prompt_token_ids", response.get("prompt_token_ids")),
         ("prompt_token_ids", choice.get("prompt_token_ids")),
+        *(
+            ("nvext.engine_data.prompt_token_ids", part.get("prompt_token_ids"))
+            for _, part in nvext_parts(response)
+        ),
         ("request.prompt_token_ids", request.get("prompt_token_ids")),
         ("request.input_ids", request.get("input_ids")),
         ("request.token_ids", request.get("token_ids")),
@@ -279,12 +284,20 @@ def choice_sources(row: Row, rollouts: Sequence[Rollout], within: Path = ()) -> 
 
 def choice_source(row: Row, logged: Exchange, above: Path, path: Path, turn: Turn) -> CallSource:
     """The source of the choice at `path`, in the answer at `above`, with every copy that the row holds."""
-    holders = list(dict.fromkeys((above, path)))
+    beside = [(*above, *inside) for inside, _ in nvext_parts(at(row, above))]
+    holders = list(dict.fromkeys((above, path, *beside)))
     inner = [(*holder, part) if part else holder for holder in holders for part in _PARTS]
     inner = [place for place in inner if object_at(row, *place)]
     return CallSource(
         prompts=plain_sources(_prompts(row, logged, holders, turn.prompt_ids)),
-        logprobs=tuple(_logprobs(at(row, path), path, logged_logprobs(turn))),
+        logprobs=(
+            *_logprobs(at(row, path), path, logged_logprobs(turn)),
+            *plain_sources(
+                (*place, "completion_logprobs")
+                for place in beside
+                if same_as(at(row, place).get("completion_logprobs"), logged_logprobs(turn))
+            ),
+        ),
         columns={name: (Source((*path, name)),) for name in at(row, path)},
         routing=tuple((*place, "routed_experts") for place in inner if "routed_experts" in at(row, place)),
         counters=tuple(map(Counter, inner)),

@@ -1,0 +1,26 @@
+"""Answers of an NVIDIA Dynamo frontend as a caller logs them: chat and completions.
+
+The ids of the only choice are beside it, in `nvext`, if the request asked for them
+(`nvext.extra_fields: ["completion_token_ids"]`); a vLLM worker may add `engine_data` with the prompt's ids and
+logprobs. ai-dynamo/dynamo `lib/llm/src/protocols/openai/nvext.rs` (`NvExtResponse`); ai-dynamo 1.6.1,
+`dynamo/vllm/handlers.py` (`_accumulate_engine_data`).
+"""
+
+from __future__ import annotations
+
+from tito_audit.formats._responses import has_nvext_ids
+from tito_audit.formats._responses_read import format_of_answers
+from tito_audit.signature import Signature, way
+
+FORMAT = format_of_answers(
+    "dynamo",
+    has_nvext_ids,
+    title="Dynamo responses",
+    signature=Signature.of(
+        way("nvext.completion_token_ids", "choices"), way("engine_data.completion_token_ids", "choices")
+    ),
+    precedence=235,
+    shows="The call's completion and logprobs; its prompt where the worker adds `engine_data` or the request was "
+    "logged with ids; messages and tools only when the request was logged too. Rows of one conversation are read "
+    "together.",
+)
