@@ -249,6 +249,11 @@ def test_a_row_of_no_known_format_is_refused_with_its_columns_named(row):
         ({"step": 3, "prompt": "a", "completion": "b", "r": 1.0, "advantage": 0.7}, "TRL.*env_mask"),
         ({"input_prompt": "a", "output_response": "b", "score": 1.0}, "SkyRL.*response_ids"),
         ({"task_id": 7, "head_version": -1, "completion": "b", "prompt": "a"}, "AReaL.*output_tokens"),
+        (
+            {"version": 1, "trace_id": "t", "info": {}, "branches": [{"index": 0, "entropies": [None, 0.5]}]},
+            "prime-rl.*traces/stream",
+        ),
+        ({"trace_id": "t", "chunk": 0, "offset": 9, "info": {}}, "prime-rl.*traces/stream"),
     ],
 )
 def test_text_logs_hold_nothing_to_audit_and_say_what_to_save(row, says, tmp_path: Path):

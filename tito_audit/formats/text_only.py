@@ -1,7 +1,8 @@
 """Rows of text without ids: they cannot be audited, and a notice says what to save instead.
 
 verl, TRL, SkyRL, AReaL and tinker-cookbook write such logs themselves; others hold a prompt and a completion.
-Rows with only `messages` are read as `generic`.
+prime-rl writes annotations beside its traces (`src/prime_rl/monitors/file/traces/update.py`, `make_update`). Rows
+with only `messages` are read as `generic`.
 """
 
 from __future__ import annotations
@@ -46,6 +47,14 @@ _KNOWN: tuple[tuple[frozenset[str], str], ...] = (
         frozenset({"schema_version", "traj_idx"}),
         "a tinker-cookbook rollout summary. It holds lengths and rewards. Save the datums used for training "
         "instead, one object each: model_input and loss_fn_inputs",
+    ),
+    *(
+        (
+            frozenset({"trace_id", name}),
+            f"{what} of prime-rl, beside its traces. Ids and the sampler's logprobs are in the episodes: scan "
+            "traces/stream, with sealed chunks (.jsonl.zst) or without",
+        )
+        for name, what in (("branches", "a stream of annotations"), ("chunk", "an index of annotations"))
     ),
 )
 """Keys of logs known to hold no ids, and the notice for each."""
@@ -112,10 +121,11 @@ FORMAT = Format(
         way("input_prompt", "output_response"),
         way("head_version", "completion"),
         way("schema_version", "traj_idx"),
+        way("trace_id", "branches"),
     ),
     precedence=280,
     matches=_matches,
     **SampleRows(_read, lambda row, before, part: row).functions,
     shows="Nothing: no ids were recorded. For the text logs that verl, TRL, SkyRL, AReaL and tinker-cookbook "
-    "write by default, a notice says what to save instead.",
+    "write by default, and for prime-rl's annotations, a notice says what to save or scan instead.",
 )
