@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from tito_audit.providers import open_provider as open_provider
     from tito_audit.providers.hf import HuggingFaceProvider as HuggingFaceProvider
     from tito_audit.providers.sglang import SGLangProvider as SGLangProvider
+    from tito_audit.providers.trl import TRLProvider as TRLProvider
     from tito_audit.providers.vllm import VLLMProvider as VLLMProvider
     from tito_audit.record.finding import Finding as Finding
     from tito_audit.record.finding import Hit as Hit
@@ -143,6 +144,7 @@ _HOMES = {
     "providers": ("open_provider",),
     "providers.hf": ("HuggingFaceProvider",),
     "providers.sglang": ("SGLangProvider",),
+    "providers.trl": ("TRLProvider",),
     "providers.vllm": ("VLLMProvider",),
     "rescore.close": ("FirstDifference", "LogprobComparison", "TokenGap", "check_logprobs_close"),
     "run.auditor": ("load_renderer",),

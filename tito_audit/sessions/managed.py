@@ -214,7 +214,7 @@ async def managed_server(
         raise SetupError(
             f"A managed server needs token ids, and {type(provider).__name__} returns text: ids encoded "
             "from text may differ from the sampled ids.\n"
-            "Pass a provider of vLLM, SGLang or Hugging Face. If nothing is trained, `dummy=True` gives "
+            "Pass a provider of vLLM, SGLang, TRL or Hugging Face. If nothing is trained, `dummy=True` gives "
             "placeholders."
         )
     try:
@@ -241,6 +241,8 @@ class ManagedServer:
         answer_types()  # before anything is sampled
         self.provider = provider
         self.tokenizer = tokenizer
+        if hasattr(provider, "end_ids"):  # a server that does not say why an answer ended
+            provider.end_ids = tokenizer.eos_ids
         self.track_tree = track_tree
         self._train_once = train_once
         self._clock = clock
