@@ -30,6 +30,7 @@ from tito_audit.record.arrays import Ids
 from tito_audit.render.renderer import make_renderer
 from tito_audit.sessions.content import in_form
 from tito_audit.sessions.engine import Conversations
+from tito_audit.sessions.fit import find_tokenizer
 from tito_audit.sessions.model import Node, Prompt
 from tito_audit.sessions.session import Session
 from tito_audit.sessions.shapes import (
@@ -191,13 +192,15 @@ async def managed_server(
     `provider` samples token ids. A client of a text API, such as `openai.AsyncOpenAI`, returns no ids and is
     refused with SetupError, unless `dummy` is true or the environment variable ATROPOS_ALLOW_DUMMY_MANAGED_SERVER
     is set: then nodes hold placeholders that say so (`metadata["dummy_tokens"]`), and none of them is trained.
+    `tokenizer` None: the one of the served model, by the folder or name that the server states, and held against the
+    server's own where it has `/tokenize`; SetupError if it is not here.
     `chat_template` is the source of a template that replaces the tokenizer's own. Branches share the answers
     before them: with `train_once` the first branch trains them and the others mask them, else every branch does.
     """
     managed: ManagedServer | PlaceholderServer
     if callable(getattr(provider, "generate_n", None)):
         if tokenizer is None:
-            raise SetupError("A managed server needs the tokenizer of its model.\nPass tokenizer=FOLDER.")
+            tokenizer = await find_tokenizer(provider)
         managed = ManagedServer(
             provider,
             tokenizer if isinstance(tokenizer, Tokenizer) else load_tokenizer(str(tokenizer)),
