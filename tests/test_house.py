@@ -32,7 +32,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 LAYERS = (
     ("__init__", "__main__"),
     ("cli",),
-    ("convert", "gate", "ray", "rescore", "serve", "inspect"),
+    ("convert", "gate", "ray", "rescore", "serve", "inspect", "agents"),
     ("run",),
     ("tables",),
     ("identify",),

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 from tito_audit.version import VERSION
 
 if TYPE_CHECKING:
+    from tito_audit.agents import rollout as rollout
+    from tito_audit.agents import rollout_client as rollout_client
     from tito_audit.align.mask_drift import mask_drift as mask_drift
     from tito_audit.chains.fork import ForkedRow as ForkedRow
     from tito_audit.chains.fork import fork_cost as fork_cost
@@ -88,6 +90,9 @@ if TYPE_CHECKING:
     from tito_audit.sessions.marin import (
         tokenize_prompt_with_chat_template as tokenize_prompt_with_chat_template,
     )
+    from tito_audit.sessions.sample import Sample as Sample
+    from tito_audit.sessions.sample import SampledTurn as SampledTurn
+    from tito_audit.sessions.sample import SampleStatus as SampleStatus
     from tito_audit.settings.model import GateSettings as GateSettings
     from tito_audit.settings.model import MaxRate as MaxRate
     from tito_audit.settings.model import Override as Override
@@ -115,6 +120,7 @@ _HOMES = {
         "Requirement",
         "Settings",
     ),
+    "agents": ("rollout", "rollout_client"),
     "convert.run": ("Conversion", "convert_rollouts"),
     "errors": (
         "ChoiceError",
@@ -162,6 +168,7 @@ _HOMES = {
         "rollout_from_choice",
         "tokenize_prompt_with_chat_template",
     ),
+    "sessions.sample": ("Sample", "SampleStatus", "SampledTurn"),
     "run.repair": ("Repairs", "repair_rollouts"),
     "summary": ("CoverageCount", "Fixed", "Gate", "RateCount", "Summary"),
     "tables.findings": ("findings_schema", "findings_table"),
