@@ -20,7 +20,7 @@ from tests.command import run
 from tests.scripted import END, Scripted, ids_of, spelled
 from tests.world import TOY
 from tito_audit import Sample, SampleStatus, SamplingParams, rollout, rollout_client
-from tito_audit.errors import ProviderError, SetupError
+from tito_audit.errors import ProviderError
 
 QUESTION = "What is 2 + 2?"
 ANSWERS = [[*spelled("It is 5"), *ids_of(END)], "Maybe 6", "It is 4"]
@@ -146,8 +146,6 @@ def test_many_rollouts_at_once_do_not_mix() -> None:
     for number, sample in enumerate(asyncio.run(all_of_them())):
         contents = [message["content"] for message in sample.messages]
         assert contents == [QUESTION, f"Is it {chr(97 + number)}?", f"No, {number}.", f"It is 4 ({number})"]
-            9,
-        )
         assert sample.proven
 
 

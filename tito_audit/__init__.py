@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from tito_audit.version import VERSION
 
 if TYPE_CHECKING:
-    from tito_audit.agents import rollout as rollout
-    from tito_audit.agents import rollout_client as rollout_client
+    from tito_audit.agents.client import rollout_client as rollout_client
+    from tito_audit.agents.rollout import rollout as rollout
     from tito_audit.align.mask_drift import mask_drift as mask_drift
     from tito_audit.chains.fork import ForkedRow as ForkedRow
     from tito_audit.chains.fork import fork_cost as fork_cost
@@ -120,7 +120,8 @@ _HOMES = {
         "Requirement",
         "Settings",
     ),
-    "agents": ("rollout", "rollout_client"),
+    "agents.client": ("rollout_client",),
+    "agents.rollout": ("rollout",),
     "convert.run": ("Conversion", "convert_rollouts"),
     "errors": (
         "ChoiceError",

@@ -38,7 +38,7 @@ _GATHERING_SECONDS = 0.005
 
 
 @dataclass(slots=True, eq=False)
-class _Asked:
+class _Waiting:
     """A call that waits to be sent."""
 
     ids: list[int]
@@ -49,7 +49,7 @@ class _Asked:
     )
     """What the server answers, and which of its prompts was this one."""
 
-    def goes_with(self, other: _Asked) -> bool:
+    def goes_with(self, other: _Waiting) -> bool:
         """Whether both can be sent at once."""
         return self.path == other.path and (self.path == _SCORE or self.body == other.body)
 
@@ -76,7 +76,7 @@ class TRLProvider:
         """The server does not state it."""
         self.end_ids: Collection[int] = ()
         """Ids that end an answer: those of the tokenizer, set by whoever holds it."""
-        self._waiting: list[_Asked] = []
+        self._waiting: list[_Waiting] = []
         self._sending: asyncio.Task[None] | None = None
 
     async def generate(self, input_ids: Sequence[int], sampling: SamplingParams) -> GenerationResult:
@@ -87,7 +87,7 @@ class TRLProvider:
         """All answers to a prompt."""
         checked_sampling(sampling, _OURS)
         ids, where, n = plain_ids(input_ids), f"{self.name}{_GENERATE}", sampling.n
-        answer, number = await self._answered(_Asked(ids, _parameters(sampling)))
+        answer, number = await self._answered(_Waiting(ids, _parameters(sampling)))
         prompts = _rows(answer, "prompt_ids", number, 1, where)
         if prompts != [ids]:
             raise ProviderError(f"{where}: the answer belongs to another prompt than the one that was sent")
@@ -122,7 +122,7 @@ class TRLProvider:
         if first == len(plain):
             return ScoredTokens(tuple(plain), first, (), () if top else None)
         body = {"prompt_lengths": [first], "top_logprobs": top, "temperature": 1.0}
-        answer, _ = await self._answered(_Asked(plain, body, _SCORE))
+        answer, _ = await self._answered(_Waiting(plain, body, _SCORE))
         (logprobs,) = _rows(answer, "logprobs", 0, 1, where)
         (candidates,) = _rows(answer, "logprob_token_ids", 0, 1, where)
         values, tops = _columns(plain[first:], logprobs, candidates, top, where)
@@ -136,46 +136,46 @@ class TRLProvider:
         """Close all connections."""
         await self._http.close()
 
-    async def _answered(self, asked: _Asked) -> tuple[Any, int]:
+    async def _answered(self, call: _Waiting) -> tuple[Any, int]:
         """What the server answers to a call, sent as soon as the calls before it are answered."""
-        self._waiting.append(asked)
+        self._waiting.append(call)
         if self._sending is None:
             self._sending = asyncio.ensure_future(self._send_waiting())
-        return await asked.answer
+        return await call.answer
 
     async def _send_waiting(self) -> None:
         try:
             await asyncio.sleep(_GATHERING_SECONDS)
             while self._waiting:
                 first = self._waiting[0]
-                together = [asked for asked in self._waiting if asked.goes_with(first)]
-                self._waiting = [asked for asked in self._waiting if not asked.goes_with(first)]
-                wanted = [asked for asked in together if not asked.answer.done()]  # the others were cancelled
+                together = [call for call in self._waiting if call.goes_with(first)]
+                self._waiting = [call for call in self._waiting if not call.goes_with(first)]
+                wanted = [call for call in together if not call.answer.done()]  # the others were cancelled
                 if first.path == _SCORE:
-                    await asyncio.gather(*(self._send([asked]) for asked in wanted))
+                    await asyncio.gather(*(self._send([call]) for call in wanted))
                 elif wanted:
                     await self._send(wanted)
         finally:
             self._sending = None
-            for asked in self._waiting:
-                asked.answer.cancel()
+            for call in self._waiting:
+                call.answer.cancel()
             self._waiting = []
 
-    async def _send(self, calls: Sequence[_Asked]) -> None:
+    async def _send(self, calls: Sequence[_Waiting]) -> None:
         """Send calls as one request, and give each its answer."""
-        path, ids = calls[0].path, [asked.ids for asked in calls]
+        path, ids = calls[0].path, [call.ids for call in calls]
         try:
             answer = await self._http.json(
                 "POST", path, {"prompts" if path == _GENERATE else "sequences": ids, **calls[0].body}
             )
         except ProviderError as error:
-            for asked in calls:
-                if not asked.answer.done():
-                    asked.answer.set_exception(self._explained(path, error))
+            for call in calls:
+                if not call.answer.done():
+                    call.answer.set_exception(self._explained(path, error))
             return
-        for number, asked in enumerate(calls):
-            if not asked.answer.done():
-                asked.answer.set_result((answer, number))
+        for number, call in enumerate(calls):
+            if not call.answer.done():
+                call.answer.set_result((answer, number))
 
     def _explained(self, path: str, error: ProviderError) -> ProviderError:
         """What TRL's version has to do with an error."""

@@ -150,13 +150,13 @@ def sequence(node: Node, vocabulary: Vocabulary, trains: set[int] | None = None,
         logprobs.tolist(),
         {**_metadata(node), **more},
         _messages(node),
-        _asked(first) or vocabulary.text(tokens[: first.prompt.length]),
+        _prompt_messages(first) or vocabulary.text(tokens[: first.prompt.length]),
         vocabulary.text(tokens[first.prompt.length :]),
         first.prompt.length,
     )
 
 
-def _asked(node: Node) -> list[dict[str, Any]]:
+def _prompt_messages(node: Node) -> list[dict[str, Any]]:
     """The messages that an answer was given; [] for a text prompt."""
     written = node.prompt.written
     return [] if written is None else [dict(message.wire) for message in written.messages]
@@ -167,7 +167,7 @@ def _messages(node: Node) -> list[dict[str, Any]]:
     written = node.prompt.written
     if written is None or node.call.tools or node.call.template_kwargs or not node.call.add_generation_prompt:
         return []
-    return [*_asked(node), dict(node.message.wire)]
+    return [*_prompt_messages(node), dict(node.message.wire)]
 
 
 def _metadata(node: Node) -> dict[str, Any]:
