@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,8 +22,17 @@ pytest.importorskip("openai")
 
 from tests.command import run
 from tests.scripted import END, Scripted, ids_of, spelled
-from tests.world import TOY
-from tito_audit import Sample, SampleStatus, SamplingParams, rollout, rollout_client
+from tests.world import ROOT, TOY
+from tito_audit import (
+    Sample,
+    SampleStatus,
+    SamplingParams,
+    SequenceNode,
+    audit_batch,
+    managed_server,
+    rollout,
+    rollout_client,
+)
 from tito_audit.errors import ProviderError
 
 QUESTION = "What is 2 + 2?"
@@ -443,6 +456,66 @@ def test_an_environment_of_tools_runs_the_calls_of_the_model() -> None:
     assert "KeyError: 'fly'" in sample.response
 
 
+# Trainers
+
+
+def test_what_the_guide_returns_to_trl_is_a_batch_that_passes() -> None:
+    guide = (ROOT / "docs" / "rollout.md").read_text(encoding="utf-8")
+    block = next(block for block in guide.split("```python\n") if block.startswith("def rollout_func"))
+    provider = Scripted([*ANSWERS, "It is 42"])
+
+    async def in_turn(agent: Any, environment: Any, source: Any, **more: Any) -> Sample:
+        async with lock:  # the answers are in their order
+            return await rollout(agent, environment, source, tokenizer=TOY)
+
+    lock = asyncio.Lock()
+    names = {"asyncio": asyncio, "rollout": in_turn, "agent": asks, "Quiz": Game, "provider": provider}
+    exec(block.split("```")[0], names)
+    batch = names["rollout_func"](["a", "b"], None)  # type: ignore[operator]
+    assert batch["env_reward"] == [pytest.approx(0.8), 1.0]
+    assert [len(row) for row in batch["completion_ids"]] == [len(row) for row in batch["env_mask"]]
+    audit = audit_batch(
+        prompt_ids=batch["prompt_ids"],
+        completion_ids=batch["completion_ids"],
+        logprobs=batch["logprobs"],
+        loss_mask=batch["env_mask"],
+        tokenizer=str(TOY),
+    )
+    assert not audit.failed, audit.findings
+
+
+@pytest.mark.parametrize("track_tree", [False, True])
+def test_a_node_of_a_managed_server_is_a_sample(track_tree: bool, tmp_path: Path) -> None:
+    async def nodes() -> Any:
+        async with managed_server(Scripted(ANSWERS), TOY, track_tree) as managed:
+            question = {"role": "user", "content": QUESTION}
+            first = await managed.chat_completion(messages=[question])
+            answer = first.choices[0].message.model_dump(exclude_none=True)
+            await managed.chat_completion(messages=[question, answer, {"role": "user", "content": "Sure?"}])
+            await managed.completion(prompt="2 + 2 =")
+            return managed.get_state()["nodes"]
+
+    for node in asyncio.run(nodes()):
+        sample = node.as_sample(0.5, index=7)
+        assert (sample.reward, sample.index, sample.tokens, sample.rewards) == (0.5, 7, node.tokens, [])
+        assert [bool(weight) for weight in sample.loss_mask] == [label != -100 for label in node.masked_tokens]
+        pairs = zip(sample.rollout_log_probs or [], node.logprobs, strict=True)
+        assert all(own == (0.0 if value == 1.0 else value) for own, value in pairs)
+        assert node.full_text.endswith(sample.response)
+        text = sample.prompt if isinstance(sample.prompt, str) else sample.prompt[-1]["content"]
+        assert text == ("2 + 2 =" if not sample.messages else QUESTION)
+        log = tmp_path / "sample.jsonl"
+        log.write_text(json.dumps(sample.to_dict()) + "\n")
+        code, printed, _ = run("scan", log, "-t", TOY, "-r", "json")
+        assert (code, list(json.loads(printed)["summary"]["formats"])) == (0, ["tito_sample"]), printed
+
+
+def test_placeholders_are_no_sample() -> None:
+    node = SequenceNode("", [0, 1], [-100, -100], [1.0, 1.0], {"dummy_tokens": True})
+    with pytest.raises(ValueError, match="placeholders"):
+        node.as_sample()
+
+
 # The audit
 
 
@@ -462,3 +535,28 @@ def test_a_sampled_token_that_the_row_changes_is_found(monkeypatch: pytest.Monke
     sample, _ = run_agent(asks, Game())
     assert not sample.proven
     assert sample.findings
+
+
+@pytest.mark.skipif(find_spec("torch") is None, reason="torch is in the extra hf")
+def test_the_example_runs_with_a_real_model_and_its_log_scans_clean(tmp_path: Path) -> None:
+    from tests.tiny_model import build_tiny_model
+
+    model, log = build_tiny_model(tmp_path / "model"), tmp_path / "samples.jsonl"
+    script, choices = ROOT / "examples" / "rollout" / "guess.py", ["--size", "4", "--turns", "3"]
+    done = subprocess.run(
+        [sys.executable, str(script), "--provider", f"hf={model}", "--out", str(log), *choices],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("of them trained") == 4
+    code, printed, _ = run("scan", log, "-t", model, "-r", "json")
+    report = json.loads(printed)
+    assert code == 0, report["findings"][:2]
+    assert report["summary"]["rollouts"] >= 4
+    _, priced, _ = run("rescore", log, "--provider", f"hf={model}", "-t", model, "-r", "json")
+    agreement = json.loads(priced)["summary"]["agreement"]
+    assert agreement["tokens"] > 100
+    assert agreement["largest"] < 0.001
