@@ -312,10 +312,27 @@ def test_a_cancelled_rollout_ends_at_once_also_in_a_thread() -> None:
     assert asyncio.run(work()) < 2
 
 
+class Runs:
+    """An environment that runs the model itself, as those of verifiers do."""
+
+    async def rollout(self, client: Any) -> None:
+        """Never called here."""
+
+
+class Undescribed:
+    def reset(self) -> None:
+        """Nothing."""
+
+    def add(self, a):  # type: ignore[no-untyped-def]
+        return a
+
+
 @pytest.mark.parametrize(
     ("environment", "more", "message"),
     [
         (object(), {}, "has no `step`, is no function, and has no tools"),
+        (Runs(), {}, r"run the model themselves \(verifiers, Atropos\) take the gateway's address"),
+        (Undescribed(), {"prompt": QUESTION}, "Undescribed: a tool cannot be described"),
         (lambda text: 1.0, {}, "has no first message"),
         (Game(), {"tokenizer": "no/such/folder"}, "no/such/folder"),
     ],

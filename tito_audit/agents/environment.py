@@ -89,7 +89,7 @@ class Environment:
         self.tools: dict[str, Callable[..., Any]] = {}
         if self._step is None and callable(environment):
             self._step = environment
-        elif self._step is None:
+        elif self._step is None and hasattr(environment, "reset"):
             # Of the class, since looking at an instance runs its properties.
             for name, _ in inspect.getmembers(type(environment), inspect.isfunction):
                 if name[0] != "_" and name not in ("reset", "get_reward", "close"):
@@ -97,7 +97,8 @@ class Environment:
         if self._step is None and not self.tools:
             raise SetupError(
                 f"{type(environment).__name__} has no `step`, is no function, and has no tools.\n"
-                "Pass an environment with reset and step, or a function that scores a text."
+                "Pass an environment with reset and step, or a function that scores a text. Environments that run "
+                "the model themselves (verifiers, Atropos) take the gateway's address or a managed server."
             )
 
     async def begin(self, prompt: list[dict[str, Any]], task: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -114,8 +115,14 @@ class Environment:
             value = value.get("observation")
         else:
             value = getattr(value, "observation", value)
-        if isinstance(value, str) and prompt and prompt[-1].get("role") == "user" and self.tools:
-            return [*prompt[:-1], {**prompt[-1], "content": prompt[-1]["content"] + value}]  # as TRL does
+        last = prompt[-1] if prompt else {}
+        if (
+            isinstance(value, str)
+            and last.get("role") == "user"
+            and self.tools
+            and isinstance(last["content"], str)
+        ):
+            return [*prompt[:-1], {**last, "content": last["content"] + value}]  # as TRL does
         return [*prompt, *_observed(value)]
 
     async def step(self, message: Mapping[str, Any]) -> _StepResult:
@@ -147,4 +154,10 @@ class Environment:
             from transformers.utils import get_json_schema
         except ImportError:
             raise SetupError("Tools of an environment need transformers: pip install 'tito-audit[hf]'") from None
-        return [get_json_schema(tool) for tool in self.tools.values()]
+        try:
+            return [get_json_schema(tool) for tool in self.tools.values()]
+        except Exception as error:  # transformers' own have no class in common
+            raise SetupError(
+                f"{type(self._environment).__name__}: a tool cannot be described ({error}).\n"
+                "Give each public method types and a docstring with its arguments, or begin its name with `_`."
+            ) from None

@@ -43,6 +43,8 @@ _NAMED = inspect.Parameter.POSITIONAL_OR_KEYWORD
 _LOADED: dict[str, Tokenizer] = {}
 _FOUND: WeakKeyDictionary[Any, Tokenizer] = WeakKeyDictionary()
 """The tokenizer of each provider whose server stated it."""
+_AUDITORS: dict[tuple[int, str | None], Auditor] = {}
+_MOST_AUDITORS = 8
 
 
 async def rollout(
@@ -85,8 +87,8 @@ async def rollout(
     assert not isinstance(source, str), "opened"
     try:
         loaded = await _tokenizer_of(source, tokenizer)
-        has_template = chat_template is not None or bool(loaded.chat_templates)
-        renderer = make_renderer(loaded, chat_template=chat_template) if has_template else None
+        auditor = _auditor_of(loaded, chat_template)
+        renderer = auditor.renderer
         if hasattr(source, "end_ids"):
             source.end_ids = loaded.eos_ids
         recorder = RecordingProvider(source, sampling or SamplingParams(), max_length)
@@ -95,7 +97,8 @@ async def rollout(
             _parser_name(name, reads, template)
             for name, reads in ((tool_parser, Reads.TOOLS), (reasoning_parser, Reads.REASONING))
         ]
-        managed = ManagedServer(recorder, loaded, False, *parsers, chat_template=chat_template)  # type: ignore[arg-type]
+        source_of_ids: Any = recorder  # it streams nothing
+        managed = ManagedServer(source_of_ids, loaded, False, *parsers, renderer=renderer)
         running = Running(managed, recorder)
         async with _caller(running) as call:
             episode = _Episode(running, call, agent, Environment(environment, call), max_turns)
@@ -103,7 +106,6 @@ async def rollout(
             await episode.run([dict(message) for message in messages], task or {})
         if running.refused is not None:
             raise running.refused
-        auditor = Auditor(loaded, renderer, all_rules(), selected_codes(Settings()), all_repairs)
         sample = episode.sample(_Audit(auditor), dict(metadata or {}))
     finally:
         if opened is not None:
@@ -127,6 +129,18 @@ async def _tokenizer_of(provider: TokenProvider, tokenizer: Tokenizer | str | Pa
     if name not in _LOADED:
         _LOADED[name] = load_tokenizer(name)
     return _LOADED[name]
+
+
+def _auditor_of(tokenizer: Tokenizer, chat_template: str | None) -> Auditor:
+    """What audits the rows, with the renderer that all rollouts of this tokenizer and template share."""
+    key = id(tokenizer), chat_template  # which the auditor keeps from being another's
+    if key not in _AUDITORS:
+        has_template = chat_template is not None or bool(tokenizer.chat_templates)
+        renderer = make_renderer(tokenizer, chat_template=chat_template) if has_template else None
+        _AUDITORS[key] = Auditor(tokenizer, renderer, all_rules(), selected_codes(Settings()), all_repairs)
+        while len(_AUDITORS) > _MOST_AUDITORS:
+            del _AUDITORS[next(iter(_AUDITORS))]
+    return _AUDITORS[key]
 
 
 def _parser_name(name: str | None, reads: Reads, template: str | None) -> str | None:

@@ -27,7 +27,7 @@ from tito_audit.parser import Parser, Reads
 from tito_audit.parsers import parser_named
 from tito_audit.provider import GenerationResult, SamplingParams, TokenProvider
 from tito_audit.record.arrays import Ids
-from tito_audit.render.renderer import make_renderer
+from tito_audit.render.renderer import Renderer, make_renderer
 from tito_audit.sessions.content import in_form
 from tito_audit.sessions.engine import Conversations
 from tito_audit.sessions.fit import find_tokenizer
@@ -284,7 +284,9 @@ class ManagedServer:
         chat_template: str | None = None,
         train_once: bool = True,
         clock: Callable[[], float] = time.time,
+        renderer: Renderer | None = None,
     ) -> None:
+        """`renderer`: the one of the tokenizer and template, where it is there already; it may be shared."""
         answer_types()  # before anything is sampled
         self.provider = provider
         self.tokenizer = tokenizer
@@ -297,7 +299,9 @@ class ManagedServer:
             tokenizer, _parser(reasoning_parser, Reads.REASONING), _parser(tool_parser, Reads.TOOLS)
         )
         has_template = chat_template is not None or bool(tokenizer.chat_templates)
-        self._renderer = make_renderer(tokenizer, chat_template=chat_template) if has_template else None
+        if renderer is None and has_template:
+            renderer = make_renderer(tokenizer, chat_template=chat_template)
+        self._renderer = renderer
         """None: only text completions."""
         self._session: Session | None = Conversations(tokenizer, self._renderer).open("managed")
         self._current: list[Node] = []
