@@ -32,7 +32,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 LAYERS = (
     ("__init__", "__main__"),
     ("cli",),
-    ("convert", "gate", "ray", "rescore", "serve", "inspect", "conformance"),
+    ("convert", "gate", "ray", "rescore", "serve", "inspect", "agents", "conformance"),
     ("run",),
     ("tables",),
     ("identify",),
@@ -154,6 +154,7 @@ def test_the_picture_of_the_house_shows_every_room_as_it_is() -> None:
 
 BUDGETS = {
     "(root)": 2_302,
+    "agents": 705,
     "align": 825,
     "chains": 1_465,
     "cli": 5_935,
@@ -166,7 +167,7 @@ BUDGETS = {
     "inspect": 2_723,
     "join": 3_513,
     "parsers": 1_651,
-    "providers": 2_032,
+    "providers": 2_320,
     "record": 2_877,
     "render": 4_000,
     "repairs": 1_907,
@@ -175,7 +176,7 @@ BUDGETS = {
     "rules": 5_703,
     "run": 6_703,
     "serve": 2_982,
-    "sessions": 3_003,
+    "sessions": 3_230,
     "settings": 2_251,
     "storage": 9_693,
     "tables": 339,

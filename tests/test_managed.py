@@ -541,13 +541,54 @@ def test_placeholders_say_what_they_are_and_a_scan_reports_them(by, monkeypatch,
         assert scanned(log, "--select", "REC,SEQ,TOK") == (1, {"REC004": 3})
 
 
-def test_a_server_without_a_tokenizer_is_refused():
+class States(Scripted):
+    """A provider whose server states its tokenizer, and encodes as it is told to."""
+
+    def __init__(self, place: str | None, encodes: list[int] | None = None) -> None:
+        super().__init__([])
+        self.model, self.encodes = place, encodes
+
+    async def find_tokenizer(self) -> str | None:
+        """The stated place."""
+        return self.model
+
+    async def tokenized(self, text: str) -> list[int] | None:
+        """What the server encodes every text as."""
+        return self.encodes
+
+
+@pytest.mark.parametrize("provider", [States(str(TOY)), Scripted([])], ids=["stated", "by its model's name"])
+def test_the_tokenizer_is_that_of_the_served_model(provider: Scripted, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(provider, "model", str(TOY))
+
+    async def work() -> Any:
+        async with managed_server(provider) as managed:
+            return managed.tokenizer
+
+    assert asyncio.run(work()).encode("2 + 2").tolist() == ids_of("2 + 2")
+
+
+@pytest.mark.parametrize(
+    ("provider", "message"),
+    [
+        (States(None), "scripted does not state its model, so its tokenizer is not known.\nPass tokenizer=FOLDER"),
+        (States("no/such"), "scripted serves no/such, and there is no tokenizer of that name here ("),
+        (States(str(TOY), [1, 2]), "with another tokenizer: scripted encodes a text in 2 tokens"),
+    ],
+)
+def test_a_tokenizer_that_cannot_be_found_or_does_not_fit_is_asked_for(
+    provider: Scripted, message: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+
     async def work() -> None:
-        async with managed_server(Scripted([])):
+        async with managed_server(provider):
             pass
 
-    with pytest.raises(SetupError, match="needs the tokenizer"):
+    with pytest.raises(SetupError) as refused:
         asyncio.run(work())
+    assert message in str(refused.value)
+    assert "Pass tokenizer=FOLDER" in str(refused.value).splitlines()[1]
 
 
 def test_a_tokenizer_without_a_template_completes_texts_only(tmp_path):

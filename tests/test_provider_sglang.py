@@ -237,3 +237,20 @@ def test_a_refusal_is_said_in_the_servers_words():
     with pytest.raises(ProviderError, match="answers 400: The input is too long") as refused:
         generated(server({"error": {"message": "The input is too long"}}, status=400))
     assert refused.value.status == 400
+
+
+@pytest.mark.parametrize(
+    ("path", "info", "place"),
+    [
+        ("/model_info", {"model_path": "m", "tokenizer_path": "/models/t"}, "/models/t"),
+        ("/get_model_info", {"model_path": "/models/m"}, "/models/m"),
+        ("/none", {}, "m"),
+    ],
+)
+def test_the_place_of_the_tokenizer_is_the_one_that_the_server_states(path, info, place):
+    async def server(request):
+        if request.path == "/v1/models":
+            return web.json_response({"data": [{"id": "m"}]})
+        return web.json_response(info, status=200 if request.path == path else 404)
+
+    assert asyncio.run(asked(server, lambda provider: provider.find_tokenizer())) == place

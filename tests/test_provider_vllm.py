@@ -650,3 +650,13 @@ def test_a_wrong_score_is_an_error(entries, said):
 def test_an_address_is_an_address():
     with pytest.raises(SetupError, match="not a server's address"):
         VLLMProvider("127.0.0.1:8000")
+
+
+@pytest.mark.parametrize(("card", "place"), [({"root": "/models/m"}, "/models/m"), ({}, "served")])
+def test_the_place_of_the_tokenizer_is_where_the_model_was_loaded_from(card, place):
+    async def server(request):
+        return web.json_response(
+            {"data": [{"id": "served", **card}]}, status=200 if "models" in request.path else 404
+        )
+
+    assert asyncio.run(asked(server, lambda provider: provider.find_tokenizer())) == place

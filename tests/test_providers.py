@@ -16,7 +16,7 @@ from tito_audit.providers import _http, all_providers, open_provider
 
 def test_every_kind_is_found_by_its_file_and_listed():
     names = [kind.name for kind in all_providers()]
-    assert names == ["hf", "sglang", "vllm"]
+    assert names == ["hf", "sglang", "trl", "vllm"]
     _, listed, _ = run("list", "providers")
     for kind in all_providers():
         assert f"{kind.name}={kind.where}" in listed
@@ -26,8 +26,8 @@ def test_every_kind_is_found_by_its_file_and_listed():
 @pytest.mark.parametrize(
     ("spec", "said"),
     [
-        ("vlm=http://x", 'Unknown provider "vlm": did you mean vllm? (hf=PATH, sglang=URL, vllm=URL)'),
-        ("openai=http://x", 'Unknown provider "openai". (hf=PATH, sglang=URL, vllm=URL)'),
+        ("vlm=http://x", 'Unknown provider "vlm": did you mean vllm? (hf=PATH, sglang=URL, trl=URL, vllm=URL)'),
+        ("openai=http://x", 'Unknown provider "openai". (hf=PATH, sglang=URL, trl=URL, vllm=URL)'),
         ("http://127.0.0.1:8000", "a provider is written NAME=WHERE. Providers: hf=PATH"),
         ("vllm", "a vLLM server needs a place: vllm=URL"),
         ("hf=", "a model in this process, by transformers needs a place: hf=PATH"),
@@ -48,6 +48,7 @@ def test_what_names_no_provider_is_an_error(spec, said):
         ("torch", "hf=FOLDER", "hf"),
         ("aiohttp", "vllm=http://127.0.0.1:1", "serve"),
         ("aiohttp", "sglang=http://127.0.0.1:1", "serve"),
+        ("aiohttp", "trl=http://127.0.0.1:1", "serve"),
     ],
 )
 def test_a_missing_extra_is_named(missing, spec, extra, monkeypatch, tmp_path: Path):

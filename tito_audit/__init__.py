@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 from tito_audit.version import VERSION
 
 if TYPE_CHECKING:
+    from tito_audit.agents.client import rollout_client as rollout_client
+    from tito_audit.agents.rollout import rollout as rollout
     from tito_audit.align.mask_drift import mask_drift as mask_drift
     from tito_audit.chains.fork import ForkedRow as ForkedRow
     from tito_audit.chains.fork import fork_cost as fork_cost
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
     from tito_audit.providers import open_provider as open_provider
     from tito_audit.providers.hf import HuggingFaceProvider as HuggingFaceProvider
     from tito_audit.providers.sglang import SGLangProvider as SGLangProvider
+    from tito_audit.providers.trl import TRLProvider as TRLProvider
     from tito_audit.providers.vllm import VLLMProvider as VLLMProvider
     from tito_audit.record.finding import Finding as Finding
     from tito_audit.record.finding import Hit as Hit
@@ -87,6 +90,9 @@ if TYPE_CHECKING:
     from tito_audit.sessions.marin import (
         tokenize_prompt_with_chat_template as tokenize_prompt_with_chat_template,
     )
+    from tito_audit.sessions.sample import Sample as Sample
+    from tito_audit.sessions.sample import SampledTurn as SampledTurn
+    from tito_audit.sessions.sample import SampleStatus as SampleStatus
     from tito_audit.settings.model import GateSettings as GateSettings
     from tito_audit.settings.model import MaxRate as MaxRate
     from tito_audit.settings.model import Override as Override
@@ -114,6 +120,8 @@ _HOMES = {
         "Requirement",
         "Settings",
     ),
+    "agents.client": ("rollout_client",),
+    "agents.rollout": ("rollout",),
     "convert.run": ("Conversion", "convert_rollouts"),
     "errors": (
         "ChoiceError",
@@ -143,6 +151,7 @@ _HOMES = {
     "providers": ("open_provider",),
     "providers.hf": ("HuggingFaceProvider",),
     "providers.sglang": ("SGLangProvider",),
+    "providers.trl": ("TRLProvider",),
     "providers.vllm": ("VLLMProvider",),
     "rescore.close": ("FirstDifference", "LogprobComparison", "TokenGap", "check_logprobs_close"),
     "run.auditor": ("load_renderer",),
@@ -160,6 +169,7 @@ _HOMES = {
         "rollout_from_choice",
         "tokenize_prompt_with_chat_template",
     ),
+    "sessions.sample": ("Sample", "SampleStatus", "SampledTurn"),
     "run.repair": ("Repairs", "repair_rollouts"),
     "summary": ("CoverageCount", "Fixed", "Gate", "RateCount", "Summary"),
     "tables.findings": ("findings_schema", "findings_table"),

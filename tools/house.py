@@ -16,7 +16,7 @@ FLOW = {
     "judges them": ("rules", "repairs", "gate"),
     "and reports": ("reports", "tables", "viewer", "terminal"),
     "Beside it": ("convert", "ray", "inspect", "identify", "templates", "conformance"),
-    "Live": ("providers", "parsers", "sessions", "serve", "rescore"),
+    "Live": ("providers", "parsers", "sessions", "serve", "agents", "rescore"),
     "Nouns": ("record",),
     "Contracts": (
         "signature",

@@ -14,7 +14,7 @@ __all__ = ["EXTRAS", "install_extras", "install_measured", "install_sizes"]
 ROOT = Path(__file__).resolve().parents[2]
 EXTRAS = {
     "transformers": "tokenizers without `tokenizer.json` (`tokenizer.model`, `*.tiktoken`, `merges.txt`)",
-    "serve": "[the gateway](serve.md), managed servers, `rescore` with a vLLM or SGLang server",
+    "serve": "[the gateway](serve.md), managed servers, `rescore` with a vLLM, SGLang or TRL server",
     "s3": "logs in S3 and compatible servers (`s3://`)",
     "gs": "logs in Google Cloud Storage (`gs://`)",
     "az": "logs in Azure Blob Storage (`az://`)",

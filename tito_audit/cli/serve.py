@@ -177,7 +177,7 @@ async def _notes(gateway: Gateway, *, renames: bool, force: bool) -> list[str]:
 async def _check(gateway: Gateway, *, renames: bool, force: bool) -> None:
     """Ask a server that was down at the start what it serves; Refused if it has another tokenizer."""
     from tito_audit.serve.errors import Refused
-    from tito_audit.serve.fit import misfit
+    from tito_audit.sessions.fit import misfit
 
     await gateway.provider.find_model()  # type: ignore[attr-defined]
     _rename(gateway, renames=renames)

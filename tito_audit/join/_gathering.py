@@ -22,7 +22,7 @@ from tito_audit.storage import Log, Output, RawRow, open_log
 from tito_audit.storage.chunks import Chunk, Reading
 from tito_audit.storage.log import TABLES
 from tito_audit.storage.random_access import Ticket, line_at
-from tito_audit.storage.sampling import Sample
+from tito_audit.storage.sampling import RowSample
 from tito_audit.storage.spool import row_of, unpacked
 from tito_audit.storage.streams import ParseRow
 
@@ -85,7 +85,7 @@ class Gathering:
     def _wanted(self) -> Iterator[tuple[int, int]]:
         """The first row of each wanted conversation, by number, and how many were left out before it."""
         rows, log = self._rows, self._log
-        sample = Sample(log.share) if log.share is not None else None
+        sample = RowSample(log.share) if log.share is not None else None
         self._left_out = 0
         for row in rows.rows_of(log.path):
             if rows.root[row] != row:

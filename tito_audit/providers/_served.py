@@ -18,6 +18,8 @@ class Served:
     model: str
     context: int | None
     """Its context length in tokens; None if not stated."""
+    root: str | None = None
+    """The folder or hub name that it was loaded from; None if not stated."""
 
     def room(self, prompt: int, name: str) -> int:
         """Tokens that a prompt leaves for an answer; at least 1, because servers report themselves what is too
@@ -61,7 +63,8 @@ class Finder:
             names = ", ".join(str(card["id"]) for card in cards)
             raise ProviderError(f"{self._name} does not serve {wanted}; it serves {names}", status=404)
         context = card.get("max_model_len")
-        return Served(wanted, context if type(context) is int else None)
+        root = card.get("root")
+        return Served(wanted, context if type(context) is int else None, root if isinstance(root, str) else None)
 
 
 def objects(answer: Any, key: str) -> list[dict[str, Any]]:

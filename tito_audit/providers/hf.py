@@ -446,6 +446,10 @@ class HuggingFaceProvider:
         """Stated in every answer; set it when the weights change."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tito-audit-model")
 
+    async def find_tokenizer(self) -> str:
+        """The folder or hub name of the model."""
+        return self.name.removeprefix("hf=")
+
     async def generate(self, input_ids: Sequence[int], sampling: SamplingParams) -> GenerationResult:
         """The one answer to a prompt."""
         return await one_answer(self, input_ids, sampling)

@@ -115,6 +115,20 @@ class SGLangProvider:
         self.model = (await self._finder.find()).model
         return self.model
 
+    async def find_tokenizer(self) -> str:
+        """The folder or name of the tokenizer as the server states it, else the name of the model."""
+        for path in ("/model_info", "/get_model_info"):  # newer servers, older servers
+            try:
+                info = await self._http.json("GET", path)
+            except ProviderError as error:
+                if error.status != 404:
+                    raise
+                continue
+            place = info.get("tokenizer_path") or info.get("model_path") if isinstance(info, dict) else None
+            if isinstance(place, str):
+                return place
+        return await self.find_model()
+
     def forcing(self, structural_tag: Mapping[str, Any]) -> dict[str, Any]:
         """The extra parameters that keep an answer to a structural tag of xgrammar."""
         return {"structural_tag": json.dumps(structural_tag)}

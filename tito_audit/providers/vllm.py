@@ -393,6 +393,11 @@ class VLLMProvider:
         self.model = (await self._finder.find()).model
         return self.model
 
+    async def find_tokenizer(self) -> str:
+        """Where the served model was loaded from, else its name."""
+        self.model = await self.find_model()
+        return (await self._finder.find()).root or self.model
+
     async def tokenized(self, text: str) -> list[int] | None:
         """The ids of a text by the server's own tokenizer; None if it has no such endpoint."""
         body = {"model": await self.find_model(), "prompt": text, "add_special_tokens": False}

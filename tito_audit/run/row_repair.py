@@ -643,7 +643,7 @@ def strategies(repairs: RepairSettings) -> tuple[Repair, ...]:
         if repair.by_model and repairs.choices.rescored is None:
             raise SetupError(
                 f"--with {repair.name}: there is no model to score with.\n"
-                "Pass --provider hf=PATH, vllm=URL or sglang=URL."
+                "Pass --provider hf=PATH, vllm=URL, sglang=URL or trl=URL."
             )
         if repair.removes_rows and repairs.quarantine is None:
             raise SetupError(

@@ -422,6 +422,8 @@ class Gateway:
 
     def __post_init__(self) -> None:
         self._apart = Apart(self.tokenizer)
+        if hasattr(self.provider, "end_ids"):  # a server that does not say why an answer ended
+            self.provider.end_ids = self.tokenizer.eos_ids
 
     async def ready(self) -> None:
         """Refused while calls cannot be served: the provider's server was never reached, or its tokenizer does not

@@ -27,10 +27,12 @@ from tito_audit.parser import Parser, Reads
 from tito_audit.parsers import parser_named
 from tito_audit.provider import GenerationResult, SamplingParams, TokenProvider
 from tito_audit.record.arrays import Ids
-from tito_audit.render.renderer import make_renderer
+from tito_audit.render.renderer import Renderer, make_renderer
 from tito_audit.sessions.content import in_form
 from tito_audit.sessions.engine import Conversations
+from tito_audit.sessions.fit import find_tokenizer
 from tito_audit.sessions.model import Node, Prompt
+from tito_audit.sessions.sample import Sample, SampleStatus
 from tito_audit.sessions.session import Session
 from tito_audit.sessions.shapes import (
     Head,
@@ -73,10 +75,41 @@ class SequenceNode:
     messages: list[dict[str, Any]] = field(default_factory=list)
     """The conversation as the chat template was given it, the answer last; [] for a text prompt, and where the
     template was given tools or arguments, which a group has no place for."""
+    prompt: str | list[dict[str, Any]] = ""
+    """The messages before the first answer; the text before it where there are none."""
+    response: str = ""
+    """What the ids from the first answer on spell."""
+    prompt_length: int = 0
+    """How many ids come before the first answer."""
 
     def model_dump(self) -> dict[str, Any]:
         """The node as plain values, for JSON."""
         return asdict(self)
+
+    def as_sample(self, reward: float = 0.0, **fields: Any) -> Sample:
+        """The node as a training sample: a loss mask and logprobs over all ids, 0.0 where nothing is trained.
+
+        `fields` are further fields of the sample, such as `index` and `group_index`. Its status is `truncated`
+        where the last answer was cut. ValueError for placeholders, which were never sampled.
+        """
+        if self.metadata.get("dummy_tokens"):
+            raise ValueError("The ids of this node are placeholders, which were never sampled.")
+        trained = [label != UNTRAINED for label in self.masked_tokens]
+        cut = self.metadata.get("finish_reason") == "length"
+        stated: dict[str, Any] = {
+            "prompt": self.prompt,
+            "response": self.response,
+            "tokens": self.tokens,
+            "loss_mask": [float(is_trained) for is_trained in trained],
+            "rollout_log_probs": [
+                value if is_trained else 0.0 for is_trained, value in zip(trained, self.logprobs, strict=True)
+            ],
+            "metadata": self.metadata,
+            "status": SampleStatus.TRUNCATED if cut else SampleStatus.COMPLETED,
+            "messages": self.messages,
+            "prompt_length": self.prompt_length,
+        }
+        return Sample(**{**stated, "reward": reward, **fields})
 
 
 def chain_of(node: Node) -> Iterator[tuple[Node, int]]:
@@ -99,7 +132,10 @@ def sequence(node: Node, vocabulary: Vocabulary, trains: set[int] | None = None,
     tokens = node.seen_ids
     trained = np.zeros(len(tokens), np.bool_)
     logprobs = np.full(len(tokens), UNSAMPLED)
+    first = node
     for link, count in chain_of(node):
+        if link.prompt.length < first.prompt.length:
+            first = link
         start = link.prompt.length
         if (link is not node and trains is None) or id(link) in (trains or ()):
             continue
@@ -114,7 +150,16 @@ def sequence(node: Node, vocabulary: Vocabulary, trains: set[int] | None = None,
         logprobs.tolist(),
         {**_metadata(node), **more},
         _messages(node),
+        _prompt_messages(first) or vocabulary.text(tokens[: first.prompt.length]),
+        vocabulary.text(tokens[first.prompt.length :]),
+        first.prompt.length,
     )
+
+
+def _prompt_messages(node: Node) -> list[dict[str, Any]]:
+    """The messages that an answer was given; [] for a text prompt."""
+    written = node.prompt.written
+    return [] if written is None else [dict(message.wire) for message in written.messages]
 
 
 def _messages(node: Node) -> list[dict[str, Any]]:
@@ -122,7 +167,7 @@ def _messages(node: Node) -> list[dict[str, Any]]:
     written = node.prompt.written
     if written is None or node.call.tools or node.call.template_kwargs or not node.call.add_generation_prompt:
         return []
-    return [dict(message.wire) for message in (*written.messages, node.message)]
+    return [*_prompt_messages(node), dict(node.message.wire)]
 
 
 def _metadata(node: Node) -> dict[str, Any]:
@@ -191,13 +236,15 @@ async def managed_server(
     `provider` samples token ids. A client of a text API, such as `openai.AsyncOpenAI`, returns no ids and is
     refused with SetupError, unless `dummy` is true or the environment variable ATROPOS_ALLOW_DUMMY_MANAGED_SERVER
     is set: then nodes hold placeholders that say so (`metadata["dummy_tokens"]`), and none of them is trained.
+    `tokenizer` None: that of the served model, by the folder or name that the server states, compared with the
+    server's own where it can encode; SetupError if it is not here.
     `chat_template` is the source of a template that replaces the tokenizer's own. Branches share the answers
     before them: with `train_once` the first branch trains them and the others mask them, else every branch does.
     """
     managed: ManagedServer | PlaceholderServer
     if callable(getattr(provider, "generate_n", None)):
         if tokenizer is None:
-            raise SetupError("A managed server needs the tokenizer of its model.\nPass tokenizer=FOLDER.")
+            tokenizer = await find_tokenizer(provider)
         managed = ManagedServer(
             provider,
             tokenizer if isinstance(tokenizer, Tokenizer) else load_tokenizer(str(tokenizer)),
@@ -214,7 +261,7 @@ async def managed_server(
         raise SetupError(
             f"A managed server needs token ids, and {type(provider).__name__} returns text: ids encoded "
             "from text may differ from the sampled ids.\n"
-            "Pass a provider of vLLM, SGLang or Hugging Face. If nothing is trained, `dummy=True` gives "
+            "Pass a provider of vLLM, SGLang, TRL or Hugging Face. If nothing is trained, `dummy=True` gives "
             "placeholders."
         )
     try:
@@ -237,10 +284,14 @@ class ManagedServer:
         chat_template: str | None = None,
         train_once: bool = True,
         clock: Callable[[], float] = time.time,
+        renderer: Renderer | None = None,
     ) -> None:
+        """`renderer`: the one of the tokenizer and template, where it is there already; it may be shared."""
         answer_types()  # before anything is sampled
         self.provider = provider
         self.tokenizer = tokenizer
+        if hasattr(provider, "end_ids"):  # a server that does not say why an answer ended
+            provider.end_ids = tokenizer.eos_ids
         self.track_tree = track_tree
         self._train_once = train_once
         self._clock = clock
@@ -248,7 +299,9 @@ class ManagedServer:
             tokenizer, _parser(reasoning_parser, Reads.REASONING), _parser(tool_parser, Reads.TOOLS)
         )
         has_template = chat_template is not None or bool(tokenizer.chat_templates)
-        self._renderer = make_renderer(tokenizer, chat_template=chat_template) if has_template else None
+        if renderer is None and has_template:
+            renderer = make_renderer(tokenizer, chat_template=chat_template)
+        self._renderer = renderer
         """None: only text completions."""
         self._session: Session | None = Conversations(tokenizer, self._renderer).open("managed")
         self._current: list[Node] = []

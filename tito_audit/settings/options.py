@@ -62,7 +62,7 @@ _codes = partial(
 _SERVING = under(
     "Server",
     _of_serve("provider", metavar="KIND=WHERE", required=True)(
-        "The model that samples: vllm=URL, sglang=URL or hf=PATH."
+        "The model that samples: vllm=URL, sglang=URL, trl=URL or hf=PATH."
     ),
     _of_serve("log", metavar="FILE", required=True, flag_only=FlagOnly.WRITTEN)(
         "The log to append to: one line of JSON per answer."
@@ -100,10 +100,10 @@ _SERVING = under(
 _RESCORING = under(
     "Model",
     flag("provider", ("rescore",), metavar="KIND=WHERE", required=True, flag_only=FlagOnly.PURPOSE)(
-        "The model that scores: hf=PATH, vllm=URL or sglang=URL."
+        "The model that scores: hf=PATH, vllm=URL, sglang=URL or trl=URL."
     ),
     flag("provider", ("repair",), metavar="KIND=WHERE", panel="Repairs", flag_only=FlagOnly.PURPOSE)(
-        "The model that scores for --with rescore: hf=PATH, vllm=URL or sglang=URL."
+        "The model that scores for --with rescore: hf=PATH, vllm=URL, sglang=URL or trl=URL."
     ),
     flag("model", ("rescore",), metavar="NAME", flag_only=FlagOnly.PURPOSE)(
         "The model to ask for where a server has several. [default: its first]"

@@ -15,7 +15,7 @@ from tito_audit.errors import StorageError
 from tito_audit.storage import lazy_pyarrow as pa
 from tito_audit.storage.remote import RemoteFile
 from tito_audit.storage.row import RawRow
-from tito_audit.storage.sampling import Sample, seed_of
+from tito_audit.storage.sampling import RowSample, seed_of
 from tito_audit.storage.streams import Damaged
 from tito_audit.storage.table_edit import TableEdit, TableOutput, unwritable
 from tito_audit.storage.table_rows import (
@@ -195,7 +195,7 @@ def open_arrow(path: Path) -> ArrowFile:
 
 
 def rows_of_arrow(
-    path: Path, limit: int, only: int | None = None, sample: Sample | None = None
+    path: Path, limit: int, only: int | None = None, sample: RowSample | None = None
 ) -> Iterator[tuple[RawRow, float]]:
     """Each row with the share of the file read up to it, from 0 to 1.
 
@@ -216,7 +216,7 @@ def rows_of_arrow(
             del whole  # the next is read into its place
 
 
-def _rows_of_whole(whole: Any, index: int, limit: int, sample: Sample | None) -> Iterator[RawRow]:
+def _rows_of_whole(whole: Any, index: int, limit: int, sample: RowSample | None) -> Iterator[RawRow]:
     """The rows of a record batch that begins at row `index`, which hold no more of it than their part."""
     chosen = sample.among(seed_of_batch(whole), index, whole.num_rows) if sample is not None else None
     start, parts = index, list(parts_of_batch(whole))

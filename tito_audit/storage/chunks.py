@@ -17,7 +17,7 @@ from tito_audit.storage.log import Log, opened, readable
 from tito_audit.storage.parquet import batches_of, open_parquet, sampled_of_group, seed_of_group
 from tito_audit.storage.remote import RangedFile, RemoteFile
 from tito_audit.storage.row import RawRow, parse_row, too_long
-from tito_audit.storage.sampling import Sample
+from tito_audit.storage.sampling import RowSample
 from tito_audit.storage.streams import Damaged, ParseRow, Piece, cut_lines, rows_of_lines, sampled_lines
 from tito_audit.storage.table_rows import rows_of_batch, streamed, take_rows
 from tito_audit.storage.torch_files import rows_of_torch
@@ -59,7 +59,7 @@ class Reading:
         """Bytes of the lines that `size` counts; 0 for other chunks."""
         self.damage: str | None = None
         """Why the file cannot be read past this chunk."""
-        self.sample = Sample(chunk.share) if chunk.share is not None else None
+        self.sample = RowSample(chunk.share) if chunk.share is not None else None
         """Counts the rows left out so far; None if all rows are read."""
         self._chunk = chunk
 
@@ -241,7 +241,7 @@ def _of_pieces(log: Log, raw: BinaryIO, pieces: Iterator[Piece], size: int, star
     each piece is a row.
     """
     lines = start is not None
-    sample = Sample(log.share) if log.share is not None else None
+    sample = RowSample(log.share) if log.share is not None else None
 
     def empty() -> Pieces:
         parse = log.parse if lines else parse_row
@@ -281,7 +281,7 @@ def _of_memory(log: Log, path: RowsInMemory, size: int) -> Iterator[Chunk]:
         if log.share is None:
             yield _Rows(path, limit, done, content.part(start, stop), stop - start)
             continue
-        sampled = Sample(log.share).among(seed, start, stop - start)
+        sampled = RowSample(log.share).among(seed, start, stop - start)
         part, numbers = content.part(start, stop, sampled), sampled.tolist()
         yield _Rows(path, limit, done, part, stop - start, numbers, share=log.share)
 
@@ -359,7 +359,7 @@ def _of_parquet(log: Log, size: int) -> Iterator[Chunk]:
                 for batch in batches_of(file, group):
                     chosen = None
                     if log.share is not None:
-                        chosen = Sample(log.share).among(seed_of_group(about), read, batch.num_rows)
+                        chosen = RowSample(log.share).among(seed_of_group(about), read, batch.num_rows)
                     yield from _of_batch(log, batch, chosen, size, done)
                     read += batch.num_rows
             except Damaged as damage:
@@ -381,7 +381,7 @@ def _of_arrow(log: Log, size: int) -> Iterator[Chunk]:
             for batch, _, share in file.batches():
                 chosen = None
                 if log.share is not None:
-                    chosen = Sample(log.share).among(seed_of_batch(batch), read, batch.num_rows)
+                    chosen = RowSample(log.share).among(seed_of_batch(batch), read, batch.num_rows)
                 read += batch.num_rows
                 if batch.nbytes <= min(size // 2, log.max_row_bytes):
                     small.append((batch, chosen))

@@ -13,7 +13,7 @@ import numpy as np
 from tito_audit.errors import StorageError
 from tito_audit.storage.number_arrays import Splicer
 from tito_audit.storage.row import RawRow, parses
-from tito_audit.storage.sampling import Sample
+from tito_audit.storage.sampling import RowSample
 from tito_audit.storage.streams import Between, ByteStream, Damaged, Piece, PieceBuffer
 
 PARQUET_MAGIC = b"PAR1"
@@ -145,7 +145,7 @@ def rows_of_values(
             between.skip(piece.mark)
 
 
-def sampled_values(blocks: Iterable[bytes], *, array: bool, limit: int, sample: Sample) -> Iterator[RawRow]:
+def sampled_values(blocks: Iterable[bytes], *, array: bool, limit: int, sample: RowSample) -> Iterator[RawRow]:
     """The rows of the sampled documents or elements; others are not parsed."""
     for index, piece in enumerate(cut_values(blocks, array=array, limit=limit)):
         if sample.takes(index, index, piece.data, piece.size):

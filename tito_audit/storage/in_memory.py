@@ -26,7 +26,7 @@ from tito_audit.record.edits import ABSENT
 from tito_audit.record.edits import Path as Steps
 from tito_audit.storage import lazy_pyarrow as pa
 from tito_audit.storage.row import RawRow, not_an_object
-from tito_audit.storage.sampling import Sample, seed_of
+from tito_audit.storage.sampling import RowSample, seed_of
 from tito_audit.storage.spool import Spool, unpacked
 from tito_audit.storage.table_rows import BATCH_BYTES, BATCH_ROWS, first_line, rows_of_batch, streamed, take_rows
 
@@ -534,7 +534,7 @@ def seed_of_rows(content: MemoryContent) -> int:
 
 
 def rows_in_memory(
-    path: RowsInMemory, limit: int, only: int | None = None, sample: Sample | None = None
+    path: RowsInMemory, limit: int, only: int | None = None, sample: RowSample | None = None
 ) -> Iterator[tuple[RawRow, float]]:
     """Each row with the share of the rows read up to it, from 0 to 1.
 

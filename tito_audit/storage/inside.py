@@ -12,7 +12,7 @@ from tito_audit.errors import SetupError
 from tito_audit.record.edits import Path
 from tito_audit.storage import lazy_pyarrow as pa
 from tito_audit.storage.row import RawRow, Within, dump_row
-from tito_audit.storage.sampling import Sample
+from tito_audit.storage.sampling import RowSample
 
 _ANY = "*"
 """The path step for the entries of a list."""
@@ -83,7 +83,7 @@ class RowPath:
 class Unwrapped:
     """The rows nested in the rows of a file, numbered as they are found."""
 
-    def __init__(self, inside: RowPath, sample: Sample | None = None, *, keep: bool = False) -> None:
+    def __init__(self, inside: RowPath, sample: RowSample | None = None, *, keep: bool = False) -> None:
         self.count = 0
         """How many were found, sampled or not."""
         self.passed: list[RawRow] = []

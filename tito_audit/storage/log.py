@@ -18,7 +18,7 @@ from tito_audit.storage.inside import RowPath, Unwrapped, parse_row_path
 from tito_audit.storage.number_arrays import Splicer
 from tito_audit.storage.parquet import open_parquet, rows_of_parquet
 from tito_audit.storage.row import RawRow, parse_row
-from tito_audit.storage.sampling import Sample
+from tito_audit.storage.sampling import RowSample
 from tito_audit.storage.streams import (
     Between,
     ByteStream,
@@ -151,7 +151,7 @@ class Log:
             return
         last = -1
         self.position = self.left_out = 0
-        sample = Sample(self.share) if self.share is not None else None
+        sample = RowSample(self.share) if self.share is not None else None
         try:
             with (
                 readable(self.path),
@@ -170,7 +170,7 @@ class Log:
             self.left_out = sample.left_out
 
     def _unwrapped(self, inside: RowPath) -> Iterator[RawRow]:
-        sample = Sample(self.share) if self.share is not None else None
+        sample = RowSample(self.share) if self.share is not None else None
         outer, unwrapped = self.outer(), Unwrapped(inside, sample, keep=self.keep_text)
         self.position = self.left_out = 0
         for row in unwrapped.rows(outer):
@@ -185,7 +185,7 @@ class Log:
         if unwrapped.first_without is not None and not self.path.is_file():
             raise inside.nowhere(unwrapped.first_without, self.path)
 
-    def _rows(self, raw: BinaryIO | None, sample: Sample | None) -> Iterator[RawRow]:
+    def _rows(self, raw: BinaryIO | None, sample: RowSample | None) -> Iterator[RawRow]:
         kind, stream, between = (self.kind, None, Between()) if raw is None else self.look(raw)
         if raw is None or stream is None:
             if isinstance(self.path, RowsInMemory):
@@ -263,8 +263,8 @@ def open_log(
     JSON rows keep their bytes: all leads, texts and the tail together are the file. `arrays` names columns (see
     Splicer) whose long lists of numbers in JSON lines become numpy arrays, as in tables: faster to read, but
     not to be written back (see `RawRow.plain`). With `share`, only about that share of the rows is read (see
-    Sample), without text; the others are not parsed. With `rows_at`, the rows are the objects at that path in each
-    row of the file (see RowPath), numbered as they are found.
+    RowSample), without text; the others are not parsed. With `rows_at`, the rows are the objects at that path in
+    each row of the file (see RowPath), numbered as they are found.
     """
     if path.is_dir():
         raise StorageError(f"{path}: this is a folder. Name a file in it, or let find_logs list its logs.")

@@ -18,7 +18,7 @@ from tito_audit.errors import StorageError
 from tito_audit.storage import lazy_pyarrow as pa
 from tito_audit.storage.remote import RemoteFile
 from tito_audit.storage.row import RawRow
-from tito_audit.storage.sampling import Sample, seed_of
+from tito_audit.storage.sampling import RowSample, seed_of
 from tito_audit.storage.streams import Damaged
 from tito_audit.storage.table_edit import TableEdit, TableOutput, unwritable
 from tito_audit.storage.table_rows import (
@@ -48,7 +48,7 @@ _TOGETHER = 4 << 20
 
 
 def rows_of_parquet(
-    path: Path, limit: int, only: int | None = None, sample: Sample | None = None, *, quick: bool = False
+    path: Path, limit: int, only: int | None = None, sample: RowSample | None = None, *, quick: bool = False
 ) -> Iterator[tuple[RawRow, float]]:
     """Each row with the share of the rows read up to it, from 0 to 1.
 
@@ -254,7 +254,7 @@ def decoded_size(about: Any) -> int:
 
 
 def sampled_of_group(
-    file: Any, group: int, first: int, row: int, limit: int, sample: Sample, *, threads: bool = True
+    file: Any, group: int, first: int, row: int, limit: int, sample: RowSample, *, threads: bool = True
 ) -> Iterator[RawRow]:
     """The sampled rows of a row group, numbered from `first`; the group starts at row `row` of the file."""
     about = file.metadata.row_group(group)

@@ -15,7 +15,7 @@ _EDGE = 256
 _SPACE = 1 << 64
 
 
-class Sample:
+class RowSample:
     """The rows of one file that a share takes, and how many were left out so far.
 
     A text row is identified by its position and by how it begins and ends, a table row by its number and its
@@ -69,7 +69,7 @@ class Sample:
 
 
 def seed_of(*what: object) -> int:
-    """A 64-bit seed for a part of a file, for `Sample.among`."""
+    """A 64-bit seed for a part of a file, for `RowSample.among`."""
     return _number(repr(what).encode())
 
 

@@ -10,7 +10,7 @@ from typing import Any, BinaryIO, Literal, TypeAlias
 
 from tito_audit.storage import lazy_pyarrow as pa
 from tito_audit.storage.row import RawRow, parse_row, too_long
-from tito_audit.storage.sampling import Sample
+from tito_audit.storage.sampling import RowSample
 
 Compression = Literal["gzip", "zstd"] | None
 
@@ -214,7 +214,7 @@ def rows_of_lines(
 
 
 def sampled_lines(
-    blocks: Iterable[bytes], limit: int, sample: Sample, start: int, parse: ParseRow = parse_row
+    blocks: Iterable[bytes], limit: int, sample: RowSample, start: int, parse: ParseRow = parse_row
 ) -> Iterator[RawRow]:
     """The rows of the sampled lines; other lines are not parsed. The first line starts at byte `start`."""
     at = start

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from tito_audit.errors import StorageError
 from tito_audit.storage import lazy_pyarrow as pa
 from tito_audit.storage.row import RawRow, too_long
-from tito_audit.storage.sampling import Sample
+from tito_audit.storage.sampling import RowSample
 
 BATCH_BYTES = 32 << 20
 BATCH_ROWS = 4096
@@ -21,7 +21,7 @@ BATCH_ROWS = 4096
 
 
 def sampled_of_batch(
-    batch: Any, chosen: NDArray[np.int64], first: int, limit: int, sample: Sample
+    batch: Any, chosen: NDArray[np.int64], first: int, limit: int, sample: RowSample
 ) -> Iterator[RawRow]:
     """The sampled rows of a batch that is numbered from `first`; the others count as left out."""
     if batch.nbytes > limit:

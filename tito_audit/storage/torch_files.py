@@ -21,7 +21,7 @@ from tito_audit.errors import StorageError
 from tito_audit.format import Row
 from tito_audit.storage.remote import RemoteFile
 from tito_audit.storage.row import RawRow
-from tito_audit.storage.sampling import Sample, seed_of
+from tito_audit.storage.sampling import RowSample, seed_of
 
 TORCH_HEAD = 512
 """Bytes needed to recognize a Torch file."""
@@ -42,7 +42,7 @@ def is_torch(head: bytes) -> bool:
     return head.startswith(_LEGACY) or (head.startswith(_ZIP) and b"data.pkl" in head[:TORCH_HEAD])
 
 
-def rows_of_torch(path: Path, sample: Sample | None = None) -> Iterator[tuple[RawRow, float]]:
+def rows_of_torch(path: Path, sample: RowSample | None = None) -> Iterator[tuple[RawRow, float]]:
     """Each sampled row with the share of the file read up to it, from 0 to 1."""
     samples = load_torch(path)[SAMPLES]
     chosen = set(sample.among(seed_of(path.stat().st_size), 0, len(samples)).tolist()) if sample else ()

@@ -1,0 +1,340 @@
+"""One call that runs an agent in an environment to a training sample.
+
+The agent is not changed: it gets messages, asks a model by an `openai` client, and returns text.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import AsyncIterator, Callable, Hashable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from contextvars import copy_context
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from tito_audit.agents.client import CURRENT, RecordedAnswer, RecordingProvider, Running, open_client
+from tito_audit.agents.environment import Environment
+from tito_audit.errors import SetupError
+from tito_audit.parser import Reads
+from tito_audit.parsers import guess_parser
+from tito_audit.provider import ProviderOptions, SamplingParams, TokenProvider
+from tito_audit.providers import key_of, open_provider
+from tito_audit.record.build import training_row
+from tito_audit.record.message import as_messages
+from tito_audit.record.rollout import Place, Rollout, Turn
+from tito_audit.render.renderer import make_renderer
+from tito_audit.repairs import all_repairs
+from tito_audit.rules import all_rules
+from tito_audit.run.auditor import Auditor, audit_rollout, selected_codes
+from tito_audit.sessions.fit import find_tokenizer
+from tito_audit.sessions.managed import ManagedServer, SequenceNode
+from tito_audit.sessions.sample import Sample, SampledTurn, SampleStatus
+from tito_audit.settings.model import Settings
+from tito_audit.tokens.load import load_tokenizer
+from tito_audit.tokens.tokenizer import Tokenizer
+
+_NAMED = inspect.Parameter.POSITIONAL_OR_KEYWORD
+_LOADED: dict[str, Tokenizer] = {}
+_FOUND: WeakKeyDictionary[Any, Tokenizer] = WeakKeyDictionary()
+"""The tokenizer of each provider whose server stated it."""
+_AUDITORS: dict[tuple[int, str | None], Auditor] = {}
+_MOST_AUDITORS = 8
+
+
+async def rollout(
+    agent: Callable[..., Any],
+    environment: Any,
+    provider: TokenProvider | str,
+    *,
+    prompt: str | Sequence[Mapping[str, Any]] = (),
+    task: Mapping[str, Any] | None = None,
+    tokenizer: Tokenizer | str | Path | None = None,
+    sampling: SamplingParams | None = None,
+    max_turns: int = 32,
+    max_length: int | None = None,
+    tool_parser: str | None = "auto",
+    reasoning_parser: str | None = "auto",
+    chat_template: str | None = None,
+    index: int | None = None,
+    group_index: int | None = None,
+    metadata: Mapping[str, Any] | None = None,
+) -> Sample:
+    """The training sample of one episode of an agent in an environment.
+
+    `agent(messages)` or `agent(messages, client)` gets the conversation and returns the text of the next answer;
+    None ends the rollout. It asks the model by `client`, an `openai.AsyncOpenAI` if the agent is async and an
+    `openai.OpenAI` if not, or by `rollout_client()`. `environment` is an object with `reset` or `init` and `step`,
+    a TRL environment of tools, a class of these, or a function that scores a text; `prompt` is the question where
+    the environment has none, and `task` holds keyword arguments of `reset`. `provider` is one, or `vllm=URL` and
+    the like. Sync code runs in a thread of its own.
+
+    `sampling` has the parameters that the agent's calls leave out. After `max_turns` turns, or when a prompt
+    leaves no room in `max_length` tokens, the sample is `truncated`. An error of agent, environment or provider
+    makes it `aborted`, with `error`; its tokens stay what was sampled. A wrong setting raises SetupError.
+
+    The audit compares each row with what the provider was sent and returned: see `Sample.proven`.
+    """
+    opened = (
+        open_provider(provider, ProviderOptions(api_key=key_of(provider))) if isinstance(provider, str) else None
+    )
+    source = opened or provider
+    assert not isinstance(source, str), "opened"
+    try:
+        loaded = await _tokenizer_of(source, tokenizer)
+        auditor = _auditor_of(loaded, chat_template)
+        renderer = auditor.renderer
+        if hasattr(source, "end_ids"):
+            source.end_ids = loaded.eos_ids
+        recorder = RecordingProvider(source, sampling or SamplingParams(), max_length)
+        template = None if renderer is None else renderer.template(True).source
+        parsers = [
+            _parser_name(name, reads, template)
+            for name, reads in ((tool_parser, Reads.TOOLS), (reasoning_parser, Reads.REASONING))
+        ]
+        source_of_ids: Any = recorder  # it streams nothing
+        managed = ManagedServer(source_of_ids, loaded, False, *parsers, renderer=renderer)
+        running = Running(managed, recorder)
+        async with _caller(running) as call:
+            episode = _Episode(running, call, agent, Environment(environment, call), max_turns)
+            messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+            await episode.run([dict(message) for message in messages], task or {})
+        if running.refused is not None:
+            raise running.refused
+        sample = episode.sample(_Audit(auditor), dict(metadata or {}))
+    finally:
+        if opened is not None:
+            await opened.close()
+    for row in (sample, *sample.others):
+        row.index, row.group_index = index, group_index
+    return sample
+
+
+async def _tokenizer_of(provider: TokenProvider, tokenizer: Tokenizer | str | Path | None) -> Tokenizer:
+    """The tokenizer of a rollout, loaded once in a process."""
+    if isinstance(tokenizer, Tokenizer):
+        return tokenizer
+    if tokenizer is None:
+        if not isinstance(provider, Hashable):
+            return await find_tokenizer(provider)
+        if provider not in _FOUND:
+            _FOUND[provider] = await find_tokenizer(provider)
+        return _FOUND[provider]
+    name = str(tokenizer)
+    if name not in _LOADED:
+        _LOADED[name] = load_tokenizer(name)
+    return _LOADED[name]
+
+
+def _auditor_of(tokenizer: Tokenizer, chat_template: str | None) -> Auditor:
+    """What audits the rows, with the renderer that all rollouts of this tokenizer and template share."""
+    key = id(tokenizer), chat_template  # which the auditor keeps from being another's
+    if key not in _AUDITORS:
+        has_template = chat_template is not None or bool(tokenizer.chat_templates)
+        renderer = make_renderer(tokenizer, chat_template=chat_template) if has_template else None
+        _AUDITORS[key] = Auditor(tokenizer, renderer, all_rules(), selected_codes(Settings()), all_repairs)
+        while len(_AUDITORS) > _MOST_AUDITORS:
+            del _AUDITORS[next(iter(_AUDITORS))]
+    return _AUDITORS[key]
+
+
+def _parser_name(name: str | None, reads: Reads, template: str | None) -> str | None:
+    if name != "auto":
+        return name
+    parser = guess_parser(template, reads).parser
+    return None if parser is None else parser.name
+
+
+@asynccontextmanager
+async def _caller(running: Running) -> AsyncIterator[Callable[..., Any]]:
+    """What calls functions of the user: async ones here, others in one thread of the rollout."""
+    pool = ThreadPoolExecutor(1, thread_name_prefix="rollout")
+
+    async def call(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+        if _is_async(function):
+            return await function(*arguments, **named)
+        work = partial(copy_context().run, partial(function, *arguments, **named))
+        value = await running.loop.run_in_executor(pool, work)
+        return await value if inspect.isawaitable(value) else value
+
+    token = CURRENT.set(running)
+    try:
+        yield call
+    finally:
+        CURRENT.reset(token)
+        for future in tuple(running.pending):
+            future.cancel()
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _is_async(function: Callable[..., Any]) -> bool:
+    return any(map(inspect.iscoroutinefunction, (function, type(function).__call__)))
+
+
+def _clients(agent: Callable[..., Any], running: Running) -> dict[str, Any]:
+    """The client as the agent's arguments take it: by the name `client`, or as the second of two; {} if it takes
+    none."""
+    try:
+        parameters = list(inspect.signature(agent).parameters.values())
+    except (TypeError, ValueError):
+        return {}
+    by_name = [each.name for each in parameters if each.name == "client"]
+    required = [each.name for each in parameters if each.default is each.empty and each.kind is _NAMED]
+    names = by_name or required[1:2]
+    return {name: open_client(running, sync=not _is_async(agent)) for name in names}
+
+
+@dataclass(slots=True)
+class _Episode:
+    """An agent in its environment, turn by turn."""
+
+    running: Running
+    call: Callable[..., Any]
+    agent: Callable[..., Any]
+    environment: Environment
+    max_turns: int
+    messages: list[dict[str, Any]] = field(default_factory=list)
+    rewards: list[float] = field(default_factory=list)
+    """Of each turn."""
+    text: str = ""
+    """The agent's latest."""
+    truncated: bool = False
+    error: Exception | None = None
+
+    async def run(self, prompt: list[dict[str, Any]], task: Mapping[str, Any]) -> None:
+        """Run to the end; an error is kept."""
+        self.running.tools = self.environment.schemas()
+        clients = _clients(self.agent, self.running)
+        try:
+            self.messages = await self.environment.begin(prompt, task)
+            if not self.messages:
+                raise SetupError("The rollout has no first message.\nPass prompt, or return one from `reset`.")
+            for turn in range(self.max_turns):
+                self.running.recorder.turn = turn
+                self.running.answer = {}
+                text = await self.call(self.agent, [dict(message) for message in self.messages], **clients)
+                if text is None and not self.running.answer.get("tool_calls"):
+                    return
+                if await self._take(text):
+                    return
+            self.truncated = True
+        except SetupError:
+            raise
+        except Exception as error:  # the user's code, or the provider's answer to it
+            failure = self.running.failure
+            is_clients = failure is not None and type(error).__module__.split(".")[0] == "openai"
+            self.error = failure if is_clients else error
+
+    async def _take(self, text: Any) -> bool:
+        """Give the agent's answer to the environment; whether that ends the rollout."""
+        running = self.running
+        sampled_text = running.answer.get("content") or ""
+        same = running.answer and (text is None or _text(text).strip() == sampled_text.strip())
+        message = running.answer if same else {"role": "assistant", "content": _text(text)}
+        self.text = message.get("content") or ""
+        if message is running.answer and running.request[: len(self.messages)] == self.messages:
+            self.messages = list(running.request)  # with what the agent added in this turn
+        step = await self.environment.step(message if self.environment.tools else {"content": _text(text)})
+        self.rewards.append(step.reward)
+        self.truncated = step.truncated
+        if step.action is not None and step.action != _text(text):
+            message = {"role": "assistant", "content": step.action}
+        self.messages = [*self.messages, message, *step.messages]
+        return step.done
+
+    def sample(self, audit: _Audit, metadata: dict[str, Any]) -> Sample:
+        """What was sampled, as the row of the last answer and further rows."""
+        recorder = self.running.recorder
+        total, error = sum(self.rewards, 0.0), None if recorder.is_full else self.error
+        status = SampleStatus.TRUNCATED if self.truncated or recorder.is_full else SampleStatus.COMPLETED
+        status = SampleStatus.ABORTED if error is not None else status
+        stated: dict[str, Any] = {"error": error}
+        if status is not SampleStatus.COMPLETED:
+            stated["status"] = status
+        nodes: list[SequenceNode] = self.running.managed.get_state()["nodes"]
+        rows = []
+        for node in nodes:
+            row = node.as_sample(total, metadata={**metadata, **node.metadata}, **stated)
+            row.turns = self._turns(row)
+            row.findings = audit.of(row, recorder.answers)
+            rows.append(row)
+        if not rows:
+            return Sample(self.messages, reward=total, metadata=metadata, messages=self.messages, **stated)
+        ends = [[*each.result.input_ids, *each.result.output_ids] for each in recorder.answers]
+        last = [row for row in rows if row.tokens == ends[-1]] or rows[-1:]
+        same = [row for row in rows if row.messages and row.messages[-1].get("content") == self.text]
+        main = (same or last)[-1]
+        main.others = [row for row in rows if row is not main]
+        return main
+
+    def _turns(self, row: Sample) -> list[SampledTurn]:
+        """The answers that a row trains, each with the reward of its turn at the turn's last answer."""
+        answers = self.running.recorder.answers
+        lasts = {answer.turn: answer.call for answer in answers}
+        turns = {}
+        for answer in answers:
+            result = answer.result
+            start, end = len(result.input_ids), len(result.input_ids) + len(result.output_ids)
+            if start == end or not row.loss_mask[start:end] or not all(row.loss_mask[start:end]):
+                continue
+            if row.tokens[:end] != [*result.input_ids, *result.output_ids]:
+                continue
+            is_last = lasts[answer.turn] == answer.call and answer.turn < len(self.rewards)
+            reward = self.rewards[answer.turn] if is_last else 0.0
+            turns[start] = SampledTurn(
+                answer.turn, start, end, reward, result.finish_reason, result.weight_version
+            )
+        return [turns[start] for start in sorted(turns)]
+
+
+def _text(value: Any) -> str:
+    """The text of what an agent returned: a text, a message or a completion."""
+    if isinstance(value, str) or value is None:
+        return value or ""
+    if hasattr(value, "choices"):
+        value = value.choices[0].message
+    content = value.get("content") if isinstance(value, Mapping) else getattr(value, "content", value)
+    if content is None or isinstance(content, str):
+        return content or ""
+    raise TypeError(f"an agent returns a text or a message, not {type(value).__name__}")
+
+
+# The audit of a row: what it trains against what the provider was sent and returned
+
+
+@dataclass(frozen=True, slots=True)
+class _Audit:
+    auditor: Auditor
+
+    def of(self, row: Sample, answers: Sequence[RecordedAnswer]) -> tuple[Any, ...]:
+        """The findings of a row beside the calls that it holds."""
+        calls = {}
+        for answer in answers:
+            result = answer.result
+            seen = [*result.input_ids, *result.output_ids]
+            if row.tokens[: len(seen)] == seen:
+                calls[len(seen)] = Turn(
+                    np.array(result.input_ids, np.int32),
+                    np.array(result.output_ids, np.int32),
+                    np.array(result.logprobs, np.float64),
+                    finish_reason=result.finish_reason,
+                )
+        record = Rollout(
+            Place("rollout", 0),
+            "tito_sample",
+            as_messages(row.messages, "messages"),
+            turns=tuple(calls[size] for size in sorted(calls)),
+            training_row=training_row(
+                np.array(row.tokens, np.int32),
+                mask=("loss_mask", row.loss_mask),
+                logprobs=("rollout_log_probs", row.rollout_log_probs or []),
+                sentinel=0.0,
+                whole=True,
+            ),
+        )
+        return audit_rollout(record, self.auditor).findings

@@ -1,0 +1,258 @@
+"""TRL's vLLM server (`trl vllm-serve`), asked with token ids at its endpoint `/generate/`.
+
+TRL 1.0 to 1.10 (huggingface/trl `trl/scripts/vllm_serve.py`: `GenerateRequest`, `GenerateResponse`, from 1.1 on
+`SequenceLogprobsRequest`). Older servers take texts; TRL 1.11 and newer start vLLM's own server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tito_audit.errors import ProviderError
+from tito_audit.provider import (
+    GenerationChunk,
+    GenerationResult,
+    ProviderKind,
+    ProviderOptions,
+    SamplingParams,
+    ScoredTokens,
+    TopLogprobs,
+)
+from tito_audit.providers._answers import (
+    answered_ids,
+    answered_logprobs,
+    checked_sampling,
+    likeliest,
+    plain_ids,
+)
+from tito_audit.providers._collect import one_answer
+from tito_audit.providers._http import Http
+
+_GENERATE, _SCORE = "/generate/", "/get_sequence_logprobs/"
+_OURS = ("n", "logprobs", "max_tokens", "stop", "stop_token_ids", "seed")
+_GATHERING_SECONDS = 0.005
+
+
+@dataclass(slots=True, eq=False)
+class _Waiting:
+    """A call that waits to be sent."""
+
+    ids: list[int]
+    body: dict[str, Any]
+    path: str = _GENERATE
+    answer: asyncio.Future[tuple[Any, int]] = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
+    """What the server answers, and which of its prompts was this one."""
+
+    def goes_with(self, other: _Waiting) -> bool:
+        """Whether both can be sent at once."""
+        return self.path == other.path and (self.path == _SCORE or self.body == other.body)
+
+
+class TRLProvider:
+    """The server that TRL 1.0 to 1.10 start. Weight updates are the trainer's, and not touched here.
+
+    This server answers one request after the other, so calls that wait go out together: those with the same
+    sampling parameters are one request with several prompts. It mixes up answers if it is asked to score while it
+    samples, so that is never done.
+
+    Logprobs are of the distribution that was sampled from, after temperature, top_p, top_k and min_p
+    (`processed_logprobs`); scores are at temperature 1. `max_tokens` None is what the server's context leaves.
+    Answers come whole, cannot be ended early, and carry no weight version. The server does not say why an answer
+    ended: `end_ids` tell. A prompt that is longer than the context ends the server's worker.
+    """
+
+    def __init__(self, base_url: str, options: ProviderOptions | None = None) -> None:
+        """`base_url` with or without the path of the endpoint."""
+        options = options or ProviderOptions()
+        self._http = Http(base_url.rstrip("/").removesuffix(_GENERATE.rstrip("/")), options)
+        self.name = f"trl={self._http.base_url}"
+        self.model: str | None = options.model
+        """The server does not state it."""
+        self.end_ids: Collection[int] = ()
+        """Ids that end an answer: those of the tokenizer, set by whoever holds it."""
+        self._waiting: list[_Waiting] = []
+        self._sending: asyncio.Task[None] | None = None
+
+    async def generate(self, input_ids: Sequence[int], sampling: SamplingParams) -> GenerationResult:
+        """The one answer to a prompt."""
+        return await one_answer(self, input_ids, sampling)
+
+    async def generate_n(self, input_ids: Sequence[int], sampling: SamplingParams) -> tuple[GenerationResult, ...]:
+        """All answers to a prompt."""
+        checked_sampling(sampling, _OURS)
+        ids, where, n = plain_ids(input_ids), f"{self.name}{_GENERATE}", sampling.n
+        answer, number = await self._answered(_Waiting(ids, _parameters(sampling)))
+        prompts = _rows(answer, "prompt_ids", number, 1, where)
+        if prompts != [ids]:
+            raise ProviderError(f"{where}: the answer belongs to another prompt than the one that was sent")
+        sampled = _rows(answer, "completion_ids", number, n, where)
+        logprobs = _rows(answer, "logprobs", number, n, where)
+        candidates = _rows(answer, "logprob_token_ids", number, n, where)
+        results = []
+        for row in range(n):
+            output_ids = answered_ids(sampled[row], f"{where}: completion_ids")
+            values, tops = _columns(output_ids, logprobs[row], candidates[row], sampling.top_logprobs, where)
+            reason, stop = self._end(output_ids, sampling)
+            results.append(GenerationResult(tuple(ids), output_ids, values, tops, reason, stop))
+        return tuple(results)
+
+    async def stream(self, input_ids: Sequence[int], sampling: SamplingParams) -> AsyncIterator[GenerationChunk]:
+        """The answers, each in one piece: the server does not stream."""
+        for index, result in enumerate(await self.generate_n(input_ids, sampling)):
+            yield GenerationChunk(
+                index,
+                result.output_ids,
+                result.logprobs,
+                result.top_logprobs,
+                result.finish_reason,
+                result.stop_reason,
+            )
+
+    async def score(self, ids: Sequence[int], *, start: int = 0, top: int = 0) -> ScoredTokens:
+        """The logprobs of `ids[start:]`; ProviderError for TRL 1.0, which does not score."""
+        plain, first, where = plain_ids(ids), max(1, start), f"{self.name}{_SCORE}"
+        if first > len(plain):
+            raise ProviderError(f"there are {len(plain)} ids, and no position {start} to score from", status=400)
+        if first == len(plain):
+            return ScoredTokens(tuple(plain), first, (), () if top else None)
+        body = {"prompt_lengths": [first], "top_logprobs": top, "temperature": 1.0}
+        answer, _ = await self._answered(_Waiting(plain, body, _SCORE))
+        (logprobs,) = _rows(answer, "logprobs", 0, 1, where)
+        (candidates,) = _rows(answer, "logprob_token_ids", 0, 1, where)
+        values, tops = _columns(plain[first:], logprobs, candidates, top, where)
+        return ScoredTokens(tuple(plain), first, values, tops)
+
+    def forcing(self, structural_tag: Mapping[str, Any]) -> dict[str, Any]:
+        """The extra parameters that keep an answer to a structural tag of xgrammar."""
+        return {"structured_outputs": {"structural_tag": json.dumps(structural_tag)}}
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._http.close()
+
+    async def _answered(self, call: _Waiting) -> tuple[Any, int]:
+        """What the server answers to a call, sent as soon as the calls before it are answered."""
+        self._waiting.append(call)
+        if self._sending is None:
+            self._sending = asyncio.ensure_future(self._send_waiting())
+        return await call.answer
+
+    async def _send_waiting(self) -> None:
+        try:
+            await asyncio.sleep(_GATHERING_SECONDS)
+            while self._waiting:
+                first = self._waiting[0]
+                together = [call for call in self._waiting if call.goes_with(first)]
+                self._waiting = [call for call in self._waiting if not call.goes_with(first)]
+                wanted = [call for call in together if not call.answer.done()]  # the others were cancelled
+                if first.path == _SCORE:
+                    await asyncio.gather(*(self._send([call]) for call in wanted))
+                elif wanted:
+                    await self._send(wanted)
+        finally:
+            self._sending = None
+            for call in self._waiting:
+                call.answer.cancel()
+            self._waiting = []
+
+    async def _send(self, calls: Sequence[_Waiting]) -> None:
+        """Send calls as one request, and give each its answer."""
+        path, ids = calls[0].path, [call.ids for call in calls]
+        try:
+            answer = await self._http.json(
+                "POST", path, {"prompts" if path == _GENERATE else "sequences": ids, **calls[0].body}
+            )
+        except ProviderError as error:
+            for call in calls:
+                if not call.answer.done():
+                    call.answer.set_exception(self._explained(path, error))
+            return
+        for number, call in enumerate(calls):
+            if not call.answer.done():
+                call.answer.set_result((answer, number))
+
+    def _explained(self, path: str, error: ProviderError) -> ProviderError:
+        """What TRL's version has to do with an error."""
+        where = f"{self.name}{path}"
+        if error.status in (404, 405) and path == _SCORE:
+            return ProviderError(f"{where}: this server does not score ids (TRL 1.1 to 1.10 do)", status=404)
+        if error.status in (404, 405):
+            message = f"{where} does not exist: TRL 1.11 and newer start vLLM's own server; name it "
+            return ProviderError(f"{message}vllm={self._http.base_url}", status=404)
+        if error.status == 422 and '"prompts"' in (error.body or ""):
+            return ProviderError(f"{where}: this server takes texts; ids need TRL 1.0 to 1.10", status=422)
+        if error.status == 500:
+            message = f"{error}: the server's own log says why; a prompt longer than its context ends its worker"
+            return ProviderError(message, status=500, body=error.body)
+        return error
+
+    def _end(self, output_ids: Sequence[int], sampling: SamplingParams) -> tuple[str, int | None]:
+        """Why an answer ended, and the stop token that ended it, from its ids."""
+        last = output_ids[-1] if output_ids else None
+        if last in sampling.stop_token_ids and last not in self.end_ids:
+            return "stop", last
+        if last in self.end_ids and not sampling.extra.get("ignore_eos"):
+            return "stop", None
+        if len(output_ids) == sampling.max_tokens or (self.end_ids and not sampling.stop):
+            return "length", None
+        return "stop", None
+
+
+def _parameters(sampling: SamplingParams) -> dict[str, Any]:
+    """The request without its prompts. `generation_kwargs` override the other fields, which know no null."""
+    names = ("temperature", "top_p", "top_k", "min_p", "max_tokens")
+    stated = {name: getattr(sampling, name) for name in names if getattr(sampling, name) is not None}
+    more = {
+        "seed": sampling.seed,
+        "stop": list(sampling.stop) or None,
+        "stop_token_ids": [int(token) for token in sampling.stop_token_ids] or None,
+    }
+    kwargs = {name: value for name, value in more.items() if value is not None} | dict(sampling.extra)
+    if sampling.max_tokens is None:
+        kwargs["max_tokens"] = None
+    return {**stated, "n": sampling.n, "logprobs": sampling.top_logprobs, "generation_kwargs": kwargs}
+
+
+def _rows(answer: Any, key: str, number: int, each: int, where: str) -> list[Any]:
+    """The rows of one prompt in an answer that has `each` of them for every prompt."""
+    rows = answer.get(key) if isinstance(answer, dict) else None
+    if not isinstance(rows, list):
+        raise ProviderError(f"{where}: not an answer of TRL's server: it has no {key}")
+    if len(rows) < (number + 1) * each:
+        raise ProviderError(f"{where}: {key} has {len(rows)} rows, too few for the prompts that were sent")
+    return rows[number * each : (number + 1) * each]
+
+
+def _columns(
+    ids: Sequence[int], logprobs: Any, candidates: Any, top: int, where: str
+) -> tuple[tuple[float, ...], tuple[TopLogprobs, ...] | None]:
+    """The logprob of each id, and the likeliest at each place if `top` of them are wanted."""
+    try:
+        places = [dict(zip(*pair, strict=True)) for pair in zip(candidates, logprobs, strict=True)]
+        own = [place[token] for token, place in zip(ids, places, strict=True)]
+    except (TypeError, ValueError, KeyError) as error:
+        raise ProviderError(
+            f"{where}: logprobs and logprob_token_ids do not belong to {len(ids)} tokens ({error})"
+        ) from None
+    values = answered_logprobs(own, where, ids)
+    if not top:
+        return values, None
+    tops = []
+    for place in places:
+        # Null: impossible after top_p, top_k or min_p.
+        possible = {token: value for token, value in place.items() if value is not None}
+        others = answered_ids(list(possible), f"{where}: logprob_token_ids")
+        answered_logprobs(list(possible.values()), where, others)
+        tops.append(likeliest(possible, top))
+    return values, tuple(tops)
+
+
+TRL = ProviderKind(
+    name="trl", title="TRL's vLLM server (trl vllm-serve of TRL 1.0 to 1.10)", where="URL", open=TRLProvider
+)
