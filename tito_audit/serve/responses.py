@@ -51,6 +51,14 @@ _ECHOED: Mapping[str, Any] = {
     **{"text": {"format": {"type": "text"}}, "tool_choice": "auto", "tools": [], "truncation": "disabled"},
 }
 """What a response repeats of its request, and what it says where the request says nothing."""
+_IN_NAMESPACE = "__"
+"""What stands between a namespace and a function of it in the names that the template has."""
+_SETTINGS = {
+    "web_search": '; in Codex, set web_search = "disabled"',
+    "image_generation": "; in Codex, set image_generation = false under [features]",
+    "tool_search": "; in Codex, set apps = false and tool_suggest = false under [features]",
+}
+"""What turns off the hosted tools that a harness sends by itself."""
 _TEXTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
 """Kinds of content parts that are text, and where it is."""
 _ROLES = ("user", "system", "developer")
@@ -288,7 +296,8 @@ def _chat_body(body: Body) -> dict[str, Any]:
         chat["tools"] = tools
     choice = body.get("tool_choice")
     if isinstance(choice, dict) and choice.get("type") == "function":
-        choice = {"type": "function", "function": {"name": choice.get("name")}}
+        whole = [full for full, (_, name) in _namespaced(body).items() if name == choice.get("name")]
+        choice = {"type": "function", "function": {"name": whole[0] if len(whole) == 1 else choice.get("name")}}
     chat["tool_choice"] = None if choice == "auto" else choice
     if reasoning := value_of(body, "reasoning", dict, "an object", default={}):
         chat["reasoning_effort"] = value_of(reasoning, "effort", str, "a text", default=None)
@@ -306,20 +315,38 @@ def _chat_body(body: Body) -> dict[str, Any]:
     return chat
 
 
-def _tools(tools: Sequence[Any]) -> list[dict[str, Any]]:
-    """Function tools in chat form, keys in the order in which servers pass them to templates."""
-    functions = []
+def _tools(tools: Sequence[Any], where: str = "tools", namespace: str = "") -> list[dict[str, Any]]:
+    """Function tools in chat form, keys in the order in which servers pass them to templates.
+
+    A function in a namespace is called NAMESPACE__NAME, as vLLM calls it (`flat_namespace_tool_name`).
+    """
+    functions: list[dict[str, Any]] = []
     for number, tool in enumerate(tools):
-        if not isinstance(tool, dict) or tool.get("type") != "function":
+        place, kind = f"{where}[{number}]", tool.get("type") if isinstance(tool, dict) else None
+        if kind not in ("function", "namespace") or (kind == "namespace" and namespace):
+            setting = _SETTINGS.get(str(kind), "")
             raise Refused(
-                f"`tools[{number}]` is of type {_name(tool)}: the gateway has no hosted tools, only functions",
+                f"`{place}` is of type {_name(tool)}: the gateway has no hosted tools, only functions{setting}",
                 "tools",
             )
         if not isinstance(tool.get("name"), str):
-            raise Refused(f"`tools[{number}]` has no name", "tools")
+            raise Refused(f"`{place}` has no name", "tools")
+        if kind == "namespace":
+            inner = value_of(tool, "tools", list, "a list of functions", default=[])
+            functions += _tools(inner, f"{place}.tools", f"{tool['name']}{_IN_NAMESPACE}")
+            continue
         names = ("name", "description", "parameters", "strict")
-        functions.append({name: tool[name] for name in names if tool.get(name) is not None})
-    return [{"type": "function", "function": function} for function in functions]
+        function = {name: tool[name] for name in names if tool.get(name) is not None}
+        function["name"] = namespace + function["name"]
+        functions.append({"type": "function", "function": function})
+    return functions
+
+
+def _namespaced(body: Body) -> dict[str, tuple[str, str]]:
+    """The functions in namespaces by the names that the template has: the namespace, and their own name in it."""
+    spaces = [tool for tool in body.get("tools") or () if tool["type"] == "namespace"]
+    inside = [(space["name"], tool["name"]) for space in spaces for tool in space.get("tools") or ()]
+    return {_IN_NAMESPACE.join(names): names for names in inside}
 
 
 # Items of a request
@@ -417,6 +444,8 @@ def _messages(items: Sequence[Item], stored: Mapping[str, Item]) -> list[dict[st
             turn.reasonings += filter(None, [_reasoning(item, stored, where)])
         else:
             function = {name: _text(item, name, where) for name in ("name", "arguments")}
+            if item.get("namespace") is not None:
+                function["name"] = _text(item, "namespace", where) + _IN_NAMESPACE + function["name"]
             turn.calls.append({"id": _text(item, "call_id", where), "type": "function", "function": function})
     return [entry if isinstance(entry, dict) else entry.wire() for entry in read]
 
@@ -498,6 +527,7 @@ class AnswerItems:
         """Those that are complete."""
         self._answer = call.call_id.removeprefix(ResponseAsked.id_prefix)
         self._seals = call.fields.seals
+        self._namespaced = _namespaced(call.fields.own)
         self._open: Item | None = None
         self._texts: list[str] = []
 
@@ -511,7 +541,9 @@ class AnswerItems:
         for part in delta.get("tool_calls") or ():
             function = part["function"]
             if "id" in part:
-                yield from self._begin("function_call", call_id=part["id"], name=function["name"])
+                space, name = self._namespaced.get(function["name"], (None, function["name"]))
+                more = {} if space is None else {"namespace": space}
+                yield from self._begin("function_call", call_id=part["id"], name=name, **more)
             if function["arguments"]:
                 yield self._delta(function["arguments"])
 
