@@ -230,13 +230,13 @@ def _shown(gateway: Gateway, call: Call, chunk: GenerationChunk) -> dict[str, An
 def _chat_logprobs(gateway: Gateway, call: Call, tokens: GenerationResult | GenerationChunk) -> Any:
     if not call.fields.logprobs:
         return None
-    return Tokens(gateway.tokenizer.vocabulary).chat_logprobs(tokens)
+    return Tokens(gateway.tokenizer.vocabulary, call.fields.tokens_as_ids).chat_logprobs(tokens)
 
 
 def _text_logprobs(gateway: Gateway, call: Call, tokens: GenerationResult | GenerationChunk, offset: int) -> Any:
     if not call.fields.logprobs:
         return None
-    return Tokens(gateway.tokenizer.vocabulary).text_logprobs(tokens, offset)
+    return Tokens(gateway.tokenizer.vocabulary, call.fields.tokens_as_ids).text_logprobs(tokens, offset)
 
 
 GATEWAY: web.AppKey[Gateway] = web.AppKey("gateway", Gateway)
