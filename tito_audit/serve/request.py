@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
 
@@ -338,6 +338,33 @@ def _read(name: str, read: Callable[[], _T]) -> _T:
         return read()
     except RecordError as error:
         raise Refused(str(error), name) from None
+
+
+# What the other APIs say, as a chat request says it
+
+
+def as_function(name: Any, **more: Any) -> dict[str, Any]:
+    """A function that is called, chosen or given as a tool, with what it has besides its name."""
+    return {"type": "function", "function": {"name": name, **more}}
+
+
+def as_answer(texts: Iterable[str], thoughts: Iterable[str], calls: Sequence[Body]) -> dict[str, Any]:
+    """The parts of an earlier answer as the message that a chat completion would have given."""
+    text, thought = "".join(texts), "".join(thoughts)
+    message: dict[str, Any] = {"role": "assistant", "content": text or (None if thought or calls else "")}
+    if thought:
+        message |= {"reasoning_content": thought, "reasoning": thought}
+    return {**message, "tool_calls": list(calls)} if calls else message
+
+
+def as_result(call_id: str, content: Any) -> dict[str, Any]:
+    """What a call gave back."""
+    return {"role": "tool", "tool_call_id": call_id, "content": content}
+
+
+def as_schema(**schema: Any) -> dict[str, Any]:
+    """The form of an answer that is JSON."""
+    return {"type": "json_schema", "json_schema": schema}
 
 
 # Completions

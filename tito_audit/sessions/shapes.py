@@ -103,19 +103,9 @@ def _tops(result: GenerationResult | GenerationChunk) -> Sequence[TopLogprobs]:
 _SAMPLED = ("temperature", "top_p", "top_k", "min_p", "seed")
 _OURS = frozenset(
     (
-        *(
-            "model",
-            "messages",
-            "prompt",
-            "tools",
-            "tool_choice",
-            "n",
-            "max_tokens",
-            "max_completion_tokens",
-            "stop",
-        ),
-        *("stop_token_ids", "logprobs", "top_logprobs", "chat_template_kwargs", "extra_body", "stream", "split"),
-        *("user", "timeout", "extra_headers", "return_token_ids", "parallel_tool_calls", *_SAMPLED),
+        *("model", "messages", "prompt", "tools", "tool_choice", "n", "max_tokens", "max_completion_tokens"),
+        *("stop", "stop_token_ids", "logprobs", "top_logprobs", "chat_template_kwargs", "extra_body", "stream"),
+        *("split", "user", "timeout", "extra_headers", "return_token_ids", "parallel_tool_calls", *_SAMPLED),
     )
 )
 """Fields that are read or ignored here; every other field goes to the provider as it is."""
