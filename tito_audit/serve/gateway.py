@@ -495,7 +495,7 @@ class Gateway:
         self.metrics.sampled_tokens.inc(sum(len(result.output_ids) for result in results))
         # An answer that could not be logged is not kept in the session either: its client gets an error.
         await self._log(answer_lines(call, self.model, status, dict(enumerate(threads))))
-        call.session.commit(call.call_id, call.prompt, chat and chat.call, results, messages)
+        call.session.commit(call.call_id, call.prompt, chat.call if chat else None, results, messages)
 
     def _log_partial(self, call: Call, status: Status) -> None:
         """Log the part of an answer that was sampled before the client left or the provider failed."""
