@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import aiohttp
@@ -49,6 +49,8 @@ class Load:
     turns: int
     latency: float
     """Seconds that the stub takes per request."""
+    api: str = "chat"
+    """`chat`, `responses` or `messages`."""
 
 
 @dataclass
@@ -85,6 +87,9 @@ FULL = (
     Load(32_000, 200, 100, 3, 20.0),
     Load(4_000, 4, 1, 50, 0.0),
 )
+EACH = Load(4_000, 40, 1, 10, 0.0)
+"""What every API is asked, in turn, to compare them."""
+ROUNDS = 3
 QUICK = (Load(4_000, 6, 1, 5, 0.0), Load(4_000, 60, 40, 3, 2.0), Load(32_000, 2, 1, 3, 0.0))
 
 
@@ -94,17 +99,36 @@ def text_of(tokens: int, dice: random.Random) -> str:
     return " ".join(dice.choices(known, k=int(tokens / 1.35)))
 
 
+APIS: dict[str, tuple[str, str, str]] = {
+    "chat": ("chat/completions", "messages", "max_tokens"),
+    "responses": ("responses", "input", "max_output_tokens"),
+    "messages": ("messages", "messages", "max_tokens"),
+}
+"""The path of each API, and its fields for the history and the longest answer."""
+
+
 async def _ask(
-    client: aiohttp.ClientSession, where: str, session: str, messages: list[object]
-) -> tuple[float, float, str]:
-    body = {"model": MODEL, "messages": messages, "max_tokens": 32}
+    client: aiohttp.ClientSession, where: str, session: str, history: list[object], api: str
+) -> tuple[float, float, list[object]]:
+    """Seconds, seconds by the gateway's clock, and the answer as the client sends it back."""
+    path, messages, longest = APIS[api]
+    body = {"model": MODEL, messages: history, longest: 32}
     began = time.perf_counter()
-    async with client.post(f"{where}/v1/chat/completions", json=body, headers={"X-Session-ID": session}) as answer:
+    async with client.post(f"{where}/v1/{path}", json=body, headers={"X-Session-ID": session}) as answer:
         said = await answer.json()
     took = time.perf_counter() - began
     assert answer.status == 200, said
     own = float(answer.headers["X-Tito-Overhead-Ms"]) / 1000
-    return took, own, said["choices"][0]["message"]["content"]
+    if api == "chat":
+        return took, own, [{"role": "assistant", "content": said["choices"][0]["message"]["content"]}]
+    return took, own, said["output"] if api == "responses" else [{"role": "assistant", "content": said["content"]}]
+
+
+def _text(answer: object) -> str:
+    """The text of an answer as a client sends it back."""
+    assert isinstance(answer, dict)
+    content = answer["content"]
+    return str(content if isinstance(content, str) else content[0]["text"])
 
 
 async def _session(
@@ -116,9 +140,9 @@ async def _session(
     await asyncio.sleep(start)
     for turn in range(load.turns):
         async with gate:
-            seconds, own, said = await _ask(client, where, f"load-{number}", messages)
-        took.append((turn, seconds, own, said[:8]))
-        messages += [{"role": "assistant", "content": said}, {"role": "user", "content": f"And then? {turn}"}]
+            seconds, own, said = await _ask(client, where, f"load-{number}", messages, load.api)
+        took.append((turn, seconds, own, _text(said[0])[:8]))
+        messages += [*said, {"role": "user", "content": f"And then? {turn}"}]
     return took
 
 
@@ -199,6 +223,29 @@ def page(studies: Sequence[Measured], tokenizer: Path, warning: str | None) -> s
     return "\n".join([*parts, *_growth(studies)])
 
 
+def by_api(tokenizer: Path, load: Load, rounds: int) -> Sequence[str]:
+    """What each API adds, as lines of the page: the same conversations, the APIs one after the other in rounds."""
+    added: dict[str, Measured] = {}
+    for _ in range(rounds):
+        for api in APIS:
+            result = measured(replace(load, api=api), tokenizer)
+            whole = added.setdefault(api, Measured(result.load, turns=[]))
+            whole.own_first += result.own_first
+            whole.own_next += result.own_next
+            whole.turns += result.turns
+            whole.cpu += result.cpu / rounds
+    chat = added["chat"]
+    rows = []
+    for api, each in added.items():
+        clocks = [statistics.median(values) * 1000 for values in (each.own_first, each.own_next)]
+        more = clocks[1] - statistics.median(chat.own_next) * 1000
+        wall = statistics.median(each.next) * 1000
+        rows.append((api, *(f"{value:.2f}" for value in (*clocks, wall, each.cpu * 1000)), f"{more:+.2f}"))
+    titles = ("API", "first: own clock", "next: own clock", "next: added", "CPU ms", "own clock, more than chat")
+    head = f"## By API, {load.tokens:,} tokens, one in flight, in ms (median)"
+    return [head, "", table(titles, rows), ""]
+
+
 def _middle_and_tail(values: Sequence[float]) -> tuple[str, str]:
     ranked = sorted(values)
     tail = ranked[min(len(ranked) - 1, int(len(ranked) * 0.99))]
@@ -233,6 +280,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         studies.append(measured(load, asked.tokenizer))
         print(page(studies[-1:], asked.tokenizer, warning).splitlines()[-4:], file=sys.stderr, flush=True)
         output.write_text(page(studies, asked.tokenizer, warning), encoding="utf-8")
+    each = (replace(EACH, sessions=6), 1) if asked.quick else (EACH, ROUNDS)
+    compared = "\n".join(by_api(asked.tokenizer, *each))
+    print(compared, file=sys.stderr)
+    output.write_text(page(studies, asked.tokenizer, warning) + "\n" + compared, encoding="utf-8")
     print(f"written to {output}", file=sys.stderr)
 
 

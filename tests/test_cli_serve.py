@@ -55,7 +55,7 @@ def serving(*words: object, **env: str) -> Iterator[tuple[subprocess.Popen[str],
     try:
         for line in process.stderr:
             said.append(line.rstrip())
-            if "agents:" in line:
+            if "ANTHROPIC_BASE_URL" in line:
                 break
         else:
             raise AssertionError(said)
@@ -122,8 +122,14 @@ def test_an_interrupt_ends_it_as_well_and_names_are_new_each_time(model: Path, t
 
 @pytest.mark.parametrize("number", some([signal.SIGTERM, signal.SIGINT], 1))
 def test_a_key_of_the_environment_is_asked_for_and_a_signal_ends_it(tmp_path: Path, number: int) -> None:
-    words = ("--provider", AWAY, "-t", TOY, "--log", tmp_path / "log.jsonl")
+    words = ("--provider", AWAY, "-t", TOY, "--log", tmp_path / "log.jsonl", "--model-name", "my model")
     with serving(*words, TITO_AUDIT_API_KEY="very-secret") as (process, address, said):
+        assert said[-3:] == [
+            f"tito-audit: agents: OPENAI_BASE_URL={address}/v1 OPENAI_API_KEY=…",
+            f'tito-audit: Responses API: the same; in Codex base_url = "{address}/v1", web_search = "disabled"',
+            f"tito-audit: Anthropic's API: ANTHROPIC_BASE_URL={address} ANTHROPIC_API_KEY=… "
+            "ANTHROPIC_MODEL='my model'",
+        ]
         with pytest.raises(openai.AuthenticationError):
             client(address).models.list()
         assert client(address, key="very-secret").models.list().data

@@ -296,6 +296,31 @@ def test_what_a_client_asks_for_reaches_the_provider(tmp_path: Path) -> None:
     assert "user" not in row["sampling"]
 
 
+def test_tokens_of_logprobs_may_be_ids_as_with_vllm(tmp_path: Path) -> None:
+    """As NeMo-Gym asks for them; bytes and offsets are those of the text."""
+    log = tmp_path / "log.jsonl"
+    gateway, provider = make_gateway(log, [PLAIN] * 3, start_parser=plain)
+    more = {"return_tokens_as_token_ids": True}
+    with served(gateway) as address:
+        agent = client(address)
+        ask: Any = {"model": "toy", "messages": [ASK], "logprobs": True, "extra_body": more}
+        whole = agent.chat.completions.create(**ask, top_logprobs=1).choices[0].logprobs
+        parts = [part.choices[0].logprobs for part in agent.chat.completions.create(**ask, stream=True)]
+        text = agent.completions.create(model="toy", prompt="It", logprobs=1, extra_body=more).choices[0]
+    shown = [f"token_id:{token}" for token in provider.sampled[0]]
+    assert whole is not None
+    assert [entry.token for entry in whole.content or ()] == shown
+    assert all(entry.top_logprobs[0].token.startswith("token_id:") for entry in whole.content or ())
+    said = bytes(byte for entry in whole.content or () for byte in entry.bytes or ())
+    assert said.decode() == PLAIN
+    streamed = [entry.token for part in parts if part is not None for entry in part.content or ()]
+    assert streamed == [f"token_id:{token}" for token in provider.sampled[1]]
+    assert text.logprobs is not None
+    assert text.logprobs.tokens == [f"token_id:{token}" for token in provider.sampled[2]]
+    assert (text.logprobs.text_offset or ())[-1] == len(PLAIN.removesuffix("<|im_end|>"))
+    assert "return_tokens_as_token_ids" not in provider.asked[0].extra
+
+
 WRONG = {
     "no JSON": (b"{", 400, None),
     "no object": (b"[]", 400, None),

@@ -15,6 +15,7 @@ from tests.tiers import DEEP, examples
 
 REAL = os.environ.get("TITO_AUDIT_TOKENIZERS")
 WORLDS = real(Path(REAL)) if REAL else []
+APIS = {"chat.completions", "messages", "responses"}
 REASONS = {"template_rewrites", "edited", "new_conversation"}
 """Why calls of these agents fork in any run."""
 
@@ -35,6 +36,15 @@ def test_agents_leave_a_clean_log(tmp_path: Path) -> None:
     assert {line["fork"]["reason"] for line in proof.lines if line["fork"]} >= REASONS
     assert any(call.done and len(call.answers) > 1 for call in proof.calls)
     assert {call.endpoint for call in proof.calls if call.done} == {"chat", "completions", "messages", "responses"}
+    # One session has all three APIs, and a call by one continues an answer by another.
+    sessions: dict[str, set[str]] = {}
+    for line in proof.lines:
+        sessions.setdefault(line["session_id"], set()).add(line["endpoint"])
+    assert sum(used >= APIS for used in sessions.values()) > 5, sessions
+    endpoints = {line["call_id"]: line["endpoint"] for line in proof.lines}
+    continued = [line for line in proof.lines if line["branch"] == "continues"]
+    crossed = {(endpoints[line["parent"]["call_id"]], line["endpoint"]) for line in continued}
+    assert {api for before, api in crossed if before != api} >= APIS
 
 
 @pytest.mark.skipif(not DEEP, reason="make deep")

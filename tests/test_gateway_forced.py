@@ -99,7 +99,7 @@ def test_a_required_call_is_sampled_by_a_grammar_and_continued(tmp_path: Path, a
 
 
 def test_a_named_function_is_the_only_one_of_its_grammar(tmp_path: Path) -> None:
-    gateway, provider = forced_gateway(tmp_path / "log.jsonl", [CALL, CALL])
+    gateway, provider = forced_gateway(tmp_path / "log.jsonl", [CALL, CALL, CALL])
     with served(gateway) as address:
         choice: Any = {"type": "function", "function": {"name": "weather"}}
         agent = client(address)
@@ -107,8 +107,11 @@ def test_a_named_function_is_the_only_one_of_its_grammar(tmp_path: Path) -> None
         flat: Any = {"type": "function", "name": "weather"}
         schema: Any = {"type": "json_schema", "name": "weather", "schema": {"type": "object"}}
         agent.responses.create(model="toy", input="Oslo?", tools=FLAT, tool_choice=flat, text={"format": schema})
+        inside = {"type": "namespace", "name": "sky", "description": "", "tools": FLAT}
+        agent.responses.create(model="toy", input="Oslo?", tools=[inside], tool_choice=flat)
     assert provider.asked[1].extra.keys() == {"structural_tag"}, "a call leaves no text for a format"
-    for number in (0, 1):
+    assert "sky__weather" in str(tag_of(provider, 2))
+    for number in (0, 1, 2):
         tags = tag_of(provider, number)["elements"][1]["elements"][1]
         assert [tag["begin"].count("weather") for tag in tags["tags"]] == [1]
         assert tags["stop_after_first"]

@@ -20,6 +20,7 @@ from pydantic import BaseModel
 from tests.serving import client, logged, make_gateway, served
 from tests.test_gateway import ASK, CALL, PLAIN, SAID, TOOLS, as_sent_back, asked, plain, until
 from tests.test_gateway import TOY as TOKENIZER
+from tests.tiers import examples
 from tito_audit import Settings, scan_rollouts
 from tito_audit.errors import ProviderError
 from tito_audit.record.finding import Severity
@@ -292,6 +293,67 @@ def test_what_a_client_asks_for_reaches_the_provider(tmp_path: Path) -> None:
     assert last["generation_log_probs"] == row["logprobs"]
 
 
+SPACE: Any = {"type": "namespace", "name": "sky", "description": "The sky", "tools": FLAT}
+
+
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize("how", ["history", "previous"])
+def test_functions_in_a_namespace_are_called_by_their_own_names(tmp_path: Path, streams: bool, how: str) -> None:
+    """As Codex sends its agents and MCP tools; the template gets the names that vLLM would give them."""
+    log = tmp_path / "log.jsonl"
+    inside = CALL.replace('"weather"', '"sky__weather"')
+    gateway, _ = make_gateway(log, [inside, CALL, SAID])
+    with served(gateway) as address:
+        agent = client(address)
+        history: list[Any] = [{"role": "user", "content": ASK["content"]}]
+        more: dict[str, Any] = {"model": "toy", "tools": [SPACE, *FLAT]}
+        calls = []
+        for _ in range(3):
+            if streams:
+                with agent.responses.stream(input=history, **more) as stream:
+                    events = list(stream)
+                response: Any = stream.get_final_response()
+                added = [event.item for event in events if event.type == "response.output_item.added"]
+                assert [getattr(item, "namespace", None) for item in added] == [
+                    getattr(item, "namespace", None) for item in response.output
+                ]
+            else:
+                response = agent.responses.create(input=history, **more)
+            calls += [(item.name, item.namespace) for item in response.output if item.type == "function_call"]
+            if how == "previous":
+                history, more["previous_response_id"] = outputs(response), response.id
+                continue
+            items = [item.to_dict() for item in response.output]
+            for item in items:
+                item.pop("parsed_arguments", None)
+            history += [*items, *outputs(response)]
+    assert calls == [("weather", "sky"), ("weather", None)]
+    rows = logged(log)
+    one_chain(rows)
+    assert [tool["function"]["name"] for tool in rows[0]["tools"]] == ["sky__weather", "weather"]
+    assert rows[0]["tools"][0]["function"] == {**TOOLS[0]["function"], "name": "sky__weather"}
+    named = [row["response_message"]["tool_calls"][0]["function"]["name"] for row in rows[:2]]
+    assert named == ["sky__weather", "weather"]
+    clean(log)
+
+
+@pytest.mark.parametrize(("kind", "setting"), [("web_search", 'web_search = "disabled"'), ("x", ""), (None, "")])
+def test_a_tool_that_is_no_function_is_refused_with_its_place_and_how_to_turn_it_off(
+    tmp_path: Path, kind: str | None, setting: str
+) -> None:
+    gateway, _ = make_gateway(tmp_path / "log.jsonl", [])
+    with served(gateway) as address:
+        for tools, place in (
+            ([*FLAT, {"type": kind}], "`tools[1]`"),
+            ([{**SPACE, "tools": [*FLAT, {"type": kind}]}], "`tools[0].tools[1]`"),
+            ([{**SPACE, "tools": [SPACE]}], "`tools[0].tools[0]`"),
+        ):
+            status, answer = asked(address, PATH, {"input": "x", "tools": tools})
+            assert (status, answer["error"]["param"]) == (400, "tools")
+            assert place in answer["error"]["message"]
+            assert setting in answer["error"]["message"] or place == "`tools[0].tools[0]`"
+
+
 WRONG = {
     "no JSON": (b"{", 400, None),
     "no input": ({"model": "toy"}, 400, "input"),
@@ -310,6 +372,17 @@ WRONG = {
     "an unknown item": ({"input": [{"type": "item_reference", "id": "x"}]}, 404, "input"),
     "a hosted tool": ({"input": "x", "tools": [{"type": "web_search"}]}, 400, "tools"),
     "a tool without a name": ({"input": "x", "tools": [{"type": "function"}]}, 400, "tools"),
+    "a namespace without a name": ({"input": "x", "tools": [{"type": "namespace"}]}, 400, "tools"),
+    "a namespace of one": (
+        {"input": "x", "tools": [{"type": "namespace", "name": "n", "tools": {}}]},
+        400,
+        "tools",
+    ),
+    "a call in a strange namespace": (
+        {"input": [{"type": "function_call", "call_id": "a", "name": "f", "arguments": "{}", "namespace": 7}]},
+        400,
+        "input",
+    ),
     "truncation": ({"input": "x", "truncation": "auto"}, 400, "truncation"),
     "background": ({"input": "x", "background": True}, 400, "background"),
     "a conversation": ({"input": "x", "conversation": "c"}, 400, "conversation"),
@@ -411,6 +484,7 @@ def strange(dice: random.Random, depth: int = 0) -> Any:
 
 
 KEYS = ["type", "role", "content", "text", "id", "call_id", "output", "name", "arguments", "summary", "format"]
+KEYS += ["namespace", "tools"]
 KINDS = ["message", "reasoning", "function_call", "function_call_output", "item_reference", "web_search_call"]
 FIELDS = [
     *(
@@ -433,13 +507,15 @@ FIELDS = [
 def hostile(dice: random.Random) -> Iterator[tuple[str, bytes]]:
     """Bodies of which some part is anything."""
     good: dict[str, Any] = {"input": "Oslo?"}
-    for _ in range(500):
+    for _ in range(examples(500, 2000)):
         body = dict(good)
         items = [{"type": dice.choice(KINDS), "role": dice.choice(["user", "assistant"])} for _ in range(3)]
         for item in items:
             item |= {dice.choice(KEYS): strange(dice) for _ in range(3)}  # type: ignore[misc]
         if dice.random() < 0.6:
             body["input"] = items
+        if dice.random() < 0.2:
+            body["tools"] = [{**SPACE, dice.choice(KEYS): strange(dice)}, strange(dice)][: dice.randrange(1, 3)]
         for _ in range(dice.randrange(3)):
             body[dice.choice(FIELDS)] = strange(dice)
         try:
@@ -450,7 +526,7 @@ def hostile(dice: random.Random) -> Iterator[tuple[str, bytes]]:
 
 def test_hostile_bodies_are_answered_or_refused(tmp_path: Path) -> None:
     log = tmp_path / "log.jsonl"
-    gateway, _ = make_gateway(log, [PLAIN] * 600, start_parser=plain)
+    gateway, _ = make_gateway(log, [PLAIN] * examples(500, 2000), start_parser=plain)
     statuses: dict[int, int] = {}
     with served(gateway) as address:
         for path, body in hostile(random.Random(7)):

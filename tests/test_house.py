@@ -172,7 +172,7 @@ BUDGETS = {
     "render": 4_000,
     "repairs": 1_907,
     "reports": 3_197,
-    "rescore": 2_736,
+    "rescore": 2_754,
     "rules": 5_703,
     "run": 6_703,
     "serve": 2_982,

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Iterator, Sequence
+from importlib.resources import files
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import pytest
 
 pytest.importorskip("aiohttp")
 
-from tests import toy
 from tests.command import run
+from tests.prompt_server import Server, ids_of, running, written
 from tests.rescoring import TOY, log_of
 from tests.scripted import Scripted
-from tito_audit.record.message import as_messages
 from tito_audit.rescore.prompts import PromptRun, Question
 from tito_audit.settings.model import Settings
 
@@ -26,88 +24,10 @@ CALLED = {"id": "1", "type": "function", "function": {"name": "add", "arguments"
 GREEDY = {"temperature": 0.0}
 
 
-def ids_of(text: str) -> list[int]:
-    ids: list[int] = toy.toy_tokenizer().encode(text).tolist()
-    return ids
-
-
-def written(messages: Sequence[Any], **arguments: Any) -> list[int]:
-    """The prompt that the template of the toy tokenizer writes."""
-    sent = as_messages(messages, "messages")
-    return ids_of(toy.toy_renderer().render(sent, add_generation_prompt=True, template_kwargs=arguments))
-
-
-class Server:
-    """What a test wants a server to answer."""
-
-    def __init__(self) -> None:
-        self.url = ""
-        self.requests: list[tuple[str, Any]] = []
-        self.render: Callable[[Any], list[int]] | None = lambda body: written(
-            body["messages"], **body.get("chat_template_kwargs", {})
-        )
-        self.sees: Callable[[list[int]], list[int]] = lambda ids: ids
-        self.answer = ids_of("4<|im_end|>")
-        self.second: dict[int, float] = {}
-        """Logprobs of other tokens than the top choice, whose own is -0.1."""
-        self.context = 4096
-
-    def answered(self, path: str, body: Any) -> tuple[int, Any]:
-        self.requests.append((path, body))
-        if path == "/v1/models":
-            return 200, {"object": "list", "data": [{"id": "toy", "max_model_len": self.context}]}
-        if path == "/v1/chat/completions/render" and self.render is not None:
-            return 200, {"request_id": "chatcmpl-1", "token_ids": self.render(body), "model": "toy"}
-        if path != "/v1/completions":
-            return 404, {"detail": "Not Found"}
-        if len(body["prompt"]) > self.context:
-            return 400, {"error": {"message": "the prompt is too long", "code": 400}}
-        ids = self.answer[: body["max_tokens"]]
-        tops = [
-            {f"token_id:{token}": -0.1, **{f"token_id:{i}": v for i, v in self.second.items()}} for token in ids
-        ]
-        choice = {
-            "index": 0,
-            "text": "",
-            "token_ids": ids,
-            "prompt_token_ids": self.sees(body["prompt"]),
-            "logprobs": {"token_logprobs": [-0.1] * len(ids), "top_logprobs": tops if body["logprobs"] else None},
-            "finish_reason": "length",
-        }
-        return 200, {"object": "text_completion", "model": "toy", "choices": [choice]}
-
-
 @pytest.fixture
 def server() -> Iterator[Server]:
-    script = Server()
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self._answer(None)
-
-        def do_POST(self) -> None:
-            self._answer(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-
-        def _answer(self, body: Any) -> None:
-            status, answer = script.answered(self.path, body)
-            data = json.dumps(answer).encode()
-            self.send_response(status)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
-
-        def log_message(self, format: str, *args: Any) -> None:
-            pass
-
-    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = Thread(target=http.serve_forever, args=(0.01,))
-    thread.start()
-    script.url = f"http://127.0.0.1:{http.server_address[1]}"
-    yield script
-    http.shutdown()
-    http.server_close()
-    thread.join()
+    with running() as script:
+        yield script
 
 
 def call(prompt: Sequence[int], answer: str = "4<|im_end|>", **more: Any) -> dict[str, Any]:
@@ -191,6 +111,26 @@ def test_a_prompt_that_keeps_sampled_tokens_passes_where_the_server_would_merge_
     ]
 
 
+def test_a_prompt_that_keeps_the_tokens_of_another_rollout_passes(tmp_path: Path, server: Server) -> None:
+    """A second answer to one prompt, a fork or a retry is a rollout of its own, and keeps what came before."""
+    first = call(written(ASKED))
+    first["completion_ids"] = [token for text in "required" for token in ids_of(text)] + ids_of("<|im_end|>")
+    first["completion_logprobs"] = [-0.7 - at / 10 for at in range(len(first["completion_ids"]))]
+    history = [*ASKED, {"role": "assistant", "content": "required"}, {"role": "user", "content": "Sure?"}]
+    later = written(history)[len(first["prompt_ids"]) + len(ids_of("required<|im_end|>")) :]
+    kept = call([*first["prompt_ids"], *first["completion_ids"], *later], message_index=3)
+    rows = [
+        row_of(first, messages=[*ASKED, {"role": "assistant", "content": "required"}]),
+        row_of(kept, messages=[*history, {"role": "assistant", "content": "4"}]),
+    ]
+    report = asked(tmp_path, server, rows)
+    assert counts(report)["sent as messages"] == (2, 0)
+    assert report["summary"]["spliced"] == 1
+    # Without the first row nothing shows that these tokens were sampled.
+    (differs,) = asked(tmp_path, server, rows[1:], code=1)["differences"]
+    assert (differs["code"], differs["start"]) == ("TOK101", len(first["prompt_ids"]))
+
+
 def test_a_server_that_adds_to_ids_is_found(tmp_path: Path, server: Server) -> None:
     server.sees = lambda ids: [ids[0], *ids]
     report = asked(tmp_path, server, [row_of(call(written(ASKED), **GREEDY))], code=1)
@@ -214,6 +154,17 @@ def test_a_server_that_adds_to_ids_is_found(tmp_path: Path, server: Server) -> N
         ({}, [-0.9, -0.1], 0),
         ({}, [0.0, 0.0], 0),
         ({}, [0.9, 0.8], 0),
+        ({"structured_outputs": {"regex": "4"}}, [-0.1, -0.2], 0),
+        ({"request": {"temperature": 1.0, "extra_body": {"guided_regex": "4"}}}, [-0.1, -0.2], 0),
+        ({**GREEDY, "response_format": {"type": "json_object"}}, None, 0),
+        ({**GREEDY, "response_format": {"type": "text"}}, None, 2),
+        ({**GREEDY, "text": {"format": {"type": "json_schema"}}}, None, 0),
+        ({**GREEDY, "tool_choice": {"type": "auto"}}, None, 2),
+        ({**GREEDY, "tool_choice": {"type": "any"}}, None, 0),
+        ({**GREEDY, "tools": [{"type": "function", "function": {"name": "f", "strict": True}}]}, None, 0),
+        ({**GREEDY, "tools": [{"type": "function", "name": "f", "strict": False}]}, None, 2),
+        ({**GREEDY, "forced": {"names": ["f"], "syntax": "template"}}, None, 0),
+        ({**GREEDY, "tools": 5, "text": [], "extra_body": "x", "response_format": 7, "request": [1]}, None, 2),
     ],
 )
 def test_only_what_was_certainly_greedy_is_replayed(
@@ -287,6 +238,40 @@ def test_without_a_tokenizer_the_place_is_still_named(tmp_path: Path, server: Se
     (differs,) = json.loads(out)["differences"]
     assert (differs["start"], differs["end"]) == (2, 3)
     assert (differs["recorded"], differs["server"]) == ([prompt[2]], [7, 8])
+    assert differs["what"] == "other tokens; -t TOKENIZER would name the cause"
+
+
+def test_with_a_tokenizer_that_did_not_write_the_log_no_cause_is_named(tmp_path: Path, server: Server) -> None:
+    text = "The tokens that a sampler returned are required, and no tokenizer would have written them so. " * 3
+    question = [{"role": "user", "content": text}]
+    prompt = written(question)
+    server.render = lambda body: [*prompt[:2], 7, 8, *prompt[3:]]
+    logged = call(prompt, text, message_index=1)
+    rows = [row_of(logged, messages=[*question, {"role": "assistant", "content": text}])] * 16
+    log = log_of(tmp_path, rows)
+    flags = ("-t", TOY.with_name("toy_metaspace"), "-f", "json")
+    code, out, _ = run("rescore", log, "--prompts", "--provider", f"vllm={server.url}", *flags)
+    assert code == 1
+    assert {each["what"] for each in json.loads(out)["differences"]} == {
+        "other tokens; the tokenizer of -t did not write this log"
+    }
+
+
+def test_the_json_object_follows_its_schema(tmp_path: Path, server: Server) -> None:
+    jsonschema = pytest.importorskip("jsonschema")
+    schema = json.loads(files("tito_audit").joinpath("schemas", "rescore-prompts.schema.json").read_text())
+    jsonschema.Draft202012Validator.check_schema(schema)
+    server.render = lambda body: [*written(body["messages"]), 5]
+    rows: list[Any] = [row_of(call(written(ASKED), **GREEDY)), {"token_ids": [1, 2], "loss_mask": [0, 1]}]
+    for more, code in ((("-t", TOY), 1), ((), 1)):
+        log = log_of(tmp_path, rows)
+        words = ("--prompts", "--provider", f"vllm={server.url}", "-f", "json")
+        result = run("rescore", log, *words, *more)
+        assert result[0] == code, result
+        report = json.loads(result[1])
+        assert report["differences"]
+        assert report["summary"]["skipped"]
+        jsonschema.Draft202012Validator(schema).validate(report)
 
 
 def test_a_server_with_another_template_than_the_tokenizers_is_said_to_have_one(

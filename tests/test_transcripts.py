@@ -10,7 +10,8 @@ of `tests/transcripts/logs` and a link to `fixtures`:
 
 Beneath a command stands, indented by two, what it prints, with `! ` before a line of stderr; then `[1]` for an
 exit code other than 0, and `> name` for a file that it wrote, `< name` for one that it removed. For a time stands
-`0.00 s`, for the folder `$HERE`, for the version `$VERSION`.
+`0.00 s`, for the folder `$HERE`, for the version `$VERSION`, for the address of a server with the toy tokenizer
+`$SERVER`.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from pathlib import Path
 import pytest
 
 from tests.command import run
+from tests.prompt_server import running
 from tests.world import ROOT
 from tito_audit.version import VERSION
 
@@ -47,9 +49,9 @@ def files_in(folder: Path) -> dict[str, bytes]:
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
 
 
-def performed(line: str, folder: Path) -> list[str]:
+def performed(line: str, folder: Path, server: str) -> list[str]:
     """The lines beneath a command, once it has run."""
-    words = shlex.split(line)
+    words = shlex.split(line.replace("$SERVER", server or "$SERVER"))
     if words[0] == "cat":
         return indented(Path(words[1]).read_text(encoding="utf-8").replace(VERSION, "$VERSION"))
     if words[0] == "cd":
@@ -63,6 +65,7 @@ def performed(line: str, folder: Path) -> list[str]:
     code, out, err = run(*words[1:], env=env)
     after = files_in(folder)
     out, err = (CLOCKS.sub("0.00 s", text.replace(str(folder), "$HERE")) for text in (out, err))
+    out, err = (text.replace(server, "$SERVER") if server else text for text in (out, err))
     lines = indented(out) + indented(err, "  ! ") + [f"[{code}]"] * bool(code)
     lines += [f"> {name}" for name in after if after[name] != before.get(name)]
     return lines + [f"< {name}" for name in before if name not in after]
@@ -70,6 +73,14 @@ def performed(line: str, folder: Path) -> list[str]:
 
 def played(scene: str, folder: Path) -> str:
     """The scene with what its commands do today."""
+    if "$SERVER" not in scene:
+        return acted(scene, folder)
+    with running() as server:
+        return acted(scene, folder, server.url)
+
+
+def acted(scene: str, folder: Path, server: str = "") -> str:
+    """The same, with a server at this address if it needs one."""
     lines: list[str] = []
     given = iter([*scene.split("\n"), ""])
     line = next(given)
@@ -85,7 +96,7 @@ def played(scene: str, folder: Path) -> str:
             file.write_text("".join(f"{row}\n" for row in content), encoding="utf-8")
             lines += [f"  {row}" for row in content]
         elif line.startswith("$ "):
-            lines += [line, *performed(line[2:], folder)]
+            lines += [line, *performed(line[2:], folder, server)]
         elif line.startswith("# "):
             lines.append(line)
         line = following

@@ -18,7 +18,7 @@ from tito_audit.report import ReportOptions
 from tito_audit.report_objects import as_json, fields, finding_object
 from tito_audit.rescore.html import Pieces, most_expensive, page, place_words
 from tito_audit.rescore.model import EDGES, NEAR, Agreement, Behind, Price, RescoredRollout
-from tito_audit.rescore.prompts import PromptDifference, PromptSummary, Question
+from tito_audit.rescore.prompts import PromptSummary, Question
 from tito_audit.rescore.summary import RescoreSummary
 from tito_audit.rescore.tables import (
     AFTER_HEADS,
@@ -396,12 +396,8 @@ def _prompts_json(run: Prompts, out: TextIO, options: ReportOptions) -> None:
         **fields(run.scan, "tokenizer notices"),
         "failed": bool(summary.differences),
         "questions": [
-            {
-                "question": question,
-                "compared": summary.compared[question],
-                "differing": summary.differing[question],
-            }
-            for question in Question
+            {"question": each, "compared": summary.compared[each], "differing": summary.differing[each]}
+            for each in Question
         ],
         **fields(summary, "spliced replayed"),
         "skipped": [
@@ -409,16 +405,12 @@ def _prompts_json(run: Prompts, out: TextIO, options: ReportOptions) -> None:
             for (question, because), (number, first) in summary.skipped.items()
         ],
     }
-    differences = [_difference_object(differs) for differs in summary.differences]
+    own = "turn where start end code cause what recorded server"
+    differences = [
+        {"question": differs.question, **fields(differs.place, "file row item"), **fields(differs, own)}
+        for differs in summary.differences
+    ]
     out.write(as_json({"summary": counts, "differences": differences}) + "\n")
-
-
-def _difference_object(differs: PromptDifference) -> dict[str, Any]:
-    return {
-        **fields(differs, "question"),
-        **fields(differs.place, "file row item"),
-        **fields(differs, "turn where start end code cause what recorded server"),
-    }
 
 
 PROMPT_REPORTS = {"text": _prompts_text, "json": _prompts_json}

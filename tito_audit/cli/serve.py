@@ -14,6 +14,7 @@ from tito_audit.cli._command import command
 from tito_audit.cli._options import Options
 from tito_audit.errors import SetupError
 from tito_audit.terminal.escape import inert, visible
+from tito_audit.terminal.shell import shell_word
 
 if TYPE_CHECKING:
     from tito_audit.parser import Parser, Reads
@@ -98,8 +99,14 @@ def serve(
         def started(address: str) -> None:
             served = f"serving {gateway.model} at {address}/v1, from {gateway.provider.name}"
             place = f"log: {gateway.log.path}" + (", each line synced to disk" if fsync else "")
-            how = f"agents: OPENAI_BASE_URL={address}/v1 OPENAI_API_KEY={'…' if key else 'none'}"
-            _print([served, place, f"tokenizer: {tokenizer.name}", template, *notes, how])
+            secret = "…" if key else "none"
+            agents = (
+                f"agents: OPENAI_BASE_URL={address}/v1 OPENAI_API_KEY={secret}",
+                f'Responses API: the same; in Codex base_url = "{address}/v1", web_search = "disabled"',
+                f"Anthropic's API: ANTHROPIC_BASE_URL={address} ANTHROPIC_API_KEY={secret} "
+                f"ANTHROPIC_MODEL={shell_word(gateway.model)}",
+            )
+            _print([served, place, f"tokenizer: {tokenizer.name}", template, *notes, *agents])
 
         http = HttpOptions(key, max_body, partial(print, file=sys.stderr) if access_log else None)
         await serve_gateway(gateway, http, ServerOptions(host, port, idle, grace), started)

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from hashlib import blake2b
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -23,7 +24,7 @@ from tito_audit.provider import SamplingParams, TokenProvider
 from tito_audit.record.arrays import Ids
 from tito_audit.record.finding import Severity, Where
 from tito_audit.record.message import Message
-from tito_audit.record.prefix import common_prefix, same_ids, starts_with
+from tito_audit.record.prefix import common_prefix, same_ids
 from tito_audit.record.rollout import IdsFrom, Place, Turn
 from tito_audit.rescore.model import BOUND
 from tito_audit.rescore.run import ModelRun, ModelWork
@@ -40,9 +41,13 @@ _ROUNDING = 1e-3
 _CHANGES_CHOICE = (
     *("repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "bad_words", "min_tokens"),
     *("ignore_eos", "allowed_token_ids", "structured_outputs", "response_format", "structural_tag", "regex"),
-    *("json_schema", "guided_json", "guided_regex", "guided_choice", "guided_grammar", "extra_body"),
+    *("json_schema", "ebnf", "guided_json", "guided_regex", "guided_choice", "guided_grammar", "forced"),
+    *("guided_decoding", "thinking_token_budget", "output_format"),
 )
-"""Request fields with which a greedy answer need not be the model's own top choice."""
+"""Fields of requests and of the gateway's log with which a likely token need not be the model's own top choice."""
+_STATED_IN = ("sampling", "sampling_params", "request", "extra_body")
+_MOST_SEEN = 1 << 18
+"""How many calls are remembered, whose ids later prompts may keep."""
 
 
 class Question(StrEnum):
@@ -147,6 +152,8 @@ class PromptRun(ModelRun[AskedRollout]):
         super().__init__(logs, settings, provider, jobs, progress)
         self.replay = replay
         self.summary = PromptSummary(provider.name, provider.model)
+        self._seen: dict[tuple[int, bytes], None] = {}
+        """Prompt and answer of the latest calls, each as its length and hash, the oldest first."""
 
     def _noted(self, result: AskedRollout) -> AskedRollout:
         self.summary.add(result)
@@ -175,6 +182,11 @@ class PromptRun(ModelRun[AskedRollout]):
             return AskedRollout(work.place, skipped=((Question.IDS, whole),))
         greedy = stated_greedy(work.raw, len(evidence.rollout.turns))
         result = AskedRollout(work.place)
+        # Before the first question: a prompt of a later rollout may keep the ids of these calls.
+        for seen in [ids for turn in evidence.rollout.turns if (ids := turn.seen_ids) is not None]:
+            self._seen[len(seen), blake2b(seen.tobytes(), digest_size=8).digest()] = None
+        while len(self._seen) > _MOST_SEEN:
+            del self._seen[next(iter(self._seen))]
         for k, turn in enumerate(evidence.rollout.turns):
             if turn.prompt_ids is None or not len(turn.prompt_ids):
                 result = _skip(result, Question.IDS, "the log does not hold the prompt")
@@ -184,7 +196,7 @@ class PromptRun(ModelRun[AskedRollout]):
         return result
 
     async def _by_ids(
-        self, result: AskedRollout, work: ModelWork, evidence: Evidence, k: int, turn: Turn, stated: bool
+        self, result: AskedRollout, work: ModelWork, evidence: Evidence, k: int, turn: Turn, stated: bool | None
     ) -> AskedRollout:
         """The result with what came of a prompt sent as ids: the prompt that the server saw, and its answer."""
         prompt, completion = turn.prompt_ids, turn.completion_ids
@@ -228,19 +240,9 @@ class PromptRun(ModelRun[AskedRollout]):
                 f" (logprob {answer.logprobs[at]:.2f}; the log's token was sampled at "
                 f"{turn.completion_logprobs[at]:.2f})"
             )
-        differs = PromptDifference(
-            Question.REPLAY,
-            evidence.rollout.place,
-            k,
-            Where.COMPLETION,
-            at,
-            at + 1,
-            "",
-            "another choice",
-            what,
-            (int(completion[at]),),
-            (answer.output_ids[at],),
-        )
+        where = (evidence.rollout.place, k, Where.COMPLETION, at, at + 1)
+        sides = ((int(completion[at]),), (answer.output_ids[at],))
+        differs = PromptDifference(Question.REPLAY, *where, "", "another choice", what, *sides)
         return _add(result, Question.REPLAY, (differs,))
 
     async def _by_messages(
@@ -268,15 +270,23 @@ class PromptRun(ModelRun[AskedRollout]):
             if error.status not in (*REFUSALS, 404, 405):
                 raise
             return _skip(result, Question.MESSAGES, str(error).split("\n")[0])
-        # What a prompt keeps from the call before is as it was sampled, however the server would write it.
-        link = next((link for link in evidence.links if link.turn == k), None)
-        seen = None if link is None or link.parent is None else rollout.turns[link.parent].seen_ids
-        before = len(seen) if seen is not None and starts_with(prompt, seen) else 0
         every = _differences(Question.MESSAGES, work, evidence, k, prompt, written)
+        # What a prompt keeps of an earlier call is as it was sampled, however the server would write it.
+        before = self._kept_by(prompt) if every else 0
         differing = tuple(differs for differs in every if differs.start >= before)
         if every and not differing:
             result = replace(result, spliced=result.spliced + 1)
         return _add(result, Question.MESSAGES, differing)
+
+    def _kept_by(self, prompt: Ids) -> int:
+        """How many ids a prompt has from the longest earlier call of the log that it begins with."""
+        longest, hashed, at = 0, blake2b(digest_size=8), 0
+        for length in sorted({length for length, _ in self._seen if length <= len(prompt)}):
+            hashed.update(prompt[at:length].tobytes())
+            at = length
+            if (length, hashed.copy().digest()) in self._seen:
+                longest = length
+        return longest
 
 
 def _skip(result: AskedRollout, question: Question, because: str) -> AskedRollout:
@@ -325,7 +335,8 @@ def _differences(
         start = common_prefix(prompt, server)
         back = common_prefix(prompt[start:][::-1], server[start:][::-1])
         ours, theirs = (tuple(ids[start : len(ids) - back].tolist()) for ids in (prompt, server))
-        what = "other tokens; -t TOKENIZER would name the cause"
+        unfit = "the tokenizer of -t did not write this log" if work.auditor.misfit is not None else ""
+        what = f"other tokens; {unfit or '-t TOKENIZER would name the cause'}"
         where = (Where.PROMPT, start, start + len(ours))
         return (PromptDifference(question, place, k, *where, "", "other tokens", what, ours, theirs),)
     ours_in_text, theirs_in_text = (pieces_of(ids, evidence.vocabulary) for ids in (prompt, server))
@@ -345,22 +356,13 @@ def _differences(
     unlike = k in evidence.rendered and not own and question is Question.MESSAGES
     also = "; the chat template of -t writes what the log holds, so the server has another one" if unlike else ""
     unexplained = replace(evidence, differences=differences, explained=(), memo={})
-    return tuple(
-        PromptDifference(
-            question,
-            place,
-            k,
-            Where.PROMPT,
-            e.difference.start,
-            e.difference.end,
-            own.get(_key(e), e).code,
-            own.get(_key(e), e).cause,
-            own.get(_key(e), e).what + also,
-            _key(e)[2],
-            _key(e)[3],
-        )
-        for e in explain(unexplained, work.auditor.rules).explained
-    )
+    out = []
+    for explained in explain(unexplained, work.auditor.rules).explained:
+        start, end, *sides = _key(explained)
+        named = own.get(_key(explained), explained)
+        cause = (named.code, named.cause, named.what + also)
+        out.append(PromptDifference(question, place, k, Where.PROMPT, start, end, *cause, *sides))
+    return tuple(out)
 
 
 def _key(explained: Explained) -> tuple[int, int, tuple[int, ...], tuple[int, ...]]:
@@ -372,8 +374,10 @@ def _key(explained: Explained) -> tuple[int, int, tuple[int, ...], tuple[int, ..
 # What is certain about a greedy answer.
 
 
-def stated_greedy(raw: RawRow, calls: int) -> list[bool]:
-    """For each call, whether its row states temperature 0, and nothing that changes the top choice."""
+def stated_greedy(raw: RawRow, calls: int) -> list[bool | None]:
+    """For each call: True if its row states temperature 0 and nothing that changes the top choice, False if it
+    states something that does, else None.
+    """
     lines: list[Any] = [line.value for line in lines_of(raw)]
     row = lines[0] if len(lines) == 1 else None
     if isinstance(row, Mapping):
@@ -382,25 +386,39 @@ def stated_greedy(raw: RawRow, calls: int) -> list[bool]:
     return [_is_greedy(call, row) for call in own]
 
 
-def _is_greedy(*holders: Any) -> bool:
-    """What the first of these objects that states a temperature says."""
-    for holder in holders:
-        if not isinstance(holder, Mapping):
-            continue
-        for stated in (holder, *(holder.get(name) for name in ("sampling", "sampling_params", "request"))):
-            if isinstance(stated, Mapping) and stated.get("temperature") is not None:
-                free = all(not stated.get(name) or stated[name] == 1 for name in _CHANGES_CHOICE)
-                choice = stated.get("tool_choice") in (None, "auto", "none")
-                return (
-                    type(stated["temperature"]) in (int, float) and not stated["temperature"] and free and choice
-                )
-    return False
+def _is_greedy(*holders: Any) -> bool | None:
+    """What these objects state; the first of them that states a temperature has the say."""
+    stated: list[Mapping[str, Any]] = []
+    waiting = [holder for holder in holders[::-1] if isinstance(holder, Mapping)]
+    while waiting:
+        stated.append(waiting.pop())
+        waiting += [inner for name in _STATED_IN[::-1] if isinstance(inner := stated[-1].get(name), Mapping)]
+    if any(_changes_choice(place) for place in stated):
+        return False
+    temperature = next((place["temperature"] for place in stated if place.get("temperature") is not None), None)
+    return True if type(temperature) in (int, float) and not temperature else None
 
 
-def _greedy_start(turn: Turn, stated: bool) -> int:
+def _changes_choice(stated: Mapping[str, Any]) -> bool:
+    """Whether something else than the model has a say in which token is sampled."""
+    choice, text, tools = (stated.get(name) for name in ("tool_choice", "text", "tools"))
+    forms = [stated.get("response_format"), text.get("format") if isinstance(text, Mapping) else None]
+    named = [form for form in forms if isinstance(form, Mapping) and form.get("type") != "text"]
+    others = (stated.get(name) for name in _CHANGES_CHOICE if name != "response_format")
+    listed = tools if isinstance(tools, list) else ()
+    functions = [tool.get("function", tool) for tool in listed if isinstance(tool, Mapping)]
+    return bool(
+        named
+        or any(value and value != 1 for value in others)
+        or (choice.get("type") if isinstance(choice, Mapping) else choice) not in (None, "auto", "none")
+        or any(isinstance(function, Mapping) and function.get("strict") for function in functions)
+    )
+
+
+def _greedy_start(turn: Turn, stated: bool | None) -> int:
     """How many tokens an answer begins with that were certainly the top choice of the model that sampled it."""
     ids, values = turn.completion_ids, turn.completion_logprobs
-    if ids is None or turn.ids_from is not IdsFrom.LOGGED:
+    if ids is None or turn.ids_from is not IdsFrom.LOGGED or stated is False:
         return 0
     if stated:
         return len(ids)

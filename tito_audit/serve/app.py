@@ -132,7 +132,7 @@ def chat_answer(gateway: Gateway, call: Call, results: Sequence[GenerationResult
             "index": index,
             "message": {"refusal": None, **answer.reading.message()},
             "logprobs": _chat_logprobs(gateway, call, result),
-            "finish_reason": answer.reading.why(result.finish_reason),
+            "finish_reason": answer.why(),
             "stop_reason": result.stop_reason,
         }
         choices.append({**choice, "token_ids": result.output_ids} if call.fields.token_ids else choice)
@@ -175,7 +175,7 @@ async def chat_stream(gateway: Gateway, call: Call) -> AsyncGenerator[dict[str, 
                 yield head.chat_chunk([_choice(chunk.index, delta=delta, **({} if number else shown))])
     for index, answer in enumerate(call.answers):
         choice = _choice(index, delta={}, stop_reason=answer.stop_reason)
-        yield head.chat_chunk([{**choice, "finish_reason": answer.reading.why(answer.finish_reason)}])
+        yield head.chat_chunk([{**choice, "finish_reason": answer.why()}])
     if fields.include_usage:
         yield head.chat_chunk([], usage=_usage(call))
 
@@ -230,13 +230,13 @@ def _shown(gateway: Gateway, call: Call, chunk: GenerationChunk) -> dict[str, An
 def _chat_logprobs(gateway: Gateway, call: Call, tokens: GenerationResult | GenerationChunk) -> Any:
     if not call.fields.logprobs:
         return None
-    return Tokens(gateway.tokenizer.vocabulary).chat_logprobs(tokens)
+    return Tokens(gateway.tokenizer.vocabulary, call.fields.tokens_as_ids).chat_logprobs(tokens)
 
 
 def _text_logprobs(gateway: Gateway, call: Call, tokens: GenerationResult | GenerationChunk, offset: int) -> Any:
     if not call.fields.logprobs:
         return None
-    return Tokens(gateway.tokenizer.vocabulary).text_logprobs(tokens, offset)
+    return Tokens(gateway.tokenizer.vocabulary, call.fields.tokens_as_ids).text_logprobs(tokens, offset)
 
 
 GATEWAY: web.AppKey[Gateway] = web.AppKey("gateway", Gateway)

@@ -95,15 +95,11 @@ class AnswerReader:
 
     def feed(self, ids: Iterable[int]) -> list[dict[str, Any]]:
         """The deltas that the next ids add, as OpenAI writes them."""
-        return self._wires(self._run.feed(self._text.feed(ids)))
+        return self.say(self._run.feed(self._text.feed(ids)))
 
     def close(self) -> list[dict[str, Any]]:
         """The deltas that were held back, at the end of the answer."""
-        return self._wires((*self._run.feed(self._text.close()), *self._run.close()))
-
-    def say(self, deltas: Sequence[Delta]) -> list[dict[str, Any]]:
-        """Deltas parsed elsewhere, as OpenAI writes them."""
-        return self._wires(deltas)
+        return self.say((*self._run.feed(self._text.close()), *self._run.close()))
 
     @property
     def wires(self) -> list[dict[str, Any]]:
@@ -125,11 +121,8 @@ class AnswerReader:
         """The assistant message so far."""
         return to_message(self.parsed, self._call_id)
 
-    def why(self, sampled: str | None) -> str | None:
-        """The finish reason that the client gets."""
-        return finish_reason(self.parsed, sampled)
-
-    def _wires(self, deltas: Sequence[Delta]) -> list[dict[str, Any]]:
+    def say(self, deltas: Sequence[Delta]) -> list[dict[str, Any]]:
+        """The next deltas as OpenAI writes them."""
         self._deltas += deltas
         self._parsed = None
         return [wire for delta in deltas if (wire := to_delta(delta, self._call_id))]
@@ -204,77 +197,43 @@ class Status(StrEnum):
     """Its ids are placeholders, never sampled."""
 
 
-@dataclass(frozen=True, slots=True)
-class SampledAnswer:
-    """One answer, as sampled and as the client got it."""
-
-    choice: int
-    thread_id: str
-    message: Mapping[str, Any]
-    """In OpenAI chat form; `{"text": …}` for a completion."""
-    ids: Sequence[int]
-    logprobs: Sequence[float]
-    finish_reason: str | None
-    stop_reason: str | int | None = None
-    weight_version: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Answered:
-    """What all lines of one call share."""
-
-    session_id: str
-    call_id: str
-    created: float
-    model: str
-    fields: Asked
-    prompt: Prompt
-    prompt_ids: PromptIds
-    """`[P]`"""
-    status: Status = Status.ANSWERED
-
-
-def answer_lines(call: Answered, answers: Sequence[SampledAnswer]) -> list[dict[str, Any]]:
-    """One line for each answer of a call."""
-    prompt = call.prompt
+def answer_lines(call: Call, model: str, status: Status, threads: Mapping[int, str]) -> list[dict[str, Any]]:
+    """One line for each of these answers of a call, by number, in the threads that they belong to."""
+    prompt, fields = call.prompt, call.fields
     parent, fork = prompt.parent, prompt.fork
-    facts: dict[str, Any] = {
+    cut_off = status in (Status.CLIENT_GONE, Status.BROKEN_OFF)
+    shared = {
+        "tito_audit_gateway": VERSION,
+        "session_id": call.session.id,
+        "call_id": call.call_id,
+        "thread_id": "",
+        "choice": 0,
+        "n": fields.sampling.n,
         "parent": None if parent is None else {"call_id": parent.call_id, "choice": parent.choice},
         "branch": prompt.branch,
         "fork": None if fork is None else {"reason": fork.reason, "detail": fork.detail, "message": fork.message},
         "kept": prompt.kept,
         "proof": prompt.proof,
-    }
-    shared = {
-        **(
-            {
-                "tito_audit_gateway": VERSION,
-                "session_id": call.session_id,
-                "call_id": call.call_id,
-                "thread_id": "",
-                "choice": 0,
-                "n": call.fields.sampling.n,
-            }
-        ),
-        **({**facts, "alike": prompt.alike} if prompt.alike else facts),
-        **_request(call),
+        **({"alike": prompt.alike} if prompt.alike else {}),
+        **_request(call, model),
     }
     return [
         {
             **shared,
-            "thread_id": answer.thread_id,
-            "choice": answer.choice,
+            "thread_id": thread,
+            "choice": choice,
             "weight_version": answer.weight_version,
-            "response_message": answer.message if "role" in answer.message else None,
-            **({"text": answer.message["text"]} if "text" in answer.message else {}),
-            "prompt_token_ids": orjson.Fragment(call.prompt_ids.json),
+            "response_message": answer.reading.message() if isinstance(fields, ChatAsked) else None,
+            **({} if isinstance(fields, ChatAsked) else {"text": answer.reading.text}),
+            "prompt_token_ids": orjson.Fragment(call.ids.json),
             "completion_token_ids": answer.ids,
             "logprobs": answer.logprobs,
-            "finish_reason": answer.finish_reason,
+            "finish_reason": (answer.finish_reason or "abort") if cut_off else answer.why(),
             "stop_reason": answer.stop_reason,
-            "status": call.status,
+            "status": status,
         }
-        for answer in answers
+        for choice, thread in threads.items()
+        for answer in (call.answers[choice],)
     ]
 
 
@@ -283,11 +242,11 @@ def closed_line(session_id: str, now: float, reward: float | None) -> dict[str, 
     return {"tito_audit_gateway": VERSION, "session_id": session_id, "closed": now, "reward": reward}
 
 
-def _request(call: Answered) -> dict[str, Any]:
+def _request(call: Call, model: str) -> dict[str, Any]:
     fields = call.fields
     facts: dict[str, Any] = {
         "endpoint": fields.endpoint,
-        "model": call.model,
+        "model": model,
         "created": call.created,
         "weight_version": None,
         "sampling": fields.sampling_as_sent,
@@ -373,7 +332,7 @@ class PartialAnswer:
     stop_reason: str | int | None = None
     weight_version: str | None = None
 
-    def take(self, chunk: GenerationChunk) -> list[dict[str, Any]]:
+    def take(self, chunk: GenerationChunk | GenerationResult) -> list[dict[str, Any]]:
         """The deltas that the next tokens add."""
         self.ids += chunk.output_ids
         self.logprobs += chunk.logprobs
@@ -381,6 +340,10 @@ class PartialAnswer:
         if chunk.finish_reason is not None:
             self.finish_reason, self.stop_reason = chunk.finish_reason, chunk.stop_reason
         return self.reading.feed(chunk.output_ids)
+
+    def why(self) -> str | None:
+        """The finish reason that the client gets."""
+        return finish_reason(self.reading.parsed, self.finish_reason)
 
 
 @dataclass(slots=True)
@@ -486,7 +449,7 @@ class Gateway:
         except ProviderError as error:
             raise of_provider(error) from error
         for partial, result in zip(call.answers, results, strict=True):
-            partial.take(_as_chunk(result))
+            partial.take(result)
             partial.reading.close()
         for partial, answer in zip(call.answers, parsed, strict=False):
             partial.reading.say(deltas_of(answer))
@@ -527,50 +490,21 @@ class Gateway:
 
     async def _finish(self, call: Call, results: Sequence[GenerationResult]) -> None:
         """Keep the answers in their session, and log them."""
-        chat = isinstance(call.fields, ChatAsked)
+        chat = call.fields if isinstance(call.fields, ChatAsked) else None
         messages = [answer.reading.message() if chat else {"text": answer.reading.text} for answer in call.answers]
-        own = call.fields.call if isinstance(call.fields, ChatAsked) else None
         threads = self.facts_of(call.session).threads.begin(call.call_id, call.prompt, len(results))
         status = Status.DUMMY if getattr(self.provider, "dummy", False) else Status.ANSWERED
-        answers = [
-            SampledAnswer(
-                choice,
-                thread,
-                message,
-                result.output_ids,
-                result.logprobs,
-                partial.reading.why(result.finish_reason),
-                result.stop_reason,
-                result.weight_version,
-            )
-            for choice, (thread, message, result, partial) in enumerate(
-                zip(threads, messages, results, call.answers, strict=True)
-            )
-        ]
         self.metrics.sampled_tokens.inc(sum(len(result.output_ids) for result in results))
         # An answer that could not be logged is not kept in the session either: its client gets an error.
-        await self._log(answer_lines(self._answered(call, status), answers))
-        call.session.commit(call.call_id, call.prompt, own, results, messages)
+        await self._log(answer_lines(call, self.model, status, dict(enumerate(threads))))
+        call.session.commit(call.call_id, call.prompt, chat.call if chat else None, results, messages)
 
     def _log_partial(self, call: Call, status: Status) -> None:
         """Log the part of an answer that was sampled before the client left or the provider failed."""
         self.metrics.unfinished.labels(status).inc()
-        answers = [
-            SampledAnswer(
-                choice,
-                new_thread(call.call_id, choice),
-                answer.reading.message() if isinstance(call.fields, ChatAsked) else {"text": answer.reading.text},
-                answer.ids,
-                answer.logprobs,
-                answer.finish_reason or "abort",
-                answer.stop_reason,
-                answer.weight_version,
-            )
-            for choice, answer in enumerate(call.answers)
-            if answer.ids
-        ]
+        threads = {choice: new_thread(call.call_id, choice) for choice, a in enumerate(call.answers) if a.ids}
         try:
-            self.log.append_now(answer_lines(self._answered(call, status), answers))
+            self.log.append_now(answer_lines(call, self.model, status, threads))
         except StorageError:  # Its client has left or already has an error.
             self.metrics.log_errors.inc()
 
@@ -582,18 +516,6 @@ class Gateway:
             raise Refused(
                 f"the answer was sampled but could not be logged: {error}", status=507, code="log_failed"
             ) from error
-
-    def _answered(self, call: Call, status: Status) -> Answered:
-        return Answered(
-            call.session.id,
-            call.call_id,
-            call.created,
-            self.model,
-            call.fields,
-            call.prompt,
-            call.ids,
-            status,
-        )
 
     # Sessions
 
@@ -678,17 +600,6 @@ class Gateway:
         if prompt.branch is Branch.FORK and prompt.fork is not None:
             metrics.forks.labels(prompt.fork.reason).inc()
         metrics.sessions.set(len(self.conversations))
-
-
-def _as_chunk(result: GenerationResult) -> GenerationChunk:
-    return GenerationChunk(
-        0,
-        result.output_ids,
-        result.logprobs,
-        finish_reason=result.finish_reason,
-        stop_reason=result.stop_reason,
-        weight_version=result.weight_version,
-    )
 
 
 def _result(call: Call, answer: PartialAnswer) -> GenerationResult:

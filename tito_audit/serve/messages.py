@@ -21,7 +21,16 @@ from tito_audit.provider import GenerationResult
 from tito_audit.record.message import ToolCall
 from tito_audit.serve.errors import Refused
 from tito_audit.serve.gateway import Call, Gateway
-from tito_audit.serve.request import Body, ChatAsked, body_of, chat_of
+from tito_audit.serve.request import (
+    Body,
+    ChatAsked,
+    as_answer,
+    as_function,
+    as_result,
+    as_schema,
+    body_of,
+    chat_of,
+)
 from tito_audit.sessions.index import arguments_of
 
 Block = Mapping[str, Any]
@@ -156,11 +165,7 @@ class Messages:
                     calls.append(self._called(block, where))
                 case _:
                     texts.append(_text(where, block))
-        nothing = None if thoughts or calls else ""
-        message: dict[str, Any] = {"role": "assistant", "content": "".join(texts) or nothing}
-        if thoughts:
-            message["reasoning_content"] = "".join(thoughts)
-        return {**message, "tool_calls": calls} if calls else message
+        return as_answer(texts, thoughts, calls)
 
     def _called(self, block: Block, where: str) -> dict[str, Any]:
         """A call in chat form, with the arguments that were sampled unless the client changed them."""
@@ -169,7 +174,7 @@ class Messages:
         arguments = self._arguments.get(call_id)
         if arguments is None or _input(arguments) != value:
             arguments = _arguments(value)
-        return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+        return {"id": call_id, **as_function(name, arguments=arguments)}
 
     # Answers
 
@@ -288,7 +293,7 @@ def _begun(gateway: Gateway, call: Call) -> dict[str, Any]:
 def _end(call: Call) -> dict[str, Any]:
     """Why the answer ended."""
     (answer,) = call.answers
-    reason, sequence = answer.reading.why(answer.finish_reason), answer.stop_reason
+    reason, sequence = answer.why(), answer.stop_reason
     if reason == "stop" and isinstance(sequence, str) and sequence in call.fields.sampling.stop:
         return {"stop_reason": "stop_sequence", "stop_sequence": sequence}
     return {"stop_reason": _REASONS.get(reason or "", "end_turn"), "stop_sequence": None}
@@ -367,7 +372,7 @@ def _user_messages(blocks: Sequence[Placed]) -> Iterator[dict[str, Any]]:
         for where, block in same:
             content = _blocks(block.get("content"), f"{where}.content")
             call_id, text = _field(block, "tool_use_id", where), "\n".join(_text(*placed) for placed in content)
-            yield {"role": "tool", "tool_call_id": call_id, "content": text}
+            yield as_result(call_id, text)
     if not blocks:
         yield {"role": "user", "content": ""}
 
@@ -390,8 +395,7 @@ def _output(body: Body) -> dict[str, Any]:
     if form is None:
         return fields
     schema = _object(_object(form, "output_config.format").get("schema"), "output_config.format.schema")
-    json_schema = {"name": "answer", "schema": schema}
-    return {**fields, "response_format": {"type": "json_schema", "json_schema": json_schema}}
+    return {**fields, "response_format": as_schema(name="answer", schema=schema)}
 
 
 def _tools(body: Body) -> list[dict[str, Any]] | None:
@@ -404,11 +408,10 @@ def _tools(body: Body) -> list[dict[str, Any]] | None:
         where = f"tools.{number}"
         if (kind := _object(tool, where).get("type")) not in (None, "custom"):
             raise Refused(f"{where}: a tool of type {kind!r} is not supported: give its name and input_schema")
-        function = {"name": _field(tool, "name", where)}
-        if tool.get("description") is not None:
-            function["description"] = _field(tool, "description", where)
+        name, about = _field(tool, "name", where), tool.get("description")
+        more = {} if about is None else {"description": _field(tool, "description", where)}
         schema = _object(tool.get("input_schema"), f"{where}.input_schema")
-        tools.append({"type": "function", "function": {**function, "parameters": schema}})
+        tools.append(as_function(name, **more, parameters=schema))
     return tools
 
 
@@ -418,8 +421,7 @@ def _tool_choice(body: Body) -> dict[str, Any]:
     choice = _object(body["tool_choice"], "tool_choice")
     kind, single = choice.get("type"), choice.get("disable_parallel_tool_use")
     if kind == "tool":
-        function = {"name": _field(choice, "name", "tool_choice")}
-        named: object = {"type": "function", "function": function}
+        named: object = as_function(_field(choice, "name", "tool_choice"))
     elif isinstance(kind, str) and kind in _CHOICES:
         named = _CHOICES[kind]
     else:

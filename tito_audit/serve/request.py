@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
 
@@ -26,6 +26,7 @@ _OURS = frozenset(
     (
         *("model", "messages", "prompt", "tools", "tool_choice", "parallel_tool_calls", "n", "echo", "best_of"),
         *("stream", "stream_options", "logprobs", "top_logprobs", "return_token_ids", "skip_special_tokens"),
+        "return_tokens_as_token_ids",
         *("chat_template_kwargs", "reasoning_effort", "add_generation_prompt", "continue_final_message"),
         *("suffix", "user", "store", "metadata", "service_tier", "safety_identifier", "prompt_cache_key"),
         *("verbosity", "modalities", *_SAMPLED, *_LENGTHS, *_STOPS),
@@ -61,6 +62,8 @@ class Asked:
     logprobs: bool
     token_ids: bool
     """`return_token_ids`"""
+    tokens_as_ids: bool
+    """`return_tokens_as_token_ids`"""
     special: bool
     """Whether control tokens are shown in the text."""
     sampling_as_sent: Mapping[str, Any]
@@ -169,14 +172,19 @@ def body_of(data: bytes) -> Body:
 def _shared_fields(body: Body, logprobs: bool, top: int) -> dict[str, Any]:
     """The fields that both endpoints have."""
     options = value_of(body, "stream_options", dict, "an object", default={}) or {}
+
+    def flag(name: str) -> bool:
+        return bool(value_of(body, name, bool, "true or false", default=False))
+
     return {
         "model": value_of(body, "model", str, "a text", default=None),
         "sampling": _sampling(body, top),
-        "stream": bool(value_of(body, "stream", bool, "true or false", default=False)),
+        "stream": flag("stream"),
         "include_usage": bool(options.get("include_usage")),
         "logprobs": logprobs,
-        "token_ids": bool(value_of(body, "return_token_ids", bool, "true or false", default=False)),
-        "special": not value_of(body, "skip_special_tokens", bool, "true or false", default=False),
+        "token_ids": flag("return_token_ids"),
+        "tokens_as_ids": flag("return_tokens_as_token_ids"),
+        "special": not flag("skip_special_tokens"),
         "sampling_as_sent": {
             name: body[name]
             for name in body
@@ -330,6 +338,33 @@ def _read(name: str, read: Callable[[], _T]) -> _T:
         return read()
     except RecordError as error:
         raise Refused(str(error), name) from None
+
+
+# What the other APIs say, as a chat request says it
+
+
+def as_function(name: Any, **more: Any) -> dict[str, Any]:
+    """A function that is called, chosen or given as a tool, with what it has besides its name."""
+    return {"type": "function", "function": {"name": name, **more}}
+
+
+def as_answer(texts: Iterable[str], thoughts: Iterable[str], calls: Sequence[Body]) -> dict[str, Any]:
+    """The parts of an earlier answer as the message that a chat completion would have given."""
+    text, thought = "".join(texts), "".join(thoughts)
+    message: dict[str, Any] = {"role": "assistant", "content": text or (None if thought or calls else "")}
+    if thought:
+        message |= {"reasoning_content": thought, "reasoning": thought}
+    return {**message, "tool_calls": list(calls)} if calls else message
+
+
+def as_result(call_id: str, content: Any) -> dict[str, Any]:
+    """What a call gave back."""
+    return {"role": "tool", "tool_call_id": call_id, "content": content}
+
+
+def as_schema(**schema: Any) -> dict[str, Any]:
+    """The form of an answer that is JSON."""
+    return {"type": "json_schema", "json_schema": schema}
 
 
 # Completions

@@ -22,7 +22,18 @@ from aiohttp import web
 from tito_audit.provider import GenerationResult
 from tito_audit.serve.errors import Refused
 from tito_audit.serve.gateway import Call, Gateway
-from tito_audit.serve.request import Body, ChatAsked, body_of, chat_of, count_of, value_of
+from tito_audit.serve.request import (
+    Body,
+    ChatAsked,
+    as_answer,
+    as_function,
+    as_result,
+    as_schema,
+    body_of,
+    chat_of,
+    count_of,
+    value_of,
+)
 
 Item = dict[str, Any]
 Events = Iterator[tuple[str, dict[str, Any]]]
@@ -51,6 +62,14 @@ _ECHOED: Mapping[str, Any] = {
     **{"text": {"format": {"type": "text"}}, "tool_choice": "auto", "tools": [], "truncation": "disabled"},
 }
 """What a response repeats of its request, and what it says where the request says nothing."""
+_IN_NAMESPACE = "__"
+"""What stands between a namespace and a function of it in the names that the template has."""
+_SETTINGS = {
+    "web_search": '; in Codex, set web_search = "disabled"',
+    "image_generation": "; in Codex, set image_generation = false under [features]",
+    "tool_search": "; in Codex, set apps = false and tool_suggest = false under [features]",
+}
+"""What turns off the hosted tools that a harness sends by itself."""
 _TEXTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
 """Kinds of content parts that are text, and where it is."""
 _ROLES = ("user", "system", "developer")
@@ -158,33 +177,31 @@ class Responses:
 
     async def stream(self, gateway: Gateway, call: Call) -> AsyncGenerator[dict[str, Any], None]:
         """The events of a streamed response. The last ones are sent once it is in the log."""
-        output, numbers, begun = AnswerItems(call), count(), False
+        output, numbers = AnswerItems(call), count()
 
         def event(kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
             return {"type": kind, "sequence_number": next(numbers), **fields}
 
         first = {"response": _response(gateway, call, [], status="in_progress")}
+        begin = [event("response.created", first), event("response.in_progress", first)]
         try:
             async with aclosing(gateway.stream(call)) as pieces:
                 async for _, deltas in pieces:
-                    if not begun:
-                        begun = True
-                        yield event("response.created", first)
-                        yield event("response.in_progress", first)
+                    while begin:
+                        yield begin.pop(0)
                     for delta in deltas:
                         for kind, fields in output.add(delta):
                             yield event(kind, fields)
         except Refused as error:
-            if not begun:
+            if begin:
                 raise
             code = "rate_limit_exceeded" if error.status == 429 else "server_error"
             why = {"code": code, "message": str(error)}
             failed = _response(gateway, call, output.items, status="failed", error=why)
             yield event("response.failed", {"response": failed})
             return
-        if not begun:
-            yield event("response.created", first)
-            yield event("response.in_progress", first)
+        for start in begin:
+            yield start
         events, response = self._ended(gateway, call, output)
         for kind, fields in events:
             yield event(kind, fields)
@@ -230,7 +247,7 @@ class Responses:
         """The last events of an answer, and the response, which is stored now."""
         (answer,), fields = call.answers, call.fields
         assert isinstance(fields, ResponseAsked)
-        done = answer.reading.why(answer.finish_reason) in ("stop", "tool_calls")
+        done = answer.why() in ("stop", "tool_calls")
         status = "completed" if done else "incomplete"
         events = list(output.close(status))
         why = None if done else {"reason": "max_output_tokens" if answer.finish_reason == "length" else None}
@@ -288,7 +305,8 @@ def _chat_body(body: Body) -> dict[str, Any]:
         chat["tools"] = tools
     choice = body.get("tool_choice")
     if isinstance(choice, dict) and choice.get("type") == "function":
-        choice = {"type": "function", "function": {"name": choice.get("name")}}
+        whole = [full for full, (_, name) in _namespaced(body).items() if name == choice.get("name")]
+        choice = as_function(whole[0] if len(whole) == 1 else choice.get("name"))
     chat["tool_choice"] = None if choice == "auto" else choice
     if reasoning := value_of(body, "reasoning", dict, "an object", default={}):
         chat["reasoning_effort"] = value_of(reasoning, "effort", str, "a text", default=None)
@@ -298,7 +316,7 @@ def _chat_body(body: Body) -> dict[str, Any]:
         wanted = {}  # a forced answer has calls alone, and no text for a format
     if wanted.get("type") == "json_schema":
         schema = {name: value for name, value in wanted.items() if name != "type" and value is not None}
-        chat["response_format"] = {"type": "json_schema", "json_schema": schema}
+        chat["response_format"] = as_schema(**schema)
     elif wanted.get("type") == "json_object":
         chat["response_format"] = {"type": "json_object"}
     elif wanted.get("type") not in (None, "text"):
@@ -306,20 +324,36 @@ def _chat_body(body: Body) -> dict[str, Any]:
     return chat
 
 
-def _tools(tools: Sequence[Any]) -> list[dict[str, Any]]:
-    """Function tools in chat form, keys in the order in which servers pass them to templates."""
-    functions = []
+def _tools(tools: Sequence[Any], where: str = "tools", namespace: str = "") -> list[dict[str, Any]]:
+    """Function tools in chat form, keys in the order in which servers pass them to templates.
+
+    A function in a namespace is called NAMESPACE__NAME, as vLLM calls it (`flat_namespace_tool_name`).
+    """
+    functions: list[dict[str, Any]] = []
     for number, tool in enumerate(tools):
-        if not isinstance(tool, dict) or tool.get("type") != "function":
+        place, kind = f"{where}[{number}]", tool.get("type") if isinstance(tool, dict) else None
+        if kind not in ("function", "namespace") or (kind == "namespace" and namespace):
+            setting = _SETTINGS.get(str(kind), "")
             raise Refused(
-                f"`tools[{number}]` is of type {_name(tool)}: the gateway has no hosted tools, only functions",
+                f"`{place}` is of type {_name(tool)}: the gateway has no hosted tools, only functions{setting}",
                 "tools",
             )
         if not isinstance(tool.get("name"), str):
-            raise Refused(f"`tools[{number}]` has no name", "tools")
-        names = ("name", "description", "parameters", "strict")
-        functions.append({name: tool[name] for name in names if tool.get(name) is not None})
-    return [{"type": "function", "function": function} for function in functions]
+            raise Refused(f"`{place}` has no name", "tools")
+        if kind == "namespace":
+            inner = value_of(tool, "tools", list, "a list of functions", default=[])
+            functions += _tools(inner, f"{place}.tools", f"{tool['name']}{_IN_NAMESPACE}")
+            continue
+        more = {key: tool[key] for key in ("description", "parameters", "strict") if tool.get(key) is not None}
+        functions.append(as_function(namespace + tool["name"], **more))
+    return functions
+
+
+def _namespaced(body: Body) -> dict[str, tuple[str, str]]:
+    """The functions in namespaces by the names that the template has: the namespace, and their own name in it."""
+    spaces = [tool for tool in body.get("tools") or () if tool["type"] == "namespace"]
+    inside = [(space["name"], tool["name"]) for space in spaces for tool in space.get("tools") or ()]
+    return {_IN_NAMESPACE.join(names): names for names in inside}
 
 
 # Items of a request
@@ -369,15 +403,6 @@ class _ItemsOfAnswer:
         follows = kind == "function_call" or (self.last != "message" and kind == "message")
         return not self.answered and (follows or kind == self.last == "reasoning")
 
-    def wire(self) -> dict[str, Any]:
-        """The message, as a chat completion would have given it."""
-        nothing = None if self.reasonings or self.calls else ""
-        message: dict[str, Any] = {"role": "assistant", "content": "".join(self.texts) or nothing}
-        if self.reasonings:
-            text = "".join(self.reasonings)
-            message |= {"reasoning_content": text, "reasoning": text}
-        return {**message, "tool_calls": self.calls} if self.calls else message
-
 
 def _messages(items: Sequence[Item], stored: Mapping[str, Item]) -> list[dict[str, Any]]:
     """Items as chat messages; `stored` are the items that a reference may name."""
@@ -393,7 +418,7 @@ def _messages(items: Sequence[Item], stored: Mapping[str, Item]) -> list[dict[st
         if kind == "function_call_output":
             name = _text(item, "call_id", where)
             content = _content(item.get("output"), f"{where}.output")
-            read.append({"role": "tool", "tool_call_id": name, "content": content})
+            read.append(as_result(name, content))
             if turn is not None:
                 turn.answered = True
             continue
@@ -416,9 +441,14 @@ def _messages(items: Sequence[Item], stored: Mapping[str, Item]) -> list[dict[st
         elif kind == "reasoning":
             turn.reasonings += filter(None, [_reasoning(item, stored, where)])
         else:
-            function = {name: _text(item, name, where) for name in ("name", "arguments")}
-            turn.calls.append({"id": _text(item, "call_id", where), "type": "function", "function": function})
-    return [entry if isinstance(entry, dict) else entry.wire() for entry in read]
+            name, arguments = _text(item, "name", where), _text(item, "arguments", where)
+            if item.get("namespace") is not None:
+                name = _text(item, "namespace", where) + _IN_NAMESPACE + name
+            turn.calls.append({"id": _text(item, "call_id", where), **as_function(name, arguments=arguments)})
+    return [
+        entry if isinstance(entry, dict) else as_answer(entry.texts, entry.reasonings, entry.calls)
+        for entry in read
+    ]
 
 
 def _content(content: Any, where: str) -> Any:
@@ -498,6 +528,7 @@ class AnswerItems:
         """Those that are complete."""
         self._answer = call.call_id.removeprefix(ResponseAsked.id_prefix)
         self._seals = call.fields.seals
+        self._namespaced = _namespaced(call.fields.own)
         self._open: Item | None = None
         self._texts: list[str] = []
 
@@ -511,7 +542,9 @@ class AnswerItems:
         for part in delta.get("tool_calls") or ():
             function = part["function"]
             if "id" in part:
-                yield from self._begin("function_call", call_id=part["id"], name=function["name"])
+                space, name = self._namespaced.get(function["name"], (None, function["name"]))
+                more = {} if space is None else {"namespace": space}
+                yield from self._begin("function_call", call_id=part["id"], name=name, **more)
             if function["arguments"]:
                 yield self._delta(function["arguments"])
 

@@ -55,6 +55,8 @@ class Tokens:
     """Sampled tokens as they are shown to a client."""
 
     vocabulary: Vocabulary
+    as_ids: bool = False
+    """Whether `token_id:N` stands for the text of a token, as with vLLM's `return_tokens_as_token_ids`."""
 
     def chat_logprobs(self, result: GenerationResult | GenerationChunk) -> dict[str, Any]:
         """`choices[].logprobs` of a chat completion."""
@@ -68,7 +70,8 @@ class Tokens:
     def text_logprobs(self, result: GenerationResult | GenerationChunk, offset: int) -> dict[str, Any]:
         """`choices[].logprobs` of a completion whose text goes on at `offset`."""
         texts = [self._text(token) for token in result.output_ids]
-        offsets = np.cumsum([offset, *map(len, texts)])[:-1].tolist()
+        sizes = [len(self.vocabulary.token_bytes(token).decode("utf-8", "replace")) for token in result.output_ids]
+        offsets = np.cumsum([offset, *sizes])[:-1].tolist()
         each = zip(texts, result.logprobs, _tops(result), strict=True)
         return {
             "text_offset": offsets,
@@ -81,11 +84,13 @@ class Tokens:
         }
 
     def _text(self, token: int) -> str:
-        return self.vocabulary.token_bytes(token).decode("utf-8", "replace")
+        return (
+            f"token_id:{token}" if self.as_ids else self.vocabulary.token_bytes(token).decode("utf-8", "replace")
+        )
 
     def _entry(self, token: int, logprob: float) -> dict[str, Any]:
         data = self.vocabulary.token_bytes(token)
-        return {"token": data.decode("utf-8", "replace"), "logprob": float(logprob), "bytes": list(data)}
+        return {"token": self._text(token), "logprob": float(logprob), "bytes": list(data)}
 
 
 def _tops(result: GenerationResult | GenerationChunk) -> Sequence[TopLogprobs]:
@@ -98,19 +103,9 @@ def _tops(result: GenerationResult | GenerationChunk) -> Sequence[TopLogprobs]:
 _SAMPLED = ("temperature", "top_p", "top_k", "min_p", "seed")
 _OURS = frozenset(
     (
-        *(
-            "model",
-            "messages",
-            "prompt",
-            "tools",
-            "tool_choice",
-            "n",
-            "max_tokens",
-            "max_completion_tokens",
-            "stop",
-        ),
-        *("stop_token_ids", "logprobs", "top_logprobs", "chat_template_kwargs", "extra_body", "stream", "split"),
-        *("user", "timeout", "extra_headers", "return_token_ids", "parallel_tool_calls", *_SAMPLED),
+        *("model", "messages", "prompt", "tools", "tool_choice", "n", "max_tokens", "max_completion_tokens"),
+        *("stop", "stop_token_ids", "logprobs", "top_logprobs", "chat_template_kwargs", "extra_body", "stream"),
+        *("split", "user", "timeout", "extra_headers", "return_token_ids", "parallel_tool_calls", *_SAMPLED),
     )
 )
 """Fields that are read or ignored here; every other field goes to the provider as it is."""
