@@ -50,7 +50,9 @@ def uneven_pair(evidence: Evidence) -> Iterator[Hit]:
     ids, where, turn, start = _answer(evidence)
     if side.prompts_part is not None and side.name != "chosen":
         last = "; the encoder merged the last token with an answer" if side.at_seam else ""
-        message = f"the prompts of the chosen and the rejected answer differ from token {side.prompts_part} on{last}"
+        message = (
+            f"the prompts of the chosen and the rejected answer differ from token {side.prompts_part} on{last}"
+        )
         severity = Severity.WARNING if side.at_seam else Severity.ERROR
         cause = "prompts differ at the seam" if side.at_seam else "prompts differ"
         at = (Where.ROW, None) if turn is None else (Where.PROMPT, turn)
@@ -63,12 +65,16 @@ def uneven_pair(evidence: Evidence) -> Iterator[Hit]:
         return
     end = start + len(ids)
     if side.same_answer and side.name != "chosen":
-        message = f"the chosen and the rejected answer are the same {counted(len(ids), 'token')}: nothing is preferred"
+        message = (
+            f"the chosen and the rejected answer are the same {counted(len(ids), 'token')}: nothing is preferred"
+        )
         yield Hit(where, start, end, message, turn, "answers are the same", recorded=shown(evidence, ids))
     at, message, cause = _unended(evidence, ids, start)
     if cause:
         message = f"the {side.name} answer {message}, so it does not teach when to stop"
-        yield Hit(where, start + at, start + at + 1, message, turn, cause, recorded=shown(evidence, ids[at : at + 1]))
+        yield Hit(
+            where, start + at, start + at + 1, message, turn, cause, recorded=shown(evidence, ids[at : at + 1])
+        )
     more = prompt_in_answer(evidence) if turn is not None else ""
     if more:
         message = (

@@ -277,7 +277,12 @@ def _holds(form: Format, want: Rollout, got: Sequence[Audited]) -> None:
     if len(got) != 1:
         raise RecordError(f"the format {form.name} reads {len(got)} rollouts where one was written")
     read = got[0].rollout
-    if want.training_row is not None and not want.turns and len(read.turns) == 1 and read.turns[0].as_row is not None:
+    if (
+        want.training_row is not None
+        and not want.turns
+        and len(read.turns) == 1
+        and read.turns[0].as_row is not None
+    ):
         read = as_training_row(read)
     row, wanted = read.training_row, want.training_row
     if (row is None) is not (wanted is None):
