@@ -411,7 +411,7 @@ def test_every_rule_has_a_fault_that_is_planted() -> None:
         "LPR507",
         "TPL210",
     }, (
-        "REC009 compares rows with each other, REC012 and LPR507 a row with its calls, REC013 the sides of a pair, "
+        "REC009 compares rows with each other, REC012 and LPR507 a row with its calls, REC013 sides of a pair, "
         "TPL210 dates that no template writes"
     )
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from tests.command import run
-from tests.forms import as_table
 from tests.format_cases import fixture_rows
+from tests.forms import as_table
 from tests.world import ROOT
 from tito_audit.errors import RecordError
 from tito_audit.formats import all_formats, pick_format

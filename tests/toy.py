@@ -72,7 +72,7 @@ from tito_audit.record.build import call_columns, training_row
 from tito_audit.record.column import MovePolicy
 from tito_audit.record.message import as_messages, as_tools
 from tito_audit.record.rollout import Place, Rollout, TokenText, TrainingRow, Turn, Usage
-from tito_audit.record.stated import Side, Stated
+from tito_audit.record.stated import PairSide, Stated
 from tito_audit.record.trainings import TrainedAgain
 from tito_audit.render.globals import Clock
 from tito_audit.render.renderer import Renderer, make_renderer
@@ -220,7 +220,7 @@ class _Book:
 
 def _stated(facts: Mapping[str, Any]) -> Stated:
     side = facts.get("side")
-    return Stated(**{**facts, "side": side and Side(**side)})
+    return Stated(**{**facts, "side": side and PairSide(**side)})
 
 
 def _turn(call: Case, book: _Book) -> Turn:

@@ -22,11 +22,14 @@ TOKEN_COLUMNS = frozenset({*FLAT_IDS, *PROMPT_IDS, *COMPLETION_IDS, *MASKS, *ROW
 """Columns that show that more than text was recorded, or was meant to be."""
 TEXT, OBJECT, LIST, TRUTH, WORDS = "a text", "an object", "a list", "true or false", "words"
 """Kinds of value; words are a text, a message, messages, or a list of texts."""
-_GATEWAY = "put `tito-audit serve` between the agent and the model's server: its log holds the ids and logprobs of each call"
+_GATEWAY = (
+    "put `tito-audit serve` between the agent and the model's server: its log holds the ids and logprobs of each "
+    "call"
+)
 _HOSTED = f"The services behind it return no ids; with a model that you serve yourself, {_GATEWAY}"
 _TOKENIZED = (
-    "save the data set as the trainer tokenized it, in TRL `trainer.train_dataset.to_json(FILE)`: prompt_ids, chosen_ids "
-    "and rejected_ids, or completion_ids and label for KTO"
+    "save the data set as the trainer tokenized it, in TRL `trainer.train_dataset.to_json(FILE)`: prompt_ids, "
+    "chosen_ids and rejected_ids, or completion_ids and label for KTO"
 )
 
 
@@ -35,8 +38,8 @@ class TextLog:
     """One shape of a log without ids."""
 
     keys: Mapping[str, str | tuple[str, ...]]
-    """The keys that such a row has, as paths (`eval.task`; `results[].id` in the first entry of a list), with the kind
-    of value or the values it may have; a value that ends in `*` is the beginning of one; "": any."""
+    """The keys that such a row has, as paths (`eval.task`; `results[].id` in the first entry of a list), with the
+    kind of value or the values it may have; a value that ends in `*` is the beginning of one; "": any."""
     what: str
     """What it is and what to log instead, after "this is"."""
     any_ids: bool = False
@@ -171,13 +174,13 @@ TEXT_LOGS: Sequence[TextLog] = (
     # OpenAI, the files of fine-tuning by preference
     TextLog(
         _of(input__messages=LIST, preferred_output=LIST, non_preferred_output=LIST),
-        "an OpenAI fine-tuning file. The service returns no ids; to train a model of your own on it, write prompt, chosen "
-        f"and rejected for your trainer, and {_TOKENIZED}",
+        "an OpenAI fine-tuning file. The service returns no ids; to train a model of your own on it, write "
+        f"prompt, chosen and rejected for your trainer, and {_TOKENIZED}",
     ),
     TextLog(
         _of(messages=LIST, parallel_tool_calls=TRUTH),
-        "an OpenAI fine-tuning file. The service returns no ids; to audit it for a model of your own, tokenize it with the "
-        "trainer and save input_ids and labels",
+        "an OpenAI fine-tuning file. The service returns no ids; to audit it for a model of your own, tokenize it "
+        "with the trainer and save input_ids and labels",
     ),
     # TRL `docs/source/dataset_formats.md`, axolotl, LLaMA-Factory `data/README.md`
     TextLog(_of(chosen=WORDS, rejected=WORDS), _PREFERENCE),
@@ -205,7 +208,7 @@ def known_text(row: Row) -> TextLog | None:
 def notice_of_text(row: Row, read_as: str) -> str:
     """What a report says about a row without ids: what it is, and what to log instead; "" if it is no known log of
     text. `read_as` is its format."""
-    shape = {"text_only": known_text, "openai_chat": text_log}.get(read_as, lambda row: None)(row)
+    shape = known_text(row) if read_as == "text_only" else text_log(row) if read_as == "openai_chat" else None
     return "" if shape is None else f"No token ids: this is {shape.what}."
 
 
@@ -239,13 +242,12 @@ def _is(value: Any, kind: str) -> bool:
         return isinstance(value, bool)
     if kind == WORDS:
         parts = value if isinstance(value, list | tuple) and value else (value,)
-        return all(isinstance(part, str) or _is_message(part) for part in parts[:_ENTRIES])
+        # A message of OpenAI's form has a content, one of ShareGPT's a value.
+        return all(
+            isinstance(part, str) or (isinstance(part, Mapping) and ("content" in part or "value" in part))
+            for part in parts[:_ENTRIES]
+        )
     return isinstance(value, Mapping) if kind == OBJECT else isinstance(value, list | tuple)
-
-
-def _is_message(value: Any) -> bool:
-    """Whether a value is a message of OpenAI's form or of ShareGPT's."""
-    return isinstance(value, Mapping) and ("content" in value or "value" in value)
 
 
 def _holds_tokens(value: Any, depth: int = _DEPTH) -> bool:

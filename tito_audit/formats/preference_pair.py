@@ -14,8 +14,8 @@ Which columns hold them depends on the trainer and its version:
   (axolotl-ai-cloud/axolotl `prompt_strategies/orpo/chat_template.py`); its reward models: `input_ids_chosen`.
 
 Every token of an answer is trained, so an answer that its labels train whole is read as a call, any other as a
-training row. Ids are never changed: only labels can be repaired. `KL_…` columns, which pair a prompt with the answer
-to another on purpose, are left alone.
+training row. Ids are never changed: only labels can be repaired. `KL_…` columns, which pair a prompt with the
+answer to another on purpose, are left alone.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ import numpy as np
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
 from tito_audit.formats._calls import CALL_LOGPROBS, answer_indices, stated_facts, turn_of_tokens
-from tito_audit.formats._columns import first_text, holds_ids, is_list, is_messages, parsed
+from tito_audit.formats._columns import first_text, is_list, is_messages, parsed
 from tito_audit.formats._flat import flat_row
-from tito_audit.formats._kit import Samples, SampleRows, updated_sample
+from tito_audit.formats._kit import SampleRows, Samples, updated_sample
 from tito_audit.formats._update import object_at
-from tito_audit.record.arrays import Ids, Mask, empty_ids
+from tito_audit.record.arrays import Ids, empty_ids
 from tito_audit.record.build import training_row
 from tito_audit.record.message import Message, as_messages, as_tools
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout, TrainingRow, Turn
 from tito_audit.record.sources import Source
-from tito_audit.record.stated import Side
-from tito_audit.signature import Signature, absent, keys, way
+from tito_audit.record.stated import PairSide
+from tito_audit.signature import KeyWay, Signature, absent, keys, way
 
 _PROMPT, _ANSWER, _WHOLE, _LABELS, _SEEN = "prompt_ids", "completion_ids", "input_ids", "labels", "attention_mask"
 """Columns of one side, as `_read_side` reads them."""
@@ -93,11 +93,6 @@ def _shape(row: Row) -> _Shape | None:
         if shape.sides is _PAIR or all(isinstance(row.get(name), bool | np.bool_) for name in shape.needs):
             return shape
     return None
-
-
-def _matches(row: Row) -> bool:
-    # What a sampler scored is a rollout, whatever else is beside it.
-    return not any(name in row for name in CALL_LOGPROBS) and _shape(row) is not None
 
 
 def _split(row: Row) -> Samples | None:
@@ -168,8 +163,9 @@ def _tokens(row: Row, messages: tuple[Message, ...], sent: int) -> tuple[Trainin
             whole = training_row(ids, mask=(_LABELS, mask), prompt_length=len(turn.prompt_ids))
     else:
         whole = flat_row({name: row[name] for name in (_WHOLE, _LABELS, _SEEN) if name in row}, has_calls=False)
-        start = None if whole is None or whole.hidden is not None else _start(whole.loss_mask)
-        if whole is None or start is None:
+        mask = None if whole is None or whole.hidden is not None else whole.loss_mask
+        start = int(mask.argmax()) if mask is not None else 0
+        if whole is None or mask is None or not start or not mask[start:].all():
             return whole, None
         turn = Turn(whole.token_ids[:start], whole.token_ids[start:])
         whole = replace(whole, prompt_length=start)
@@ -186,16 +182,10 @@ def _tokens(row: Row, messages: tuple[Message, ...], sent: int) -> tuple[Trainin
     )
 
 
-def _start(mask: Mask | None) -> int | None:
-    """Where the trained tokens begin, if they go on to the end and something stands before them."""
-    start = int(mask.argmax()) if mask is not None and mask.any() else 0
-    return start if mask is not None and start and bool(mask[start:].all()) else None
-
-
-def _side(row: Row) -> Side:
+def _side(row: Row) -> PairSide:
     """What of the pair this side is, and how it compares with the other."""
     if "other" not in row:
-        return Side(row["side"])
+        return PairSide(row["side"])
     prompt, answer, whole = _halves(row)
     other_prompt, other_answer, other_whole = _halves(row["other"])
     size = min(len(prompt), len(other_prompt))
@@ -205,12 +195,14 @@ def _side(row: Row) -> Side:
     if part is None and size < longest and whole and other_whole:
         part = size
     same = len(answer) > 0 and np.array_equal(answer, other_answer)
-    return Side(row["side"], part, part is not None and part >= longest - 1, same)
+    return PairSide(row["side"], part, part is not None and part >= longest - 1, same)
 
 
 def _halves(row: Row) -> tuple[Ids, Ids, bool]:
-    """The prompt and the trained tokens of a side, and whether all of its answer is trained; all of it is an answer
-    if nothing says what is trained."""
+    """The prompt and the trained tokens of a side, and whether all of its answer is trained.
+
+    All of it is an answer if nothing says what is trained.
+    """
     trained, turn = _tokens(row, (), 0)
     if turn is not None and turn.prompt_ids is not None and turn.completion_ids is not None:
         return turn.prompt_ids, turn.completion_ids, True
@@ -245,13 +237,14 @@ FORMAT = Format(
         way("chosen_ids", "rejected_ids", absent("prompt_ids")),
         way("chosen_input_ids", "rejected_input_ids", absent("prompt_input_ids")),
         way("input_ids_chosen", "input_ids_rejected"),
-        way("prompt_ids", "completion_ids", keys("label", value="true")),
+        KeyWay(words="`prompt_ids`, `completion_ids` and a `label` that is true or false"),
         way("completion_input_ids", "completion_labels", keys("label", value="true")),
         way("input_ids", "labels", "kto_tags"),
     ),
     precedence=255,
-    matches=_matches,
+    # What a sampler scored is a rollout, whatever else is beside it.
+    matches=lambda row: not any(name in row for name in CALL_LOGPROBS) and _shape(row) is not None,
     **_ROWS.functions,
-    shows="Both sides of each pair against their one prompt, with messages where they were kept; KTO rows; for reward "
-    "models the ids alone. Only labels are repaired. Pairs of text hold nothing to audit.",
+    shows="Both sides of each pair against their one prompt, with messages where they were kept; KTO rows; for "
+    "reward models the ids alone. Only labels are repaired. Pairs of text hold nothing to audit.",
 )

@@ -1,7 +1,7 @@
 """Rows of text without ids: they cannot be audited, and a notice says what to save instead.
 
-Which known tools write such logs, and what to save instead, says the table in `_text_logs.py`; others hold a prompt and
-a completion. Rows with only `messages` are read as `generic`.
+Which known tools write such logs, and what to save instead, says the table in `_text_logs.py`; others hold a
+prompt and a completion. Rows with only `messages` are read as `generic`.
 """
 
 from __future__ import annotations
@@ -84,7 +84,8 @@ FORMAT = Format(
     precedence=280,
     matches=_matches,
     **SampleRows(_read, lambda row, before, part: row).functions,
-    shows="Nothing: no ids were recorded. A notice says what it is and what to log instead: text logs of verl, TRL, "
-    "SkyRL, AReaL and tinker-cookbook; SWE-agent, mini-SWE-agent, OpenHands, inspect_ai and terminal-bench; LiteLLM, "
-    "Langfuse and OpenTelemetry; transcripts of Claude Code and Codex; OpenAI fine-tuning files; preference data as text.",
+    shows="Nothing: no ids were recorded. A notice says what it is and what to log instead: text logs of verl, "
+    "TRL, SkyRL, AReaL and tinker-cookbook; logs of SWE-agent, mini-SWE-agent, OpenHands, inspect_ai and "
+    "terminal-bench; LiteLLM, Langfuse and OpenTelemetry; transcripts of Claude Code and Codex; OpenAI fine-tuning "
+    "files; preference data as text.",
 )

@@ -31,7 +31,7 @@ class NotRead:
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
+class PairSide:
     """One side of a preference pair, compared with the other; or the answer of a row that is judged alone."""
 
     name: str
@@ -62,7 +62,7 @@ class Stated:
     """How two copies of the completion ids differ."""
     notice: str = ""
     """What a report should say once about rows like this."""
-    side: Side | None = None
+    side: PairSide | None = None
     """What it is of a preference pair."""
     attempt: int | str | None = None
     """Which of several attempts at the task."""

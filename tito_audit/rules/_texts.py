@@ -147,7 +147,7 @@ def _agreement(evidence: Evidence, number: int) -> TextAgreement:
 
 
 def prompt_in_answer(evidence: Evidence) -> str:
-    """The end of the prompt that the first token of its answer holds, in a preference pair; "" if there is none."""
+    """The end of the prompt that the first token of an answer of a preference pair holds; "" if it holds none."""
     if evidence.rollout.stated.side is None or evidence.vocabulary is None:
         return ""
     turn = evidence.rollout.turns[0]

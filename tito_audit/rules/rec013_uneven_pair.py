@@ -55,12 +55,12 @@ def uneven_pair(evidence: Evidence) -> Iterator[Hit]:
         )
         severity = Severity.WARNING if side.at_seam else Severity.ERROR
         cause = "prompts differ at the seam" if side.at_seam else "prompts differ"
-        at = (Where.ROW, None) if turn is None else (Where.PROMPT, turn)
-        prompt = evidence.sequence(*at)
+        of = Where.ROW if turn is None else Where.PROMPT
+        prompt = evidence.sequence(of, turn)
         assert prompt is not None
         part = prompt[side.prompts_part : start if turn is None else len(prompt)]
         end = side.prompts_part + len(part)
-        yield Hit(at[0], side.prompts_part, end, message, at[1], cause, severity, shown(evidence, part))
+        yield Hit(of, side.prompts_part, end, message, turn, cause, severity, shown(evidence, part))
     if ids is None or not len(ids):
         return
     end = start + len(ids)
@@ -78,8 +78,8 @@ def uneven_pair(evidence: Evidence) -> Iterator[Hit]:
     more = prompt_in_answer(evidence) if turn is not None else ""
     if more:
         message = (
-            f"the first token of the answer also holds {quoted(more)}, the end of the prompt: prompt and answer were "
-            "encoded in one piece, so the prompt is not the one that the model gets when it is used"
+            f"the first token of the answer also holds {quoted(more)}, the end of the prompt: prompt and answer "
+            "were encoded in one piece, so the prompt is not the one that the model gets when it is used"
         )
         yield Hit(where, start, start + 1, message, turn, "seam inside a token", recorded=shown(evidence, ids[:1]))
 
@@ -97,7 +97,7 @@ def _answer(evidence: Evidence) -> tuple[Ids | None, Where, int | None, int]:
 
 
 def _unended(evidence: Evidence, ids: Ids, start: int) -> tuple[int, str, str]:
-    """The last token of an answer whose end is not trained, what is wrong with it, and the cause; "" if nothing is."""
+    """The last token of an answer whose end is not trained, what is wrong, and the cause; "" if nothing is."""
     row, vocabulary = evidence.rollout.training_row, evidence.vocabulary
     if vocabulary is None or not evidence.end_ids or (row is not None and not start):
         return 0, "", ""
