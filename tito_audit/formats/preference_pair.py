@@ -163,9 +163,9 @@ def _tokens(row: Row, messages: tuple[Message, ...], sent: int) -> tuple[Trainin
             whole = training_row(ids, mask=(_LABELS, mask), prompt_length=len(turn.prompt_ids))
     else:
         whole = flat_row({name: row[name] for name in (_WHOLE, _LABELS, _SEEN) if name in row}, has_calls=False)
-        mask = None if whole is None or whole.hidden is not None else whole.loss_mask
-        start = int(mask.argmax()) if mask is not None else 0
-        if whole is None or mask is None or not start or not mask[start:].all():
+        trained = None if whole is None or whole.hidden is not None else whole.loss_mask
+        start = int(trained.argmax()) if trained is not None else 0
+        if whole is None or trained is None or not start or not trained[start:].all():
             return whole, None
         turn = Turn(whole.token_ids[:start], whole.token_ids[start:])
         whole = replace(whole, prompt_length=start)
