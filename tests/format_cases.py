@@ -141,6 +141,8 @@ def stated_view(stated: Stated) -> Json:
     values = {name: value for name, value in values.items() if value != getattr(NOTHING_STATED, name)}
     if stated.reasons:
         values["reasons"] = [str(reason) for reason in stated.reasons]
+    if stated.side is not None:
+        values["side"] = said(**{f.name: getattr(stated.side, f.name) or None for f in fields(stated.side)})
     return {name: shortened(value) for name, value in values.items()}
 
 

@@ -10,7 +10,7 @@ A case is a table; only `name` is required.
         prompt         tokens (below); leave out when the log does not hold them
         completion     tokens; leave out when the log does not hold them
         logprobs       numbers; `nan` stands for null
-        text           the decoded completion as logged
+        text           the decoded completion as logged;  prompt_text  the prompt as text
         finish         `stop`, `length`, …
         stop_string    the stop string that ended it
         message        index of its message, if not the k-th assistant message; -1 for none
@@ -72,7 +72,7 @@ from tito_audit.record.build import call_columns, training_row
 from tito_audit.record.column import MovePolicy
 from tito_audit.record.message import as_messages, as_tools
 from tito_audit.record.rollout import Place, Rollout, TokenText, TrainingRow, Turn, Usage
-from tito_audit.record.stated import Stated
+from tito_audit.record.stated import PairSide, Stated
 from tito_audit.record.trainings import TrainedAgain
 from tito_audit.render.globals import Clock
 from tito_audit.render.renderer import Renderer, make_renderer
@@ -161,7 +161,7 @@ def rollout_of(case: Case) -> Rollout:
         messages=messages,
         tools=as_tools(case.get("tools"), "tools"),
         template_kwargs=case.get("template_args", {}),
-        stated=Stated(**case.get("stated", {})),
+        stated=_stated(case.get("stated", {})),
     )
     turns: list[Turn] = []
     for number, call in enumerate(case.get("turns", ())):
@@ -218,6 +218,11 @@ class _Book:
         return ids
 
 
+def _stated(facts: Mapping[str, Any]) -> Stated:
+    side = facts.get("side")
+    return Stated(**{**facts, "side": side and PairSide(**side)})
+
+
 def _turn(call: Case, book: _Book) -> Turn:
     """One call of a case."""
     prompt = book.ids(call["prompt"]) if "prompt" in call else None
@@ -234,6 +239,7 @@ def _turn(call: Case, book: _Book) -> Turn:
         completion_logprobs=values,
         message_index=book.index,
         prompt_messages=as_messages(call["messages"], "messages") if "messages" in call else None,
+        prompt_text=call.get("prompt_text"),
         completion_text=call.get("text"),
         answer=as_messages([call["answer"]], "answer")[0] if "answer" in call else None,
         usage=Usage(**{"choices": 1, "alone": True, **call["usage"]}) if "usage" in call else None,

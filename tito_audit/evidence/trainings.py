@@ -28,6 +28,8 @@ _Span = tuple[int, int, int, float]
 
 def trainings_of(rollout: Rollout) -> Trainings | None:
     """What a rollout trains, in its training row and in each of its calls; None if nothing is known."""
+    if rollout.stated.side is not None:
+        return None  # several preference pairs may share an answer
     sequences: list[tuple[int, int, int]] = []
     spans: list[_Span] = []
     for turn, answer_id, trained in _sequences(rollout):

@@ -29,6 +29,7 @@ from tito_audit.formats._detection import (
     wrapped_at,
 )
 from tito_audit.formats._responses import chat_tools
+from tito_audit.formats._text_logs import notice_of_text
 from tito_audit.registry import module_names, plugins
 from tito_audit.unknown import unknown
 
@@ -57,6 +58,7 @@ __all__ = [
     "near_formats",
     "no_loss_mask_by_name",
     "no_tokens_by_name",
+    "notice_of_text",
     "number_columns",
     "part_of",
     "pick_format",

@@ -29,6 +29,7 @@ from tito_audit.formats._columns import (
     is_messages,
     parsed,
 )
+from tito_audit.formats._text_logs import known_text, text_log
 from tito_audit.record.finding import Result
 from tito_audit.record.rollout import Rollout
 from tito_audit.unknown import did_you_mean
@@ -108,6 +109,9 @@ def told_by(format: Format, row: Row) -> tuple[str, ...]:
         ]
         return (*(calls[:1] or ()), *lists, *texts)
     paths = _paths(row)
+    text = known_text(row) if format.name == "text_only" else None
+    if text is not None:
+        return tuple(text.keys)
     ways = format.signature.by_keys
     for way in ways:
         required = [_first(paths, group.names) for group in way.required]
@@ -480,8 +484,10 @@ def unread_columns(format: Format, row: Row, rollouts: Sequence[Rollout], mapped
     """Columns that look like ids, masks, logprobs or messages, with unknown names and values in no rollout.
 
     Judged by names and first values; `mapped` are columns that the user named. Searches objects in the row and its
-    first call.
+    first call. Nothing for a log of text whose shape is known.
     """
+    if text_log(row) is not None:
+        return ()
     unread: list[tuple[str, str]] = []
     signature = {key for by_key in format.signature.by_keys for group in by_key.keys for key in group.names}
     read_names = {*_KNOWN, *(part.removesuffix("[]") for key in signature for part in key.split("."))}

@@ -32,6 +32,7 @@ from tito_audit.formats._columns import (
 )
 from tito_audit.formats._flat import flat_row, split_row
 from tito_audit.formats._kit import SampleRows, packed, updated_sample, with_training_row
+from tito_audit.formats._text_logs import text_log
 from tito_audit.formats._update import object_at, with_counts, with_list, with_values
 from tito_audit.record.json_text import rewritten_string
 from tito_audit.record.message import Message, as_messages, as_tools
@@ -50,7 +51,9 @@ def _matches(row: Row) -> bool:
         return True
     # Next to messages, lists of whole numbers may be ids under an unknown name.
     unknown = (value for name, value in row.items() if name not in ("messages", "tools"))
-    return is_messages(parsed(row, "messages")) and not any(map(holds_ids, unknown))
+    if not is_messages(parsed(row, "messages")) or any(map(holds_ids, unknown)):
+        return False
+    return text_log(row) is None
 
 
 def _read_one(row: Row, place: Place) -> Rollout:

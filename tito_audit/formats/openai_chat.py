@@ -27,6 +27,7 @@ from tito_audit.formats._responses import (
     unread_types,
 )
 from tito_audit.formats._responses_read import ONE_CALL, choice_sources, request_facts, rollouts_of
+from tito_audit.formats._text_logs import notice_of_text
 from tito_audit.formats._update import of_calls
 from tito_audit.formats._writer import call_rows
 from tito_audit.record.edits import Path
@@ -49,7 +50,10 @@ def _matches(row: Row) -> bool:
 def _read(row: Row, place: Place) -> Sequence[Rollout]:
     logged = exchange(row)
     if logged is None or not all(is_response_object(response) for response in logged.responses):
-        return rollouts_of(row, place, FORMAT.name)
+        rollouts, notice = rollouts_of(row, place, FORMAT.name), notice_of_text(row, FORMAT.name)
+        return (
+            tuple([replace(r, stated=replace(r.stated, notice=notice)) for r in rollouts]) if notice else rollouts
+        )
     return tuple(
         _read_response(logged.request, response, replace(place, item=item))
         for item, response in enumerate(logged.responses)

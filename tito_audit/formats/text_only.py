@@ -1,8 +1,7 @@
 """Rows of text without ids: they cannot be audited, and a notice says what to save instead.
 
-verl, TRL, SkyRL, AReaL and tinker-cookbook write such logs themselves; others hold a prompt and a completion.
-prime-rl writes annotations beside its traces (`src/prime_rl/monitors/file/traces/update.py`, `make_update`). Rows
-with only `messages` are read as `generic`.
+Which known tools write such logs, and what to save instead, says the table in `_text_logs.py`; others hold a
+prompt and a completion. Rows with only `messages` are read as `generic`.
 """
 
 from __future__ import annotations
@@ -12,63 +11,23 @@ from dataclasses import replace
 from typing import Any
 
 from tito_audit.format import Format, Row
-from tito_audit.formats._calls import CALL_LOGPROBS, COMPLETION_IDS, PROMPT_IDS, stated_facts
-from tito_audit.formats._columns import FLAT_IDS, MASKS, ROW_LOGPROBS, holds_ids, is_messages, parsed
+from tito_audit.formats._calls import stated_facts
+from tito_audit.formats._columns import holds_ids, is_messages, parsed
 from tito_audit.formats._kit import SampleRows
+from tito_audit.formats._text_logs import TOKEN_COLUMNS, known_text, notice_of_text
 from tito_audit.record.message import Message, as_messages
 from tito_audit.record.rollout import Place, Rollout
-from tito_audit.signature import Signature, keys, way
+from tito_audit.signature import KeyWay, Signature, keys, way
 
-_KNOWN: tuple[tuple[frozenset[str], str], ...] = (
-    (
-        frozenset({"gts", "output"}),
-        "a verl rollout log. It holds decoded text, special tokens removed. Save the agent loop's output "
-        "instead: prompt_ids, response_ids, response_mask and response_logprobs, one object per sample; or the "
-        "batch: prompts, responses, attention_mask, response_mask and rollout_log_probs as lists",
-    ),
-    (
-        frozenset({"step", "completion", "advantage"}),
-        "a TRL completions log. It holds decoded text, special tokens removed. Save what the rollout "
-        "function returns instead: prompt_ids, completion_ids, logprobs and env_mask, one object per sample or "
-        "batch",
-    ),
-    (
-        frozenset({"input_prompt", "output_response"}),
-        "a SkyRL evaluation log. It holds decoded text. Save the generator's output instead: "
-        "prompt_token_ids, response_ids, loss_masks and rollout_logprobs, one object per batch",
-    ),
-    (
-        frozenset({"head_version", "completion"}),
-        "an AReaL rollout dump. It holds decoded text. Save the model response of each call instead: "
-        "input_tokens, output_tokens, output_logprobs and output_versions; or the tensors of a trajectory as "
-        "lists: input_ids, loss_mask, logprobs, versions and attention_mask",
-    ),
-    (
-        frozenset({"schema_version", "traj_idx"}),
-        "a tinker-cookbook rollout summary. It holds lengths and rewards. Save the datums used for training "
-        "instead, one object each: model_input and loss_fn_inputs",
-    ),
-    *(
-        (
-            frozenset({"trace_id", name}),
-            f"{what} of prime-rl, beside its traces. Ids and the sampler's logprobs are in the episodes: scan "
-            "traces/stream, with sealed chunks (.jsonl.zst) or without",
-        )
-        for name, what in (("branches", "a stream of annotations"), ("chunk", "an index of annotations"))
-    ),
-)
-"""Keys of logs known to hold no ids, and the notice for each."""
-_TOKEN_COLUMNS = {*FLAT_IDS, *PROMPT_IDS, *COMPLETION_IDS, *MASKS, *ROW_LOGPROBS, *CALL_LOGPROBS}
-"""Columns that show that more than text was recorded, or was meant to be."""
 _ASKED = ("prompt", "prompts", "question", "query", "instruction")
 _WROTE = ("completion", "completions", "response", "responses", "answer", "output", "text")
 
 
 def _matches(row: Row) -> bool:
-    if any(keys <= row.keys() for keys, _ in _KNOWN):
+    if known_text(row) is not None:
         return True
     pair = any(_is_text(row.get(name)) for name in _ASKED) and any(_is_text(row.get(name)) for name in _WROTE)
-    return pair and not _TOKEN_COLUMNS & row.keys() and not any(_may_hide_ids(*column) for column in row.items())
+    return pair and not TOKEN_COLUMNS & row.keys() and not any(_may_hide_ids(*column) for column in row.items())
 
 
 def _may_hide_ids(name: str, value: Any) -> bool:
@@ -79,16 +38,14 @@ def _may_hide_ids(name: str, value: Any) -> bool:
 
 
 def _read(row: Row, place: Place) -> Rollout:
-    stated = stated_facts(row).without_ids()
-    kind = next((what for keys, what in _KNOWN if keys <= row.keys()), None)
-    if kind is not None:
-        stated = replace(stated, notice=f"No token ids: this is {kind}.")
+    stated = replace(stated_facts(row), ids_wanted=False, notice=notice_of_text(row, FORMAT.name))
     prompt, wrote = (
         next((value for name in names if is_messages(value := parsed(row, name))), None)
         for names in (_ASKED, _WROTE)
     )
-    messages: tuple[Message, ...] = ()
-    if prompt is not None and wrote is not None:
+    logged = parsed(row, "messages")
+    messages: tuple[Message, ...] = as_messages(logged if is_messages(logged) else None, "messages")
+    if not messages and prompt is not None and wrote is not None:
         messages = as_messages(prompt, "prompt") + as_messages(wrote, "completion")
     return Rollout(place, FORMAT.name, messages, stated=stated)
 
@@ -122,10 +79,14 @@ FORMAT = Format(
         way("head_version", "completion"),
         way("schema_version", "traj_idx"),
         way("trace_id", "branches"),
+        way("chosen", keys("rejected", before=" and ", after=", as text or messages")),
+        KeyWay(words="the keys of a transcript, trace or evaluation log named on the right"),
     ),
     precedence=280,
     matches=_matches,
     **SampleRows(_read, lambda row, before, part: row).functions,
-    shows="Nothing: no ids were recorded. For the text logs that verl, TRL, SkyRL, AReaL and tinker-cookbook "
-    "write by default, and for prime-rl's annotations, a notice says what to save or scan instead.",
+    shows="Nothing: no ids were recorded. A notice says what it is and what to log instead: text logs of verl, "
+    "TRL, SkyRL, AReaL and tinker-cookbook; annotations of prime-rl; logs of SWE-agent, mini-SWE-agent, OpenHands, inspect_ai and "
+    "terminal-bench; LiteLLM, Langfuse and OpenTelemetry; transcripts of Claude Code and Codex; fine-tuning "
+    "files of OpenAI; preference data as text.",
 )

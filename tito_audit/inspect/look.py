@@ -12,7 +12,16 @@ import numpy as np
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Row
-from tito_audit.formats import Near, all_formats, format_named, map_columns, near_formats, pick_format, told_by
+from tito_audit.formats import (
+    Near,
+    all_formats,
+    format_named,
+    map_columns,
+    near_formats,
+    notice_of_text,
+    pick_format,
+    told_by,
+)
 from tito_audit.inspect.columns import Column, Columns, Item, NumberFacts, Relation, facts_of, relations_of
 from tito_audit.inspect.logprobs import LogprobChoice, choices_of
 from tito_audit.inspect.mapping import (
@@ -54,6 +63,8 @@ class TakenFor:
     """Why no format fits."""
     near: tuple[Near, ...] = ()
     """Formats that the first of them nearly matches."""
+    notices: tuple[str, ...] = ()
+    """What rows of text are, and what to log instead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,12 +295,15 @@ def _taken_for(rows: Sequence[tuple[int, Row]], settings: Settings) -> list[Take
     named = settings.format or ("generic" if settings.columns else None)
     firsts: dict[tuple[str | None, str], tuple[int, Row]] = {}
     counts: Counter[tuple[str | None, str]] = Counter()
+    notices: dict[str | None, dict[str, None]] = {}
     for number, row in rows:
         try:
             if settings.columns:
                 row = map_columns(row, settings.columns)
             form = format_named(named) if named is not None else pick_format(row)
             key: tuple[str | None, str] = (form.name, "")
+            if notice := notice_of_text(row, form.name):
+                notices.setdefault(form.name, {})[notice] = None
         except RecordError as error:
             key = (None, str(error))
         counts[key] += 1
@@ -299,7 +313,8 @@ def _taken_for(rows: Sequence[tuple[int, Row]], settings: Settings) -> list[Take
         name, because = key
         number, row = firsts[key]
         keys = told_by(format_named(name), row) if name is not None else ()
-        formats.append(TakenFor(name, count, number, keys, because, near_formats(row, all_formats(), name)))
+        near = near_formats(row, all_formats(), name)
+        formats.append(TakenFor(name, count, number, keys, because, near, tuple(notices.get(name, ()))))
     return formats
 
 

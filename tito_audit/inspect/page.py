@@ -209,6 +209,7 @@ def _read_as(alike: TakenFor, inspection: Inspection) -> Iterator[Text]:
         if alike.told_by:
             line.append(f": has {visible(_listed([short(key) for key in alike.told_by]))}")
         yield line
+        yield from (Text(f"    {visible(notice)}") for notice in alike.notices)
     doubtful = alike.format in (None, "generic")
     for near in (near for near in alike.near if doubtful or near.fits):
         if near.fits:

@@ -31,6 +31,20 @@ class NotRead:
 
 
 @dataclass(frozen=True, slots=True)
+class PairSide:
+    """One side of a preference pair, compared with the other; or the answer of a row that is judged alone."""
+
+    name: str
+    """`chosen`, `rejected` or `completion`."""
+    prompts_part: int | None = None
+    """The first token at which the prompts of both sides differ; None if they do not."""
+    at_seam: bool = False
+    """Whether it is the last token of the prompts."""
+    same_answer: bool = False
+    """Whether both sides train the same tokens."""
+
+
+@dataclass(frozen=True, slots=True)
 class Stated:
     """What a log says about a rollout; defaults where it says nothing."""
 
@@ -48,6 +62,8 @@ class Stated:
     """How two copies of the completion ids differ."""
     notice: str = ""
     """What a report should say once about rows like this."""
+    side: PairSide | None = None
+    """What it is of a preference pair."""
     attempt: int | str | None = None
     """Which of several attempts at the task."""
     policy_versions: tuple[int, ...] = ()

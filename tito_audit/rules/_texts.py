@@ -146,6 +146,18 @@ def _agreement(evidence: Evidence, number: int) -> TextAgreement:
     return TextAgreement.DIFFERENT
 
 
+def prompt_in_answer(evidence: Evidence) -> str:
+    """The end of the prompt that the first token of an answer of a preference pair holds; "" if it holds none."""
+    if evidence.rollout.stated.side is None or evidence.vocabulary is None:
+        return ""
+    turn = evidence.rollout.turns[0]
+    if not turn.prompt_text or not turn.completion_text or turn.completion_ids is None:
+        return ""
+    decoded = evidence.vocabulary.text(turn.completion_ids)
+    more = decoded[: max(decoded.find(turn.completion_text), 0)]
+    return more if turn.prompt_text.endswith(more) else ""
+
+
 def past_stop(evidence: Evidence, number: int, text: str) -> int | None:
     """The first token behind the text and the stop string of a turn; -1 if there is none.
 

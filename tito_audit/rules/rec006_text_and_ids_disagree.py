@@ -18,6 +18,7 @@ from tito_audit.rules._texts import (
     first_difference,
     missing_part,
     past_stop,
+    prompt_in_answer,
 )
 from tito_audit.rules._words import quoted, shown
 
@@ -75,7 +76,7 @@ def text_and_ids_disagree(evidence: Evidence) -> Iterator[Hit]:
 
 def _against_text(evidence: Evidence, number: int, ids: Ids, text: str) -> Iterator[Hit]:
     how = agreement(evidence, number)
-    if how is TextAgreement.SAME:
+    if how is TextAgreement.SAME or prompt_in_answer(evidence):
         return
     if how is TextAgreement.DIFFERENT and missing_part(evidence, number, text) is not None:
         return

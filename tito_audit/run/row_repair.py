@@ -25,7 +25,7 @@ from tito_audit.record.arrays import Ids
 from tito_audit.record.finding import Finding, Result, Severity
 from tito_audit.record.outcome import COLUMN, Outcome
 from tito_audit.record.repaired import RepairedRollout, unmended
-from tito_audit.record.rollout import Place, Rollout, TrainingRow, visible_part
+from tito_audit.record.rollout import Place, Rollout, TrainingRow, as_training_row, visible_part
 from tito_audit.record.trainings import TrainedAgain
 from tito_audit.repair import Proposal, Repair, Safety
 from tito_audit.repairs import all_repairs, repair_named
@@ -277,6 +277,13 @@ def _holds(form: Format, want: Rollout, got: Sequence[Audited]) -> None:
     if len(got) != 1:
         raise RecordError(f"the format {form.name} reads {len(got)} rollouts where one was written")
     read = got[0].rollout
+    if (
+        want.training_row is not None
+        and not want.turns
+        and len(read.turns) == 1
+        and read.turns[0].as_row is not None
+    ):
+        read = as_training_row(read)
     row, wanted = read.training_row, want.training_row
     if (row is None) is not (wanted is None):
         raise RecordError(f"the format {form.name} has no place for a training row here")

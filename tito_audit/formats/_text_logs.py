@@ -1,0 +1,272 @@
+"""Logs of text by their shapes, as data: what writes them, and what to log instead to have the tokens.
+
+Each shape was read at its source, which stands beside it. A row has a shape if it has all of its keys, with these
+values or kinds of value; a row that holds lists of ids or logprobs under a usual name, at any depth, has none.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tito_audit.format import Row
+from tito_audit.formats._calls import CALL_LOGPROBS, COMPLETION_IDS, PROMPT_IDS
+from tito_audit.formats._columns import FLAT_IDS, MASKS, ROW_LOGPROBS, is_list
+from tito_audit.record.edits import ABSENT
+
+TOKEN_COLUMNS = frozenset({*FLAT_IDS, *PROMPT_IDS, *COMPLETION_IDS, *MASKS, *ROW_LOGPROBS, *CALL_LOGPROBS})
+"""Columns that show that more than text was recorded, or was meant to be."""
+TEXT, OBJECT, LIST, TRUTH, WORDS = "a text", "an object", "a list", "true or false", "words"
+"""Kinds of value; words are a text, a message, messages, or a list of texts."""
+_GATEWAY = (
+    "put `tito-audit serve` between the agent and the model's server: its log holds the ids and logprobs of each "
+    "call"
+)
+_HOSTED = f"The services behind it return no ids; with a model that you serve yourself, {_GATEWAY}"
+_TOKENIZED = (
+    "save the data set as the trainer tokenized it, in TRL `trainer.train_dataset.to_json(FILE)`: prompt_ids, "
+    "chosen_ids and rejected_ids, or completion_ids and label for KTO"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TextLog:
+    """One shape of a log without ids."""
+
+    keys: Mapping[str, str | tuple[str, ...]]
+    """The keys that such a row has, as paths (`eval.task`; `results[].id` in the first entry of a list), with the
+    kind of value or the values it may have; a value that ends in `*` is the beginning of one; "": any."""
+    what: str
+    """What it is and what to log instead, after "this is"."""
+    any_ids: bool = False
+    """Whether a row is of this shape even if it holds lists that may be ids."""
+
+
+def _of(*keys: str, **values: str | tuple[str, ...]) -> dict[str, str | tuple[str, ...]]:
+    """Keys with any value, and keys with values; `__` in a name stands for the dot of a path."""
+    return {**dict.fromkeys(keys, ""), **{name.replace("__", "."): value for name, value in values.items()}}
+
+
+def _agent(name: str) -> str:
+    return f"{name}. To audit the run, {_GATEWAY}"
+
+
+_CLAUDE = f"a Claude Code transcript. {_HOSTED}"
+_PREFERENCE = f"preference data as text. To audit it, {_TOKENIZED}"
+_VERL = (
+    "a verl rollout log. It holds decoded text, special tokens removed. Save the agent loop's output "
+    "instead: prompt_ids, response_ids, response_mask and response_logprobs, one object per sample; or the "
+    "batch: prompts, responses, attention_mask, response_mask and rollout_log_probs as lists"
+)
+_TRL = (
+    "a TRL completions log. It holds decoded text, special tokens removed. Save what the rollout "
+    "function returns instead: prompt_ids, completion_ids, logprobs and env_mask, one object per sample or "
+    "batch"
+)
+_SKYRL = (
+    "a SkyRL evaluation log. It holds decoded text. Save the generator's output instead: "
+    "prompt_token_ids, response_ids, loss_masks and rollout_logprobs, one object per batch"
+)
+_AREAL = (
+    "an AReaL rollout dump. It holds decoded text. Save the model response of each call instead: "
+    "input_tokens, output_tokens, output_logprobs and output_versions; or the tensors of a trajectory as "
+    "lists: input_ids, loss_mask, logprobs, versions and attention_mask"
+)
+_TINKER = (
+    "a tinker-cookbook rollout summary. It holds lengths and rewards. Save the datums used for training "
+    "instead, one object each: model_input and loss_fn_inputs"
+)
+_ANNOTATIONS = (
+    " of prime-rl, beside its traces. Ids and the sampler's logprobs are in the episodes: scan traces/stream, with "
+    "sealed chunks (.jsonl.zst) or without"
+)
+_SPAN = f"an OpenTelemetry span. To audit the model call, {_GATEWAY}"
+_SPAN_KINDS = (
+    "GENERATION",
+    "SPAN",
+    "EVENT",
+    "AGENT",
+    "TOOL",
+    "CHAIN",
+    "RETRIEVER",
+    "EVALUATOR",
+    "EMBEDDING",
+    "GUARDRAIL",
+)
+_OPENHANDS = ("MessageEvent", "ActionEvent", "ObservationEvent", "SystemPromptEvent", "AgentErrorEvent")
+
+TEXT_LOGS: Sequence[TextLog] = (
+    # verl `trainer/ppo/ray_trainer.py`, TRL `trainer/grpo_trainer.py`, SkyRL, AReaL, tinker-cookbook
+    TextLog(_of("gts", "output"), _VERL, any_ids=True),
+    TextLog(_of("step", "completion", "advantage"), _TRL, any_ids=True),
+    TextLog(_of("input_prompt", "output_response"), _SKYRL, any_ids=True),
+    TextLog(_of("head_version", "completion"), _AREAL, any_ids=True),
+    TextLog(_of("schema_version", "traj_idx"), _TINKER, any_ids=True),
+    # prime-rl `src/prime_rl/monitors/file/traces/update.py` (`make_update`)
+    TextLog(_of("trace_id", "branches"), f"a stream of annotations{_ANNOTATIONS}", any_ids=True),
+    TextLog(_of("trace_id", "chunk"), f"an index of annotations{_ANNOTATIONS}", any_ids=True),
+    # SWE-agent `sweagent/agent/agents.py` (`get_trajectory_data`)
+    TextLog(_of("environment", trajectory=LIST, history=LIST, info=OBJECT), _agent("a SWE-agent trajectory")),
+    # mini-swe-agent 2.4 `agents/default.py` (`serialize`)
+    TextLog(_of(messages=LIST, trajectory_format=("mini-swe-agent*",)), _agent("a mini-SWE-agent trajectory")),
+    # OpenHands `evaluation/utils/shared.py` (`EvalOutput`); events of the SDK
+    TextLog(
+        _of("instance_id", "instruction", history=LIST, test_result=OBJECT), _agent("an OpenHands evaluation")
+    ),
+    TextLog(
+        _of("id", "timestamp", kind=_OPENHANDS, source=("agent", "user", "environment")),
+        _agent("an OpenHands event"),
+    ),
+    # inspect_ai 0.3 `log/_log.py` (`EvalLog`, `EvalSample`)
+    TextLog(
+        _of("plan", status=("started", "success", "cancelled", "error"), eval__task=TEXT, eval__run_id=TEXT),
+        _agent("an inspect_ai evaluation log"),
+    ),
+    TextLog(
+        _of("id", "epoch", "input", "target", messages=LIST, output=OBJECT, scores=OBJECT),
+        _agent("a sample of an inspect_ai evaluation log"),
+    ),
+    # terminal-bench 0.2 `harness/models.py` (`TrialResults`)
+    TextLog(
+        _of("is_resolved", "failure_mode", trial_name=TEXT, task_id=TEXT, instruction=TEXT),
+        _agent("a result of terminal-bench"),
+    ),
+    TextLog(
+        {"results[].is_resolved": "", "results[].trial_name": TEXT}, _agent("a results file of terminal-bench")
+    ),
+    # LiteLLM `types/utils.py` (`StandardLoggingPayload`)
+    TextLog(
+        _of(
+            "call_type",
+            "response_cost",
+            model_map_information=OBJECT,
+            model_parameters=OBJECT,
+            hidden_params=OBJECT,
+        ),
+        f"a LiteLLM log. To audit the calls, {_GATEWAY}",
+    ),
+    # Langfuse 5 `api/commons/types/observation_v2.py`
+    TextLog(
+        _of("id", "parentObservationId", traceId=TEXT, startTime=TEXT, type=_SPAN_KINDS),
+        f"a Langfuse observation. To audit the calls, {_GATEWAY}",
+    ),
+    # OpenTelemetry: OTLP as JSON, and spans with the attributes of the GenAI conventions
+    TextLog(_of(resourceSpans=LIST), f"an OpenTelemetry trace. To audit its model calls, {_GATEWAY}"),
+    TextLog({"attributes.gen_ai.operation.name": TEXT}, _SPAN),
+    TextLog({"attributes.gen_ai.request.model": TEXT}, _SPAN),
+    # Transcripts of Claude Code 2 (`~/.claude/projects/*/*.jsonl`), by the type of their lines
+    TextLog(_of("parentUuid", "uuid", "isSidechain", sessionId=TEXT), _CLAUDE),
+    TextLog(_of("leafUuid", summary=TEXT, type=("summary",)), _CLAUDE),
+    TextLog(_of("snapshot", messageId=TEXT, type=("file-history-snapshot",)), _CLAUDE),
+    TextLog(
+        _of(
+            sessionId=TEXT,
+            type=("queue-operation", "mode", "permission-mode", "ai-title", "custom-title", "last-prompt"),
+        ),
+        _CLAUDE,
+    ),
+    # Codex (`~/.codex/sessions/**/rollout-*.jsonl`)
+    TextLog(
+        _of(
+            payload=OBJECT,
+            timestamp=TEXT,
+            type=("session_meta", "turn_context", "response_item", "event_msg", "compacted"),
+        ),
+        f"a Codex transcript. {_HOSTED}",
+    ),
+    # OpenAI, the files of fine-tuning by preference
+    TextLog(
+        _of(input__messages=LIST, preferred_output=LIST, non_preferred_output=LIST),
+        "an OpenAI fine-tuning file. The service returns no ids; to train a model of your own on it, write "
+        f"prompt, chosen and rejected for your trainer, and {_TOKENIZED}",
+    ),
+    TextLog(
+        _of(messages=LIST, parallel_tool_calls=TRUTH),
+        "an OpenAI fine-tuning file. The service returns no ids; to audit it for a model of your own, tokenize it "
+        "with the trainer and save input_ids and labels",
+    ),
+    # TRL `docs/source/dataset_formats.md`, axolotl, LLaMA-Factory `data/README.md`
+    TextLog(_of(chosen=WORDS, rejected=WORDS), _PREFERENCE),
+    TextLog(_of(kto_tag=TRUTH), _PREFERENCE),
+)
+"""Every shape, the first that fits wins."""
+_DEPTH = 12
+_ENTRIES = 8
+_TOKENS = re.compile(
+    r"token_ids|logprobs|log_probs|(?:^|[._])(?:input|prompt|completion|response|output|chosen|rejected)_ids$"
+)
+
+
+def text_log(row: Row) -> TextLog | None:
+    """The shape of a row; None if it has none of these, or holds ids."""
+    named = next((shape for shape in TEXT_LOGS if not shape.any_ids and _has(row, shape)), None)
+    return None if named is None or _holds_tokens(row) else named
+
+
+def known_text(row: Row) -> TextLog | None:
+    """The shape of a row, whatever lists stand beside it."""
+    return next((shape for shape in TEXT_LOGS if shape.any_ids and _has(row, shape)), None) or text_log(row)
+
+
+def notice_of_text(row: Row, read_as: str) -> str:
+    """What a report says about a row without ids: what it is, and what to log instead; "" if it is no known log of
+    text. `read_as` is its format."""
+    shape = known_text(row) if read_as == "text_only" else text_log(row) if read_as == "openai_chat" else None
+    return "" if shape is None else f"No token ids: this is {shape.what}."
+
+
+def _has(row: Row, shape: TextLog) -> bool:
+    if not all(path in row or path.partition(".")[0].removesuffix("[]") in row for path in shape.keys):
+        return False
+    return all(_fits(row, path, wanted) for path, wanted in shape.keys.items())
+
+
+def _fits(row: Row, path: str, wanted: str | tuple[str, ...]) -> bool:
+    if not wanted and path in row:
+        return True
+    value: Any = row
+    while path and isinstance(value, Mapping):
+        # A key may hold dots itself, as attributes of spans do.
+        key, _, path = (path, "", "") if path in value else path.partition(".")
+        value = value.get(key.removesuffix("[]"), ABSENT)
+        if key.endswith("[]"):
+            value = value[0] if isinstance(value, list | tuple) and value else ABSENT
+    if path or value is ABSENT:
+        return False
+    if isinstance(wanted, tuple):
+        return isinstance(value, str) and any(value == w or w == f"{value[: len(w) - 1]}*" for w in wanted)
+    return not wanted or _is(value, wanted)
+
+
+def _is(value: Any, kind: str) -> bool:
+    if kind == TEXT:
+        return isinstance(value, str)
+    if kind == TRUTH:
+        return isinstance(value, bool)
+    if kind == WORDS:
+        parts = value if isinstance(value, list | tuple) and value else (value,)
+        # A message of OpenAI's form has a content, one of ShareGPT's a value.
+        return all(
+            isinstance(part, str) or (isinstance(part, Mapping) and ("content" in part or "value" in part))
+            for part in parts[:_ENTRIES]
+        )
+    return isinstance(value, Mapping) if kind == OBJECT else isinstance(value, list | tuple)
+
+
+def _holds_tokens(value: Any, depth: int = _DEPTH) -> bool:
+    """Whether ids or logprobs stand anywhere in a row, by the names of columns."""
+    if isinstance(value, Mapping):
+        for name, inner in value.items():
+            if isinstance(inner, Mapping | list | tuple | np.ndarray) and len(inner):
+                if name in TOKEN_COLUMNS or _TOKENS.search(str(name)):
+                    return True
+                if depth and _holds_tokens(inner, depth - 1):
+                    return True
+            elif name == "key" and isinstance(inner, str) and _TOKENS.search(inner):
+                return True  # an attribute of OTLP: {"key": …, "value": …}
+        return False
+    return is_list(value) and depth > 0 and any(_holds_tokens(inner, depth - 1) for inner in value[:_ENTRIES])

@@ -1,0 +1,109 @@
+"""REC016: a preference pair whose sides do not differ in their answers alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from tito_audit.evidence.model import Evidence
+from tito_audit.record.arrays import Ids
+from tito_audit.record.finding import Hit, Severity, Where
+from tito_audit.rule import rule
+from tito_audit.rules._texts import prompt_in_answer
+from tito_audit.rules._words import counted, quoted, shown
+
+
+@rule("REC016", Severity.WARNING, headline="{n} of preference pairs that are uneven")
+def uneven_pair(evidence: Evidence) -> Iterator[Hit]:
+    """A preference pair differs in more than its answers, or not at all.
+
+    ## What it finds
+    Two sides whose prompts are not the same tokens (error; a warning if only the last token differs, which the
+    encoder merged with an answer). Two answers that are the same tokens. An answer without an end token, which a
+    maximum length or a template cut off. An answer whose first token also holds the end of the prompt, where
+    prompt and answer were encoded in one piece. The last two are found in KTO rows as well.
+
+    ## Why it matters
+    A preference loss compares the probabilities of two answers to one prompt. With two prompts it compares
+    something else, and with two equal answers nothing: such a pair has no gradient in DPO. A side without its end
+    teaches when to stop only by accident, and a policy that never trains an end runs on. A prompt that lost its
+    end to the answer is not the prompt that the model gets when it is used.
+
+    ## Example
+    The maximum length cut the rejected answer:
+
+    ```text
+    warning REC016 turn 0 completion 1:2
+      the rejected answer has no end token: it was cut, so it does not teach when to stop
+      sampled      │!│
+                    0
+    ```
+
+    ## Repair
+    None: the tokens are not in the log. Tokenize the pair again, with one prompt and a larger maximum length;
+    `drop` moves it aside.
+    """
+    side = evidence.rollout.stated.side
+    if side is None:
+        return
+    ids, where, turn, start = _answer(evidence)
+    if side.prompts_part is not None and side.name != "chosen":
+        last = "; the encoder merged the last token with an answer" if side.at_seam else ""
+        message = (
+            f"the prompts of the chosen and the rejected answer differ from token {side.prompts_part} on{last}"
+        )
+        severity = Severity.WARNING if side.at_seam else Severity.ERROR
+        cause = "prompts differ at the seam" if side.at_seam else "prompts differ"
+        of = Where.ROW if turn is None else Where.PROMPT
+        prompt = evidence.sequence(of, turn)
+        assert prompt is not None
+        part = prompt[side.prompts_part : start if turn is None else len(prompt)]
+        end = side.prompts_part + len(part)
+        yield Hit(of, side.prompts_part, end, message, turn, cause, severity, shown(evidence, part))
+    if ids is None or not len(ids):
+        return
+    end = start + len(ids)
+    if side.same_answer and side.name != "chosen":
+        message = (
+            f"the chosen and the rejected answer are the same {counted(len(ids), 'token')}: nothing is preferred"
+        )
+        yield Hit(where, start, end, message, turn, "answers are the same", recorded=shown(evidence, ids))
+    at, message, cause = _unended(evidence, ids, start)
+    if cause:
+        message = f"the {side.name} answer {message}, so it does not teach when to stop"
+        yield Hit(
+            where, start + at, start + at + 1, message, turn, cause, recorded=shown(evidence, ids[at : at + 1])
+        )
+    more = prompt_in_answer(evidence) if turn is not None else ""
+    if more:
+        message = (
+            f"the first token of the answer also holds {quoted(more)}, the end of the prompt: prompt and answer "
+            "were encoded in one piece, so the prompt is not the one that the model gets when it is used"
+        )
+        yield Hit(where, start, start + 1, message, turn, "seam inside a token", recorded=shown(evidence, ids[:1]))
+
+
+def _answer(evidence: Evidence) -> tuple[Ids | None, Where, int | None, int]:
+    """The ids of the answer to the end of the row, where they stand, in which call, and where they begin."""
+    if evidence.rollout.turns:
+        return evidence.rollout.turns[0].completion_ids, Where.COMPLETION, 0, 0
+    row = evidence.rollout.training_row
+    if row is None:
+        return None, Where.ROW, None, 0
+    mask = row.loss_mask
+    start = int(mask.argmax()) if mask is not None and mask.any() else 0
+    return row.token_ids[start:], Where.ROW, None, start
+
+
+def _unended(evidence: Evidence, ids: Ids, start: int) -> tuple[int, str, str]:
+    """The last token of an answer whose end is not trained, what is wrong, and the cause; "" if nothing is."""
+    row, vocabulary = evidence.rollout.training_row, evidence.vocabulary
+    if vocabulary is None or not evidence.end_ids or (row is not None and not start):
+        return 0, "", ""
+    ends = np.isin(ids, list(evidence.end_ids)).nonzero()[0]
+    if not len(ends) or vocabulary.text(ids[ends[-1] + 1 :]).strip():
+        return len(ids) - 1, "has no end token: it was cut", "answer without an end"
+    if row is not None and row.loss_mask is not None and not row.loss_mask[start + ends].any():
+        return int(ends[-1]), "does not train its end token", "end not trained"
+    return 0, "", ""
