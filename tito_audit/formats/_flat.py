@@ -36,6 +36,7 @@ from tito_audit.formats._update import (
     with_counts,
     with_values,
 )
+from tito_audit.formats._versions import version_of_row
 from tito_audit.record.arrays import Ids, Logprobs, Mask, as_floats, empty_ids
 from tito_audit.record.build import column_values, training_row
 from tito_audit.record.column import Alignment, ColumnRole, MaskEncoding, mask_encoding, trained_of
@@ -150,7 +151,7 @@ def flat_row(row: Row, *, has_calls: bool) -> TrainingRow | None:
         absent_mask_trains_response=stated and mask is None,
         shifts=None,
     )
-    return _finished(trained, padding, hidden)
+    return version_of_row(row, _finished(trained, padding, hidden))
 
 
 def split_row(row: Row, *, of_one_call: bool = False) -> TrainingRow | None:
@@ -181,7 +182,7 @@ def split_row(row: Row, *, of_one_call: bool = False) -> TrainingRow | None:
         other=other_columns(row, _read_names(mask, logprobs)),
         prompt_length=len(prompt),
     )
-    return _finished(trained, Padding(), hidden)
+    return version_of_row(row, _finished(trained, Padding(), hidden))
 
 
 def updated_flat(

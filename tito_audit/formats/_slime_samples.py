@@ -18,6 +18,7 @@ from tito_audit.formats._calls import COMPLETION_IDS, PROMPT_IDS
 from tito_audit.formats._columns import FLAT_IDS, flat_logprobs, ids_or_none, is_list, other_columns
 from tito_audit.formats._flat import updated_flat
 from tito_audit.formats._update import with_values
+from tito_audit.formats._versions import version_of_row
 from tito_audit.record.arrays import json_kind
 from tito_audit.record.build import training_row
 from tito_audit.record.column import Alignment, Column, ColumnRole, MovePolicy
@@ -92,7 +93,7 @@ def sample_row(row: Row) -> TrainingRow | None:
         absent_mask_trains_response=mask is None,
     )
     fixed = [_bound_column(name, row[name]) for name in _TOKEN_BOUND if row.get(name) is not None]
-    return replace(trained, columns=(*trained.columns, *fixed)) if fixed else trained
+    return version_of_row(row, replace(trained, columns=(*trained.columns, *fixed)) if fixed else trained)
 
 
 def updated_sample(row: Row, before: TrainingRow, after: TrainingRow) -> Row:

@@ -25,7 +25,9 @@ from tito_audit.formats._columns import (
     plain,
     same_ids,
 )
+from tito_audit.formats._versions import spans_as_logged
 from tito_audit.record.arrays import Mask, as_floats
+from tito_audit.record.by_name import WEIGHTS
 from tito_audit.record.column import Alignment, Column, ColumnRole, MaskEncoding
 from tito_audit.record.edits import Edit, Path, with_edits
 from tito_audit.record.repaired import RepairedRollout
@@ -278,6 +280,8 @@ def column_as_logged(
         return None
     if new.role is ColumnRole.LOGPROBS and is_nested(original):
         return logprobs_as_logged(new.values, original)
+    if new.name == WEIGHTS and new.values.dtype.kind == "O":
+        return spans_as_logged(original, before, after)
     blank = _fill_value(new)
     if new.encoding is not old.encoding and new.encoding is not None:
         whole = new.values.tolist()

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tito_audit.errors import ProviderError
-from tito_audit.provider import GenerationResult, SamplingParams, TopLogprobs
+from tito_audit.provider import GenerationResult, SamplingParams, TopLogprobs, WeightSpans
 from tito_audit.record.prompt_ids import PromptIds
 
 _ROUNDING = 1e-3
@@ -38,6 +38,20 @@ def checked_sampling(sampling: SamplingParams, ours: Iterable[str]) -> None:
     reserved = sorted(sampling.extra.keys() & set(ours))
     if reserved:
         raise ProviderError(f"{', '.join(reserved)} cannot be set in extra: the provider sets it", status=400)
+
+
+def weight_spans(answer: Mapping[str, Any]) -> WeightSpans:
+    """The `weight_versions` of an answer, objects of `version`, `start` and `end`; () if it has none.
+
+    sgl-project/sglang `srt/utils/weight_versions.py` and vllm-project/vllm name half-open ranges of tokens.
+    """
+    spans = answer.get("weight_versions")
+    if not isinstance(spans, list):
+        return ()
+    keys = [(span.get("version"), span.get("start"), span.get("end")) for span in spans if isinstance(span, dict)]
+    if len(keys) != len(spans) or any(type(start) is not int or type(end) is not int for _, start, end in keys):
+        return ()
+    return tuple((str(version), start, end) for version, start, end in keys)
 
 
 def answered_ids(value: Any, where: str) -> tuple[int, ...]:

@@ -30,7 +30,7 @@ from tito_audit.parsers import (
     to_delta,
     to_message,
 )
-from tito_audit.provider import GenerationChunk, GenerationResult, TokenProvider
+from tito_audit.provider import GenerationChunk, GenerationResult, TokenProvider, WeightSpans, logged_spans
 from tito_audit.record.prompt_ids import PromptIds
 from tito_audit.serve.call_log import CallLog
 from tito_audit.serve.errors import Refused, of_provider
@@ -217,6 +217,7 @@ class SampledAnswer:
     finish_reason: str | None
     stop_reason: str | int | None = None
     weight_version: str | None = None
+    weight_spans: WeightSpans = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,6 +266,10 @@ def answer_lines(call: Answered, answers: Sequence[SampledAnswer]) -> list[dict[
             "thread_id": answer.thread_id,
             "choice": answer.choice,
             "weight_version": answer.weight_version,
+            # Where one version sampled all of it, `weight_version` says so.
+            **(
+                {"weight_versions": spans} if (spans := logged_spans(answer.weight_spans, len(answer.ids))) else {}
+            ),
             "response_message": answer.message if "role" in answer.message else None,
             **({"text": answer.message["text"]} if "text" in answer.message else {}),
             "prompt_token_ids": orjson.Fragment(call.prompt_ids.json),
@@ -372,12 +377,14 @@ class PartialAnswer:
     finish_reason: str | None = None
     stop_reason: str | int | None = None
     weight_version: str | None = None
+    weight_spans: WeightSpans = ()
 
     def take(self, chunk: GenerationChunk) -> list[dict[str, Any]]:
         """The deltas that the next tokens add."""
         self.ids += chunk.output_ids
         self.logprobs += chunk.logprobs
         self.weight_version = chunk.weight_version or self.weight_version
+        self.weight_spans = chunk.weight_spans or self.weight_spans
         if chunk.finish_reason is not None:
             self.finish_reason, self.stop_reason = chunk.finish_reason, chunk.stop_reason
         return self.reading.feed(chunk.output_ids)
@@ -540,6 +547,7 @@ class Gateway:
                 partial.reading.why(result.finish_reason),
                 result.stop_reason,
                 result.weight_version,
+                result.weight_spans,
             )
             for choice, (thread, message, result, partial) in enumerate(
                 zip(threads, messages, results, call.answers, strict=True)
@@ -563,6 +571,7 @@ class Gateway:
                 answer.finish_reason or "abort",
                 answer.stop_reason,
                 answer.weight_version,
+                answer.weight_spans,
             )
             for choice, answer in enumerate(call.answers)
             if answer.ids
@@ -686,6 +695,7 @@ def _as_chunk(result: GenerationResult) -> GenerationChunk:
         finish_reason=result.finish_reason,
         stop_reason=result.stop_reason,
         weight_version=result.weight_version,
+        weight_spans=result.weight_spans,
     )
 
 
@@ -698,6 +708,7 @@ def _result(call: Call, answer: PartialAnswer) -> GenerationResult:
         answer.finish_reason,
         answer.stop_reason,
         answer.weight_version,
+        answer.weight_spans,
     )
 
 
