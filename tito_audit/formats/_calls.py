@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from tito_audit.errors import RecordError
+from tito_audit.formats._beside import beside_of
 from tito_audit.formats._columns import (
     FLAT_IDS,
     Raw,
@@ -116,6 +117,7 @@ def call_turn(
         stop_string=stop_string(entry),
         weight_versions=weight_versions(entry),
         weight_spans=spans_of(entry, turn.completion_ids),
+        beside=beside_of(entry),
         alternatives=alternatives(entry.get(logprobs_name) if logprobs_name else None),
     )
 
@@ -154,6 +156,7 @@ def turn_at(entry: Mapping[str, Any], prompt: str, completion: str, read_names: 
         stop_string=stop_string(entry),
         weight_versions=weight_versions(entry),
         weight_spans=spans_of(entry, turn.completion_ids),
+        beside=beside_of(entry),
     )
 
 

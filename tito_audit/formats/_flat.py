@@ -10,6 +10,7 @@ import numpy as np
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Row
+from tito_audit.formats._beside import beside_of
 from tito_audit.formats._calls import CALL_LOGPROBS, COMPLETION_IDS, PROMPT_IDS
 from tito_audit.formats._columns import (
     FLAT_IDS,
@@ -151,7 +152,7 @@ def flat_row(row: Row, *, has_calls: bool) -> TrainingRow | None:
         absent_mask_trains_response=stated and mask is None,
         shifts=None,
     )
-    return version_of_row(row, _finished(trained, padding, hidden))
+    return version_of_row(row, replace(_finished(trained, padding, hidden), beside=beside_of(row)))
 
 
 def split_row(row: Row, *, of_one_call: bool = False) -> TrainingRow | None:
@@ -182,7 +183,7 @@ def split_row(row: Row, *, of_one_call: bool = False) -> TrainingRow | None:
         other=other_columns(row, _read_names(mask, logprobs)),
         prompt_length=len(prompt),
     )
-    return version_of_row(row, _finished(trained, Padding(), hidden))
+    return version_of_row(row, replace(_finished(trained, Padding(), hidden), beside=beside_of(row)))
 
 
 def updated_flat(

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Row
+from tito_audit.formats._beside import beside_of
 from tito_audit.formats._calls import COMPLETION_IDS, PROMPT_IDS
 from tito_audit.formats._columns import FLAT_IDS, flat_logprobs, ids_or_none, is_list, other_columns
 from tito_audit.formats._flat import updated_flat
@@ -93,7 +94,8 @@ def sample_row(row: Row) -> TrainingRow | None:
         absent_mask_trains_response=mask is None,
     )
     fixed = [_bound_column(name, row[name]) for name in _TOKEN_BOUND if row.get(name) is not None]
-    return version_of_row(row, replace(trained, columns=(*trained.columns, *fixed)) if fixed else trained)
+    trained = replace(trained, columns=(*trained.columns, *fixed), beside=beside_of(row))
+    return version_of_row(row, trained)
 
 
 def updated_sample(row: Row, before: TrainingRow, after: TrainingRow) -> Row:

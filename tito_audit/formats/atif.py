@@ -13,6 +13,7 @@ from typing import Any
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
+from tito_audit.formats._beside import beside_of
 from tito_audit.formats._calls import (
     TOOLS_MISSING,
     calls_unknown_tools,
@@ -205,6 +206,7 @@ def _step_turn(call: _StepCall, where: str, answer: Message | None) -> Turn:
         finish_reason=finish_reason(extra),
         weight_versions=weight_versions(extra),
         weight_spans=spans_of(extra, turn.completion_ids),
+        beside=beside_of(extra),
     )
 
 

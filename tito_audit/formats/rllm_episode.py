@@ -13,6 +13,7 @@ from typing import Any
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
+from tito_audit.formats._beside import beside_of
 from tito_audit.formats._calls import (
     TOOLS_MISSING,
     calls_unknown_tools,
@@ -149,6 +150,7 @@ def _turn(
         finish_reason=finish_reason(object_at(step, "model_output")) or finish_reason(step),
         weight_versions=weight_versions(step),
         weight_spans=spans_of(step, turn.completion_ids),
+        beside=beside_of(step),
     )
 
 
