@@ -28,7 +28,7 @@ from tito_audit.evidence.roles import TEMPLATE, Roles
 from tito_audit.evidence.row import OTHER_MESSAGES, holds_given_turns, row_against_itself, row_against_template
 from tito_audit.evidence.row_as_sent import is_as_sent, row_against_request
 from tito_audit.evidence.row_of_calls import row_against_calls
-from tito_audit.record.beside import NOTHING_BESIDE, Unfit
+from tito_audit.record.beside import NOTHING_BESIDE
 from tito_audit.record.by_name import versions_and_trainers
 from tito_audit.record.column import ColumnRole
 from tito_audit.record.finding import Where
@@ -388,12 +388,15 @@ def _beside(holders: Sequence[Turn | TrainingRow]) -> tuple[bool, ...]:
     beside = [holder.beside for holder in holders if holder.beside is not NOTHING_BESIDE]
     if not beside:
         return (False,) * 5
-    kinds = (
-        [part for values in beside for part in values.routing],
-        [part for values in beside for part in values.kept],
-    )
-    read = (any(not isinstance(part, Unfit) or part.wrong for part in parts) for parts in kinds)
-    return bool(kinds[0]), next(read), bool(kinds[1]), next(read), any(values.credit for values in beside)
+    unfit = [part for values in beside for part in values.unfit]
+    met: list[bool] = []
+    for experts, read in (
+        (True, any(each.routing for each in beside)),
+        (False, any(each.kept for each in beside)),
+    ):
+        own = [part for part in unfit if part.experts is experts]
+        met += [read or bool(own), read or any(part.wrong for part in own)]
+    return (*met, any(values.credit for values in beside))
 
 
 def partly_recorded(rollout: Rollout) -> Needs:

@@ -23,13 +23,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tito_audit.formats._columns import is_given, is_list, plain
+from tito_audit.formats._columns import EXPERTS, is_given, is_list, plain
 from tito_audit.record.beside import NOTHING_BESIDE, Beside, KeptSets, Routing, Unfit
 
-_EXPERTS = (
-    *("routed_experts", "rollout_routed_experts", "expert_indices", "rollout_expert_indices"),
-    "routing_matrices",
-)
 _START = ("routed_experts_start_len", "routed_experts_prompt_start")
 _COUNT = ("num_experts", "n_routed_experts", "num_local_experts")
 _RAGGED = {
@@ -42,9 +38,7 @@ _SETS = ("rollout_sampling_mask", "sampling_mask", "output_token_sampling_mask",
 PER_TOKEN = ("advantages", "token_advantages", "token_rewards", "token_level_rewards", "token_level_scores")
 """Columns with one number for each token, or one for all of them."""
 REWARDS = ("advantage", "reward", "rewards", "score", "scores")
-BESIDE = frozenset((*_EXPERTS, *_RAGGED, *_SETS, *PER_TOKEN, *REWARDS, "response_length"))
-UNREBUILT = (*_EXPERTS, *_RAGGED, *_RAGGED.values(), *_SETS)
-"""What an engine returned about exactly these tokens; nothing can compute it for others."""
+BESIDE = frozenset((*EXPERTS, *_RAGGED, *_SETS, *PER_TOKEN, *REWARDS, "response_length"))
 _WIRE = {"int8", "uint8", "int16", "uint16", "int32", "uint32", "int64"}
 
 
@@ -59,9 +53,11 @@ def beside_of(*holders: Mapping[str, Any]) -> Beside:
                 values[name] = value
     if not values:
         return NOTHING_BESIDE
+    parts = [*(_routing(name, values) for name in EXPERTS if values.get(name, "") != ""), *_kept(values)]
     return Beside(
-        tuple(_routing(name, values) for name in _EXPERTS if values.get(name, "") != ""),
-        tuple(_kept(values)),
+        tuple(part for part in parts if isinstance(part, Routing)),
+        tuple(part for part in parts if isinstance(part, KeptSets)),
+        tuple(part for part in parts if isinstance(part, Unfit)),
         {name: values[name] for name in (*PER_TOKEN, *REWARDS, "response_length") if name in values},
     )
 
@@ -71,7 +67,7 @@ def _routing(name: str, values: Mapping[str, Any]) -> Routing | Unfit:
     array, start = _array(value), next((values[key] for key in _START if type(values.get(key)) is int), 0)
     count = next((values[key] for key in _COUNT if type(values.get(key)) is int), None)
     if isinstance(array, str):
-        return Unfit(name, array, wrong=not array.startswith("in a form"))
+        return Unfit(name, array, experts=True, wrong=array != _UNKNOWN)
     if isinstance(value, dict | Mapping) and type(value.get("start")) is int:
         start = value["start"]
     return Routing(name, array, start, count)
@@ -157,7 +153,8 @@ def _sets(name: str, ids: Any, offsets: Any) -> KeptSets | Unfit:
     flat = np.zeros(0, np.int64) if is_list(ids) and not len(ids) else _array(ids)
     edges = _array(offsets)
     if isinstance(flat, str) or isinstance(edges, str):
-        return Unfit(name, _UNKNOWN, wrong=False)
+        return Unfit(name, _UNKNOWN, experts=False, wrong=False)
     if edges[0] != 0 or (np.diff(edges) < 0).any() or edges[-1] != len(flat) or flat.ndim != 1:
-        return Unfit(name, f"{len(flat):,} ids, and their offsets go from {edges[0]} to {edges[-1]}", wrong=True)
+        because = f"{len(flat):,} ids, and their offsets go from {edges[0]} to {edges[-1]}"
+        return Unfit(name, because, experts=False, wrong=True)
     return KeptSets(name, flat, edges)

@@ -9,6 +9,7 @@ from typing import Any
 from tito_audit.errors import RecordError
 from tito_audit.formats._beside import beside_of
 from tito_audit.formats._columns import (
+    EXPERTS,
     FLAT_IDS,
     Raw,
     alternatives,
@@ -266,7 +267,9 @@ def _with_prompt(entry: Mapping[str, Any], before: Turn, after: Turn, skip: Coll
     if before.seen_ids is not None and after.seen_ids is not None:
         copies.append(Copy(before.seen_ids, after.seen_ids, _ID_NAMES - {*skip}))
     copied: Mapping[str, Any] = with_copies(entry, copies, skip)
-    written = with_values(copied, {name: as_logged(new, entry[name])})
+    # Experts are those of the old prompt too; sets of kept tokens are of the completion alone.
+    gone = {key: None for key in EXPERTS if entry.get(key) is not None}
+    written = with_values(copied, {name: as_logged(new, entry[name]), **gone})
     return with_counts(written, call_counts(before, after))
 
 

@@ -17,6 +17,7 @@ from tito_audit.formats._columns import (
     MASKS,
     RESPONSE_MASKS,
     ROW_LOGPROBS,
+    UNREBUILT,
     Raw,
     as_logged,
     first_filled,
@@ -216,6 +217,7 @@ def updated_flat(
             copies.append(Copy(row[name], values[name], names))
         if not has_turn:
             copies.extend(_part_copies(row, before, after))
+        values |= {key: None for key in UNREBUILT if row.get(key) is not None}
     skip = {*skip, *PROMPT_IDS, *COMPLETION_IDS} if has_turn else skip
     new = with_values(with_copies(row, copies, skip), values)
     new = with_values(new, _padded_lengths(row, before, after))

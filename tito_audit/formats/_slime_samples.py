@@ -30,6 +30,7 @@ _TOKEN_BOUND = {
     "mopd_teacher_log_probs": Alignment.RESPONSE,
     "rollout_indexer_topk": Alignment.ROWS_MINUS_1,
     "rollout_routed_experts": Alignment.ROWS_MINUS_1,
+    "rollout_sampling_mask": Alignment.RAGGED,
     "rollout_top_p_token_ids": Alignment.RAGGED,
     "rollout_top_p_token_offsets": Alignment.RAGGED,
 }

@@ -15,6 +15,7 @@ from tito_audit.errors import RecordError
 from tito_audit.format import Row
 from tito_audit.formats._columns import (
     FLAT_IDS,
+    UNREBUILT,
     as_logged,
     equal_values,
     filled,
@@ -346,6 +347,8 @@ def updated_row(
         raise RecordError("this format has no padding: nothing in its rows would tell padding from tokens")
     values = updated_columns(row, before, after, ids)
     copies = [Copy(row[ids], values[ids], FLAT_IDS)] if values[ids] is not row[ids] else []
+    if not same_ids(before.token_ids, after.token_ids):
+        values |= {key: None for key in UNREBUILT if row.get(key) is not None}
     return with_counts(with_values(with_copies(row, copies), values), row_counts(before, after))
 
 

@@ -48,10 +48,13 @@ def weight_spans(answer: Mapping[str, Any]) -> WeightSpans:
     spans = answer.get("weight_versions")
     if not isinstance(spans, list):
         return ()
-    keys = [(span.get("version"), span.get("start"), span.get("end")) for span in spans if isinstance(span, dict)]
-    if len(keys) != len(spans) or any(type(start) is not int or type(end) is not int for _, start, end in keys):
-        return ()
-    return tuple((str(version), start, end) for version, start, end in keys)
+    named: list[tuple[str, int, int]] = []
+    for span in spans:
+        ends = [span.get("start"), span.get("end")] if isinstance(span, dict) else []
+        if not all(type(end) is int for end in ends) or not ends:
+            return ()
+        named.append((str(span.get("version")), ends[0], ends[1]))
+    return tuple(named)
 
 
 def answered_ids(value: Any, where: str) -> tuple[int, ...]:

@@ -40,6 +40,8 @@ class Unfit:
 
     name: str
     because: str
+    experts: bool
+    """False: it holds kept sets."""
     wrong: bool
     """False: it may be right in a form that is not known."""
 
@@ -48,8 +50,10 @@ class Unfit:
 class Beside:
     """What stands beside tokens; the values were not compared with them."""
 
-    routing: tuple[Routing | Unfit, ...] = ()
-    kept: tuple[KeptSets | Unfit, ...] = ()
+    routing: tuple[Routing, ...] = ()
+    kept: tuple[KeptSets, ...] = ()
+    unfit: tuple[Unfit, ...] = ()
+    """Experts and kept sets that could not be read."""
     credit: Mapping[str, Any] = field(default_factory=dict)
     """Advantages, rewards and the length of the response, as logged."""
 

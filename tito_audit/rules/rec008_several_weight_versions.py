@@ -125,7 +125,8 @@ def _versions(rollout: Rollout) -> _Versions | None:
     if row is not None and column is not None:
         versions = _Versions()
         if column.name == WEIGHTS and column.values.dtype.kind == "O":
-            sampled = np.where(_sampled(row), column.values, None)
+            sampled = column.values.copy()
+            sampled[~_sampled(row)] = None
             versions.add_spans(spans_of_versions(sampled), Where.ROW, None)
         else:
             _add_tokens(versions, over_row(column, row), Where.ROW, None, _sampled(row))

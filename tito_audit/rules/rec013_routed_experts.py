@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from tito_audit.evidence.model import Evidence
 from tito_audit.evidence.needs import Needs
-from tito_audit.record.beside import Routing, Unfit
+from tito_audit.record.beside import Routing
 from tito_audit.record.finding import Hit, Severity, Where
 from tito_audit.record.runs import trained_runs
 from tito_audit.rule import rule
@@ -62,11 +62,10 @@ def routed_experts(evidence: Evidence) -> Iterator[Hit]:
     widths: set[int] | None = None
     images = bool(evidence.present & Needs.IMAGES)
     for sequence in sequences(evidence):
+        for unfit in sequence.beside.unfit:
+            if unfit.experts and unfit.wrong:
+                yield _hit(sequence, f"`{unfit.name}` holds {unfit.because}", "not of its shape")
         for routing in sequence.beside.routing:
-            if isinstance(routing, Unfit):
-                if routing.wrong:
-                    yield _hit(sequence, f"`{routing.name}` holds {routing.because}", "not of its shape")
-                continue
             rows = _rows(sequence, routing)
             if routing.experts.ndim == 1:
                 size = len(routing.experts)
@@ -164,7 +163,7 @@ def _unfilled(sequence: Sequence, routing: Routing, experts: NDArray[np.int64], 
     flat = experts.reshape(len(experts), -1)[: max(len(sequence.ids) - first - 1, 0)]
     sampled = sequence.sampled[first : first + len(flat)]
     if experts.shape[2] > 1:
-        empty = sampled & (flat == 0).all(axis=1)
+        empty = sampled & np.asarray((flat == 0).all(axis=1))
         if empty.any():
             message = f"`{routing.name}` has only zeros for {counted(int(empty.sum()), 'sampled token')}"
             yield _hit(
@@ -173,7 +172,7 @@ def _unfilled(sequence: Sequence, routing: Routing, experts: NDArray[np.int64], 
             return
     if flat.shape[1] < _REPEATS or len(flat) < _REPEATS:
         return
-    known = (flat > 0).any(axis=1)
+    known: NDArray[np.bool_] = np.asarray((flat > 0).any(axis=1))
     equal = np.concatenate([[False], (flat[1:] == flat[:-1]).all(axis=1) & known[1:]]) & sampled
     for start, end in trained_runs(equal):
         tokens = sequence.ids[first + start - 1 : first + end]

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from tito_audit.evidence.model import Evidence
 from tito_audit.evidence.needs import Needs
 from tito_audit.record.arrays import Ids
-from tito_audit.record.beside import KeptSets, Unfit
+from tito_audit.record.beside import KeptSets
 from tito_audit.record.finding import Hit, Severity
 from tito_audit.rule import rule
 from tito_audit.rules._beside import Sequence, sequences
@@ -53,11 +53,10 @@ def kept_token_sets(evidence: Evidence) -> Iterator[Hit]:
     the tokens that they belong to, or train without replaying the sampling.
     """
     for sequence in sequences(evidence):
+        for unfit in sequence.beside.unfit:
+            if unfit.wrong and not unfit.experts:
+                yield _hit(sequence, f"`{unfit.name}` has {unfit.because}", "offsets of other ids")
         for kept in sequence.beside.kept:
-            if isinstance(kept, Unfit):
-                if kept.wrong:
-                    yield _hit(sequence, f"`{kept.name}` has {kept.because}", "offsets of other ids")
-                continue
             # Models have more ids than tokenizers, filled up to a round number.
             size = 2 * evidence.vocabulary.size if evidence.vocabulary is not None else 1 << 31
             out = kept.ids[(kept.ids < 0) | (kept.ids >= size)]
