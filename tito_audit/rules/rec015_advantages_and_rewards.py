@@ -29,9 +29,9 @@ def advantages_and_rewards(evidence: Evidence) -> Iterator[Hit]:
     A list of advantages or of rewards by token (`advantages`, `token_rewards`, `token_level_rewards`) with
     another number of entries than any way to write it has: one for each token or each but the first, of the row,
     of the response, or of what is trained, one for each turn, or one for all. NaN or infinity at a trained
-    token, or as a reward; null at some trained tokens and numbers at others is a warning. A `response_length`
-    that ends inside what a mask over the whole row trains. A note says that the advantages of all trained tokens
-    are zero, as those of a group with equal rewards are: the row teaches nothing.
+    token, or as a reward; null says that a value is not known and is not judged. A `response_length` that ends
+    inside what a mask over the whole row trains. A note says that the advantages of all trained tokens are zero,
+    as those of a group with equal rewards are: the row teaches nothing.
 
     ## Why it matters
     The advantage is the factor of each token's gradient. One place off, the reward for an answer goes to the
@@ -84,15 +84,11 @@ def _listed(evidence: Evidence, sequence: Sequence, name: str, value: Any) -> It
             yield _hit(sequence, f"`{name}` holds {_worst(numbers)}", "not a finite number")
         return
     own = numbers[sequence.sampled[places]]
-    broken = ~np.isfinite(own)
-    if broken.any() and not broken.all():
-        known = np.isinf(own).any() or _nans(value)
-        what = _worst(own) if known else "null"
-        message = f"`{name}` is {what} at {counted(int(broken.sum()), 'trained token')} of {len(own):,}"
-        severity = None if known else Severity.WARNING
-        yield _hit(sequence, message, "not a finite number", at[broken], severity)
-    elif broken.any() and (np.isinf(own).any() or _nans(value)):
-        yield _hit(sequence, f"`{name}` is {_worst(own)} at every trained token", "not a finite number", at)
+    # A table's NaN may be its null, and null says that the value is not known, as a repair writes it.
+    broken = np.isinf(own) | (np.isnan(own) if _nans(value) else np.zeros(len(own), np.bool_))
+    if broken.any():
+        message = f"`{name}` is {_worst(own)} at {counted(int(broken.sum()), 'trained token')} of {len(own):,}"
+        yield _hit(sequence, message, "not a finite number", at[broken])
     elif name == "advantages" and len(own) > 1 and not own.any():
         message = f"the advantages of all {len(own):,} trained tokens are zero, so nothing is learned from them"
         yield _hit(sequence, message, "no advantage", at, Severity.NOTE)
