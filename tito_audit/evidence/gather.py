@@ -392,7 +392,7 @@ def _beside(holders: Sequence[Turn | TrainingRow]) -> tuple[bool, ...]:
     met: list[bool] = []
     for experts, read in (
         (True, any(each.routing for each in beside)),
-        (False, any(each.kept for each in beside)),
+        (False, any(each.sets for each in beside)),
     ):
         own = [part for part in unfit if part.experts is experts]
         met += [read or bool(own), read or any(part.wrong for part in own)]

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tito_audit.formats._columns import EXPERTS, is_given, is_list, plain
-from tito_audit.record.beside import NOTHING_BESIDE, Beside, KeptSets, Routing, Unfit
+from tito_audit.record.beside import NOTHING_BESIDE, BesideTokens, KeptSets, Routing, Unfit
 
 _START = ("routed_experts_start_len", "routed_experts_prompt_start")
 _COUNT = ("num_experts", "n_routed_experts", "num_local_experts")
@@ -42,7 +42,7 @@ BESIDE = frozenset((*EXPERTS, *_RAGGED, *_SETS, *PER_TOKEN, *REWARDS, "response_
 _WIRE = {"int8", "uint8", "int16", "uint16", "int32", "uint32", "int64"}
 
 
-def beside_of(*holders: Mapping[str, Any]) -> Beside:
+def beside_of(*holders: Mapping[str, Any]) -> BesideTokens:
     """What the objects of a row or a call hold beside its tokens; the first that has a value counts."""
     values: dict[str, Any] = {}
     for holder in holders:
@@ -53,8 +53,8 @@ def beside_of(*holders: Mapping[str, Any]) -> Beside:
                 values[name] = value
     if not values:
         return NOTHING_BESIDE
-    parts = [*(_routing(name, values) for name in EXPERTS if values.get(name, "") != ""), *_kept(values)]
-    return Beside(
+    parts = [*(_routing(name, values) for name in EXPERTS if values.get(name, "") != ""), *_kept_sets(values)]
+    return BesideTokens(
         tuple(part for part in parts if isinstance(part, Routing)),
         tuple(part for part in parts if isinstance(part, KeptSets)),
         tuple(part for part in parts if isinstance(part, Unfit)),
@@ -95,7 +95,10 @@ def _array(value: Any) -> NDArray[np.integer[Any]] | str:
 
 
 def _nested(value: Any) -> Any:
-    return [_nested(entry) for entry in plain(value)] if is_list(value) else value
+    """The same with lists in place of arrays, as tables have them inside of lists."""
+    if not is_list(value):
+        return value
+    return [_nested(entry) for entry in plain(value)]
 
 
 def _packed(text: str) -> NDArray[np.integer[Any]] | str:
@@ -131,7 +134,7 @@ def _shaped(data: str | bytes, dtype: str, shape: list[int]) -> NDArray[np.integ
     return array if len(shape) in (2, 3) else _UNKNOWN
 
 
-def _kept(values: Mapping[str, Any]) -> Iterator[KeptSets | Unfit]:
+def _kept_sets(values: Mapping[str, Any]) -> Iterator[KeptSets | Unfit]:
     for name, at in _RAGGED.items():
         if name in values or at in values:
             yield _sets(name, values.get(name, ()), values.get(at))

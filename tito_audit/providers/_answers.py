@@ -50,10 +50,10 @@ def weight_spans(answer: Mapping[str, Any]) -> WeightSpans:
         return ()
     named: list[tuple[str, int, int]] = []
     for span in spans:
-        ends = [span.get("start"), span.get("end")] if isinstance(span, dict) else []
-        if not all(type(end) is int for end in ends) or not ends:
+        start, end = (span.get("start"), span.get("end")) if isinstance(span, dict) else (None, None)
+        if type(start) is not int or type(end) is not int:
             return ()
-        named.append((str(span.get("version")), ends[0], ends[1]))
+        named.append((str(span.get("version")), start, end))
     return tuple(named)
 
 

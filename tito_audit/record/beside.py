@@ -47,15 +47,15 @@ class Unfit:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Beside:
+class BesideTokens:
     """What stands beside tokens; the values were not compared with them."""
 
     routing: tuple[Routing, ...] = ()
-    kept: tuple[KeptSets, ...] = ()
+    sets: tuple[KeptSets, ...] = ()
     unfit: tuple[Unfit, ...] = ()
     """Experts and kept sets that could not be read."""
     credit: Mapping[str, Any] = field(default_factory=dict)
     """Advantages, rewards and the length of the response, as logged."""
 
 
-NOTHING_BESIDE = Beside()
+NOTHING_BESIDE = BesideTokens()

@@ -9,7 +9,7 @@ from enum import StrEnum
 import numpy as np
 
 from tito_audit.record.arrays import Ids, Logprobs, Mask
-from tito_audit.record.beside import NOTHING_BESIDE, Beside
+from tito_audit.record.beside import NOTHING_BESIDE, BesideTokens
 from tito_audit.record.column import Column
 from tito_audit.record.message import Message, ToolSpec
 from tito_audit.record.speakers import Speakers
@@ -103,7 +103,7 @@ class Turn:
     as_row: TrainingRow | None = field(default=None, repr=False)
     """The same columns as a training row, if the log holds a response that its mask trains whole: its ids may show
     that it holds several turns."""
-    beside: Beside = field(default=NOTHING_BESIDE, compare=False, repr=False)
+    beside: BesideTokens = field(default=NOTHING_BESIDE, compare=False, repr=False)
     """What an engine or a trainer wrote beside its tokens."""
     alternatives: tuple[tuple[float, ...], ...] = field(default=(), repr=False)
     """The distinct top-k logprobs at some of its first tokens; () when the log has only one per token."""
@@ -148,7 +148,7 @@ class TrainingRow:
     hidden: Mask | None = None
     """`[T]` True where an attention mask hides a token that is not padding: visible tokens surround it, or the
     loss mask trains it. None: nothing is hidden."""
-    beside: Beside = field(default=NOTHING_BESIDE, compare=False, repr=False)
+    beside: BesideTokens = field(default=NOTHING_BESIDE, compare=False, repr=False)
     """What an engine or a trainer wrote beside its tokens."""
 
 

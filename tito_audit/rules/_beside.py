@@ -9,7 +9,7 @@ import numpy as np
 
 from tito_audit.evidence.model import Evidence
 from tito_audit.record.arrays import Ids, Mask
-from tito_audit.record.beside import NOTHING_BESIDE, Beside
+from tito_audit.record.beside import NOTHING_BESIDE, BesideTokens
 from tito_audit.record.finding import Where
 
 
@@ -25,7 +25,7 @@ class Sequence:
     """Where the response begins, None if nothing says."""
     before: int | None
     """How many tokens the previous call had seen in the end; None for a row and a first call."""
-    beside: Beside
+    beside: BesideTokens
     where: Where
     turn: int | None = None
 

@@ -87,7 +87,10 @@ def routed_experts(evidence: Evidence) -> Iterator[Hit]:
             if not images and not _fits(routing, rows):
                 yield _hit(sequence, _count_message(sequence, routing), "rows of other tokens")
                 continue
-            yield from _values(sequence, routing, None if images else _first(sequence, routing, rows))
+            # Where rows of the response alone are possible, or an image takes several, their tokens are unknown.
+            size, count = len(sequence.ids) - routing.start, len(routing.experts)
+            certain = not images and (count in (size, size - 1) or count > max(rows))
+            yield from _values(sequence, routing, routing.start if certain else None)
 
 
 def _rows(sequence: Sequence, routing: Routing) -> set[int]:
@@ -111,12 +114,6 @@ def _fits(routing: Routing, rows: set[int]) -> bool:
     most = max(rows)
     surplus = routing.experts[most:]
     return count > most and bool((surplus == surplus.flat[0]).all() and surplus.flat[0] in (0, _MISSING))
-
-
-def _first(sequence: Sequence, routing: Routing, rows: set[int]) -> int | None:
-    """The token of the first row; None if several are possible."""
-    size, count = len(sequence.ids) - routing.start, len(routing.experts)
-    return routing.start if count in (size, size - 1) or count > max(rows) else None
 
 
 def _count_message(sequence: Sequence, routing: Routing) -> str:
@@ -172,8 +169,8 @@ def _unfilled(sequence: Sequence, routing: Routing, experts: NDArray[np.int64], 
             return
     if flat.shape[1] < _REPEATS or len(flat) < _REPEATS:
         return
-    known: NDArray[np.bool_] = np.asarray((flat > 0).any(axis=1))
-    equal = np.concatenate([[False], (flat[1:] == flat[:-1]).all(axis=1) & known[1:]]) & sampled
+    captured: NDArray[np.bool_] = np.asarray((flat > 0).any(axis=1))
+    equal = np.concatenate([[False], (flat[1:] == flat[:-1]).all(axis=1) & captured[1:]]) & sampled
     for start, end in trained_runs(equal):
         tokens = sequence.ids[first + start - 1 : first + end]
         if end - start + 1 >= _REPEATS and len(np.unique(tokens)) >= _REPEATS // 2:

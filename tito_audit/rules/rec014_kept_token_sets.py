@@ -56,19 +56,22 @@ def kept_token_sets(evidence: Evidence) -> Iterator[Hit]:
         for unfit in sequence.beside.unfit:
             if unfit.wrong and not unfit.experts:
                 yield _hit(sequence, f"`{unfit.name}` has {unfit.because}", "offsets of other ids")
-        for kept in sequence.beside.kept:
+        for sets in sequence.beside.sets:
             # Models have more ids than tokenizers, filled up to a round number.
             size = 2 * evidence.vocabulary.size if evidence.vocabulary is not None else 1 << 31
-            out = kept.ids[(kept.ids < 0) | (kept.ids >= size)]
+            out = sets.ids[(sets.ids < 0) | (sets.ids >= size)]
             if len(out):
-                message = f"`{kept.name}` holds the id {int(out[0])}, which the vocabulary does not have"
+                message = f"`{sets.name}` holds the id {int(out[0])}, which the vocabulary does not have"
                 yield _hit(sequence, message, "ids outside the vocabulary")
                 continue
-            places = _places(sequence, len(kept.offsets) - 1)
+            places = _places(sequence, len(sets.offsets) - 1)
             if places is None:
-                yield _hit(sequence, _count_message(sequence, kept), "sets of other tokens")
+                sampled = counted(int(sequence.sampled.sum()), "sampled token")
+                message = f"`{sets.name}` has {counted(len(sets.offsets) - 1, 'set')} for {sampled}"
+                message += "; nothing says which token each set belongs to"
+                yield _hit(sequence, message, "sets of other tokens")
                 continue
-            yield from _outside(evidence, sequence, kept, places)
+            yield from _outside(evidence, sequence, sets, places)
 
 
 def _places(sequence: Sequence, count: int) -> NDArray[np.int64] | None:
@@ -85,36 +88,30 @@ def _places(sequence: Sequence, count: int) -> NDArray[np.int64] | None:
     return np.arange(first, size) if sequence.response is None and count == size - first else None
 
 
-def _count_message(sequence: Sequence, kept: KeptSets) -> str:
-    sampled = int(sequence.sampled.sum())
-    message = f"`{kept.name}` has {counted(len(kept.offsets) - 1, 'set')} for {counted(sampled, 'sampled token')}"
-    return f"{message}; nothing says which token each set belongs to"
-
-
-def _outside(evidence: Evidence, sequence: Sequence, kept: KeptSets, places: NDArray[np.int64]) -> Iterator[Hit]:
+def _outside(evidence: Evidence, sequence: Sequence, sets: KeptSets, places: NDArray[np.int64]) -> Iterator[Hit]:
     """The sampled tokens that are not in their sets."""
     ids = sequence.ids[places]
-    judged = sequence.sampled[places] & (np.diff(kept.offsets) > 0)
-    wrong = judged & ~_held(kept, ids)
+    judged = sequence.sampled[places] & (np.diff(sets.offsets) > 0)
+    wrong = judged & ~_holds(sets, ids)
     if not wrong.any():
         return
     at = places[wrong]
-    message = f"{counted(len(at), 'sampled token')} of {int(judged.sum()):,} not in the set of `{kept.name}`"
+    message = f"{counted(len(at), 'sampled token')} of {int(judged.sum()):,} not in the set of `{sets.name}`"
     for by, side in ((1, "before"), (-1, "after")):
         moved = np.roll(ids, by)
         both = judged & (np.arange(len(ids)) >= 1 if by > 0 else np.arange(len(ids)) < len(ids) - 1)
-        if len(at) > 1 and both.any() and (_held(kept, moved) | ~both).all():
+        if len(at) > 1 and both.any() and (_holds(sets, moved) | ~both).all():
             message += f"; the sets are those of the token {side} each"
     where, start, end = sequence.place(int(at[0]), int(at[-1]) + 1)
     tokens = shown(evidence, sequence.ids[int(at[0]) : int(at[-1]) + 1])
     yield Hit(where, start, end, message, sequence.turn, "not in its set", recorded=tokens)
 
 
-def _held(kept: KeptSets, ids: Ids) -> NDArray[np.bool_]:
+def _holds(sets: KeptSets, ids: Ids) -> NDArray[np.bool_]:
     """`[sets]` whether each set holds the id at its place."""
-    counts = np.diff(kept.offsets).astype(np.int64)
+    counts = np.diff(sets.offsets).astype(np.int64)
     owner = np.repeat(np.arange(len(counts)), counts)
-    equal = kept.ids == np.repeat(ids, counts)
+    equal = sets.ids == np.repeat(ids, counts)
     return np.bincount(owner[equal], minlength=len(counts)) > 0
 
 

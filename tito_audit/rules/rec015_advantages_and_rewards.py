@@ -57,7 +57,7 @@ def advantages_and_rewards(evidence: Evidence) -> Iterator[Hit]:
             elif isinstance(value, list | tuple | np.ndarray):
                 yield from _listed(evidence, sequence, name, value)
             elif isinstance(value, float) and not np.isfinite(value):
-                yield _hit(sequence, f"`{name}` is {_word(value)}", "not a finite number")
+                yield _hit(sequence, f"`{name}` is {_worst(np.array([value]))}", "not a finite number")
 
 
 def _listed(evidence: Evidence, sequence: Sequence, name: str, value: Any) -> Iterator[Hit]:
@@ -152,10 +152,6 @@ def _response_length(evidence: Evidence, sequence: Sequence, length: Any) -> Ite
 
 def _worst(numbers: NDArray[np.float64]) -> str:
     return "infinite" if np.isinf(numbers).any() else "NaN"
-
-
-def _word(value: float) -> str:
-    return "NaN" if value != value else "infinite"
 
 
 def _hit(
