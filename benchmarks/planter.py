@@ -214,6 +214,7 @@ def _schema(calls: bool) -> Any:
 
     row = [("token_ids", pa.list_(pa.int32())), ("loss_mask", pa.list_(pa.int8()))]
     values = [("logprobs", pa.list_(pa.float32())), ("trainer_logprobs", pa.list_(pa.float32()))]
-    columns = [*row, *values, ("token_versions", pa.list_(pa.int32()))]
+    sets = [(name, pa.list_(pa.int32())) for name in ("token_versions", "top_p_token_ids", "top_p_token_offsets")]
+    columns = [*row, *values, *sets, ("routed_experts", pa.string()), ("advantages", pa.list_(pa.float32()))]
     own = [("calls", calls_type(text=True))] if calls else columns
     return pa.schema([*((name, pa.string()) for name in ("id", "messages", "tools")), *own])

@@ -15,6 +15,16 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 TopLogprobs: TypeAlias = tuple[tuple[int, float], ...]
 """The most likely tokens at one position with their logprobs, the likeliest first."""
+WeightSpans: TypeAlias = tuple[tuple[str, int, int], ...]
+"""Versions of the weights, each with the tokens `[start, end)` of an answer that it sampled."""
+
+
+def logged_spans(spans: WeightSpans, tokens: int) -> list[dict[str, Any]]:
+    """The spans within so many tokens, as SGLang writes them; [] where one version sampled all tokens."""
+    within = [(version, start, min(end, tokens)) for version, start, end in spans if 0 <= start < min(end, tokens)]
+    if len({version for version, _, _ in within}) < 2 and sum(end - start for _, start, end in within) == tokens:
+        return []
+    return [{"version": version, "start": start, "end": end} for version, start, end in within]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +69,8 @@ class GenerationResult:
     """The stop text or stop token that ended the answer, if the server reports it; it is part of `output_ids`."""
     weight_version: str | None = None
     """The version of the weights; None when the server does not say."""
+    weight_spans: WeightSpans = ()
+    """Which version sampled which tokens; () when the server does not say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +88,8 @@ class GenerationChunk:
     """Set in the last chunk of the answer."""
     stop_reason: str | int | None = None
     weight_version: str | None = None
+    weight_spans: WeightSpans = ()
+    """Those of the whole answer so far."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
 from typing import Any
 
 import numpy as np
@@ -158,4 +159,37 @@ def an_image_opened_twice(draft: Draft) -> bool:
         return False
     at = draft.runs()[0][0] - 5
     draft.replace(at, at, [opens, opens, *[pad] * 16, closes, closes], sampled=False)
+    return True
+
+
+@fault("REC013", calls=False)
+def experts_seven_rows_short(draft: Draft) -> bool:
+    """Routed experts without the rows of the last seven tokens, as base64 of int32 with 7 numbers a row."""
+    rows = len(draft.ids) - 8
+    if not all(rows * 7 % count for count in _possible(draft)):
+        return False
+    draft.more["routed_experts"] = b64encode(draft.draw.integers(0, 64, rows * 7, np.int32).tobytes()).decode()
+    return True
+
+
+def _possible(draft: Draft) -> set[int]:
+    """How many rows of experts may stand beside the draft's tokens."""
+    size, start = len(draft.ids), draft.runs()[0][0]
+    return {size, size - 1, size - start, size - start - 1}
+
+
+@fault("REC014", calls=False)
+def a_sampled_token_that_was_not_kept(draft: Draft) -> bool:
+    """Kept-token sets of two ids each, one of which lacks what was sampled."""
+    kept = np.stack([draft.ids, draft.ids ^ 1], axis=1).reshape(-1)
+    at = draft.pick(np.flatnonzero(draft.mask))
+    kept[2 * at] = kept[2 * at + 1]
+    draft.more["top_p_token_ids"], draft.more["top_p_token_offsets"] = kept, np.arange(0, len(kept) + 1, 2)
+    return True
+
+
+@fault("REC015", calls=False)
+def advantages_of_other_tokens(draft: Draft) -> bool:
+    """Advantages for five tokens more than there are."""
+    draft.more["advantages"] = np.full(len(draft.ids) + 5, 0.5)
     return True

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from tito_audit.convert.rows_and_calls import column_over, known_logprobs, loss_weights
 from tito_audit.errors import RecordError
 from tito_audit.format import Row
+from tito_audit.record.by_name import WEIGHTS, spans_of_versions
 from tito_audit.record.column import ColumnRole
 from tito_audit.record.message import Message
 from tito_audit.record.rollout import Rollout, TrainingRow, Turn
@@ -146,7 +147,17 @@ def other_lists(row: TrainingRow) -> Iterator[tuple[str, list[Any]]]:
         if column.role is ColumnRole.OTHER and len(column.values):
             whole = column_over(row, column)
             if whole is not None:
-                yield column.name, plain_list(whole)
+                yield column.name, spans_by_call(whole) if column.name == WEIGHTS else plain_list(whole)
+
+
+def spans_by_call(versions: NDArray[Any]) -> list[Any]:
+    """The version of each token as spans, in a list for each call as miles writes them."""
+    calls: list[list[Any]] = []
+    for version, start, end in spans_of_versions(versions):
+        if not calls or calls[-1][-1]["abs_end"] != start:
+            calls.append([])
+        calls[-1].append({"version": version, "abs_start": start, "abs_end": end})
+    return calls
 
 
 _OF_CALLS = frozenset(
@@ -306,7 +317,7 @@ def _slime(samples: Sequence[MakerInput]) -> Row:
             raise RecordError("tokens of its prompt have logprobs, but those of a sample cover only the response")
         new_row["rollout_log_probs"] = scores[start:]
     for name, values in other_lists(row):
-        outside = all(value is None for value in values[:start])
+        outside = name != WEIGHTS and all(value is None for value in values[:start])
         new_row.setdefault(name, values[start:] if outside else values)
     if reason is not None:
         new_row.setdefault(
@@ -409,7 +420,7 @@ def _message_log(samples: Sequence[MakerInput]) -> Row:
     (sample,) = samples
     row = row_of(sample)
     weights, scores = weights_as(row, int), scores_as(row, 0.0)
-    columns = {name: values for name, values in other_lists(row) if name not in _LOG_KEYS}
+    columns = {name: values for name, values in other_lists(row) if name not in (*_LOG_KEYS, WEIGHTS)}
     edges = {edge for run in trained_runs(np.array(weights, np.bool_)) for edge in run}
     log = []
     for start, end in pairwise(sorted({0, len(weights), *edges})):

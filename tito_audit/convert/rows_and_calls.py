@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,12 +12,13 @@ from numpy.typing import NDArray
 from tito_audit.chains.fork import ForkedRow, SampledCall, fork_rows
 from tito_audit.errors import RecordError
 from tito_audit.record.arrays import Ids, Logprobs
+from tito_audit.record.by_name import WEIGHTS, spans_of_versions, version_of_tokens
 from tito_audit.record.column import Alignment, Column, ColumnRole, MaskEncoding, MovePolicy, spread
 from tito_audit.record.message import Message
 from tito_audit.record.rollout import Rollout, TrainingRow, Turn
 from tito_audit.record.runs import Run, trained_runs
 
-_FINISH, _EACH_FINISH, _WEIGHTS = "finish_reason", "finish_reasons", "weight_versions"
+_FINISH, _EACH_FINISH = "finish_reason", "finish_reasons"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +80,7 @@ def as_calls(rollout: Rollout, facts: Mapping[str, Any]) -> Converted:
         raise RecordError(_NO_IDS)
     runs = _runs(row)
     columns, lost_columns = _columns_to_cut(row)
+    versions, _ = columns.pop(WEIGHTS, (None, None))
     logprobs = known_logprobs(row)
     answers: list[int | None] = [i for i, message in enumerate(rollout.messages) if message.sampled]
     # With as many answers as trained runs, each run is an answer.
@@ -97,8 +99,19 @@ def as_calls(rollout: Rollout, facts: Mapping[str, Any]) -> Converted:
         for (start, end), index in zip(runs, wrote, strict=True)
     ]
     turns, used = _with_facts(turns, facts)
+    if versions is not None:
+        turns = [_of_versions(turn, versions[start:end]) for turn, (start, end) in zip(turns, runs, strict=True)]
+        used |= {WEIGHTS}
     part = ConvertedPart(replace(rollout, turns=tuple(turns), training_row=None), used_facts=used)
     return Converted((part,), tuple(lost_columns))
+
+
+def _of_versions(turn: Turn, versions: NDArray[Any]) -> Turn:
+    """The call with the versions of its tokens: spans unless one version sampled all of them."""
+    spans = spans_of_versions(versions)
+    whole = len(spans) == 1 and spans[0][1:] == (0, len(versions))
+    names = tuple(dict.fromkeys(version for version, _, _ in spans))
+    return replace(turn, weight_versions=names, weight_spans=() if whole else spans)
 
 
 def sampled_calls(rollout: Rollout) -> list[SampledCall]:
@@ -186,8 +199,8 @@ def _facts_of(trained: Sequence[Turn]) -> dict[str, Any]:
     if any(reason is not None for reason in reasons):
         facts |= {_FINISH: reasons[0]} if len(reasons) == 1 else {_EACH_FINISH: reasons}
     versions = {turn.weight_versions for turn in trained}
-    if len(versions) == 1 and (version := versions.pop()):
-        facts[_WEIGHTS] = list(version)
+    if len(versions) == 1 and (version := versions.pop()) and len(version) == 1:
+        facts[WEIGHTS] = list(version)
     return facts
 
 
@@ -208,6 +221,18 @@ def _columns_of_calls(turns: Sequence[Turn], forked: ForkedRow, size: int) -> It
             start = _length(turns[k].prompt_ids)
             whole[start : start + len(column.values)] = column.values
         yield Column(name, ColumnRole.OTHER, whole, Alignment.FULL, policy)
+    if len({version for k in forked.calls for version in turns[k].weight_versions}) > 1:
+        yield version_of_tokens(_spans_in_row(turns, forked), size)
+
+
+def _spans_in_row(turns: Sequence[Turn], forked: ForkedRow) -> Iterator[tuple[str, int, int]]:
+    """Which version sampled which tokens of a row of calls; no call that names several without spans."""
+    for k in forked.calls:
+        turn, start = turns[k], _length(turns[k].prompt_ids)
+        whole = (
+            [(turn.weight_versions[0], 0, _length(turn.completion_ids))] if len(turn.weight_versions) == 1 else []
+        )
+        yield from ((version, start + at, start + end) for version, at, end in turn.weight_spans or whole)
 
 
 def _messages_up_to(rollout: Rollout, turn: Turn) -> tuple[Message, ...]:
@@ -226,8 +251,8 @@ def _lost_of_calls(rollout: Rollout, forked: Sequence[ForkedRow]) -> Iterable[st
     if len(chained) < len(turns):
         yield "calls that sampled nothing"
     for row in forked:
-        if len({turns[k].weight_versions for k in row.trained}) > 1:
-            yield _WEIGHTS
+        if any(len(turns[k].weight_versions) > 1 and not turns[k].weight_spans for k in row.trained):
+            yield WEIGHTS
         ends = [_length(turns[k].prompt_ids) + _length(turns[k].completion_ids) for k in row.calls]
         if any(_length(turns[k].prompt_ids) == end for k, end in zip(row.calls[1:], ends, strict=False)):
             yield "where one call ends and the next begins"
@@ -317,10 +342,10 @@ def _with_facts(turns: list[Turn], facts: Mapping[str, Any]) -> tuple[list[Turn]
     ):
         turns = [replace(turn, finish_reason=reason) for turn, reason in zip(turns, reasons, strict=True)]
         used.add(_FINISH if len(turns) == 1 and _FINISH in facts else _EACH_FINISH)
-    versions = facts.get(_WEIGHTS)
+    versions = facts.get(WEIGHTS)
     are_texts = isinstance(versions, list) and all(isinstance(entry, str) for entry in versions)
     # With several versions it is unknown which one sampled which call.
     if isinstance(versions, list) and are_texts and (len(turns) == 1 or len(versions) == 1):
         turns = [replace(turn, weight_versions=tuple(versions)) for turn in turns]
-        used.add(_WEIGHTS)
+        used.add(WEIGHTS)
     return turns, frozenset(used)

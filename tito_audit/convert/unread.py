@@ -53,6 +53,8 @@ _COUNTS = {
     *("sequence_lens", "total_length", "total_tokens"),
 }
 """Keys of counts that follow from the tokens and calls themselves."""
+_SPAN = {"version", "start", "end"}
+"""The keys of a span of tokens that one version of the weights sampled."""
 _SCORES = {"logprob", "token_id"}
 _TEXTS_OF_CALLS = ("completion_text", "text", "response_text", "output_text", "prompt_text")
 
@@ -109,6 +111,7 @@ class _HeldValues:
         self._places = places
         """Where columns were read."""
         self._pairs: set[tuple[str, object]] = set()
+        self._spans = {span for rollout in rollouts for turn in rollout.turns for span in turn.weight_spans}
         self._counts: set[int] = {len(rollouts)}
         self._scores: set[float] | None = None
         self._rollouts = rollouts
@@ -147,6 +150,9 @@ class _HeldValues:
         """Count the parts of a value that are held, and collect the paths of the rest; `path` is `place` as
         text."""
         if isinstance(value, Mapping):
+            if value.keys() == _SPAN and tuple(map(value.__getitem__, ("version", "start", "end"))) in self._spans:
+                self.hits += 1
+                return
             for inner, entry in value.items():
                 name = str(inner)
                 self.look(entry, name, (*path, "." + _short(name)), (*place, inner))

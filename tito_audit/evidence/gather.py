@@ -28,6 +28,7 @@ from tito_audit.evidence.roles import TEMPLATE, Roles
 from tito_audit.evidence.row import OTHER_MESSAGES, holds_given_turns, row_against_itself, row_against_template
 from tito_audit.evidence.row_as_sent import is_as_sent, row_against_request
 from tito_audit.evidence.row_of_calls import row_against_calls
+from tito_audit.record.beside import NOTHING_BESIDE
 from tito_audit.record.by_name import versions_and_trainers
 from tito_audit.record.column import ColumnRole
 from tito_audit.record.finding import Where
@@ -377,8 +378,25 @@ def _present(
             or (reference is not None and image_tokens(reference.vocabulary) is not None),
             len(turns) > 1 or rendered,
             renderer is not None,
+            *_beside((*turns, *(() if line is None else (line,)))),
         )
     )
+
+
+def _beside(holders: Sequence[Turn | TrainingRow]) -> tuple[bool, ...]:
+    """Whether experts, kept sets and credit are there, the first two also whether they were read."""
+    beside = [holder.beside for holder in holders if holder.beside is not NOTHING_BESIDE]
+    if not beside:
+        return (False,) * 5
+    unfit = [part for values in beside for part in values.unfit]
+    met: list[bool] = []
+    for experts, read in (
+        (True, any(each.routing for each in beside)),
+        (False, any(each.sets for each in beside)),
+    ):
+        own = [part for part in unfit if part.experts is experts]
+        met += [read or bool(own), read or any(part.wrong for part in own)]
+    return (*met, any(values.credit for values in beside))
 
 
 def partly_recorded(rollout: Rollout) -> Needs:
@@ -397,7 +415,8 @@ _ASKED = (
     *(Needs.MESSAGES, Needs.PROMPTS, Needs.COMPLETIONS, Needs.COMPLETION_LOGPROBS, Needs.SEVERAL_CALLS),
     *(Needs.ROW, Needs.MASK, Needs.ROW_LOGPROBS, Needs.TOKENIZER, Needs.RENDERING, Needs.SAMPLED),
     *(Needs.WEIGHT_VERSIONS, Needs.HIDDEN, Needs.TRAINER_LOGPROBS, Needs.IMAGES, Needs.IMAGE_TOKENS),
-    *(Needs.HISTORY, Needs.TEMPLATE),
+    *(Needs.HISTORY, Needs.TEMPLATE, Needs.EXPERTS, Needs.EXPERTS_READ, Needs.KEPT_SETS, Needs.KEPT_SETS_READ),
+    Needs.CREDIT,
 )
 """What `_present` asks for, in its order."""
 

@@ -34,6 +34,13 @@ class Needs(Flag):
     HISTORY = auto()
     """Several calls, or a prompt that was rendered: what the history of a call is compared with."""
     TEMPLATE = auto()
+    EXPERTS = auto()
+    EXPERTS_READ = auto()
+    """Routed experts in a form that is known."""
+    KEPT_SETS = auto()
+    KEPT_SETS_READ = auto()
+    CREDIT = auto()
+    """Advantages, rewards, or the length of the response."""
 
 
 class Absent(Enum):
@@ -66,6 +73,11 @@ ABSENT: Final[Mapping[Needs, Absent]] = {
     Needs.IMAGE_TOKENS: Absent.MISSING,
     Needs.HISTORY: Absent.NOTHING,
     Needs.TEMPLATE: Absent.MISSING,
+    Needs.EXPERTS: Absent.NOTHING,
+    Needs.EXPERTS_READ: Absent.MISSING,
+    Needs.KEPT_SETS: Absent.NOTHING,
+    Needs.KEPT_SETS_READ: Absent.MISSING,
+    Needs.CREDIT: Absent.NOTHING,
 }
 """What it means if a rollout lacks each of the needs; an alternative means the worst of its members."""
 _CALLS = Needs.PROMPTS | Needs.COMPLETIONS
@@ -88,7 +100,18 @@ _WORDS = {
     Needs.TRAINER_LOGPROBS: "no logprobs of the trainer next to the sampler's",
     Needs.IMAGE_TOKENS: "the tokenizer's image tokens are unknown",
     Needs.TEMPLATE: "no chat template",
+    Needs.EXPERTS: "no routed experts",
+    Needs.KEPT_SETS: "no kept-token sets",
+    Needs.CREDIT: "no advantages or rewards",
+    Needs.EXPERTS_READ: "the form of the routed experts is not known",
+    Needs.KEPT_SETS_READ: "the form of the kept-token sets is not known",
 }
+_WITHIN = {
+    Needs.IMAGE_TOKENS: Needs.IMAGES,
+    Needs.EXPERTS_READ: Needs.EXPERTS,
+    Needs.KEPT_SETS_READ: Needs.KEPT_SETS,
+}
+"""What does not matter without something else: without images, how the tokenizer writes them."""
 
 
 _MISSING = re.compile(r" \([^()]* missing\)")
@@ -107,6 +130,8 @@ _UNREAD = {
 def words_for(need: Needs, present: Needs = Needs.NOTHING, reasons: tuple[NotRead, ...] = ()) -> str:
     """Why a rule that needs one of these could not look, for the summary, with the format's reasons."""
     named = need & ~Needs.ROW_LOGPROBS if Needs.COMPLETION_LOGPROBS in need else need  # "no logprobs" says both
+    if need in _WITHIN and not present & _WITHIN[need] and _WITHIN[need] in _WORDS:
+        named = _WITHIN[need]
     words = " and ".join(dict.fromkeys(_WORDS[name] for name in named if name in _WORDS))
     explains = [reason for reason in reasons if _explains(reason, need, present)]
     if not all(reason.used for reason in explains):
@@ -127,8 +152,7 @@ def applies(needs: tuple[Needs, ...], present: Needs) -> bool:
 
 def _nothing(need: Needs, present: Needs) -> bool:
     """Whether a rollout holds nothing of any alternative, and nothing is missing for that."""
-    if need is Needs.IMAGE_TOKENS:
-        need = Needs.IMAGES  # without images it does not matter how the tokenizer writes them
+    need = _WITHIN.get(need, need)
     return not need & present and all(
         ABSENT[part] is Absent.NOTHING or (ABSENT[part] is Absent.ELSEWHERE and _elsewhere(part, present))
         for part in need

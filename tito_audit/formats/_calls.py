@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any
 
 from tito_audit.errors import RecordError
+from tito_audit.formats._beside import beside_of
 from tito_audit.formats._columns import (
+    EXPERTS,
     FLAT_IDS,
     Raw,
     alternatives,
@@ -22,10 +23,10 @@ from tito_audit.formats._columns import (
     is_nested,
     logprobs_as_logged,
     other_columns,
-    plain,
     same_ids,
 )
 from tito_audit.formats._update import Copy, added_column, call_counts, with_copies, with_counts, with_values
+from tito_audit.formats._versions import spans_of, version_spans, weight_versions
 from tito_audit.record.arrays import empty_ids
 from tito_audit.record.build import call_columns
 from tito_audit.record.column import ColumnRole, MovePolicy
@@ -116,11 +117,8 @@ def call_turn(
         finish_reason=finish_reason(entry),
         stop_string=stop_string(entry),
         weight_versions=weight_versions(entry),
-        weight_spans=version_spans(
-            entry["weight_versions"], 0 if turn.completion_ids is None else len(turn.completion_ids)
-        )
-        if "weight_versions" in entry
-        else (),
+        weight_spans=spans_of(entry, turn.completion_ids),
+        beside=beside_of(entry),
         alternatives=alternatives(entry.get(logprobs_name) if logprobs_name else None),
     )
 
@@ -158,6 +156,8 @@ def turn_at(entry: Mapping[str, Any], prompt: str, completion: str, read_names: 
         finish_reason=finish_reason(entry),
         stop_string=stop_string(entry),
         weight_versions=weight_versions(entry),
+        weight_spans=spans_of(entry, turn.completion_ids),
+        beside=beside_of(entry),
     )
 
 
@@ -240,44 +240,6 @@ def stop_string(entry: Mapping[str, Any]) -> str | None:
     return text if isinstance(text, str) and text and reason is not None else None
 
 
-def weight_versions(entry: Mapping[str, Any]) -> tuple[str, ...]:
-    """The weight versions that a call names; () if it names none."""
-    value = entry.get("weight_versions", entry.get("weight_version"))
-    if value is None:
-        return ()
-    spans = version_spans(value)
-    if spans:
-        return tuple(dict.fromkeys(version for version, _, _ in spans))
-    return tuple(str(version) for version in value) if is_list(value) else (str(value),)
-
-
-def version_spans(value: object, tokens: int = 0) -> tuple[tuple[str, int, int], ...]:
-    """Versions with their tokens `[start, end)`; () if none are named.
-
-    SGLang writes objects of `version`, `start` and `end`, miles one list of them for each call, others plain
-    triples. A list of as many versions as `tokens` that repeats some of them has one for each token.
-    """
-    if not is_list(value):
-        return ()
-    entries = plain(value)
-    if len(entries) == tokens > len(set(map(str, entries))) and all(isinstance(v, str | int) for v in entries):
-        cuts = [0, *(at for at in range(1, tokens) if entries[at] != entries[at - 1]), tokens]
-        return tuple((str(entries[a]), a, b) for a, b in pairwise(cuts) if str(entries[a]) != "-1")
-    spans: list[tuple[str, int, int]] = []
-    for entry in entries:
-        nested = entry.get("spans") if isinstance(entry, dict | Mapping) else entry
-        if isinstance(entry, dict | Mapping) and "version" in entry:
-            ends = [entry.get(name, entry.get(f"abs_{name}")) for name in ("start", "end")]
-            nested = [entry["version"], *ends]
-        if isinstance(nested, list) and len(nested) == 3 and all(type(at) is int for at in nested[1:]):
-            spans.append((str(nested[0]), nested[1], nested[2]))
-        elif not (inner := version_spans(nested)):
-            return ()
-        else:
-            spans += inner
-    return tuple(spans) if all(0 <= start <= end for _, start, end in spans) else ()
-
-
 def same_messages(left: Sequence[Message], right: Sequence[Message]) -> bool:
     """True if these are the same messages, comparing only what rules and templates read."""
     return len(left) == len(right) and all(
@@ -305,7 +267,9 @@ def _with_prompt(entry: Mapping[str, Any], before: Turn, after: Turn, skip: Coll
     if before.seen_ids is not None and after.seen_ids is not None:
         copies.append(Copy(before.seen_ids, after.seen_ids, _ID_NAMES - {*skip}))
     copied: Mapping[str, Any] = with_copies(entry, copies, skip)
-    written = with_values(copied, {name: as_logged(new, entry[name])})
+    # Experts are those of the old prompt too; sets of kept tokens are of the completion alone.
+    gone = {key: None for key in EXPERTS if entry.get(key) is not None}
+    written = with_values(copied, {name: as_logged(new, entry[name]), **gone})
     return with_counts(written, call_counts(before, after))
 
 

@@ -102,15 +102,23 @@ STALE = {
     "values",
 }
 """Columns computed by something other than the sampler."""
-_DROP = {
+EXPERTS = (
+    "routed_experts",
+    "rollout_routed_experts",
     "expert_indices",
     "rollout_expert_indices",
-    "rollout_routed_experts",
-    "rollout_top_p_token_ids",
-    "rollout_top_p_token_offsets",
-    "routed_experts",
     "routing_matrices",
-}
+)
+"""Columns with the experts that an engine chose for each token, of prompts too."""
+UNREBUILT = frozenset(
+    (
+        *EXPERTS,
+        *("kept_tokens", "output_token_sampling_mask", "rollout_sampling_mask", "sampling_mask"),
+        *("rollout_indexer_topk", "rollout_top_p_token_ids", "rollout_top_p_token_offsets"),
+        *("top_p_kept_token_ids", "top_p_kept_token_offsets", "top_p_token_ids", "top_p_token_offsets"),
+    )
+)
+"""What an engine returned about exactly these tokens: nothing can compute it for others."""
 
 
 def is_list(value: object) -> TypeGuard[Raw]:
@@ -283,7 +291,7 @@ def lists_of_lengths(
 
 def policy_of(name: str) -> MovePolicy:
     """What happens to a column when its tokens change, by its name."""
-    if name in _DROP:
+    if name in UNREBUILT:
         return MovePolicy.DROP
     if name in ("position_ids", "attention_mask", *SEGMENTS):
         return MovePolicy.COPY

@@ -10,12 +10,14 @@ import numpy as np
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Row
+from tito_audit.formats._beside import beside_of
 from tito_audit.formats._calls import CALL_LOGPROBS, COMPLETION_IDS, PROMPT_IDS
 from tito_audit.formats._columns import (
     FLAT_IDS,
     MASKS,
     RESPONSE_MASKS,
     ROW_LOGPROBS,
+    UNREBUILT,
     Raw,
     as_logged,
     first_filled,
@@ -36,6 +38,7 @@ from tito_audit.formats._update import (
     with_counts,
     with_values,
 )
+from tito_audit.formats._versions import version_of_row
 from tito_audit.record.arrays import Ids, Logprobs, Mask, as_floats, empty_ids
 from tito_audit.record.build import column_values, training_row
 from tito_audit.record.column import Alignment, ColumnRole, MaskEncoding, mask_encoding, trained_of
@@ -150,7 +153,7 @@ def flat_row(row: Row, *, has_calls: bool) -> TrainingRow | None:
         absent_mask_trains_response=stated and mask is None,
         shifts=None,
     )
-    return _finished(trained, padding, hidden)
+    return version_of_row(row, replace(_finished(trained, padding, hidden), beside=beside_of(row)))
 
 
 def split_row(row: Row, *, of_one_call: bool = False) -> TrainingRow | None:
@@ -181,7 +184,7 @@ def split_row(row: Row, *, of_one_call: bool = False) -> TrainingRow | None:
         other=other_columns(row, _read_names(mask, logprobs)),
         prompt_length=len(prompt),
     )
-    return _finished(trained, Padding(), hidden)
+    return version_of_row(row, replace(_finished(trained, Padding(), hidden), beside=beside_of(row)))
 
 
 def updated_flat(
@@ -214,6 +217,7 @@ def updated_flat(
             copies.append(Copy(row[name], values[name], names))
         if not has_turn:
             copies.extend(_part_copies(row, before, after))
+        values |= {key: None for key in UNREBUILT if row.get(key) is not None}
     skip = {*skip, *PROMPT_IDS, *COMPLETION_IDS} if has_turn else skip
     new = with_values(with_copies(row, copies, skip), values)
     new = with_values(new, _padded_lengths(row, before, after))

@@ -11,7 +11,8 @@ import numpy as np
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
-from tito_audit.formats._calls import real_name, stop_string, text_alone, version_spans
+from tito_audit.formats._beside import beside_of
+from tito_audit.formats._calls import real_name, stop_string, text_alone
 from tito_audit.formats._columns import alternatives, first_text
 from tito_audit.formats._responses import (
     FLOOR,
@@ -29,6 +30,7 @@ from tito_audit.formats._responses import (
     scores_of,
 )
 from tito_audit.formats._update import at, object_at, of_calls, plain_sources, same_as
+from tito_audit.formats._versions import version_spans
 from tito_audit.formats._writer import call_rows, logged_logprobs
 from tito_audit.record.arrays import Ids, Logprobs, as_ids, empty_ids
 from tito_audit.record.build import call_columns
@@ -198,6 +200,7 @@ def _turn(
         stop_string=stop_string(choice) or stop_string(object_at(choice, "meta_info")),
         weight_versions=versions,
         weight_spans=spans,
+        beside=beside_of(choice, object_at(choice, "meta_info"), object_at(response, "meta_info")),
         token_texts=tokens.texts,
         columns=() if tokens.ids is None else columns,
         alternatives=alternatives(choice.get("logprobs")),

@@ -14,10 +14,12 @@ from numpy.typing import NDArray
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Row
+from tito_audit.formats._beside import beside_of
 from tito_audit.formats._calls import COMPLETION_IDS, PROMPT_IDS
 from tito_audit.formats._columns import FLAT_IDS, flat_logprobs, ids_or_none, is_list, other_columns
 from tito_audit.formats._flat import updated_flat
 from tito_audit.formats._update import with_values
+from tito_audit.formats._versions import version_of_row
 from tito_audit.record.arrays import json_kind
 from tito_audit.record.build import training_row
 from tito_audit.record.column import Alignment, Column, ColumnRole, MovePolicy
@@ -28,6 +30,7 @@ _TOKEN_BOUND = {
     "mopd_teacher_log_probs": Alignment.RESPONSE,
     "rollout_indexer_topk": Alignment.ROWS_MINUS_1,
     "rollout_routed_experts": Alignment.ROWS_MINUS_1,
+    "rollout_sampling_mask": Alignment.RAGGED,
     "rollout_top_p_token_ids": Alignment.RAGGED,
     "rollout_top_p_token_offsets": Alignment.RAGGED,
 }
@@ -92,7 +95,8 @@ def sample_row(row: Row) -> TrainingRow | None:
         absent_mask_trains_response=mask is None,
     )
     fixed = [_bound_column(name, row[name]) for name in _TOKEN_BOUND if row.get(name) is not None]
-    return replace(trained, columns=(*trained.columns, *fixed)) if fixed else trained
+    trained = replace(trained, columns=(*trained.columns, *fixed), beside=beside_of(row))
+    return version_of_row(row, trained)
 
 
 def updated_sample(row: Row, before: TrainingRow, after: TrainingRow) -> Row:

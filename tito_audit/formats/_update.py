@@ -15,6 +15,7 @@ from tito_audit.errors import RecordError
 from tito_audit.format import Row
 from tito_audit.formats._columns import (
     FLAT_IDS,
+    UNREBUILT,
     as_logged,
     equal_values,
     filled,
@@ -25,7 +26,9 @@ from tito_audit.formats._columns import (
     plain,
     same_ids,
 )
+from tito_audit.formats._versions import spans_as_logged
 from tito_audit.record.arrays import Mask, as_floats
+from tito_audit.record.by_name import WEIGHTS
 from tito_audit.record.column import Alignment, Column, ColumnRole, MaskEncoding
 from tito_audit.record.edits import Edit, Path, with_edits
 from tito_audit.record.repaired import RepairedRollout
@@ -278,6 +281,8 @@ def column_as_logged(
         return None
     if new.role is ColumnRole.LOGPROBS and is_nested(original):
         return logprobs_as_logged(new.values, original)
+    if new.name == WEIGHTS and new.values.dtype.kind == "O":
+        return spans_as_logged(original, before, after)
     blank = _fill_value(new)
     if new.encoding is not old.encoding and new.encoding is not None:
         whole = new.values.tolist()
@@ -342,6 +347,8 @@ def updated_row(
         raise RecordError("this format has no padding: nothing in its rows would tell padding from tokens")
     values = updated_columns(row, before, after, ids)
     copies = [Copy(row[ids], values[ids], FLAT_IDS)] if values[ids] is not row[ids] else []
+    if not same_ids(before.token_ids, after.token_ids):
+        values |= {key: None for key in UNREBUILT if row.get(key) is not None}
     return with_counts(with_values(with_copies(row, copies), values), row_counts(before, after))
 
 

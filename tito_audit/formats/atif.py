@@ -13,6 +13,7 @@ from typing import Any
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
+from tito_audit.formats._beside import beside_of
 from tito_audit.formats._calls import (
     TOOLS_MISSING,
     calls_unknown_tools,
@@ -20,11 +21,11 @@ from tito_audit.formats._calls import (
     one_model,
     text_alone,
     turn_of_tokens,
-    weight_versions,
 )
 from tito_audit.formats._columns import as_object, flat_logprobs, is_list, other_columns, policy_of
 from tito_audit.formats._responses import text_of
 from tito_audit.formats._update import object_at, of_calls, path_text, plain_sources
+from tito_audit.formats._versions import spans_of, weight_versions
 from tito_audit.formats._writer import call_rows, lengths_of
 from tito_audit.record.column import MovePolicy
 from tito_audit.record.edits import ABSENT, Edit, Path
@@ -204,6 +205,8 @@ def _step_turn(call: _StepCall, where: str, answer: Message | None) -> Turn:
         completion_text=text_alone(answer) if answer is not None and isinstance(answer.content, str) else None,
         finish_reason=finish_reason(extra),
         weight_versions=weight_versions(extra),
+        weight_spans=spans_of(extra, turn.completion_ids),
+        beside=beside_of(extra),
     )
 
 

@@ -11,17 +11,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
 from tito_audit.formats._atropos import sample_row
 from tito_audit.formats._calls import finish_reason, stated_facts, with_finishes
 from tito_audit.formats._columns import equal_values, is_list, other_columns
 from tito_audit.formats._responses import text_of
-from tito_audit.formats._update import at, at_most_one_each, plain_sources, updated_row
+from tito_audit.formats._update import at, at_most_one_each, object_at, plain_sources, updated_row
+from tito_audit.formats._versions import version_spans
+from tito_audit.record.by_name import WEIGHTS, spans_of_versions, version_of_tokens
 from tito_audit.record.edits import Edit, Path, with_edits
 from tito_audit.record.message import as_messages, as_tools
+from tito_audit.record.prefix import common_ends
 from tito_audit.record.repaired import RepairedRollout
-from tito_audit.record.rollout import Place, Rollout
+from tito_audit.record.rollout import Place, Rollout, TrainingRow
 from tito_audit.record.sources import Sources
 from tito_audit.record.stated import Stated
 from tito_audit.signature import Signature, keys, way
@@ -115,13 +120,29 @@ def _update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
         if updated_row(at(row, places[0]), was, now, "tokens") is at(row, places[0]):
             continue
         for path in places:
-            new = updated_row(at(row, path), was, now, "tokens")
+            new = _with_versions(updated_row(at(row, path), was, now, "tokens"), was, now)
             other = edits.setdefault(path, new)
             if not all(equal_values(other[name], new[name]) for name in _lists(at(row, path))):
                 raise RecordError(
                     "two equal nodes were repaired differently, and it is unclear which of them the copy repeats"
                 )
     return (with_edits(row, [Edit(path, new) for path, new in edits.items()]),)
+
+
+def _with_versions(node: Row, before: TrainingRow | None, after: TrainingRow | None) -> Row:
+    """The node with the spans of its `metadata` at their new tokens; those of tokens that changed leave."""
+    metadata = object_at(node, "metadata")
+    spans = version_spans(metadata.get(WEIGHTS))
+    if not spans or before is None or after is None or np.array_equal(before.token_ids, after.token_ids):
+        return node
+    head, tail = common_ends(before.token_ids, after.token_ids)
+    old, new = len(before.token_ids), len(after.token_ids)
+    versions = version_of_tokens(spans, old).values
+    moved = np.full(new, None, object)
+    moved[:head] = versions[:head]
+    moved[new - tail :] = versions[old - tail :]
+    logged = [dict(zip(("version", "start", "end"), span, strict=True)) for span in spans_of_versions(moved)]
+    return {**node, "metadata": {**metadata, WEIGHTS: logged}}
 
 
 def _stated(row: Row, node: Mapping[str, Any]) -> Stated:
@@ -132,7 +153,9 @@ def _stated(row: Row, node: Mapping[str, Any]) -> Stated:
         dummy = metadata.get("dummy_tokens")
         if isinstance(dummy, int) and dummy:
             stated = replace(stated, dummy_tokens=True)
-        stated = stated.with_facts(finish_reason=finish_reason(metadata))
+        # `tito_audit.sessions` states spans of `tokens` where several versions sampled them.
+        spans = version_spans(metadata.get("weight_versions"))
+        stated = stated.with_facts(finish_reason=finish_reason(metadata), weight_spans=spans or None)
     text = node.get("full_text")
     return stated.with_facts(full_text=text if isinstance(text, str) else None)
 

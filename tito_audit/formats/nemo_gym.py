@@ -16,6 +16,7 @@ import numpy as np
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
+from tito_audit.formats._beside import beside_of
 from tito_audit.formats._calls import real_name, same_messages, text_alone, written_once
 from tito_audit.formats._columns import as_logged, as_object, filled, is_list, same_ids
 from tito_audit.formats._responses import (
@@ -484,6 +485,7 @@ def _turn(call: GymCall, messages: Sequence[Message]) -> Turn:
         completion_ids=completion_ids,
         completion_logprobs=values,
         columns=columns,
+        beside=beside_of(token_item),
     )
 
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
+from tito_audit.formats._beside import beside_of
 from tito_audit.formats._calls import real_name, text_alone, turn_of_tokens
 from tito_audit.formats._columns import lists_or_null, other_columns
 from tito_audit.formats._kit import calls
@@ -59,7 +60,7 @@ def _turn(row: Row) -> Turn:
         other_columns(row, {*TOKEN_KEYS, "output_items"}),
     )
     text, cut = _answer(row["output_items"])
-    return replace(turn, completion_text=text, finish_reason="length" if cut else None)
+    return replace(turn, completion_text=text, finish_reason="length" if cut else None, beside=beside_of(row))
 
 
 def _answer(items: Any) -> tuple[str | None, bool]:

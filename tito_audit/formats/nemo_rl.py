@@ -15,6 +15,7 @@ import numpy as np
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
+from tito_audit.formats._beside import beside_of
 from tito_audit.formats._calls import model_facts, with_finishes
 from tito_audit.formats._columns import first_given, policy_of
 from tito_audit.formats._kit import sample
@@ -87,7 +88,7 @@ def _training_row(values: Mapping[str, Any], name: str) -> TrainingRow:
         sentinel=0.0,
         whole=True,
     )
-    return replace(row, padding=Padding(right=len(padded) - length))
+    return replace(row, padding=Padding(right=len(padded) - length), beside=beside_of(cut, values))
 
 
 def _written(row: Row, old: TrainingRow, new: TrainingRow) -> Row:

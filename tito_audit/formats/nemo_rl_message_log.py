@@ -15,6 +15,7 @@ import numpy as np
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
+from tito_audit.formats._beside import beside_of
 from tito_audit.formats._calls import model_facts, with_finishes
 from tito_audit.formats._columns import as_logged, is_given, plain
 from tito_audit.formats._kit import sample
@@ -107,7 +108,8 @@ def _training_row(log: Sequence[Mapping[str, Any]], ids: Sequence[Ids]) -> Train
         for role, name, column, sentinel in misfits
         if column and not column.fits
     ]
-    return replace(row, columns=(*row.columns, *columns))
+    fitting = {name: column.values for name, column in others.items() if column is not None and column.fits}
+    return replace(row, columns=(*row.columns, *columns), beside=beside_of(fitting))
 
 
 def _written(row: Row, old: TrainingRow, new: TrainingRow) -> Row:

@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from tito_audit.format import Format, Row
+from tito_audit.formats._beside import beside_of
 from tito_audit.formats._calls import model_facts, with_finishes
 from tito_audit.formats._columns import (
     Raw,
@@ -89,6 +90,8 @@ def _read(row: Row, place: Place) -> Rollout:
         )
     if trained is None:
         stated = stated.without_ids()
+    else:
+        trained = replace(trained, beside=beside_of(row))
     return Rollout(place, FORMAT.name, training_row=with_finishes(trained, row), stated=stated)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
+from tito_audit.formats._beside import beside_of
 from tito_audit.formats._calls import (
     TOOLS_MISSING,
     calls_unknown_tools,
@@ -20,10 +21,10 @@ from tito_audit.formats._calls import (
     model_facts,
     text_alone,
     turn_of_tokens,
-    weight_versions,
 )
 from tito_audit.formats._columns import as_objects, filled, flat_logprobs, is_list, other_columns
 from tito_audit.formats._update import copies_of, object_at, of_calls, plain_sources
+from tito_audit.formats._versions import spans_of, weight_versions
 from tito_audit.formats._writer import call_rows
 from tito_audit.record.edits import Path
 from tito_audit.record.message import Message, as_messages
@@ -148,6 +149,8 @@ def _turn(
         completion_text=None if answer is None else text_alone(answer),
         finish_reason=finish_reason(object_at(step, "model_output")) or finish_reason(step),
         weight_versions=weight_versions(step),
+        weight_spans=spans_of(step, turn.completion_ids),
+        beside=beside_of(step),
     )
 
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import partial
 
 from tito_audit.format import Format, Row
+from tito_audit.formats._beside import beside_of
 from tito_audit.formats._calls import stated_facts, with_finishes
 from tito_audit.formats._columns import (
     first_text,
@@ -53,6 +54,7 @@ def _read_one(row: Row, place: Place) -> Rollout:
             other=other_columns(row, {"tokens", "loss_mask", "rollout_log_probs"}),
             sentinel=0.0,
         )
+        trained = replace(trained, beside=beside_of(row))
     value = parsed(row, "messages")
     messages = as_messages(value if is_messages(value) else None, "messages")
     return Rollout(

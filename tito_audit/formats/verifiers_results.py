@@ -15,6 +15,7 @@ import numpy as np
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
+from tito_audit.formats._beside import beside_of
 from tito_audit.formats._calls import model_facts, text_alone, turn_of_tokens, with_finishes, written_once
 from tito_audit.formats._columns import (
     as_object,
@@ -172,6 +173,7 @@ def _turn(step: _Step, messages: Sequence[Message]) -> Turn:
         completion_ids=call.completion_ids,
         completion_logprobs=call.completion_logprobs,
         columns=(*call.columns, *(() if mask is None else (mask,))),
+        beside=beside_of(step.tokens, step.wire),
     )
 
 

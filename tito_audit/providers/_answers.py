@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tito_audit.errors import ProviderError
-from tito_audit.provider import GenerationResult, SamplingParams, TopLogprobs
+from tito_audit.provider import GenerationResult, SamplingParams, TopLogprobs, WeightSpans
 from tito_audit.record.prompt_ids import PromptIds
 
 _ROUNDING = 1e-3
@@ -38,6 +38,23 @@ def checked_sampling(sampling: SamplingParams, ours: Iterable[str]) -> None:
     reserved = sorted(sampling.extra.keys() & set(ours))
     if reserved:
         raise ProviderError(f"{', '.join(reserved)} cannot be set in extra: the provider sets it", status=400)
+
+
+def weight_spans(answer: Mapping[str, Any]) -> WeightSpans:
+    """The `weight_versions` of an answer, objects of `version`, `start` and `end`; () if it has none.
+
+    sgl-project/sglang `srt/utils/weight_versions.py` and vllm-project/vllm name half-open ranges of tokens.
+    """
+    spans = answer.get("weight_versions")
+    if not isinstance(spans, list):
+        return ()
+    named: list[tuple[str, int, int]] = []
+    for span in spans:
+        start, end = (span.get("start"), span.get("end")) if isinstance(span, dict) else (None, None)
+        if type(start) is not int or type(end) is not int:
+            return ()
+        named.append((str(span.get("version")), start, end))
+    return tuple(named)
 
 
 def answered_ids(value: Any, where: str) -> tuple[int, ...]:

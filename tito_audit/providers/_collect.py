@@ -48,4 +48,5 @@ def _joined(index: int, input_ids: tuple[int, ...], chunks: Sequence[GenerationC
         finish_reason=last.finish_reason,
         stop_reason=last.stop_reason,
         weight_version=last.weight_version,
+        weight_spans=last.weight_spans,
     )

@@ -25,6 +25,7 @@ from tito_audit.providers._answers import (
     finished,
     likeliest,
     plain_ids,
+    weight_spans,
 )
 from tito_audit.providers._collect import one_answer
 from tito_audit.providers._http import Http
@@ -158,7 +159,7 @@ class SGLangProvider:
             raise ProviderError(f"{self._where}: output_ids are not the ids of output_token_logprobs")
         reason = finished(_reason(meta), self._where)
         result = GenerationResult(
-            tuple(ids), output_ids, logprobs, tops, reason, _stop_reason(meta), _version(meta)
+            tuple(ids), output_ids, logprobs, tops, reason, _stop_reason(meta), _version(meta), weight_spans(meta)
         )
         counted([result], meta.get("completion_tokens"), self._where)
         return result
@@ -176,6 +177,7 @@ class SGLangProvider:
             finish_reason=None if reason is None else finished(reason, self._where),
             stop_reason=_stop_reason(meta),
             weight_version=_version(meta),
+            weight_spans=weight_spans(meta),
         )
 
     def _meta(self, answer: Any, ids: list[int]) -> _Object:

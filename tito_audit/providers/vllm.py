@@ -31,6 +31,7 @@ from tito_audit.providers._answers import (
     likeliest,
     plain_ids,
     prompt_ids,
+    weight_spans,
 )
 from tito_audit.providers._collect import one_answer
 from tito_audit.providers._echo import SAME
@@ -459,6 +460,7 @@ class VLLMProvider:
             finish_reason=finished(choice.get("finish_reason"), self._where),
             stop_reason=choice.get("stop_reason"),
             weight_version=weight_version(choice),
+            weight_spans=weight_spans(choice),
         )
 
     def _chunk(self, choice: Object, sampling: SamplingParams) -> GenerationChunk:
@@ -477,6 +479,7 @@ class VLLMProvider:
             finish_reason=None if reason is None else finished(reason, self._where),
             stop_reason=choice.get("stop_reason"),
             weight_version=weight_version(choice),
+            weight_spans=weight_spans(choice),
         )
 
     def _same_prompt(self, answer: Object, choice: Object, ids: PromptIds) -> bool:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tito_audit.record.arrays import Logprobs
-from tito_audit.record.column import Column, ColumnRole, spread
+from tito_audit.record.column import Alignment, Column, ColumnRole, spread
 from tito_audit.record.rollout import Rollout, TrainingRow, Turn
 
 VERSIONS = frozenset(("versions", "output_versions", "token_versions", "token_weight_versions", "weight_versions"))
 """Columns with the version of the weights that sampled each token; -1 where nothing was sampled (AReaL)."""
+WEIGHTS = "weight_versions"
+"""The column in which logs write versions as spans of tokens; in a record it has the version of each token."""
 RESCORED = "rescored_logprobs"
 """The column in which `rescore` writes a model's logprobs."""
 TRAINERS = frozenset(
@@ -39,9 +44,24 @@ miles `log_probs`, AReaL `prox_logp`. Reference models and teachers are other po
 """
 
 
+def version_of_tokens(spans: Iterable[tuple[str, int, int]], size: int) -> Column:
+    """Spans as a column over `size` tokens: the version of each, None where nothing is known."""
+    values = np.full(size, None, object)
+    for version, start, end in spans:
+        values[start:end] = version
+    return Column(WEIGHTS, ColumnRole.OTHER, values, Alignment.FULL)
+
+
+def spans_of_versions(values: NDArray[Any]) -> tuple[tuple[str, int, int], ...]:
+    """The spans of such a column: tokens side by side that one version sampled."""
+    names = [None if value is None or value != value else str(value) for value in values.tolist()]
+    cuts = [0, *(at for at in range(1, len(names)) if names[at] != names[at - 1]), len(names)]
+    return tuple((name, a, b) for a, b in pairwise(cuts) if a < b and (name := names[a]) is not None)
+
+
 def version_column(columns: Iterable[Column]) -> Column | None:
     """The column with the version of each token; None if there is none."""
-    return next((column for column in columns if column.name in VERSIONS and _fits(column)), None)
+    return next((column for column in columns if column.name in VERSIONS and _has_versions(column)), None)
 
 
 def trainer_columns(columns: Iterable[Column]) -> list[Column]:
@@ -52,7 +72,8 @@ def trainer_columns(columns: Iterable[Column]) -> list[Column]:
 def versions_and_trainers(rollout: Rollout) -> tuple[bool, bool]:
     """Whether a log says which weights sampled a rollout, and whether it has a trainer's logprobs."""
     row, stated, trainers = rollout.training_row, rollout.stated, False
-    versions = bool(stated.policy_versions) or "weight_versions" in stated.facts
+    facts = stated.facts
+    versions = bool(stated.policy_versions) or WEIGHTS in facts or "weight_spans" in facts
     # Called for every rollout: plain loops, no generators.
     holders: tuple[TrainingRow | Turn, ...] = rollout.turns if row is None else (row, *rollout.turns)
     for holder in holders:
@@ -60,7 +81,7 @@ def versions_and_trainers(rollout: Rollout) -> tuple[bool, bool]:
             if column.name in TRAINERS:
                 trainers = trainers or _fits(column)
             elif column.name in VERSIONS:
-                versions = versions or _fits(column)
+                versions = versions or _has_versions(column)
     for turn in rollout.turns:
         if turn.weight_versions:
             return True, trainers
@@ -74,6 +95,10 @@ def over_row(column: Column, row: TrainingRow) -> Logprobs:
     return spread(
         values, column.alignment, full=len(row.token_ids), prompt_length=row.prompt_length, trained=row.loss_mask
     )
+
+
+def _has_versions(column: Column) -> bool:
+    return _fits(column) or (column.name == WEIGHTS and column.alignment is not None)
 
 
 def _fits(column: Column) -> bool:

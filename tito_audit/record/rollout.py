@@ -9,6 +9,7 @@ from enum import StrEnum
 import numpy as np
 
 from tito_audit.record.arrays import Ids, Logprobs, Mask
+from tito_audit.record.beside import NOTHING_BESIDE, BesideTokens
 from tito_audit.record.column import Column
 from tito_audit.record.message import Message, ToolSpec
 from tito_audit.record.speakers import Speakers
@@ -102,6 +103,8 @@ class Turn:
     as_row: TrainingRow | None = field(default=None, repr=False)
     """The same columns as a training row, if the log holds a response that its mask trains whole: its ids may show
     that it holds several turns."""
+    beside: BesideTokens = field(default=NOTHING_BESIDE, compare=False, repr=False)
+    """What an engine or a trainer wrote beside its tokens."""
     alternatives: tuple[tuple[float, ...], ...] = field(default=(), repr=False)
     """The distinct top-k logprobs at some of its first tokens; () when the log has only one per token."""
 
@@ -145,6 +148,8 @@ class TrainingRow:
     hidden: Mask | None = None
     """`[T]` True where an attention mask hides a token that is not padding: visible tokens surround it, or the
     loss mask trains it. None: nothing is hidden."""
+    beside: BesideTokens = field(default=NOTHING_BESIDE, compare=False, repr=False)
+    """What an engine or a trainer wrote beside its tokens."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from tito_audit.evidence.model import Evidence
 from tito_audit.evidence.needs import Needs
-from tito_audit.record.by_name import over_row, version_column
+from tito_audit.record.by_name import WEIGHTS, over_row, spans_of_versions, version_column
 from tito_audit.record.finding import Hit, Severity, Where
 from tito_audit.record.rollout import Rollout, TrainingRow
 from tito_audit.record.runs import trained_runs
@@ -124,7 +124,12 @@ def _versions(rollout: Rollout) -> _Versions | None:
     column = None if row is None else version_column(row.columns)
     if row is not None and column is not None:
         versions = _Versions()
-        _add_tokens(versions, over_row(column, row), Where.ROW, None, _sampled(row))
+        if column.name == WEIGHTS and column.values.dtype.kind == "O":
+            sampled = column.values.copy()
+            sampled[~_sampled(row)] = None
+            versions.add_spans(spans_of_versions(sampled), Where.ROW, None)
+        else:
+            _add_tokens(versions, over_row(column, row), Where.ROW, None, _sampled(row))
         return versions
     if any(turn.weight_versions or version_column(turn.columns) is not None for turn in rollout.turns):
         return _of_calls(rollout)

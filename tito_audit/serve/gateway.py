@@ -30,7 +30,7 @@ from tito_audit.parsers import (
     to_delta,
     to_message,
 )
-from tito_audit.provider import GenerationChunk, GenerationResult, TokenProvider
+from tito_audit.provider import GenerationChunk, GenerationResult, TokenProvider, WeightSpans, logged_spans
 from tito_audit.record.prompt_ids import PromptIds
 from tito_audit.serve.call_log import CallLog
 from tito_audit.serve.errors import Refused, of_provider
@@ -223,6 +223,10 @@ def answer_lines(call: Call, model: str, status: Status, threads: Mapping[int, s
             "thread_id": thread,
             "choice": choice,
             "weight_version": answer.weight_version,
+            # Where one version sampled all of it, `weight_version` says so.
+            **(
+                {"weight_versions": spans} if (spans := logged_spans(answer.weight_spans, len(answer.ids))) else {}
+            ),
             "response_message": answer.reading.message() if isinstance(fields, ChatAsked) else None,
             **({} if isinstance(fields, ChatAsked) else {"text": answer.reading.text}),
             "prompt_token_ids": orjson.Fragment(call.ids.json),
@@ -331,12 +335,14 @@ class PartialAnswer:
     finish_reason: str | None = None
     stop_reason: str | int | None = None
     weight_version: str | None = None
+    weight_spans: WeightSpans = ()
 
     def take(self, chunk: GenerationChunk | GenerationResult) -> list[dict[str, Any]]:
         """The deltas that the next tokens add."""
         self.ids += chunk.output_ids
         self.logprobs += chunk.logprobs
         self.weight_version = chunk.weight_version or self.weight_version
+        self.weight_spans = chunk.weight_spans or self.weight_spans
         if chunk.finish_reason is not None:
             self.finish_reason, self.stop_reason = chunk.finish_reason, chunk.stop_reason
         return self.reading.feed(chunk.output_ids)
@@ -611,6 +617,7 @@ def _result(call: Call, answer: PartialAnswer) -> GenerationResult:
         answer.finish_reason,
         answer.stop_reason,
         answer.weight_version,
+        answer.weight_spans,
     )
 
 

@@ -25,7 +25,7 @@ import numpy as np
 from tito_audit.errors import ProviderError, SetupError
 from tito_audit.parser import Parser, Reads
 from tito_audit.parsers import parser_named
-from tito_audit.provider import GenerationResult, SamplingParams, TokenProvider
+from tito_audit.provider import GenerationResult, SamplingParams, TokenProvider, logged_spans
 from tito_audit.record.arrays import Ids
 from tito_audit.render.renderer import Renderer, make_renderer
 from tito_audit.sessions.content import in_form
@@ -68,9 +68,10 @@ class SequenceNode:
     logprobs: list[float]
     """`[T]` the sampler's logprob of a trained token, else 1.0."""
     metadata: dict[str, Any] = field(default_factory=dict)
-    """`finish_reason`, `stop_reason`, `weight_version`, `call_id` and `choice`, as far as they are known; how the
-    prompt was made: `branch` (`start`, `continues`, `fork`), `kept` (how many ids are an earlier answer's),
-    `proof`, `fork` and `fork_detail` (why it does not continue); and in a tree `key` and `parent`.
+    """`finish_reason`, `stop_reason`, `weight_version`, `call_id` and `choice`, as far as they are known;
+    `weight_versions`, spans of `tokens`, where several versions sampled them; how the prompt was made: `branch`
+    (`start`, `continues`, `fork`), `kept` (how many ids are an earlier answer's), `proof`, `fork` and
+    `fork_detail` (why it does not continue); and in a tree `key` and `parent`.
     """
     messages: list[dict[str, Any]] = field(default_factory=list)
     """The conversation as the chat template was given it, the answer last; [] for a text prompt, and where the
@@ -148,7 +149,7 @@ def sequence(node: Node, vocabulary: Vocabulary, trains: set[int] | None = None,
         tokens.tolist(),
         np.where(trained, tokens, UNTRAINED).tolist(),
         logprobs.tolist(),
-        {**_metadata(node), **more},
+        {**_metadata(node), **_versions(node), **more},
         _messages(node),
         _prompt_messages(first) or vocabulary.text(tokens[: first.prompt.length]),
         vocabulary.text(tokens[first.prompt.length :]),
@@ -185,6 +186,17 @@ def _metadata(node: Node) -> dict[str, Any]:
         "fork_detail": prompt.fork.detail if prompt.fork is not None else None,
     }
     return {name: value for name, value in metadata.items() if value is not None}
+
+
+def _versions(node: Node) -> dict[str, Any]:
+    """Which version of the weights sampled which tokens of the sequence, if they are several."""
+    spans: list[tuple[str, int, int]] = []
+    for link, count in reversed(list(chain_of(node))):
+        start, whole = link.prompt.length, link.weight_version
+        own = link.weight_spans or (() if whole is None else ((whole, 0, len(link.output_ids)),))
+        spans += [(version, start + at, min(start + end, count)) for version, at, end in own if start + at < count]
+    versions = {version for version, _, _ in spans}
+    return {"weight_versions": logged_spans(tuple(spans), node.length)} if len(versions) > 1 else {}
 
 
 def digest(ids: Ids) -> str:

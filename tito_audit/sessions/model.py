@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from tito_audit.provider import WeightSpans
 from tito_audit.record.arrays import Ids, Logprobs
 from tito_audit.record.message import Message, ToolSpec
 
@@ -174,6 +175,7 @@ class Node:
     finish_reason: str | None = None
     stop_reason: str | int | None = None
     weight_version: str | None = None
+    weight_spans: WeightSpans = ()
 
     @property
     def parent(self) -> Node | None:

@@ -259,6 +259,7 @@ class Session:
                 result.finish_reason,
                 result.stop_reason,
                 result.weight_version,
+                result.weight_spans,
             )
             nodes.append(node)
             if not self._gone:

@@ -1,0 +1,53 @@
+"""Sequences of tokens with what stands beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from tito_audit.evidence.model import Evidence
+from tito_audit.record.arrays import Ids, Mask
+from tito_audit.record.beside import NOTHING_BESIDE, BesideTokens
+from tito_audit.record.finding import Where
+
+
+@dataclass(frozen=True, slots=True)
+class Sequence:
+    """The tokens of a row or a call, and what stands beside them."""
+
+    ids: Ids
+    """`[T]` all of a row; of a call its prompt, if logged, and its completion."""
+    sampled: Mask
+    """`[T]` True where a row is trained, or a call sampled."""
+    response: int | None
+    """Where the response begins, None if nothing says."""
+    before: int | None
+    """How many tokens the previous call had seen in the end; None for a row and a first call."""
+    beside: BesideTokens
+    where: Where
+    turn: int | None = None
+
+    def place(self, start: int, end: int) -> tuple[Where, int, int]:
+        """A range of these tokens as a finding names it."""
+        if self.where is Where.ROW:
+            return self.where, start, end
+        by = self.response or 0
+        return self.where, max(start - by, 0), max(end - by, 0)
+
+
+def sequences(evidence: Evidence) -> Iterator[Sequence]:
+    """Those that have something beside them: the training row, and each call with a completion."""
+    row, before = evidence.rollout.training_row, None
+    if row is not None and row.beside is not NOTHING_BESIDE:
+        sampled = np.zeros(len(row.token_ids), np.bool_) if row.loss_mask is None else row.loss_mask
+        yield Sequence(row.token_ids, sampled, row.prompt_length, None, row.beside, Where.ROW)
+    for number, turn in enumerate(evidence.rollout.turns):
+        seen = turn.seen_ids
+        if turn.completion_ids is not None and turn.beside is not NOTHING_BESIDE:
+            ids = turn.completion_ids if seen is None else seen
+            start = len(ids) - len(turn.completion_ids)
+            sampled = np.arange(len(ids)) >= start
+            yield Sequence(ids, sampled, start, before, turn.beside, Where.COMPLETION, number)
+        before = None if seen is None else len(seen)

@@ -1,0 +1,196 @@
+"""REC013: routed experts that do not fit their tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tito_audit.evidence.model import Evidence
+from tito_audit.evidence.needs import Needs
+from tito_audit.record.beside import Routing
+from tito_audit.record.finding import Hit, Severity, Where
+from tito_audit.record.runs import trained_runs
+from tito_audit.rule import rule
+from tito_audit.rules._beside import Sequence, sequences
+from tito_audit.rules._words import counted
+
+_MISSING = -1
+"""Where an engine captured nothing."""
+_REPEATS = 8
+"""Rows in a run that are too many to be equal by chance, with as many experts in each."""
+
+
+@rule(
+    "REC013",
+    Severity.ERROR,
+    headline="{n} beside routed experts that do not fit",
+    needs=(Needs.EXPERTS_READ,),
+)
+def routed_experts(evidence: Evidence) -> Iterator[Hit]:
+    """Routed experts do not fit their tokens.
+
+    ## What it finds
+    Experts (`routed_experts`, `rollout_routed_experts`, `rollout_expert_indices`) whose rows are of other
+    tokens: as many as no way to write them explains. Engines write a row for each token or for each but the
+    last, which is never fed; from the first token, from a stated one, or for what was sampled; a call may have
+    only the rows that come after those of the previous one. Also bytes that are not of their shape, other
+    numbers of layers or of experts in another call, ids below -1 or above the number of experts that the log
+    states, and an expert that one layer chose twice for one token. A warning says that sampled tokens have a row
+    of zeros, as buffers that nothing filled do, or that many different tokens in a row share one row.
+
+    ## Why it matters
+    With router replay the trainer sends each token to the experts of its row. A row too few moves every later
+    token to the experts of its neighbour, and the ratio of trainer and sampler says nothing any more, at every
+    layer.
+
+    ## Example
+    Two rows are missing:
+
+    ```text
+    error REC013 row 0:6
+      `routed_experts` has 3 rows for 6 tokens: 2 rows missing; replay sends tokens to the experts
+      of others
+    ```
+
+    ## Repair
+    None: experts cannot be computed again without the sampler. A repair that changes tokens leaves the column
+    out. Log them again, with all rows, or train without replay.
+    """
+    shapes: dict[tuple[int, ...], int | None] = {}
+    widths: set[int] | None = None
+    images = bool(evidence.present & Needs.IMAGES)
+    for sequence in sequences(evidence):
+        for unfit in sequence.beside.unfit:
+            if unfit.experts and unfit.wrong:
+                yield _hit(sequence, f"`{unfit.name}` holds {unfit.because}", "not of its shape")
+        for routing in sequence.beside.routing:
+            rows = _rows(sequence, routing)
+            if routing.experts.ndim == 1:
+                size = len(routing.experts)
+                fits = {size // count for count in rows if count and size % count == 0}
+                if not images and (not fits or (widths is not None and not widths & fits)):
+                    message = f"{size:,} numbers in `{routing.name}` are no rows of {_tokens(sequence)}"
+                    yield _hit(sequence, message, "rows of other tokens")
+                widths = (widths & fits or widths) if widths and fits else fits or widths
+                yield from _values(sequence, routing, None)
+                continue
+            shape = routing.experts.shape[1:]
+            if shapes and shape not in shapes:
+                other = " x ".join(map(str, next(iter(shapes))))
+                message = (
+                    f"`{routing.name}` has rows of {' x '.join(map(str, shape))} experts, others have {other}"
+                )
+                yield _hit(sequence, message, "another shape")
+            shapes.setdefault(shape, sequence.turn)
+            if not images and not _fits(routing, rows):
+                yield _hit(sequence, _count_message(sequence, routing), "rows of other tokens")
+                continue
+            # Where rows of the response alone are possible, or an image takes several, their tokens are unknown.
+            size, count = len(sequence.ids) - routing.start, len(routing.experts)
+            certain = not images and (count in (size, size - 1) or count > max(rows))
+            yield from _values(sequence, routing, routing.start if certain else None)
+
+
+def _rows(sequence: Sequence, routing: Routing) -> set[int]:
+    """How many rows there may be."""
+    size = len(sequence.ids)
+    if routing.start:
+        return {size - routing.start, size - routing.start - 1}
+    rows = {size, size - 1}
+    if sequence.response is not None:
+        rows |= {size - sequence.response, size - sequence.response - 1}
+    if sequence.before is not None:
+        rows |= {size - sequence.before, size - sequence.before + 1}
+    return {count for count in rows if count >= 0}
+
+
+def _fits(routing: Routing, rows: set[int]) -> bool:
+    """Whether there are as many rows, not counting padding behind the last of them."""
+    count = len(routing.experts)
+    if count in rows or not rows:
+        return True
+    most = max(rows)
+    surplus = routing.experts[most:]
+    return count > most and bool((surplus == surplus.flat[0]).all() and surplus.flat[0] in (0, _MISSING))
+
+
+def _count_message(sequence: Sequence, routing: Routing) -> str:
+    count, size = len(routing.experts), len(sequence.ids)
+    message = f"`{routing.name}` has {counted(count, 'row')} for {_tokens(sequence)}"
+    if routing.start:
+        message += f" from token {routing.start} on"
+    wanted = size - routing.start
+    if count < wanted - 1:
+        message += f": {counted(wanted - 1 - count, 'row')} missing"
+    return f"{message}; replay sends tokens to the experts of others"
+
+
+def _tokens(sequence: Sequence) -> str:
+    return counted(len(sequence.ids), "token")
+
+
+def _values(sequence: Sequence, routing: Routing, first: int | None) -> Iterator[Hit]:
+    """What is wrong with the experts of a row; where the first row stands, also with those of its tokens."""
+    experts = routing.experts.astype(np.int64)
+    if not experts.size:
+        return
+    least, most = int(experts.min()), int(experts.max())
+    if least < _MISSING or (routing.count is not None and most >= routing.count):
+        of = "" if routing.count is None else f" of {counted(routing.count, 'expert')}"
+        number = least if least < _MISSING else most
+        yield _hit(sequence, f"`{routing.name}` names expert {number}{of}", "experts out of range")
+        return
+    if experts.ndim != 3:
+        return
+    if experts.shape[2] > 1:
+        ordered = np.sort(experts, axis=2)
+        twice = ((ordered[..., 1:] == ordered[..., :-1]) & (ordered[..., 1:] > 0)).any(axis=(1, 2))
+        if twice.any():
+            message = f"{counted(int(twice.sum()), 'row')} of `{routing.name}` with one expert twice in a layer"
+            yield _hit(sequence, message, "one expert twice", twice if first is not None else None, first or 0)
+            return
+    if first is not None:
+        yield from _unfilled(sequence, routing, experts, first)
+
+
+def _unfilled(sequence: Sequence, routing: Routing, experts: NDArray[np.int64], first: int) -> Iterator[Hit]:
+    """Sampled tokens with a row of zeros, or with the row of many others."""
+    flat = experts.reshape(len(experts), -1)[: max(len(sequence.ids) - first - 1, 0)]
+    sampled = sequence.sampled[first : first + len(flat)]
+    if experts.shape[2] > 1:
+        empty = sampled & np.asarray((flat == 0).all(axis=1))
+        if empty.any():
+            message = f"`{routing.name}` has only zeros for {counted(int(empty.sum()), 'sampled token')}"
+            yield _hit(
+                sequence, f"{message}: nothing was captured there", "rows of zeros", empty, first, Severity.WARNING
+            )
+            return
+    if flat.shape[1] < _REPEATS or len(flat) < _REPEATS:
+        return
+    captured: NDArray[np.bool_] = np.asarray((flat > 0).any(axis=1))
+    equal = np.concatenate([[False], (flat[1:] == flat[:-1]).all(axis=1) & captured[1:]]) & sampled
+    for start, end in trained_runs(equal):
+        tokens = sequence.ids[first + start - 1 : first + end]
+        if end - start + 1 >= _REPEATS and len(np.unique(tokens)) >= _REPEATS // 2:
+            message = f"{counted(end - start + 1, 'token')} in a row have the same experts in every layer"
+            where = np.zeros(len(flat), np.bool_)
+            where[start - 1 : end] = True
+            yield _hit(sequence, message, "repeated rows", where, first, Severity.WARNING)
+
+
+def _hit(
+    sequence: Sequence,
+    message: str,
+    cause: str,
+    rows: NDArray[np.bool_] | None = None,
+    first: int = 0,
+    severity: Severity | None = None,
+) -> Hit:
+    start, end = 0, len(sequence.ids)
+    if rows is not None:
+        at = rows.nonzero()[0]
+        start, end = int(at[0]) + first, int(at[-1]) + first + 1
+    where, start, end = sequence.place(start, end)
+    return Hit(Where(where), start, end, message, sequence.turn, cause, severity)

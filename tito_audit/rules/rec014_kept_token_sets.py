@@ -1,0 +1,120 @@
+"""REC014: kept-token sets that do not fit the sampled tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tito_audit.evidence.model import Evidence
+from tito_audit.evidence.needs import Needs
+from tito_audit.record.arrays import Ids
+from tito_audit.record.beside import KeptSets
+from tito_audit.record.finding import Hit, Severity
+from tito_audit.rule import rule
+from tito_audit.rules._beside import Sequence, sequences
+from tito_audit.rules._words import counted, shown
+
+
+@rule(
+    "REC014",
+    Severity.ERROR,
+    headline="{n} beside kept-token sets that do not fit",
+    needs=(Needs.KEPT_SETS_READ,),
+)
+def kept_token_sets(evidence: Evidence) -> Iterator[Hit]:
+    """A sampled token is not in its kept-token set.
+
+    ## What it finds
+    Sets of the tokens that top-p or top-k sampling left to choose from (`rollout_top_p_token_ids` of slime,
+    `rollout_sampling_mask` of miles, `output_token_sampling_mask` of SGLang, `kept_tokens` of verifiers,
+    `sampling_mask` of prime-rl) that lack the token that was sampled; the finding says if they are the sets of
+    the token before or after. More or fewer sets than there are tokens of the response, of the row, or sampled
+    ones; offsets that do not belong to their ids; and ids that no vocabulary or not this one has. An empty set
+    says nothing and is not judged.
+
+    ## Why it matters
+    The trainer renormalizes its probabilities over the set. A sampled token outside of it has probability zero:
+    its logprob is minus infinity, and its ratio zero or NaN. Sets one place off do that to nearly every token.
+
+    ## Example
+    A set without the sampled token:
+
+    ```text
+    error REC014 row 2:3
+      1 sampled token of 2 not in the set of `rollout_top_p_token_ids`
+      training row │!│
+                    0
+    ```
+
+    ## Repair
+    None: only the sampler knows what it kept. A repair that changes tokens leaves the sets out. Log them with
+    the tokens that they belong to, or train without replaying the sampling.
+    """
+    for sequence in sequences(evidence):
+        for unfit in sequence.beside.unfit:
+            if unfit.wrong and not unfit.experts:
+                yield _hit(sequence, f"`{unfit.name}` has {unfit.because}", "offsets of other ids")
+        for sets in sequence.beside.sets:
+            # Models have more ids than tokenizers, filled up to a round number.
+            size = 2 * evidence.vocabulary.size if evidence.vocabulary is not None else 1 << 31
+            out = sets.ids[(sets.ids < 0) | (sets.ids >= size)]
+            if len(out):
+                message = f"`{sets.name}` holds the id {int(out[0])}, which the vocabulary does not have"
+                yield _hit(sequence, message, "ids outside the vocabulary")
+                continue
+            places = _places(sequence, len(sets.offsets) - 1)
+            if places is None:
+                sampled = counted(int(sequence.sampled.sum()), "sampled token")
+                message = f"`{sets.name}` has {counted(len(sets.offsets) - 1, 'set')} for {sampled}"
+                message += "; nothing says which token each set belongs to"
+                yield _hit(sequence, message, "sets of other tokens")
+                continue
+            yield from _outside(evidence, sequence, sets, places)
+
+
+def _places(sequence: Sequence, count: int) -> NDArray[np.int64] | None:
+    """The token of each set; None if nothing says which tokens so many sets are of."""
+    size = len(sequence.ids)
+    if count == size:
+        return np.arange(size)
+    if sequence.response is not None and count == size - sequence.response:
+        return np.arange(sequence.response, size)
+    sampled = sequence.sampled.nonzero()[0]
+    if count == len(sampled):
+        return sampled
+    first = int(sampled[0]) if len(sampled) else size
+    return np.arange(first, size) if sequence.response is None and count == size - first else None
+
+
+def _outside(evidence: Evidence, sequence: Sequence, sets: KeptSets, places: NDArray[np.int64]) -> Iterator[Hit]:
+    """The sampled tokens that are not in their sets."""
+    ids = sequence.ids[places]
+    judged = sequence.sampled[places] & (np.diff(sets.offsets) > 0)
+    wrong = judged & ~_holds(sets, ids)
+    if not wrong.any():
+        return
+    at = places[wrong]
+    message = f"{counted(len(at), 'sampled token')} of {int(judged.sum()):,} not in the set of `{sets.name}`"
+    for by, side in ((1, "before"), (-1, "after")):
+        moved = np.roll(ids, by)
+        both = judged & (np.arange(len(ids)) >= 1 if by > 0 else np.arange(len(ids)) < len(ids) - 1)
+        if len(at) > 1 and both.any() and (_holds(sets, moved) | ~both).all():
+            message += f"; the sets are those of the token {side} each"
+    where, start, end = sequence.place(int(at[0]), int(at[-1]) + 1)
+    tokens = shown(evidence, sequence.ids[int(at[0]) : int(at[-1]) + 1])
+    yield Hit(where, start, end, message, sequence.turn, "not in its set", recorded=tokens)
+
+
+def _holds(sets: KeptSets, ids: Ids) -> NDArray[np.bool_]:
+    """`[sets]` whether each set holds the id at its place."""
+    counts = np.diff(sets.offsets).astype(np.int64)
+    owner = np.repeat(np.arange(len(counts)), counts)
+    equal = sets.ids == np.repeat(ids, counts)
+    return np.bincount(owner[equal], minlength=len(counts)) > 0
+
+
+def _hit(sequence: Sequence, message: str, cause: str) -> Hit:
+    where, start, end = sequence.place(0, len(sequence.ids))
+    return Hit(where, start, end, message, sequence.turn, cause)

@@ -1,0 +1,166 @@
+"""REC015: advantages and rewards that do not fit the tokens they stand beside."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tito_audit.evidence.model import Evidence
+from tito_audit.evidence.needs import Needs
+from tito_audit.record.finding import Hit, Severity
+from tito_audit.record.rollout import Rollout
+from tito_audit.record.runs import trained_runs
+from tito_audit.rule import rule
+from tito_audit.rules._beside import Sequence, sequences
+from tito_audit.rules._words import counted
+
+_PER_TOKEN = ("advantages", "token_advantages", "token_rewards", "token_level_rewards", "token_level_scores")
+_LENGTH = "response_length"
+
+
+@rule("REC015", Severity.ERROR, headline="{n} beside advantages or rewards that do not fit", needs=(Needs.CREDIT,))
+def advantages_and_rewards(evidence: Evidence) -> Iterator[Hit]:
+    """Advantages or rewards do not fit the tokens beside them.
+
+    ## What it finds
+    A list of advantages or of rewards by token (`advantages`, `token_rewards`, `token_level_rewards`) with
+    another number of entries than any way to write it has: one for each token or each but the first, of the row,
+    of the response, or of what is trained, one for each turn, or one for all. NaN or infinity at a trained
+    token, or as a reward; null says that a value is not known and is not judged. A `response_length` that ends
+    inside what a mask over the whole row trains. A note says that the advantages of all trained tokens are zero,
+    as those of a group with equal rewards are: the row teaches nothing.
+
+    ## Why it matters
+    The advantage is the factor of each token's gradient. One place off, the reward for an answer goes to the
+    tokens beside it; one NaN makes the loss of the whole batch NaN, and with it every weight.
+
+    ## Example
+    Two advantages are missing:
+
+    ```text
+    error REC015 row 0:7
+      `advantages` has 2 entries for 7 tokens (4 after the prompt); nothing says which token each
+      entry belongs to
+    ```
+
+    ## Repair
+    None: what a token is worth is for the environment and the algorithm to say. Compute the column again for
+    these tokens.
+    """
+    for sequence in sequences(evidence):
+        for name, value in sequence.beside.credit.items():
+            if name == _LENGTH:
+                yield from _response_length(evidence, sequence, value)
+            elif isinstance(value, list | tuple | np.ndarray):
+                yield from _listed(evidence, sequence, name, value)
+            elif isinstance(value, float) and not np.isfinite(value):
+                yield _hit(sequence, f"`{name}` is {_worst(np.array([value]))}", "not a finite number")
+
+
+def _listed(evidence: Evidence, sequence: Sequence, name: str, value: Any) -> Iterator[Hit]:
+    numbers = _numbers(value)
+    if numbers is None:
+        return
+    if name not in _PER_TOKEN:
+        # Rewards by turn, by component, by function: only their values say something.
+        if np.isinf(numbers).any() or _nans(value):
+            yield _hit(sequence, f"`{name}` holds {_worst(numbers)}", "not a finite number")
+        return
+    if not _fits(evidence.rollout, sequence, numbers):
+        message = (
+            f"`{name}` has {counted(len(numbers), 'entry', 'entries')} for {counted(len(sequence.ids), 'token')}"
+        )
+        if sequence.response:
+            message += f" ({len(sequence.ids) - sequence.response:,} after the prompt)"
+        yield _hit(sequence, f"{message}; nothing says which token each entry belongs to", "length")
+        return
+    places = _places(sequence, len(numbers))
+    at = places[sequence.sampled[places] & (places >= 0)] if places is not None else None
+    if places is None or at is None or not len(at):
+        if np.isinf(numbers).any() or _nans(value):
+            yield _hit(sequence, f"`{name}` holds {_worst(numbers)}", "not a finite number")
+        return
+    own = numbers[sequence.sampled[places]]
+    # A table's NaN may be its null, and null says that the value is not known, as a repair writes it.
+    broken = np.isinf(own) | (np.isnan(own) if _nans(value) else np.zeros(len(own), np.bool_))
+    if broken.any():
+        message = f"`{name}` is {_worst(own)} at {counted(int(broken.sum()), 'trained token')} of {len(own):,}"
+        yield _hit(sequence, message, "not a finite number", at[broken])
+    elif name == "advantages" and len(own) > 1 and not own.any():
+        message = f"the advantages of all {len(own):,} trained tokens are zero, so nothing is learned from them"
+        yield _hit(sequence, message, "no advantage", at, Severity.NOTE)
+
+
+def _numbers(value: Any) -> NDArray[np.float64] | None:
+    """One number for each entry, NaN for null; None if they are no numbers."""
+    entries = value.tolist() if isinstance(value, np.ndarray) else list(value)
+    if not entries or not all(entry is None or isinstance(entry, int | float) for entry in entries):
+        return None
+    return np.array([np.nan if entry is None else float(entry) for entry in entries])
+
+
+def _nans(value: Any) -> bool:
+    """Whether a list holds NaN; a table's null is NaN in an array, and says nothing."""
+    return not isinstance(value, np.ndarray) and any(
+        isinstance(entry, float) and entry != entry for entry in value
+    )
+
+
+def _fits(rollout: Rollout, sequence: Sequence, numbers: NDArray[np.float64]) -> bool:
+    """Whether there is a way to write so many: by token, by turn, one for all, or with zeros as padding behind."""
+    count, size = len(numbers), len(sequence.ids)
+    runs = len(trained_runs(sequence.sampled))
+    answers = sum(message.sampled for message in rollout.messages)
+    if count in (1, runs, answers, len(rollout.turns)) or _places(sequence, count) is not None:
+        return True
+    return count > size and not np.nan_to_num(numbers[size:], nan=0.0).any()
+
+
+def _places(sequence: Sequence, count: int) -> NDArray[np.int64] | None:
+    """The token of each entry; None if it has none, or not so many."""
+    size, sampled = len(sequence.ids), sequence.sampled.nonzero()[0]
+    if count in (size, size - 1):
+        return np.arange(size - count, size)
+    starts = {0 if sequence.response is None else sequence.response, int(sampled[0]) if len(sampled) else 0}
+    for start in sorted(starts):
+        if count in (size - start, size - start - 1):
+            return np.arange(size - count, size)
+    return sampled if count == len(sampled) else None
+
+
+def _response_length(evidence: Evidence, sequence: Sequence, length: Any) -> Iterator[Hit]:
+    """A length that no reading of the mask explains: all from the first trained token on, what is trained, or an
+    answer."""
+    row = evidence.rollout.training_row
+    trained = sequence.sampled.nonzero()[0]
+    if row is None or sequence.turn is not None or type(length) is not int or not len(trained):
+        return
+    size, runs = len(sequence.ids), trained_runs(sequence.sampled)
+    spans = {len(trained), int(trained[-1]) + 1 - int(trained[0]), *(end - start for start, end in runs)}
+    if length >= size - int(trained[0]) or length in spans:
+        return
+    before = int((trained < size - length).sum())
+    message = (
+        f"`{_LENGTH}` is {length:,}, and {counted(before, 'trained token')} of {len(trained):,} "
+        f"stand{'s' if before == 1 else ''} before the last {counted(length, 'token')}"
+    )
+    yield _hit(sequence, message, "response length", trained[trained < size - length])
+
+
+def _worst(numbers: NDArray[np.float64]) -> str:
+    return "infinite" if np.isinf(numbers).any() else "NaN"
+
+
+def _hit(
+    sequence: Sequence,
+    message: str,
+    cause: str,
+    at: NDArray[np.int64] | None = None,
+    severity: Severity | None = None,
+) -> Hit:
+    start, end = (0, len(sequence.ids)) if at is None else (int(at[0]), int(at[-1]) + 1)
+    where, start, end = sequence.place(start, end)
+    return Hit(where, start, end, message, sequence.turn, cause, severity)
