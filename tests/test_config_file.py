@@ -15,7 +15,7 @@ from tito_audit.cli import app
 from tito_audit.errors import SetupError
 from tito_audit.settings.file import read_config
 from tito_audit.settings.model import Override, Settings
-from tito_audit.settings.options import FLAG_ONLY, KEYS
+from tito_audit.settings.options import COMMANDS, FLAG_ONLY, KEYS
 
 ROOT = Path(__file__).resolve().parents[1]
 TOKENIZER = ROOT / "fixtures" / "tokenizers" / "toy_bpe"
@@ -220,7 +220,7 @@ id = "uid"
 def test_every_flag_of_a_command_that_reads_the_file_is_a_key_or_says_why_not() -> None:
     command = typer.main.get_command(app)
     flags: dict[str, set[str]] = {}
-    for name in ("scan", "repair", "show", "inspect", "convert", "identify", "template", "rescore", "serve"):
+    for name in COMMANDS:
         for parameter in command.commands[name].params:  # type: ignore[attr-defined]
             for flag in parameter.opts:
                 if flag.startswith("--") and parameter.name != "help":
@@ -235,7 +235,7 @@ def test_every_flag_of_a_command_that_reads_the_file_is_a_key_or_says_why_not() 
         "--report": {"repair", "rescore"},
         "--worst": {"repair", "rescore"},
         "--jobs": {"rescore"},
-        "--output-format": {"inspect", "identify", "template", "show", "repair", "rescore"},
+        "--output-format": {"inspect", "identify", "template", "show", "sft", "repair", "rescore"},
         "--limit": {"inspect"},
         "--tokenizer": {"identify"},
         "--chat-template": {"identify"},
@@ -441,7 +441,7 @@ def test_a_pattern_goes_through_links_as_the_log_does(project: Path, tmp_path: P
 def test_what_a_file_turns_on_a_flag_turns_off(project: Path) -> None:
     commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
     switches = {key.name for key in KEYS.values() if key.kind.schema.get("type") == "boolean"}
-    for name in ("scan", "repair", "show", "inspect", "convert", "identify", "template", "rescore", "serve"):
+    for name in COMMANDS:
         for parameter in commands[name].params:
             assert parameter.name not in switches or parameter.secondary_opts, f"{name} --{parameter.name}"
     says(project, "quiet = true")

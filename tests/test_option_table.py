@@ -22,8 +22,7 @@ from tito_audit.settings.options import FLAG_ONLY, KEYS, OPTIONS, filled, option
 CLI = Path(__file__).resolve().parents[1] / "tito_audit" / "cli"
 COMMANDS = (
     *("scan", "repair", "convert", "show", "identify", "inspect", "template", "rescore", "serve", "config"),
-    *("conformance",),
-    *("list", "explain"),
+    *("conformance", "sft", "list", "explain"),
 )
 FILLED = (Settings, GateSettings, RepairSettings, RepairChoices)
 NO_OPTION = {(Settings, "row"), (Settings, "overrides"), (RepairSettings, "choices"), (RepairChoices, "rescored")}
@@ -142,6 +141,8 @@ MEANINGS = {
     "--worst": "how much of what was found is shown",
     "--journal": "where a run records what it has finished",
     "--resume": "what an earlier run recorded is not done again",
+    "--row": "which row is shown",
+    "--against": "the other template",
 }
 """What a flag means that several entries of the table describe, each in words for its commands."""
 LETTERS = {
@@ -152,6 +153,7 @@ SAME_AS = {"--rows": "--limit"}
 """Flags that take another's letter, as they mean the same where the other is missing."""
 JSON = {
     "conformance",
+    "sft",
     "scan",
     "show",
     "inspect",

@@ -14,7 +14,7 @@ more than 64 bits), but `1e16` for `1e+16`, which would change the bytes of repo
               "tokenizer_commits": {NAME: commit}, "seconds", "files", "without_ids", "uncompared",
               "open_rows", "open_beside_faults", "causes": {CODE: {CAUSE: findings}}, "notices", "encoder",
               "taken": {FILE: {FORMAT: {"rows", "first_row", "told_by"}}}, "sampled": {"share", "rows", "of"},
-              "gate", "headlines": [HEADLINE], "new": {"error", "warning", "note"}}
+              "sft": {FACT: count}, "gate", "headlines": [HEADLINE], "new": {"error", "warning", "note"}}
     HEADLINE {"text", "times", "unit", "error", "warning", "note", "rollouts", "codes": {CODE: findings}}
     gate     {"failed", "because": [SENTENCE], "fail_on", "failing", "rates": [RATE], "baseline", "known",
               "fixed": [FIXED], "added", "updated", "required": [REQUIRED], "min_audited"}
@@ -24,8 +24,8 @@ more than 64 bits), but `1e16` for `1e+16`, which would change the bytes of repo
     PLACE    {"file", "row", "item"}
     FIXED    {"fingerprint", "code", "file", "row", "message", "times"}
 
-"sampled" is null when every row was audited, "gate" when nothing gated the run, "min_audited" when no share
-was asked for, else a REQUIRED without "codes" and "idle".
+"sampled" is null when every row was audited, "sft" without rows for SFT, "gate" when nothing gated the run,
+"min_audited" when no share was asked for, else a REQUIRED without "codes" and "idle".
 New keys do not raise the version; changing the meaning of a key or removing it does.
 """
 
@@ -99,6 +99,7 @@ def summary_object(summary: Summary) -> dict[str, Any]:
             for file, formats in summary.taken.items()
         },
         "sampled": summary.sampled,
+        "sft": dict(summary.sft) or None,
         "gate": gate,
         "new": {
             severity.word: sum(count.new[severity] for count in summary.findings.values())

@@ -267,6 +267,8 @@ class Summary:
     notices: list[str] = field(default_factory=list)
     """What a reader should know about the run as a whole: an empty file, no template, a fallback."""
     seconds: float = 0.0
+    sft: Counter[str] = field(default_factory=Counter)
+    """What rows for SFT show, by fact, added up; empty without such rows."""
     sampled: Sampled | None = None
     """None when every row was audited."""
     gate: Gate | None = None
@@ -297,6 +299,9 @@ class Summary:
         self.generated_tokens += result.counts.get("generated_tokens", 0)
         self.without_ids += result.rollout is not None and not result.counts.get("tokens", 0)
         self.uncompared += result.counts.get("uncompared", 0)
+        for name, number in result.counts.items():
+            if name.startswith("sft_"):
+                self.sft[name.removeprefix("sft_")] += number
         of_rollout = not result.of_log or result.between_rows
         for code in {finding.code for finding in result.findings}:
             if code not in self.findings:

@@ -52,12 +52,14 @@ for file in "$files"/*.txt; do
   name=$(basename "$file" .txt)
   if [ -f "$cache/shared.absent" ]; then
     absent "$name" "$(cat "$cache/shared.absent")"
-  elif [ "$name" = tinker ] && [ -z "$torch" ]; then
+  elif [[ $name == tinker || $name == trl_sft ]] && [ -z "$torch" ]; then
     absent "$name" "there is no torch in $python"
   elif [ "$name" != shared ]; then
     made "$name" &
   fi
 done
 wait
-[ ! -f "$cache/tinker/made-of" ] || ln -sfn "${torch%/torch/*}"/{torch,torchgen,torch-*.dist-info} "$(packages tinker)/"
+for name in tinker trl_sft; do
+  [ ! -f "$cache/$name/made-of" ] || ln -sfn "${torch%/torch/*}"/{torch,torchgen,torch-*.dist-info} "$(packages "$name")/"
+done
 printf '%s\n' "$cache"

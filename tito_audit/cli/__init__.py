@@ -31,6 +31,7 @@ from tito_audit.cli import (
     rescore,
     scan,
     serve,
+    sft,
     show,
     template,
 )
@@ -113,6 +114,7 @@ app.command("scan", cls=Command, short_help=SUMMARIES["scan"])(scan.scan)
 app.command("repair", cls=Command, short_help=SUMMARIES["repair"])(repair.repair)
 app.command("convert", cls=Command, short_help=SUMMARIES["convert"])(convert.convert)
 app.command("show", cls=Command, short_help=SUMMARIES["show"])(show.show)
+app.command("sft", cls=Command, short_help=SUMMARIES["sft"])(sft.sft)
 app.command("identify", cls=Command, short_help=SUMMARIES["identify"])(identify.identify)
 app.command("inspect", cls=Command, short_help=SUMMARIES["inspect"])(inspect.inspect)
 app.command("template", cls=Command, short_help=SUMMARIES["template"])(template.template)

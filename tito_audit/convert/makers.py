@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -74,6 +75,9 @@ class Maker:
     """Whether a row holds a group."""
     tables: bool = False
     """Whether its rows can be stored as Parquet, with messages, tools and calls as JSON strings."""
+    tokens_only: bool = False
+    """Whether a trainer takes its rows as they are: ids and loss mask, from messages too; nothing else has a place
+    in them, so nothing counts as lost."""
 
 
 REWARDS = ("reward", "rewards", "score", "scores", "episode_reward", "final_reward")
@@ -538,5 +542,52 @@ NEMO_GYM = Maker(
 )
 
 
-MAKERS = (CALLS, ROWS, TITO_SAMPLE, SLIME, ATROPOS_GROUP, NEMO_RL, MESSAGE_LOG, NEMO_GYM)
+def _sft(mask: str, samples: Sequence[MakerInput]) -> Row:
+    (sample,) = samples
+    row = row_of(sample)
+    weights = weights_as(row, int)
+    ids = row.token_ids.tolist()
+    if mask == "labels":
+        weights = [token_id if weight else -100 for token_id, weight in zip(ids, weights, strict=True)]
+    return {"input_ids": ids, "attention_mask": [1] * len(ids), mask: weights}
+
+
+SFT, SFT_ASSISTANT, SFT_COMPLETION = (
+    Maker(
+        name=name,
+        format="generic",
+        title=f"A set for SFT as trainers load it: input_ids, attention_mask, {mask}; from messages too",
+        holds=Holds.ROWS,
+        make=partial(_sft, mask),
+        own=frozenset(("input_ids", "attention_mask", mask)),
+        takes_facts=False,
+        tables=True,
+        tokens_only=True,
+    )
+    for name, mask in (
+        ("sft", "labels"),
+        ("sft_assistant_masks", "assistant_masks"),
+        ("sft_completion_mask", "completion_mask"),
+    )
+)
+"""Columns as trainers read them: huggingface/trl `trl/trainer/sft_trainer.py` (`_prepare_dataset` uses `labels` as
+they are and folds masks into them), axolotl-ai-cloud/axolotl `src/axolotl/utils/data/wrappers.py`
+(`_is_dataset_already_tokenized` asks for these three), hiyouga/LLaMA-Factory `src/llamafactory/data/loader.py`
+(`tokenized_path`).
+"""
+
+
+MAKERS = (
+    CALLS,
+    ROWS,
+    TITO_SAMPLE,
+    SLIME,
+    ATROPOS_GROUP,
+    NEMO_RL,
+    MESSAGE_LOG,
+    NEMO_GYM,
+    SFT,
+    SFT_ASSISTANT,
+    SFT_COMPLETION,
+)
 """Every form, in the order in which they are listed."""

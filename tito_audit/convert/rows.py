@@ -13,7 +13,7 @@ from tito_audit.errors import RecordError, SetupError
 from tito_audit.format import Format, Row
 from tito_audit.formats import all_formats, pick_format
 from tito_audit.record.column import Column, ColumnRole
-from tito_audit.record.rollout import Place, Rollout
+from tito_audit.record.rollout import Place, Rollout, TrainingRow, seen_by_loss
 from tito_audit.storage.row import RawRow, dump_row, parse_json
 from tito_audit.unknown import unknown
 
@@ -60,6 +60,10 @@ class RowBuilder:
         self, rollout: Rollout, facts: Mapping[str, Any], of_calls: Sequence[Mapping[str, Any]] = ()
     ) -> MakerInput:
         """The rollout with the facts that its row has a place for; all others are counted as lost."""
+        if self.maker.tokens_only:
+            row = rollout.training_row
+            bare = None if row is None else TrainingRow(row.token_ids, seen_by_loss(row), None)
+            return MakerInput(Rollout(rollout.place, rollout.format, training_row=bare))
         facts_of_row: dict[str, Any] = {}
         lost: list[str] = []
         for name, value in facts.items():

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +18,17 @@ from tito_audit.convert.rows import GROUPS, ConversionOutcome, RowBuilder, diges
 from tito_audit.convert.rows_and_calls import as_calls, as_rows
 from tito_audit.convert.unread import row_facts
 from tito_audit.errors import RecordError, SetupError, StorageError
+from tito_audit.evidence.reference import Reference
 from tito_audit.format import Row
 from tito_audit.join import is_conversation, lines_of
 from tito_audit.record.rollout import Place, Rollout, with_speakers
 from tito_audit.record.speakers import Speakers
+from tito_audit.run.auditor import Loader
 from tito_audit.run.log_groups import RowFlow
 from tito_audit.run.progress import Progress
 from tito_audit.run.rows import LogGroup
 from tito_audit.settings.model import Settings
+from tito_audit.sft.tokenized import as_sft_row
 from tito_audit.storage import find_logs, open_log, output_path, paths_of, same_place
 from tito_audit.storage.atomic import refuse_target
 from tito_audit.storage.inside import wrapper_keys
@@ -64,6 +69,9 @@ class Conversion:
         self._flow: RowFlow | None = None
         self._size = 0
         """Bytes of the logs at the survey: rows added later do not move the joined ones."""
+        loader = Loader()
+        self._auditor = cache(lambda file: loader.auditor(self.settings.at(file)))
+        """What writes the messages of a log as ids."""
         self._shapes: ColumnTypes | None = None
         if self.out is not None and kind_of_name(self.out)[0] == "table":
             self._shapes = ColumnTypes()
@@ -201,10 +209,12 @@ class Conversion:
         except RecordError as error:
             tally.refuse(place, str(error))
             return
-        tally.lose(wrapper_keys(raw), place)
-        tally.lose(facts_of_row.unread, place)
+        if not self.maker.tokens_only:
+            tally.lose(wrapper_keys(raw), place)
+            tally.lose(facts_of_row.unread, place)
         several = len(rollouts) > 1
-        tally.repeated.update(facts_of_row.shared if several and not self.maker.grouped else ())
+        repeats = several and not self.maker.grouped and not self.maker.tokens_only
+        tally.repeated.update(facts_of_row.shared if repeats else ())
         for rollout, own_facts in zip(rollouts, facts_of_row.facts, strict=True):
             tally.rollouts += 1
             facts = _with_stated(own_facts, rollout, place.row if several else None)
@@ -215,14 +225,18 @@ class Conversion:
         """The samples that a rollout becomes."""
         tally = builder.tally
         try:
+            if self.maker.tokens_only and not rollout.turns and rollout.training_row is None:
+                auditor, _ = self._auditor(rollout.place.file)
+                reference = None if auditor.tokenizer is None else Reference(auditor.tokenizer, auditor.renderer)
+                rollout = replace(rollout, training_row=as_sft_row(rollout, reference))
             converted = as_rows(rollout) if self.maker.holds is Holds.ROWS else as_calls(rollout, facts)
         except RecordError as error:
             tally.refuse(rollout.place, str(error))
             return
-        tally.lose(converted.lost, rollout.place)
+        tally.lose(() if self.maker.tokens_only else converted.lost, rollout.place)
         if len(converted.parts) > 1:
             tally.forked += 1
-            tally.repeated.update(facts.keys())
+            tally.repeated.update(() if self.maker.tokens_only else facts.keys())
         for part in converted.parts:
             own = {name: value for name, value in facts.items() if name not in part.used_facts}
             yield builder.sample(part.rollout, {**own, **part.facts})
@@ -245,7 +259,7 @@ class Conversion:
         except RecordError as error:
             tally.refuse(place, str(error))
             return
-        tally.lose(lost, place)
+        tally.lose(() if self.maker.tokens_only else lost, place)
         tally.forked += len(parts) > 1
         for part in parts:
             facts = _with_stated(part.facts, part.rollout, None)

@@ -28,6 +28,7 @@ from tito_audit.evidence.roles import TEMPLATE, Roles
 from tito_audit.evidence.row import OTHER_MESSAGES, holds_given_turns, row_against_itself, row_against_template
 from tito_audit.evidence.row_as_sent import is_as_sent, row_against_request
 from tito_audit.evidence.row_of_calls import row_against_calls
+from tito_audit.evidence.sft import is_sft, with_edges, with_ends
 from tito_audit.record.beside import NOTHING_BESIDE
 from tito_audit.record.by_name import versions_and_trainers
 from tito_audit.record.column import ColumnRole
@@ -160,7 +161,9 @@ def gather(
         rollout = _without_messages(rollout, _OF_OTHERS) if other is OTHER_MESSAGES else _without_calls(rollout)
     judged = None
     if row is not None and rollout.training_row is not None and reference is not None:
+        row = with_edges(row, rollout.training_row, reference) if is_sft(rollout) else row
         row, judged = with_turn_ends(row, rollout.training_row, reference.end_ids(), reference.text, conventions)
+        row = with_ends(row) if is_sft(rollout) else row
     differences: Sequence[Difference] = each_once((*chains.differences, *more))
     if reference is not None:
         again = [reencoded_differences(rollout, answer, reference) for answer in answers]

@@ -34,6 +34,7 @@ from tito_audit.evidence.roles import (
     Roles,
     token_roles,
 )
+from tito_audit.evidence.sft import is_sft
 from tito_audit.evidence.stretches import Stretch, starting_before, stretches
 from tito_audit.record.arrays import Ids, Logprobs, Mask, Offsets
 from tito_audit.record.finding import Severity, Where
@@ -232,14 +233,17 @@ def row_against_template(rollout: Rollout, rendered: RenderedConversation, refer
         texts = stretch.recorded.data, stretch.canonical.data
         same_text = texts[0] == texts[1] or normalised(*texts) is not None
         proven = own is not None and view is not None and logprobs_prove_sampled(row, view, own)
-        trained = row.loss_mask is None or bool(row.loss_mask[stretch.start : stretch.end].any())
+        # What a row for SFT lacks inside an answer counts as trained with the tokens beside it.
+        beside = int(is_sft(rollout) and stretch.start == stretch.end)
+        near = slice(max(stretch.start - beside, 0), stretch.end + beside)
+        trained = row.loss_mask is None or bool(row.loss_mask[near].any())
         new = difference(
             stretch,
             Against.TEMPLATE,
             Severity.NOTE
             if in_answer and (same_text or not trained or proven or _is_certain(row, view, stretch))
             else Severity.WARNING,
-            _effect(in_answer, proven, lacking=stretch.start == stretch.end),
+            _effect(in_answer, proven, lacking=stretch.start == stretch.end, of_sft=is_sft(rollout)),
             regions=(),
             turn=None,
             where=Where.ROW,
@@ -315,8 +319,10 @@ def _names_role(stretch: Stretch, rollout: Rollout) -> bool:
     return canonical in COMMON_ROLES and recorded in logged - COMMON_ROLES
 
 
-def _effect(in_answer: bool, proven: bool, *, lacking: bool) -> str:
+def _effect(in_answer: bool, proven: bool, *, lacking: bool, of_sft: bool = False) -> str:
     """The effect of a difference from the template, as a clause; `lacking`: the row has nothing there."""
+    if of_sft and in_answer:
+        return "the set trains another answer than the template writes for these messages"
     if lacking and in_answer:
         return "the row cannot show whether the model sampled it; only a log with the calls could"
     if lacking:
@@ -339,7 +345,7 @@ def row_against_itself(rollout: Rollout, reference: Reference) -> RowFound:
     if same_ids(encoded, row.token_ids):
         return RowFound(_view_by_roles(recorded, rollout, reference))
     canonical = reference.pieces(encoded)
-    return RowFound(_view_by_roles(recorded, rollout, reference), _reencoded(recorded, canonical))
+    return RowFound(_view_by_roles(recorded, rollout, reference), _reencoded(recorded, canonical, is_sft(rollout)))
 
 
 def holds_given_turns(rollout: Rollout, reference: Reference) -> bool:
@@ -365,9 +371,12 @@ def holds_given_turns(rollout: Rollout, reference: Reference) -> bool:
     return alike or not (np.isfinite(scored) & (scored < 0)).all()
 
 
-def _reencoded(recorded: Pieces, canonical: Pieces) -> Sequence[Difference]:
+def _reencoded(recorded: Pieces, canonical: Pieces, of_sft: bool) -> Sequence[Difference]:
     """Where a row differs from its re-encoding."""
-    harmless = "harmless if it was sampled this way, but would drift if the text were re-encoded"
+    if of_sft:
+        harmless = "the set holds these tokens, and a prompt of the same text would hold others"
+    else:
+        harmless = "harmless if it was sampled this way, but would drift if the text were re-encoded"
     return [
         difference(stretch, Against.REENCODED, Severity.NOTE, harmless, regions=(), turn=None, where=Where.ROW)
         for stretch in stretches(recorded, canonical, align(recorded, canonical))
@@ -379,6 +388,9 @@ def _view_by_roles(recorded: Pieces, rollout: Rollout, reference: Reference) -> 
     roles = token_roles(recorded, reference.end_ids(), reference.headers(rollout.template_kwargs))
     sampled = roles.among((ASSISTANT, TURN_END))
     nameless = any(unknown_role_name(message.speaker) is not None for message in rollout.messages)
+    row = rollout.training_row
+    if is_sft(rollout) and row is not None and row.loss_mask is not None and not row.loss_mask.any():
+        nameless |= bool(roles.among(GIVEN_SPEAKERS).any())  # it may end before an answer begins
     return _view(roles, sampled) if nameless or sampled.any() or roles.unclear().any() else None
 
 

@@ -8,6 +8,7 @@ from tito_audit.evidence.judgement import Judgement, judge, judgement
 from tito_audit.evidence.left_out import left_out
 from tito_audit.evidence.logprobs import shifts, slides_against_mask
 from tito_audit.evidence.model import Evidence
+from tito_audit.evidence.sft import sft_facts
 from tito_audit.record.reading import NOTHING_STATED, Conventions
 from tito_audit.record.rollout import TrainingRow
 from tito_audit.record.testimony import IDS, EndsOf, Verdict, Witness
@@ -15,6 +16,14 @@ from tito_audit.record.testimony import IDS, EndsOf, Verdict, Witness
 
 def witness(evidence: Evidence) -> Witness | None:
     """What the training row shows; None without one, or if it shows nothing."""
+    shown = _witness(evidence)
+    facts = sft_facts(evidence)
+    if not facts:
+        return shown
+    return replace(shown or Witness(Verdict.CLEAN), sft=tuple(fact for fact, count in facts.items() if count))
+
+
+def _witness(evidence: Evidence) -> Witness | None:
     row, view, judged = evidence.rollout.training_row, evidence.row, judgement(evidence)
     if row is None:
         return None

@@ -1,7 +1,7 @@
 """Rows of text without ids: they cannot be audited, and a notice says what to save instead.
 
 Which known tools write such logs, and what to save instead, says the table in `_text_logs.py`; others hold a
-prompt and a completion. Rows with only `messages` are read as `generic`.
+prompt and a completion, or chat data in ShareGPT form. Rows with only `messages` are read as `generic`.
 """
 
 from __future__ import annotations
@@ -10,21 +10,30 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
+from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
 from tito_audit.formats._calls import stated_facts
 from tito_audit.formats._columns import holds_ids, is_messages, parsed
 from tito_audit.formats._kit import SampleRows
 from tito_audit.formats._text_logs import TOKEN_COLUMNS, known_text, notice_of_text
-from tito_audit.record.message import Message, as_messages
+from tito_audit.formats._update import object_at
+from tito_audit.record.message import Message, as_messages, as_tools
+from tito_audit.record.nesting import parsed_json
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.signature import KeyWay, Signature, keys, way
 
+_SHARED_ROLES = {"human": "user", "gpt": "assistant", "function_call": "assistant", "observation": "tool"}
+"""Roles of ShareGPT, by their names in chat form."""
 _ASKED = ("prompt", "prompts", "question", "query", "instruction")
 _WROTE = ("completion", "completions", "response", "responses", "answer", "output", "text")
 
 
 def _matches(row: Row) -> bool:
     if known_text(row) is not None:
+        return True
+    if TOKEN_COLUMNS.isdisjoint(row) and _shared(row) is not None:
         return True
     pair = any(_is_text(row.get(name)) for name in _ASKED) and any(_is_text(row.get(name)) for name in _WROTE)
     return pair and not TOKEN_COLUMNS & row.keys() and not any(_may_hide_ids(*column) for column in row.items())
@@ -46,8 +55,54 @@ def _read(row: Row, place: Place) -> Rollout:
     logged = parsed(row, "messages")
     messages: tuple[Message, ...] = as_messages(logged if is_messages(logged) else None, "messages")
     if not messages and prompt is not None and wrote is not None:
-        messages = as_messages(prompt, "prompt") + as_messages(wrote, "completion")
-    return Rollout(place, FORMAT.name, messages, stated=stated)
+        before = as_messages(prompt, "prompt")
+        messages = before + as_messages(wrote, "completion")
+        stated = stated.with_facts(prompt_messages=len(before))
+    elif not messages and (shared := _shared(row)) is not None:
+        messages = as_messages(shared, "conversations")
+    kwargs = object_at(row, "chat_template_kwargs")
+    return Rollout(place, FORMAT.name, messages, as_tools(parsed(row, "tools"), "tools"), kwargs, stated=stated)
+
+
+def _shared(row: Row) -> list[dict[str, Any]] | None:
+    """The messages of a ShareGPT row, in chat form; None of other rows.
+
+    As hiyouga/LLaMA-Factory reads them (`src/llamafactory/data/converter.py`, `SharegptDatasetConverter`): a
+    `system` column opens the conversation, `function_call` is an answer that calls tools, `observation` what they
+    return.
+    """
+    turns = parsed(row, "conversations")
+    if not isinstance(turns, list | tuple | np.ndarray) or not len(turns):
+        return None
+    messages = []
+    for turn in turns:
+        if not isinstance(turn, Mapping) or not isinstance(turn.get("from", turn.get("role")), str):
+            return None
+        role = _SHARED_ROLES.get(who := turn.get("from", turn.get("role")), who)
+        text = turn.get("value", turn.get("content"))
+        rest = {name: turn[name] for name in ("weight", "train") if turn.get(name) is not None}
+        calls = _calls_in(text) if who == "function_call" else None
+        messages.append(
+            {"role": role, "content": text, **rest}
+            if calls is None
+            else {"role": role, "content": "", "tool_calls": calls, **rest}
+        )
+    system = row.get("system")
+    if isinstance(system, str) and system and messages[0]["role"] != "system":
+        messages.insert(0, {"role": "system", "content": system})
+    return messages
+
+
+def _calls_in(text: Any) -> list[dict[str, Any]] | None:
+    """The tool calls in the JSON of a `function_call`; None if it is something else."""
+    try:
+        calls = parsed_json(text)
+    except (ValueError, TypeError, RecordError):
+        return None
+    calls = calls if isinstance(calls, list) else [calls]
+    if not calls or not all(isinstance(call, dict) and isinstance(call.get("name"), str) for call in calls):
+        return None
+    return [{"type": "function", "function": call} for call in calls]
 
 
 def _may_hold_ids(value: Any, depth: int = 6) -> bool:
@@ -74,6 +129,7 @@ FORMAT = Format(
             keys("prompt", "question"),
             keys("completion", "response", before=", and ", after=", as text or messages, without ids"),
         ),
+        way(keys("conversations", after=", in ShareGPT form")),
         way("gts", "output"),
         way("input_prompt", "output_response"),
         way("head_version", "completion"),

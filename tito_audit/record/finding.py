@@ -88,6 +88,8 @@ class Hit:
     """The turn whose prompt holds the other tokens or breaks its history; None if no prompt does."""
     identity: tuple[tuple[int, ...], tuple[int, ...]] | None = None
     """The ids of both sides that make up the fingerprint; None: those of `recorded` and `canonical`."""
+    headline: str = ""
+    """The headline of its finding; "": that of its rule."""
 
     @property
     def labels(self) -> tuple[str, str]:

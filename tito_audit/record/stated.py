@@ -52,6 +52,8 @@ class Stated:
     tokenizer: str | None = None
     group: int | str | None = None
     """What rollouts of one group share."""
+    kind: str | None = None
+    """`sft` or `rl`, if the run states which the rows are for; None: as their columns show."""
     ids_wanted: bool = True
     """False: this format or row never holds ids."""
     converted_tools: bool = False

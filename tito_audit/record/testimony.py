@@ -49,6 +49,8 @@ class Witness:
     ends: EndsOf | None = None
     contradicts: tuple[str, ...] = ()
     """The flags of the run that say otherwise than the row."""
+    sft: tuple[str, ...] = ()
+    """What a row for SFT shows, as names of facts; () of other rows."""
 
 
 @dataclass(slots=True)
@@ -97,6 +99,8 @@ class Testimony:
     ends: dict[EndsOf, Tally] = field(default_factory=dict)
     contradictions: dict[str, Tally] = field(default_factory=dict)
     """By flag of the run: rows that contradict it."""
+    sft: dict[str, Tally] = field(default_factory=dict)
+    """By fact: the rows for SFT that show it."""
 
     def add(self, witness: Witness, place: Place) -> None:
         """Count one row."""
@@ -119,6 +123,8 @@ class Testimony:
             self.first.setdefault(witness.first, Tally()).add(*row)
         if witness.ends is not None:
             self.ends.setdefault(witness.ends, Tally()).add(*row)
+        for fact in witness.sft:
+            self.sft.setdefault(fact, Tally()).add(*row)
         for flag in witness.contradicts:
             self.contradictions.setdefault(flag, Tally()).add(*row)
 

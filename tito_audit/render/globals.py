@@ -14,6 +14,8 @@ from typing import Any
 
 from tito_audit.render.limits import LimitReached, length
 
+GENERATION = ("\U000f0000", "\U000f0001")
+"""Private-use characters around what `{% generation %}` writes."""
 _GENERATION = re.compile(r"\{%([-+]?)\s*(end)?generation\s*([-+]?)%\}")
 _LONGEST_FORMAT = 1000
 _encode = json.JSONEncoder(ensure_ascii=False).encode
@@ -64,6 +66,11 @@ def to_json(
     if not ensure_ascii and indent is None and separators is None and not sort_keys:
         return _encode(value)  # json.dumps without making an encoder each time
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def has_generation(source: str) -> bool:
+    """Whether a template says with `{% generation %}` what an assistant writes."""
+    return _GENERATION.search(source) is not None
 
 
 def without_generation(source: str) -> str:

@@ -23,7 +23,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 from markupsafe import Markup
 
-from tito_audit.render.globals import raise_exception, strftime_now, to_json
+from tito_audit.render.globals import GENERATION, raise_exception, strftime_now, to_json
 from tito_audit.render.limits import Budget, LimitReached, length, written_size
 
 _OF_DICTS = frozenset(dir(dict))
@@ -52,7 +52,8 @@ class _GenerationTag(Extension):
         return nodes.CallBlock(self.call_method("_write"), [], [], body).set_lineno(line)
 
     def _write(self, caller: Macro) -> str:
-        return str(caller())
+        text = str(caller())
+        return f"{GENERATION[0]}{text}{GENERATION[1]}" if self.environment.marks_generation else text  # type: ignore[attr-defined]
 
 
 class _Generator(CodeGenerator):
@@ -95,6 +96,8 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
             trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, "jinja2.ext.loopcontrols"]
         )
         self.budget = budget
+        self.marks_generation = False
+        """Whether what `{% generation %}` writes is put between the two marks of `GENERATION`."""
         self.filters["tojson"] = to_json
         self.filters = {name: self._guarded(name, function) for name, function in self.filters.items()}
         self.globals["raise_exception"] = raise_exception

@@ -134,6 +134,11 @@ class TurnFinder:
             at = self._text.find(head, earliest, first) if head and first is not None else -1
             if at >= 0:
                 return at, at + common_start(self._text[at:first], opener)
+            # Or none of the <think> that a new one opens.
+            bare = opener.partition("<think>")[0]
+            at = self._text.rfind(bare, earliest, first) if bare and first is not None else -1
+            if at >= 0 and not self._text[at + len(bare) : first].strip():
+                return at, at + len(bare)
         start = self._job.prefix_length(index, opens_answer=True)
         if start is None or start < earliest:
             return None

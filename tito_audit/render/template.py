@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from tito_audit.errors import RenderError, SetupError
 from tito_audit.render.facts import Facts, Known, LookedFor, read_facts
-from tito_audit.render.globals import TemplateRefused
+from tito_audit.render.globals import GENERATION, TemplateRefused, has_generation
 from tito_audit.render.limits import Budget, LimitReached, TimeUp, alarm, charged, give_up, is_given_up, let_go
 from tito_audit.tokens.cache import StoredTokenizer
 
@@ -75,6 +75,31 @@ class Template:
     def run(self, variables: Mapping[str, Any]) -> str:
         """What the template writes for these variables; RenderError, in one line, if it fails."""
         return self._reference.run(variables)
+
+    def generation(self, variables: Mapping[str, Any], text: str) -> list[tuple[int, int]] | None:
+        """The ranges of its `text` that it writes inside `{% generation %}`; None if it has none, or they are
+        unknown."""
+        if not has_generation(self.source) or any(mark in text for mark in GENERATION):
+            return None
+        environment = self._reference.environment
+        environment.marks_generation = True
+        try:
+            marked = self.run(variables)
+        finally:
+            environment.marks_generation = False
+        opened, closed = GENERATION
+        ranges: list[tuple[int, int]] = []
+        at = 0
+        plain: list[str] = []
+        for piece in marked.split(opened):
+            inside, mark, after = piece.partition(closed)
+            if bool(mark) != bool(plain) or closed in after:
+                return None
+            if mark:
+                ranges.append((at, at + len(inside)))
+            plain += [inside, after]
+            at += len(inside) + len(after)
+        return ranges if "".join(plain) == text else None
 
     @cached_property
     def fast(self) -> FastTemplate | None:

@@ -10,12 +10,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from tito_audit.evidence.sft import ROWS
 from tito_audit.record.finding import Result, Severity
 from tito_audit.report import Report, ReportOptions
 from tito_audit.reports._verdict import CauseLine, cause_lines, rate_words, skip_lines, skip_words, verdict
 from tito_audit.reports._worst import Curable, WorstEntry, by_weight, more_words, next_steps
 from tito_audit.summary import Summary
-from tito_audit.terminal.coverage import coverage_words
+from tito_audit.terminal.coverage import coverage_words, sft_words
 from tito_audit.terminal.escape import visible
 from tito_audit.terminal.page import STYLES, finding_lines, page_to, print_commands, print_list, ruled_table
 from tito_audit.terminal.words import many, percent
@@ -103,9 +104,12 @@ def _header(summary: Summary) -> Iterator[Text]:
     parts = [many(summary.rollouts, "rollout")]
     if summary.rows_unreadable:
         parts.append(many(summary.rows_unreadable, "unreadable row"))
-    parts.append(many(summary.turns, "turn"))
-    parts.append(f"{many(summary.tokens, 'token')}, {summary.generated_tokens:,} of them generated")
+    if summary.sft[ROWS] < summary.rollouts or not summary.rollouts:
+        parts.append(many(summary.turns, "turn"))
+        parts.append(f"{many(summary.tokens, 'token')}, {summary.generated_tokens:,} of them generated")
     yield Text(visible(" · ".join(parts)))
+    if words := sft_words(summary):
+        yield Text(visible(words))
     if summary.sampled is not None:
         share, rows, of = summary.sampled.share, summary.sampled.rows, summary.sampled.of
         yield Text(f"sampled {percent(share)}: {rows:,} of {many(of, 'row')}", style="yellow")

@@ -55,10 +55,11 @@ class JudgedMask:
         cause: str,
         turn: int | None = None,
         severity: Severity | None = None,
+        headline: str = "",
     ) -> Hit:
         """A hit on a range of the row."""
         recorded = shown(evidence, self.ids[start:end])
-        return Hit(Where.ROW, start, end, message, turn, cause, severity, recorded)
+        return Hit(Where.ROW, start, end, message, turn, cause, severity, recorded, headline=headline)
 
 
 def shifted(row: TrainingRow, role: ColumnRole) -> bool:

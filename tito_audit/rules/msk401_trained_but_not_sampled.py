@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from tito_audit.evidence.model import Evidence, RowView, Sound
 from tito_audit.evidence.needs import Needs
 from tito_audit.evidence.roles import GENERATION_PROMPT, TEMPLATE, TURN_END, UNKNOWN
+from tito_audit.evidence.sft import of_sft
 from tito_audit.evidence.unclear import unclear_roles
 from tito_audit.record.arrays import Mask
 from tito_audit.record.finding import Hit, Severity, Where
@@ -45,8 +46,9 @@ def unknown_role(evidence: Evidence) -> Iterator[Hit]:
     several = len(unclear.names) > 1
     wrote = "them" if several else "it"
     options = _options(evidence, unclear.names[0])
+    which = "the assistant wrote" if of_sft(evidence) else "were sampled"
     message = (
-        f"cannot tell which tokens were sampled: {'roles' if several else 'role'} {listed(names)} "
+        f"cannot tell which tokens {which}: {'roles' if several else 'role'} {listed(names)} "
         f"{'are' if several else 'is'} not known to be sampled or given; pass {options} "
         f"if the model wrote {wrote}"
     )
@@ -80,6 +82,9 @@ def trained_but_not_sampled(evidence: Evidence) -> Iterator[Hit]:
     prompt or to a prefill. If trained runs lie some places before or after the sampled ones, and nothing else
     explains the row, the finding says how far the mask slid. Also trained tokens that the row's attention mask
     hides: padding in the loss, or tokens that nothing attends to.
+
+    In a set for SFT, trained tokens that the assistant did not write. White space after a turn end and the header
+    of an answer, which some trainers add to the loss, count as written by the assistant.
 
     A mask that is wrong as a whole belongs to MSK403, an appended turn end to MSK404, and re-tokenized answers to
     the TOK and TPL rules. A role that is neither known nor named with `--sampled-role` is reported once per row,
@@ -122,11 +127,13 @@ def trained_but_not_sampled(evidence: Evidence) -> Iterator[Hit]:
         origins = listed([_phrase(role) if alone else f"{n} {_phrase(role)}" for role, n in roles.most_common()])
         slid = f"; {mask.slid}" if off else f"; undecided: {listed_or(mask.among)}" if mask.among else ""
         verb = "was" if end - start == 1 else "were"
+        never = "not written by the assistant" if of_sft(evidence) else "never sampled"
         message = (
-            f"{counted(end - start, 'trained token')} {verb} never sampled ({origins}){slid}; "
+            f"{counted(end - start, 'trained token')} {verb} {never} ({origins}){slid}; "
             "the loss teaches the model to write what it was given"
         )
-        yield mask.hit(evidence, start, end, message, cause)
+        headline = "{n} with trained tokens that the assistant did not write" if of_sft(evidence) else ""
+        yield mask.hit(evidence, start, end, message, cause, headline=headline)
 
 
 def _hidden(evidence: Evidence, row: TrainingRow, hidden: Mask) -> Iterator[Hit]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from tito_audit.evidence.masks import sampled_turns
 from tito_audit.evidence.model import Evidence, Sound
 from tito_audit.evidence.needs import Needs
+from tito_audit.evidence.sft import of_sft
 from tito_audit.record.finding import Hit, Severity
 from tito_audit.record.runs import trained_runs
 from tito_audit.rule import rule
@@ -74,13 +75,20 @@ def sampled_but_not_trained(evidence: Evidence) -> Iterator[Hit]:
             else:
                 left_out = (Severity.NOTE, f"{untrained}; a choice that some trainers make")
             severity, message = left_out
-            yield mask.hit(evidence, start, end, message, "turn left out", turn, severity)
+            headline = "{n} with answers left out of the loss" if of_sft(evidence) else ""
+            yield mask.hit(evidence, start, end, message, "turn left out", turn, severity, headline)
 
 
 def _part(evidence: Evidence, mask: JudgedMask, start: int, end: int, turn: int | None) -> Hit:
     """The finding for a part of a turn that is otherwise trained."""
     verb = "is" if end - start == 1 else "are"
-    message = f"{counted(end - start, 'sampled token')} {verb} not trained although the rest of the turn is"
+    kind = "token of the assistant" if of_sft(evidence) else "sampled token"
+    tokens = (
+        counted(end - start, kind)
+        if not of_sft(evidence) or end - start == 1
+        else f"{end - start:,} tokens of the assistant"
+    )
+    message = f"{tokens} {verb} not trained although the rest of the turn is"
     severity, cause = Severity.WARNING, "part of a turn left out"
     if mask.off[start:end].all():
         message += f"; {mask.slid}"
@@ -91,4 +99,5 @@ def _part(evidence: Evidence, mask: JudgedMask, start: int, end: int, turn: int 
     elif mask.view.drifted[start:end].any():
         message += "; they touch drifted tokens, which a repair may have taken out of the loss"
         severity, cause = Severity.NOTE, "left out beside drift"
-    return mask.hit(evidence, start, end, message, cause, turn, severity)
+    headline = "{n} with parts of answers left out of the loss" if of_sft(evidence) else ""
+    return mask.hit(evidence, start, end, message, cause, turn, severity, headline)

@@ -6,10 +6,12 @@ from collections.abc import Iterator
 
 from tito_audit.evidence.model import Evidence, Sound
 from tito_audit.evidence.needs import Needs
+from tito_audit.evidence.sft import of_sft
 from tito_audit.record.finding import Hit, Severity
 from tito_audit.rule import rule
 from tito_audit.rules._masks import JudgedMask, judged_mask
 
+_NOT_TAUGHT = "the end of an answer is not trained although the row trains it; the model is not taught to stop"
 _UNTRAINED = "the end of a turn was sampled but is not trained; the model gets no credit for stopping"
 
 
@@ -27,7 +29,8 @@ def turn_end_out_of_step(evidence: Evidence) -> Iterator[Hit]:
     The end token of a trained turn that the model sampled and the mask leaves out although the row trains other
     ends (warning). An end token in the loss that the call did not sample: the template or a framework appended it,
     usually after an answer that the length limit cut (error). If a row trains no end at all, its writer may mean
-    it: one note of the log, or a warning of the log if other rows train theirs.
+    it: one note of the log, or a warning of the log if other rows train theirs. If a set for SFT trains no end,
+    that is a warning of the log, however many turns it has.
 
     ## Why it matters
     A model whose sampled ends are never trained gets no credit for stopping and learns to run on. An appended end
@@ -52,7 +55,8 @@ def turn_end_out_of_step(evidence: Evidence) -> Iterator[Hit]:
     if mask is None:
         return
     for position in mask.end_not_trained.nonzero()[0].tolist():
-        yield _hit(evidence, mask, position, position, _UNTRAINED, "sampled, not trained", Severity.WARNING)
+        message = _NOT_TAUGHT if of_sft(evidence) else _UNTRAINED
+        yield _hit(evidence, mask, position, position, message, "sampled, not trained", Severity.WARNING)
     for position in mask.end_not_sampled.nonzero()[0].tolist():
         # Why the end was not sampled, if the log says.
         answer = position - 1
@@ -70,4 +74,7 @@ def _hit(
 ) -> Hit:
     """The finding for a turn end; `answer` is a token of its turn."""
     turn = int(mask.view.turn[answer])
-    return mask.hit(evidence, position, position + 1, message, cause, turn if turn >= 0 else None, severity)
+    headline = "{n} with an answer's end left out of the loss" if of_sft(evidence) else ""
+    return mask.hit(
+        evidence, position, position + 1, message, cause, turn if turn >= 0 else None, severity, headline
+    )

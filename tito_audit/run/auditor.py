@@ -13,6 +13,7 @@ from tito_audit.errors import ODD_VALUES, EncodeError, SetupError, TitoAuditErro
 from tito_audit.evidence.gather import gather, partly_recorded
 from tito_audit.evidence.model import Evidence
 from tito_audit.evidence.needs import Needs, words_for
+from tito_audit.evidence.sft import sft_facts
 from tito_audit.evidence.trainings import trainings_of
 from tito_audit.evidence.witness import witness
 from tito_audit.join import joined_counts
@@ -240,7 +241,14 @@ def counts_of(evidence: Evidence) -> dict[str, int]:
         sampled = evidence.generated_in_row
         if sampled is not None:
             generated += int(np.count_nonzero(sampled))
-    return {"turns": len(rollout.turns), "tokens": tokens, "generated_tokens": generated, **joined_counts(rollout)}
+    sft = {f"sft_{fact}": count for fact, count in sft_facts(evidence).items()}
+    return {
+        "turns": len(rollout.turns),
+        "tokens": tokens,
+        "generated_tokens": generated,
+        **joined_counts(rollout),
+        **sft,
+    }
 
 
 class Loader:

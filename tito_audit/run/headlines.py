@@ -140,6 +140,7 @@ def _headed(finding: Finding, rule: Rule | None) -> Finding:
         headline = _HEADLINE_SLID
     elif finding.code == _LINK_WITHOUT_TEXT and not (finding.hit.recorded.pieces or finding.hit.canonical.pieces):
         headline = _HEADLINE_WITHOUT_TEXT
+    headline = finding.hit.headline or headline
     if not headline and rule is not None:
         headline = f"{{n}}: {rule.title[:1].lower()}{rule.title[1:]}"
     return replace(finding, headline=headline or f"{{n}} with {finding.code}")

@@ -17,6 +17,7 @@ import numpy as np
 
 from tito_audit.chains.ledger import BLOCK, Ledger
 from tito_audit.chains.trained_once import Cause, Double, Settled, settle
+from tito_audit.evidence.sft import BOS_ALONE, CUT, ENDLESS, ENDS_TRAINED, NOTHING, ROWS, UNFINISHED
 from tito_audit.evidence.trainings import hit_again
 from tito_audit.record.finding import Finding, Hit, Result, Severity, Where
 from tito_audit.record.reading import Slide, assume_flags, slides_in_words
@@ -30,6 +31,15 @@ from tito_audit.summary import Gate, Summary
 from tito_audit.terminal.words import listed, listed_or, many, percent
 
 _MASK, _LEFT_OUT, _ENDS, _LOGPROBS = "MSK401", "MSK402", "MSK404", "LPR502"
+_WHOLE, _BOS = "MSK403", "TPL209"
+_HEADLINES_OF_SFT = {
+    "nothing trained": "{n} in which no row trains anything",
+    "cut before the answer": "{n} with rows that end before an answer begins",
+    "ends not trained": "{n} with rows that train no end of an answer",
+    "answers without an end": "{n} with answers that have no end",
+    "BOS doubled": "{n} with rows that begin with two BOS tokens",
+}
+"""By cause."""
 _ADVICE = "log the calls, or write null where no logprob exists"
 NEVER, UNDECIDED = "never trained", "undecided"
 _STRANGER, _ROW_OF_OTHERS = "REC012", "row of other calls"
@@ -149,10 +159,21 @@ def findings_of_log(file: str, testimony: Testimony, codes: frozenset[str]) -> t
 
     They judge no row: a row that shows how it was written has its own findings, and the others stay open.
     """
-    every = chain(_open(testimony), _beside_faults(testimony), _conventions(testimony), _contradictions(testimony))
+    every = chain(
+        _open(testimony),
+        _beside_faults(testimony),
+        _conventions(testimony),
+        _of_sft(testimony),
+        _contradictions(testimony),
+    )
     return tuple(
         headed(
-            Finding(code, severity, Place(file, tally.places[0].row), Hit(Where.LOG, 0, 0, message, cause=cause))
+            Finding(
+                code,
+                severity,
+                Place(file, tally.places[0].row),
+                Hit(Where.LOG, 0, 0, message, cause=cause, headline=_HEADLINES_OF_SFT.get(cause, "")),
+            )
         )
         for code, severity, cause, message, tally in every
         if code in codes
@@ -217,6 +238,8 @@ def _conventions(testimony: Testimony) -> Iterator[_LogFinding]:
         message = f"{tokens} of each answer {'is' if number == 1 else 'are'} left out of the loss"
         state = f"`--convention first=left-out:{number}` states that it is meant"
         yield from _convention(_LEFT_OUT, "first tokens left out", message, state, tally, testimony.first)
+    if testimony.sft:
+        return
     left_out = testimony.ends.get(EndsOf.KEPT)
     others = {kind: tally for kind, tally in testimony.ends.items() if kind is not EndsOf.OPEN}
     state = "`--convention end=untrained` states that it is meant"
@@ -232,6 +255,43 @@ def _conventions(testimony: Testimony) -> Iterator[_LogFinding]:
             f"sampled, the model gets no credit for stopping; {state}"
         )
         yield _ENDS, Severity.NOTE, "not trained", message, tally
+
+
+def _of_sft(testimony: Testimony) -> Iterator[_LogFinding]:
+    """What a set for SFT leaves out of the loss as a whole."""
+    of, none = testimony.sft, Tally()
+    rows = of.get(ROWS, none).rows
+    nothing, cut, endless = of.get(NOTHING, none), of.get(CUT, none), of.get(ENDLESS, none)
+    if rows > 1 and nothing.rows == rows:
+        message = f"nothing is trained in any of {rows:,} rows: a trainer would learn nothing from this set"
+        yield _WHOLE, Severity.ERROR, "nothing trained", message, nothing
+    if cut.rows:
+        message = (
+            f"{cut.rows:,} of {many(rows, 'row')} end before an answer begins, so nothing of them is trained "
+            f"({_named(cut)}); raise the maximum length, or leave such rows out"
+        )
+        yield _WHOLE, Severity.WARNING, "cut before the answer", message, cut
+    if endless.rows:
+        with_end = of.get(ENDS_TRAINED, none).rows
+        which = f"{endless.rows:,} of {many(endless.rows + with_end, 'row')}" if with_end else "no row"
+        verb = "train no end" if with_end else "trains the end"
+        message = (
+            f"{which} {verb} of an answer ({_named(endless)}), so the model is not taught to stop; "
+            "`--convention end=untrained` states that it is meant"
+        )
+        yield _ENDS, Severity.WARNING, "ends not trained", message, endless
+    if (unfinished := of.get(UNFINISHED, none)).rows:
+        message = (
+            f"the last answer of {many(unfinished.rows, 'row')} has no end ({_named(unfinished)}): a maximum "
+            "length cut it, or the writer appends no end"
+        )
+        yield _ENDS, Severity.NOTE, "answers without an end", message, unfinished
+    if (alone := of.get(BOS_ALONE, none)).rows:
+        message = (
+            f"{alone.rows:,} of {many(rows, 'row')} begin with two BOS tokens ({_named(alone)}): the template "
+            "writes one and the tokenizer adds another; encode rendered text with `add_special_tokens=False`"
+        )
+        yield _BOS, Severity.WARNING, "BOS doubled", message, alone
 
 
 def _convention(

@@ -96,6 +96,8 @@ class LogGroup:
     def read_again(self, form: Format, row: Row, place: Place, logged: Row) -> Sequence[Rollout]:
         """The rollouts of a row with our column names, joined by the ids of the logged row."""
         rollouts = form.read(row, place)
+        if (kind := self.settings.kind) != "auto":
+            rollouts = [replace(each, stated=replace(each.stated, kind=kind)) for each in rollouts]
         return rollouts if self.join is None else self.join.apply(rollouts, logged)
 
     def as_logged(self, logged: Row, row: Row) -> Row:

@@ -109,7 +109,7 @@ class Compared:
 def compared(settings: Settings, logs: Sequence[str], other: str) -> Compared:
     """The template of these settings against another: a Jinja file, or the template of another tokenizer."""
     first = open_template(settings)
-    second = _opened(settings, other)
+    second = opened_beside(settings, other)
     probes = tuple(log_probes(logs, settings)) if logs else PROBES
     differences = compare(first.renderer, second.renderer, probes)
     names = first.name, other
@@ -119,7 +119,7 @@ def compared(settings: Settings, logs: Sequence[str], other: str) -> Compared:
     return Compared(names, bool(logs), differences, equal_ids)
 
 
-def _opened(settings: Settings, other: str) -> OpenedTemplate:
+def opened_beside(settings: Settings, other: str) -> OpenedTemplate:
     """The other template; SetupError names it, not the tokenizer that it is rendered with."""
     path = Path(other)
     if path.is_file():

@@ -18,6 +18,7 @@ FailOn = Literal["error", "warning", "note", "never"]
 ToolArguments = Literal["auto", "object", "string"]
 Encoder = Literal["auto", "fastokens", "tokenizers"]
 Engine = Literal["local", "ray"]
+RowKind = Literal["auto", "sft", "rl"]
 MaskBy = Literal["span", "turn", "first-divergence"]
 MaskStyle = Literal["labels", "binary", "float", "bool"]
 Padding = Literal["none", "left", "right"]
@@ -30,6 +31,7 @@ _CHOICES = {
     "tool_arguments": get_args(ToolArguments),
     "encoder": get_args(Encoder),
     "engine": get_args(Engine),
+    "kind": get_args(RowKind),
 }
 _T = TypeVar("_T")
 _HOMES: dict[str, str] = {}
@@ -149,6 +151,8 @@ class Settings:
     """Time limit for rendering one prompt; a template that exceeds it is not run again."""
     tool_arguments: ToolArguments = "auto"
     """How templates get tool-call arguments: parsed, as servers do, or the string as logged."""
+    kind: RowKind = "auto"
+    """What training rows without calls are for; `auto`: what their columns show."""
     clock: datetime | Literal["recorded"] | None = None
     """When the log was written, for templates that write the date; "recorded": as each first prompt says; None:
     now."""

@@ -22,6 +22,7 @@ from tito_audit.settings.model import (
     Padding,
     RepairChoices,
     RepairSettings,
+    RowKind,
     Settings,
     ToolArguments,
 )
@@ -29,14 +30,15 @@ from tito_audit.settings.option import FlagOnly, Option, flag, numbered, under
 
 _T = TypeVar("_T")
 COMMANDS = (
-    *("scan", "repair", "inspect", "show", "convert", "identify", "template", "conformance", "rescore", "serve"),
+    *("scan", "repair", "inspect", "show", "convert", "sft"),
+    *("identify", "template", "conformance", "rescore", "serve"),
 )
 """The commands that read the configuration file."""
 
 _AUDITS = ("scan", "repair", "show", "rescore")
-_RENDERED = (*_AUDITS, "template", "serve")
+_RENDERED = (*_AUDITS, "convert", "sft", "template", "serve")
 _JOINED = (*_AUDITS, "identify", "template")
-_EVERY = ("scan", "repair", "convert", "show", "inspect", "identify", "template", "rescore")
+_EVERY = ("scan", "repair", "convert", "show", "sft", "inspect", "identify", "template", "rescore")
 _WRITERS = ("repair", "convert")
 
 _of_log = partial(flag, fills=Settings, per_log=True)
@@ -177,6 +179,16 @@ _OF_TEMPLATES = under(
     flag("training", ("template",), metavar="FILE", flag_only=FlagOnly.WRITTEN)(
         "Write a variant of the template that keeps history as it was sampled, if its edits can be proved."
     ),
+    flag("against", ("sft",), metavar="OTHER", panel="Tokenizer and template", flag_only=FlagOnly.READ)(
+        "The template that writes prompts at inference: a Jinja file, or the tokenizer that has it. [default: the "
+        "same]"
+    ),
+    flag("max_length", ("sft",), metavar="N", takes=int, least=1, panel="Input", flag_only=FlagOnly.PURPOSE)(
+        "The maximum length that the trainer cuts rows at."
+    ),
+    flag("row", ("sft",), metavar="N", takes=int, least=0, panel="View", flag_only=FlagOnly.PLACE)(
+        "The row to show as tokens, counted from 0. [default: the first]"
+    ),
     flag("against", ("template",), metavar="OTHER", flag_only=FlagOnly.READ)(
         "Compare with another tokenizer's template or with a Jinja file."
     ),
@@ -215,7 +227,7 @@ _WRITING = under(
     "Output",
     flag("to", ("convert",), metavar="FORM", required=True, completes="forms", flag_only=FlagOnly.WRITTEN)(
         "What to write: rows (training rows), calls, atropos_group, nemo_rl, nemo_rl_message_log, nemo_gym, slime "
-        "or tito_sample."
+        "or tito_sample; or a set for SFT: sft (labels), sft_assistant_masks or sft_completion_mask."
     ),
     flag("out", _WRITERS, short="-o", metavar="OUT", flag_only=FlagOnly.WRITTEN)(
         "The file to write; for several logs, a folder.",
@@ -280,9 +292,9 @@ _SHOWING = under(
     numbered("nearby", ("show",), "a number of tokens", 0, flag_name="context", default=16)(
         "Tokens to show around each --around place and each finding."
     ),
-    _of_show("ids", takes=bool, key_takes=values.FLAG)("Show the id of each token below it."),
+    flag("ids", ("show", "sft"), takes=bool, key_takes=values.FLAG)("Show the id of each token below it."),
     _of_show("logprobs", takes=bool, key_takes=values.FLAG)("Show the logprob of each sampled token below it."),
-    flag("full", ("show", "template"), takes=bool, key_takes=values.FLAG, key_after="rows")(
+    flag("full", ("show", "sft", "template"), takes=bool, key_takes=values.FLAG, key_after="rows")(
         "Show all tokens.", template="Show the evidence: answers, facts, changes, texts between messages."
     ),
     _of_show("as_json", flag_name="json", takes=bool, flag_only=FlagOnly.PURPOSE, hidden=True)(
@@ -299,7 +311,7 @@ _LOOKING_UP = under(
     )("Rows to read."),
     flag(
         "shape",
-        ("inspect", "config", "identify", "template", "conformance", "show", "explain"),
+        ("inspect", "config", "identify", "template", "conformance", "show", "sft", "explain"),
         flag_name="output-format",
         short="-f",
         takes=("text", "json"),
@@ -334,6 +346,9 @@ _TEXT = under(
     )(
         "A folder with tokenizer.json, or a Hugging Face name; NAME@REVISION for a branch, tag or commit. Without "
         "one, rules that need it are skipped and counted.",
+        sft="A folder with tokenizer.json, or a Hugging Face name.",
+        convert="The tokenizer for --to sft, which writes messages as ids: a folder with tokenizer.json, or a "
+        "Hugging Face name.",
         serve="The folder of the model's tokenizer.json, or a Hugging Face name.",
     ),
     _of_log(
@@ -377,7 +392,7 @@ _TEXT = under(
     ),
     _of_log(
         "sampled_roles",
-        ("scan", "repair", "convert", "show", "identify", "template", "rescore"),
+        ("scan", "repair", "convert", "show", "sft", "identify", "template", "rescore"),
         flag_name="sampled-role",
         metavar="ROLE",
         repeats=True,
@@ -476,6 +491,10 @@ _LOG = under(
     )(
         "The column or path that names the conversation of a row that is one call, such as metadata.session_id. "
         "[default: a key that logs commonly have, else the history of the calls]"
+    ),
+    _of_log("kind", (*_AUDITS, "convert"), takes=RowKind)(
+        "What training rows without calls are for: sft, judged by what the assistant wrote, or rl, by what was "
+        "sampled. By default labels or assistant masks without logprobs tell."
     ),
     _of_log("join", _EVERY, takes=bool, key_takes=values.FLAG)(
         "Join rows that hold one call each into conversations."
@@ -663,7 +682,7 @@ _RUNNING = under(
     flag("not_checked", ("scan",), takes=bool, key_takes=values.FLAG, panel="Reports")(
         "List everything that was not checked, with the reasons; otherwise the page names the most common."
     ),
-    flag("quiet", ("scan", "repair", "convert", "rescore"), short="-q", takes=bool, key_takes=values.FLAG)(
+    flag("quiet", ("scan", "repair", "convert", "sft", "rescore"), short="-q", takes=bool, key_takes=values.FLAG)(
         "No progress line, and only the reports that you name.",
         convert="No progress line, and no list of what is kept.",
     ),

@@ -1,10 +1,22 @@
-"""Coverage in words: what was required, and what could not be judged."""
+"""Coverage in words: what was required, what could not be judged, what a set for SFT trains."""
 
 from __future__ import annotations
 
+from tito_audit.evidence.sft import (
+    CUT,
+    ENDS,
+    ENDS_TRAINED,
+    NOTHING,
+    PACKED,
+    ROWS,
+    TOKENS,
+    TRAINED,
+    TWO_BOS,
+    UNFINISHED,
+)
 from tito_audit.settings.model import Requirement, share_text
 from tito_audit.summary import CoverageCount, Summary
-from tito_audit.terminal.words import many, percent
+from tito_audit.terminal.words import many, percent, share
 
 
 def required_name(count: CoverageCount) -> str:
@@ -50,6 +62,30 @@ def open_words(summary: Summary) -> list[str]:
             f"state it with {summary.fault_beside} if it is so"
         )
     return words
+
+
+def sft_words(summary: Summary) -> str:
+    """`SFT: 5,797 of 10,866 tokens trained (53 %), ends in 185 of 185 turns`; "" without rows for SFT."""
+    of = summary.sft
+    if not of[ROWS]:
+        return ""
+    words = [f"{of[TRAINED]:,} of {many(of[TOKENS], 'token')} trained ({share(of[TRAINED], of[TOKENS])})"]
+    if of[ENDS]:
+        words.append(f"ends in {of[ENDS_TRAINED]:,} of {many(of[ENDS], 'turn')}")
+    for fact, words_of_fact in _FACTS.items():
+        if of[fact]:
+            words.append(words_of_fact.replace("{n}", many(of[fact], "row")))
+    return f"SFT: {', '.join(words)}"
+
+
+_FACTS = {
+    NOTHING: "nothing in {n}",
+    CUT: "{n} cut before an answer",
+    UNFINISHED: "{n} with an answer cut or without its end",
+    TWO_BOS: "{n} with two BOS",
+    PACKED: "{n} of several samples",
+}
+"""What is said of rows for SFT that have it."""
 
 
 def _done(count: CoverageCount) -> str:

@@ -1,0 +1,382 @@
+"""Sets for SFT: told apart, judged in their own words, planned before they are tokenized, and written."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.command import run
+from tests.frameworks.ask import asked
+from tests.sft.conversations import conversations
+from tests.sft.faults import FAULTS, Family, Rows, planted, runs
+from tests.tiers import DEEP
+from tito_audit import Settings, convert_rollouts, scan_rollouts
+from tito_audit.record.finding import Result
+from tito_audit.tokens.load import load_tokenizer
+from tito_audit.ways.reading import named_ends
+
+ROOT = Path(__file__).resolve().parents[1]
+TOY = str(ROOT / "fixtures" / "tokenizers" / "toy_bpe")
+REAL = ROOT.parent / "shared" / "tokenizers"
+ASK, ANSWER = {"role": "user", "content": "Hello"}, {"role": "assistant", "content": "The cat said hello."}
+MARKED = (
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}{% if m.role == 'assistant' %}{% generation %}"
+    "{{ m.content + END }}{% endgeneration %}{% else %}{{ m.content + '<|im_end|>\n' }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+def written(path: Path, rows: Rows) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def made(folder: Path, texts: Rows, form: str = "sft", tokenizer: str = TOY, **settings: Any) -> Rows:
+    """These rows of text as a set for SFT."""
+    log, out = written(folder / "text.jsonl", texts), folder / "set.jsonl"
+    convert_rollouts(log, form, out, Settings(tokenizer=tokenizer, **settings), overwrite=True)
+    return [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
+
+
+def scanned(folder: Path, rows: Rows, **settings: Any) -> list[Result]:
+    return list(scan_rollouts(written(folder / "scanned.jsonl", rows), Settings(**{"tokenizer": TOY, **settings})))
+
+
+def findings(results: list[Result]) -> set[tuple[str, str, int | None]]:
+    """The code, severity and row of each finding; no row for one of the log."""
+    return {
+        (finding.code, finding.severity.word, None if result.of_log else result.place.row)
+        for result in results
+        for finding in result.findings
+    }
+
+
+def texts(count: int = 16, seed: int = 3) -> Rows:
+    return [{"messages": messages} for messages in conversations(count, seed)]
+
+
+# Written
+
+
+def test_messages_become_ids_with_labels_on_what_the_assistant_wrote(tmp_path: Path) -> None:
+    (row,) = made(tmp_path, [{"messages": [ASK, ANSWER, ASK, ANSWER]}])
+    vocabulary = load_tokenizer(TOY).vocabulary
+    ids, labels = row["input_ids"], row["labels"]
+    assert list(row) == ["input_ids", "attention_mask", "labels"]
+    assert all(label in (-100, token) for token, label in zip(ids, labels, strict=True))
+    spans = [vocabulary.text(np.array(ids[start:end])) for start, end in runs(labels)]
+    assert spans == ["The cat said hello.<|im_end|>"] * 2
+    for form, mask in (("sft_assistant_masks", "assistant_masks"), ("sft_completion_mask", "completion_mask")):
+        (other,) = made(tmp_path, [{"messages": [ASK, ANSWER, ASK, ANSWER]}], form)
+        assert list(other) == ["input_ids", "attention_mask", mask]
+        assert other[mask] == [int(label != -100) for label in labels]
+
+
+def test_what_the_data_leaves_out_is_left_out(tmp_path: Path) -> None:
+    quiet = {**ANSWER, "weight": 0}
+    whole = made(tmp_path, [{"messages": [ASK, ANSWER, ASK, ANSWER]}])[0]
+    weighted = made(tmp_path, [{"messages": [ASK, quiet, ASK, ANSWER]}])[0]
+    apart = made(tmp_path, [{"prompt": [ASK, ANSWER, ASK], "completion": [ANSWER]}])[0]
+    assert weighted["input_ids"] == apart["input_ids"] == whole["input_ids"]
+    assert runs(weighted["labels"]) == runs(apart["labels"]) == runs(whole["labels"])[1:]
+
+
+def test_sharegpt_rows_are_the_same_conversation(tmp_path: Path) -> None:
+    said = [{"from": "human", "value": "Hello"}, {"from": "gpt", "value": "The cat said hello."}]
+    (shared,) = made(tmp_path, [{"conversations": said, "system": "Be brief."}])
+    (plain,) = made(tmp_path, [{"messages": [{"role": "system", "content": "Be brief."}, ASK, ANSWER]}])
+    assert shared == plain
+
+
+def test_markers_of_the_template_decide_where_it_has_them(tmp_path: Path) -> None:
+    template = tmp_path / "marked.jinja"
+    template.write_text(MARKED.replace("END", "'<|im_end|>\n'"), encoding="utf-8")
+    (marked,) = made(tmp_path, [{"messages": [ASK, ANSWER]}], chat_template=str(template))
+    (proven,) = made(tmp_path, [{"messages": [ASK, ANSWER]}])
+    ((start, end),) = runs(proven["labels"])
+    assert marked["input_ids"][: len(proven["input_ids"])] == proven["input_ids"]
+    assert runs(marked["labels"]) == [(start, end + 1)]
+
+
+def test_a_row_that_proves_nothing_is_named_and_left_out(tmp_path: Path) -> None:
+    log = written(
+        tmp_path / "log.jsonl",
+        [{"messages": [ASK]}, {"messages": [ASK, ANSWER]}, {"prompt": "a", "completion": "b"}],
+    )
+    ran = run("convert", str(log), "--to", "sft", "-o", str(tmp_path / "out.jsonl"), "-t", TOY, "--lossy")
+    assert ran[0] == 1
+    assert ran[1].count("it holds neither token ids nor a conversation with an answer") == 2
+    assert len((tmp_path / "out.jsonl").read_text().splitlines()) == 1
+
+
+# Told apart
+
+
+@pytest.mark.parametrize(
+    ("column", "kind", "said"),
+    [
+        ("labels", "auto", "not written by the assistant"),
+        ("assistant_masks", "auto", "not written by the assistant"),
+        ("loss_mask", "auto", "never sampled"),
+        ("loss_mask", "sft", "not written by the assistant"),
+        ("labels", "rl", "never sampled"),
+    ],
+)
+def test_rows_are_judged_by_what_they_are_for(column: str, kind: Any, said: str, tmp_path: Path) -> None:
+    (row,) = made(tmp_path, [{"messages": [ASK, ANSWER]}], "sft_assistant_masks")
+    mask = row.pop("assistant_masks")
+    mask[1:3] = [1, 1]
+    row[column] = (
+        [t if on else -100 for t, on in zip(row["input_ids"], mask, strict=True)] if column == "labels" else mask
+    )
+    results = scanned(tmp_path, [row], kind=kind)
+    messages = [finding.hit.message for result in results for finding in result.findings]
+    assert [said in message for message in messages] == [True]
+
+
+def test_logprobs_make_a_rollout_of_it(tmp_path: Path) -> None:
+    (row,) = made(tmp_path, [{"messages": [ASK, ANSWER]}])
+    row["logprobs"] = [0.0 if label == -100 else -0.5 for label in row["labels"]]
+    scan = scan_rollouts(written(tmp_path / "a.jsonl", [row]), Settings(tokenizer=TOY))
+    assert list(scan)
+    assert not scan.summary.sft
+
+
+def test_a_scan_counts_what_a_set_trains(tmp_path: Path) -> None:
+    rows = made(tmp_path, texts())
+    scan = scan_rollouts(written(tmp_path / "a.jsonl", rows), Settings(tokenizer=TOY))
+    list(scan)
+    trained = sum(label != -100 for row in rows for label in row["labels"])
+    turns = sum(len(runs(row["labels"])) for row in rows)
+    counted = {"rows": 16, "trained": trained, "ends": turns, "ends_trained": turns}
+    assert {name: scan.summary.sft[name] for name in counted} == counted
+    page = run("scan", str(tmp_path / "a.jsonl"), "-t", TOY)[1]
+    assert f"SFT: {trained:,} of " in page
+    assert f"ends in {turns} of {turns} turns" in page
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"messages": [ASK, ANSWER, ASK, ANSWER]},
+        {"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]},
+        {"prompt": "a", "completion": "b"},
+    ],
+)
+def test_rows_of_text_alone_are_not_audited(row: dict[str, Any], tmp_path: Path) -> None:
+    ran = run("scan", str(written(tmp_path / "a.jsonl", [row] * 3)), "-t", TOY)
+    assert ran[1].splitlines()[-1].startswith("nothing audited: no token ids in 3 rollouts")
+
+
+# Judged
+
+
+@cache
+def family(tokenizer: str) -> Family:
+    loaded = load_tokenizer(tokenizer)
+    ends = named_ends(loaded.vocabulary) | set(loaded.eos_ids)
+    return Family(loaded.bos_id, frozenset(ends), loaded.backend.get_vocab_size())
+
+
+def tokenizers() -> Iterator[Any]:
+    names = (
+        ("qwen3", "qwen2.5-coder", "llama-3.1", "gemma-3", "smollm2", "deepseek-v3") if DEEP else ("llama-3.1",)
+    )
+    yield "toy_bpe"
+    for name in names:
+        skip = pytest.mark.skipif(not (REAL / name).is_dir(), reason=f"there is no {name} in {REAL}")
+        yield pytest.param(name, marks=skip)
+
+
+@pytest.mark.parametrize("messages", [True, False], ids=["with messages", "ids alone"])
+@pytest.mark.parametrize("name", [*tokenizers()])
+def test_every_planted_fault_is_found_and_a_clean_set_is_clean(name: str, messages: bool, tmp_path: Path) -> None:
+    tokenizer = TOY if name == "toy_bpe" else str(REAL / name)
+    said = texts()
+    rows = made(tmp_path, said, tokenizer=tokenizer)
+    base = [{**(text if messages else {}), **row} for text, row in zip(said, rows, strict=True)]
+    # That a template rewrites history is no fault of the set.
+    clean = findings(scanned(tmp_path, base, tokenizer=tokenizer)) - {("TPL213", "note", None)}
+    assert clean == set()
+    missed = []
+    for fault, copy, at in planted(base, family(tokenizer), messages=messages):
+        results = findings(scanned(tmp_path, copy, tokenizer=tokenizer))
+        wanted = {
+            code
+            for code, severity, row in results
+            if (severity, row) == (fault.severity, None if fault.of_log else at)
+        }
+        if not any(code.startswith(fault.code) for code in wanted):
+            missed.append((fault.name, results))
+        # Nothing is said of the other rows.
+        others = {row for _, severity, row in results if severity != "note" and row not in (None, at)}
+        if not fault.of_log and others:
+            missed.append((f"{fault.name}: {others} too", results))
+    assert missed == []
+
+
+def test_there_are_twenty_faults() -> None:
+    assert len(FAULTS) >= 20
+    assert len({fault.name for fault in FAULTS}) == len(FAULTS)
+
+
+def test_white_space_and_headers_that_trainers_train_are_no_fault(tmp_path: Path) -> None:
+    rows = made(tmp_path, texts())
+    for row in rows:
+        for start, end in runs(row["labels"]):
+            for at in (start - 1, end):
+                if at < len(row["input_ids"]):
+                    row["labels"][at] = row["input_ids"][at]
+    assert findings(scanned(tmp_path, rows)) == set()
+
+
+# Before it is tokenized
+
+
+def plan(*arguments: str) -> dict[str, Any]:
+    ran = run("sft", *arguments, "-f", "json")
+    page: dict[str, Any] = json.loads(ran[1])
+    return {**page, "rc": ran[0], "problems": {each["problem"]: each for each in page["problems"]}}
+
+
+def test_a_plan_is_what_convert_writes(tmp_path: Path) -> None:
+    said = texts()
+    rows = made(tmp_path, said)
+    page = plan(str(tmp_path / "text.jsonl"), "-t", TOY, "--row", "2")
+    assert (page["rc"], page["problems"], page["rows"]) == (0, {}, 16)
+    assert page["trained"] == sum(label != -100 for row in rows for label in row["labels"])
+    assert (page["row"]["ids"], page["row"]["trained"]) == (
+        rows[2]["input_ids"],
+        [label != -100 for label in rows[2]["labels"]],
+    )
+
+
+def test_a_maximum_length_cuts_answers_and_whole_rows(tmp_path: Path) -> None:
+    log = str(
+        written(tmp_path / "a.jsonl", [{"messages": [ASK, ANSWER]}, {"messages": [ASK, ANSWER, ASK, ANSWER]}])
+    )
+    whole = plan(log, "-t", TOY)
+    cut = plan(log, "-t", TOY, "--max-length", str(whole["longest"] - 4))
+    assert {name: each["rows"] for name, each in cut["problems"].items()} == {
+        "the maximum length cuts an answer": 1
+    }
+    gone = plan(log, "-t", TOY, "--max-length", "3")
+    assert (gone["rc"], gone["nothing"]) == (1, 2)
+    assert gone["problems"]["nothing would be trained"]["severity"] == "error"
+
+
+def test_markers_that_leave_the_end_out_or_hold_too_much_are_named(tmp_path: Path) -> None:
+    log = str(written(tmp_path / "a.jsonl", [{"messages": [ASK, ANSWER]}]))
+    short, wide = tmp_path / "short.jinja", tmp_path / "wide.jinja"
+    short.write_text(
+        MARKED.replace("{{ m.content + END }}{% endgeneration %}", "{{ m.content }}{% endgeneration %}<|im_end|>")
+    )
+    wide.write_text(
+        "{% generation %}"
+        + MARKED.replace("{% generation %}", "")
+        .replace("{% endgeneration %}", "")
+        .replace("END", "'<|im_end|>\n'")
+        + "{% endgeneration %}"
+    )
+    (left_out,) = plan(log, "-t", TOY, "--chat-template", str(short))["problems"]
+    assert left_out == "the template's {% generation %} leaves out a part of the answer"
+    page = plan(log, "-t", TOY, "--chat-template", str(wide))
+    assert page["rc"] == 1
+    assert "the template's {% generation %} also holds what the assistant did not write" in page["problems"]
+
+
+def test_reasoning_that_only_training_or_only_inference_has_is_named(tmp_path: Path) -> None:
+    log = str(written(tmp_path / "a.jsonl", [{"messages": [ASK, ANSWER]}]))
+    thinking = (
+        MARKED.replace("{% generation %}", "").replace("{% endgeneration %}", "").replace("END", "'<|im_end|>\n'")
+    )
+    inserted, opened = tmp_path / "inserted.jinja", tmp_path / "opened.jinja"
+    inserted.write_text(thinking.replace("{{ m.content", "{{ '<think>\n\n</think>\n\n' + m.content", 1))
+    opened.write_text(thinking.replace("'<|im_start|>assistant\n'", "'<|im_start|>assistant\n<think>\n'"))
+    assert list(plan(log, "-t", TOY, "--chat-template", str(inserted))["problems"]) == [
+        "empty reasoning is trained that the messages do not hold"
+    ]
+    page = plan(log, "-t", TOY, "--against", str(opened))
+    assert list(page["problems"]) == ["the prompt at inference ends otherwise than before the trained answer"]
+
+
+def test_a_prompt_and_a_completion_that_share_a_token_are_named(tmp_path: Path) -> None:
+    rows = [{"prompt": "The ", "completion": "cat said hello."}, {"prompt": "Hello\n", "completion": "cat"}]
+    page = plan(str(written(tmp_path / "a.jsonl", rows)), "-t", TOY)
+    assert page["problems"]["prompt and answer share a token when they are encoded together"]["rows"] == 1
+
+
+def test_the_page_escapes_what_the_log_holds(tmp_path: Path) -> None:
+    said = {"role": "assistant", "content": "\x1b[31mred"}
+    ran = run("sft", str(written(tmp_path / "a.jsonl", [{"messages": [ASK, said]}])), "-t", TOY)
+    assert "\x1b[31m" not in ran[1]
+    assert "tokens trained" in ran[1]
+
+
+# As TRL tokenizes
+
+OF_TRL = {
+    "qwen3": "qwen3_training",
+    "qwen2.5-coder": "qwen2_5_training",
+    "llama-3.1": "llama3_training",
+    "gemma-3": "gemma3_training",
+    "deepseek-v3": "deepseekv3_training",
+    "smollm2": "qwen3_instruct_2507_training",
+}
+BESIDE = {"qwen3": "\n", "qwen2.5-coder": "\n", "gemma-3": "\n", "smollm2": "\n", "deepseek-v3": "<｜Assistant｜>"}
+"""What TRL's markers also hold of each answer."""
+
+
+def by_trl(folder: Path, **job: Any) -> Rows:
+    path, out = folder / "job.json", folder / "trl.jsonl"
+    path.write_text(json.dumps(job))
+    asked("trl_sft", path, out)
+    return [json.loads(line) for line in out.read_text().splitlines()]
+
+
+@pytest.mark.parametrize("name", [*OF_TRL] if DEEP else ["llama-3.1"])
+def test_a_set_is_what_trl_trains_with_its_training_template(name: str, tmp_path: Path) -> None:
+    if not (REAL / name).is_dir():
+        pytest.skip(f"there is no {name} in {REAL}")
+    said = texts(1000 if DEEP else 50, 7)
+    tokenizer, template = str(REAL / name), OF_TRL[name]
+    source = asked("trl_sft", "--template", template)
+    (tmp_path / "template.jinja").write_text(source)
+    trl = by_trl(tmp_path, tokenizer=tokenizer, template=template, kind="assistant", rows=said)
+    own = made(tmp_path, said, tokenizer=tokenizer, chat_template=str(tmp_path / "template.jinja"))
+    assert [{**row, "attention_mask": [1] * len(row["input_ids"])} for row in trl] == own
+    # The rendering alone shows the same, but for what TRL's markers hold beside each answer.
+    bare = source.replace("generation %}", "generation_ %}")
+    for tag in ("generation_", "endgeneration_"):
+        for left in ("{%", "{%-"):
+            for right in ("%}", "-%}"):
+                instead = "if true" if tag == "generation_" else "endif"
+                bare = bare.replace(f"{left} {tag} {right}", f"{left} {instead} {right}")
+    (tmp_path / "template.jinja").write_text(bare.replace("generation_ %}", "generation %}"))
+    proven = made(tmp_path, said, tokenizer=tokenizer, chat_template=str(tmp_path / "template.jinja"))
+    vocabulary = load_tokenizer(tokenizer).vocabulary
+    for row, marked in zip(proven, own, strict=True):
+        assert row["input_ids"] == marked["input_ids"]
+        more = [t for t, a, b in zip(row["input_ids"], row["labels"], marked["labels"], strict=True) if a != b]
+        assert {vocabulary.piece(token) for token in more} <= {BESIDE.get(name, "")}
+        assert all(a in (-100, b) for a, b in zip(row["labels"], marked["labels"], strict=True))
+    # A scan has nothing to say of TRL's set.
+    scan = findings(scanned(tmp_path, [dict(row) for row in trl[:50]], tokenizer=tokenizer))
+    assert scan - {("TPL213", "note", None)} == set()
+
+
+def test_a_set_loads_in_trl_as_it_is(tmp_path: Path) -> None:
+    rows = made(tmp_path, texts())
+    (batch,) = by_trl(tmp_path, tokenizer=TOY, template=None, kind="messages", rows=rows, load=True)
+    longest = max(len(row["input_ids"]) for row in rows)
+    assert batch["labels"] == [row["labels"] + [-100] * (longest - len(row["labels"])) for row in rows]
+    masks = made(tmp_path, texts(), "sft_assistant_masks")
+    assert by_trl(tmp_path, tokenizer=TOY, template=None, kind="assistant", rows=masks) == [
+        {name: row[name] for name in ("input_ids", "labels")} for row in rows
+    ]

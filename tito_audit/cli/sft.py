@@ -1,0 +1,205 @@
+"""`tito-audit sft`: what a trainer would make of chat data, before it is tokenized."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from tito_audit.cli._command import command
+from tito_audit.cli._options import Logs, Options
+from tito_audit.errors import SetupError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.text import Text
+
+    from tito_audit.run.sft import PreFlight
+    from tito_audit.sft.preflight import PlannedRow
+
+_SEVERITY = 9
+"""Columns of a severity in front of a problem."""
+_SHOWN = 160
+
+
+@command("sft")
+def sft(
+    options: Options,
+    logs: Logs,
+    against: str | None,
+    max_length: int | None,
+    row: int | None,
+    full: bool,
+    ids: bool,
+    shape: str,
+    quiet: bool,
+) -> None:
+    """Show what SFT would train of chat data before it is tokenized: messages, prompts and completions, ShareGPT.
+
+    The share of tokens trained, answers without their end, prompts that differ at inference, answers that the
+    maximum length cuts; and one row as tokens. Exits 1 if rows cannot be tokenized, or nothing would be trained.
+    """
+    from tito_audit.cli._exits import FAILED
+    from tito_audit.report_objects import as_json
+    from tito_audit.run.sft import PreFlight
+    from tito_audit.terminal.encoding import print_json
+    from tito_audit.terminal.terminal import RunProgress, with_progress
+
+    pace = RunProgress()
+    run = PreFlight(logs, options.settings(), against, max_length, pace)
+    shown, first = None, None
+    for planned in with_progress(run, pace, silent=quiet):
+        first = planned if first is None and len(planned.ids) else first
+        if planned.place.row == row and shown is None:
+            shown = planned
+    if row is not None and shown is None:
+        raise SetupError(f"--row {row}: there is no such row; there are {run.plan.rows:,}, counted from 0.")
+    shown = shown or first
+    if shape == "json":
+        print_json(as_json(_as_object(run, shown)))
+    else:
+        _print(run, shown, options.notice(), full=full, ids=ids)
+    if run.plan.failed or not run.plan.rows:
+        raise typer.Exit(FAILED)
+
+
+def _as_object(run: PreFlight, shown: PlannedRow | None) -> dict[str, Any]:
+    """Counts of the set, its problems with the first row of each, and one row as tokens."""
+    from tito_audit.report_objects import fields
+
+    plan = run.plan
+    piece = run.reference.vocabulary.piece
+    return {
+        **fields(plan, "rows tokens trained answers ends longest nothing"),
+        "generation_markers": run.has_markers,
+        "tokenizer": run.settings.tokenizer,
+        "against": run.against,
+        "max_length": run.planner.max_length,
+        "problems": [
+            {
+                "problem": problem.value,
+                "severity": plan.severity(problem).word,
+                "rows": count.rows,
+                "first": fields(count.first, "file row item"),
+                "shown": count.shown,
+            }
+            for problem, count in plan.problems.items()
+        ],
+        "row": None
+        if shown is None
+        else {
+            **fields(shown.place, "file row item"),
+            "ids": shown.ids.tolist(),
+            "pieces": list(map(piece, shown.ids.tolist())),
+            "trained": shown.trained.tolist(),
+        },
+    }
+
+
+def _print(run: PreFlight, shown: PlannedRow | None, notice: str | None, *, full: bool, ids: bool) -> None:
+    from rich.text import Text
+
+    from tito_audit.report import ReportOptions
+    from tito_audit.terminal.escape import visible
+    from tito_audit.terminal.page import page_to, print_commands, print_list
+    from tito_audit.terminal.terminal import colors, page_width
+
+    with page_to(sys.stdout, ReportOptions(color=colors(sys.stdout), width=page_width())) as console:
+        for line in _head(run):
+            console.print(line, soft_wrap=True)
+        for line in _problems(run, console):
+            console.print(line, soft_wrap=True)
+        if shown is not None:
+            for line in _tokens(run, shown, full=full, ids=ids):
+                console.print(line, soft_wrap=True)
+        notes = [] if run.has_markers or run.plan.answers == 0 else [_NO_MARKERS]
+        print_list(console, "Note", [*notes, *([visible(notice)] if notice is not None else [])])
+        command = (
+            f"tito-audit convert {visible(run.logs[0])} --to sft -o OUT -t {visible(run.settings.tokenizer or '')}"
+        )
+        print_commands(console, "Next", [f"{command}   the ids and labels that are shown here"])
+        if not run.plan.rows:
+            console.print(Text("nothing to train: there are no rows"))
+
+
+_NO_MARKERS = (
+    "The template has no {% generation %} markers, so `assistant_only_loss=True` of TRL would train nothing (it "
+    "raises an error). What is trained here is what the rendering shows the assistant wrote; `convert --to sft` "
+    "writes it as labels."
+)
+
+
+def _head(run: PreFlight) -> Iterator[Text]:
+    from rich.text import Text
+
+    from tito_audit.terminal.escape import visible
+    from tito_audit.terminal.words import many, share
+
+    plan = run.plan
+    yield Text("tito-audit sft ", style="bold").append(visible(", ".join(run.logs[:3])))
+    facts = [many(plan.rows, "row"), many(plan.answers, "trained answer"), many(plan.tokens, "token")]
+    longest = f"longest row {many(plan.longest, 'token')}"
+    length = run.planner.max_length
+    yield Text(" · ".join([*facts, longest, *([f"cut at {length:,}"] if length is not None else [])]))
+    words = f"{plan.trained:,} of {many(plan.tokens, 'token')} trained ({share(plan.trained, plan.tokens)})"
+    words += f", ends in {plan.ends:,} of {many(plan.answers, 'turn')}"
+    words += f", nothing in {many(plan.nothing, 'row')}" if plan.nothing else ""
+    yield Text(words, style="bold red" if not plan.trained else "")
+    by = "its {% generation %} markers" if run.has_markers else "what the rendering shows of each answer"
+    yield Text(visible(f"tokenizer {run.settings.tokenizer}, mask by {by}"))
+
+
+def _problems(run: PreFlight, console: Console) -> Iterator[Text]:
+    from rich.text import Text
+
+    from tito_audit.sft.preflight import ADVICE
+    from tito_audit.terminal.cut import elided
+    from tito_audit.terminal.escape import visible
+    from tito_audit.terminal.page import STYLES
+    from tito_audit.terminal.words import many, share
+
+    plan = run.plan
+    yield Text()
+    if not plan.problems:
+        yield Text("No problem was found.", style="green")
+        return
+    ranked = sorted(plan.problems.items(), key=lambda item: (-plan.severity(item[0]), -item[1].rows))
+    for problem, count in ranked:
+        severity = plan.severity(problem)
+        line = Text(f"{severity.word:<{_SEVERITY}}", style=STYLES[severity])
+        line.append(
+            f"{many(count.rows, 'row')} ({share(count.rows, plan.rows)}): {problem}", style="not bold default"
+        )
+        yield line
+        for words, style in (
+            (f"{count.first}: {elided(count.shown, _SHOWN)}", "dim"),
+            (f"→ {ADVICE[problem]}", ""),
+        ):
+            for part in Text(visible(words), style=style).wrap(console, console.width - _SEVERITY - 2):
+                part.rstrip()
+                yield Text(" " * _SEVERITY).append_text(part)
+
+
+def _tokens(run: PreFlight, shown: PlannedRow, *, full: bool, ids: bool) -> Iterator[Text]:
+    from rich.text import Text
+
+    from tito_audit.terminal.escape import visible
+    from tito_audit.terminal.sequence import DrawOptions, TokenLine, draw_tokens
+    from tito_audit.terminal.terminal import page_width
+    from tito_audit.terminal.words import many
+
+    look = DrawOptions(
+        width=page_width(),
+        encoding=sys.stdout.encoding or "utf-8",
+        piece=run.reference.vocabulary.piece,
+        control=run.reference.vocabulary.special_ids,
+        full=full,
+        ids=ids,
+    )
+    yield Text()
+    title = f"{shown.place} · {many(len(shown.ids), 'token')}, {int(shown.trained.sum()):,} trained (marked =)"
+    yield Text(visible(title), style="bold")
+    for some in draw_tokens(TokenLine(shown.ids, shown.trained), look):
+        yield from some.lines

@@ -1,0 +1,122 @@
+"""Rows for SFT: what their writers train beside the answers, and what each row shows of its mask."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from tito_audit.evidence.model import Evidence, RowView
+from tito_audit.evidence.reference import Reference
+from tito_audit.evidence.roles import GENERATION_PROMPT, TEMPLATE, TURN_END, Roles
+from tito_audit.record.column import ColumnRole
+from tito_audit.record.rollout import Rollout, TrainingRow, seen_by_loss
+from tito_audit.record.runs import trained_runs
+from tito_audit.record.speakers import ASSISTANT
+
+ROWS, TOKENS, TRAINED, NOTHING, CUT = "rows", "tokens", "trained", "nothing_trained", "cut_before_answer"
+ENDS, ENDS_TRAINED, ENDLESS, UNFINISHED = "ends", "ends_trained", "no_end_trained", "answer_without_end"
+TWO_BOS, BOS_ALONE, PACKED = "two_bos", "two_bos_not_compared", "packed"
+"""What the facts of a row count: `ends` are turn ends of answers that it trains; `packed` is 1 for the second
+sample of a row, so that packed rows are counted once."""
+
+
+def is_sft(rollout: Rollout) -> bool:
+    """Whether a rollout is a row for SFT: as the run states, else by labels or assistant masks without logprobs.
+
+    TRL writes `labels`, `assistant_masks` and `completion_mask` over the whole row (huggingface/trl
+    `trl/trainer/sft_trainer.py`), axolotl and LLaMA-Factory `labels`.
+    """
+    row, kind = rollout.training_row, rollout.stated.kind
+    if row is None or rollout.turns or kind is not None:
+        return row is not None and not rollout.turns and kind == "sft"
+    names = {column.name for column in row.columns if column.alignment is not None}
+    roles = {column.role for column in row.columns}
+    return (
+        rollout.format == "generic"
+        and row.loss_mask is not None
+        and ColumnRole.LOGPROBS not in roles
+        and not _OF_SFT.isdisjoint(names)
+        and row.prompt_length is None
+        and _OF_RL.isdisjoint(names)
+    )
+
+
+def with_edges(view: RowView, row: TrainingRow, reference: Reference) -> RowView:
+    """The view with what its writer trains at the edges of whole answers counted as theirs.
+
+    Trainers train white space after a turn end (the line feed in LLaMA-Factory's templates and inside TRL's
+    `{% generation %}`), and some the header of the answer too (TRL's template for DeepSeek-V3).
+    """
+    if row.loss_mask is None or view.proven or not isinstance(view.roles, Roles):
+        return view
+    mask, out = seen_by_loss(row), view.sampled.copy()
+    assert mask is not None
+    header = view.roles.among((GENERATION_PROMPT,))
+    after = view.roles.among((TEMPLATE,))
+    for start, end in trained_runs(view.sampled):
+        if not mask[start:end].all():
+            continue
+        first, last = start, end
+        while first and mask[first - 1] and header[first - 1]:
+            first -= 1
+        while last < len(mask) and mask[last] and after[last]:
+            last += 1
+        if first and mask[first - 1] and not view.sampled[first - 1]:
+            first = start
+        if (last < len(mask) and mask[last]) or reference.text(row.token_ids[end:last]).strip():
+            last = end
+        out[first:last] = True
+    return view if np.array_equal(out, view.sampled) else replace(view, sampled=out, spans=())
+
+
+def with_ends(view: RowView) -> RowView:
+    """The view with the turn end behind each answer counted as the answer's: its writer put both there."""
+    if view.proven or not isinstance(view.roles, Roles):
+        return view
+    ends, out = view.roles.among((TURN_END,)), view.sampled.copy()
+    for _, end in trained_runs(view.sampled):
+        while end < len(ends) and ends[end]:
+            out[end] = True
+            end += 1
+    return view if np.array_equal(out, view.sampled) else replace(view, sampled=out)
+
+
+def of_sft(evidence: Evidence) -> bool:
+    """Whether the evidence is on a row for SFT."""
+    return evidence.once("of sft", lambda each: is_sft(each.rollout))
+
+
+def sft_facts(evidence: Evidence) -> dict[str, int]:
+    """What a row for SFT shows, each a count; {} of other rollouts."""
+    return evidence.once("sft facts", _facts)
+
+
+def _facts(evidence: Evidence) -> dict[str, int]:
+    row, view = evidence.rollout.training_row, evidence.row
+    if row is None or not of_sft(evidence):
+        return {}
+    size = len(row.token_ids)
+    mask = seen_by_loss(row)
+    facts = {ROWS: 1, TOKENS: size, PACKED: int(evidence.rollout.place.item == 1)}
+    if mask is not None:
+        facts |= {TRAINED: int(np.count_nonzero(mask)), NOTHING: int(not mask.any())}
+    if evidence.bos_id is not None and size > 1 and (row.token_ids[:2] == evidence.bos_id).all():
+        facts |= {TWO_BOS: 1, BOS_ALONE: int(not evidence.rendered)}
+    if view is None or mask is None or not isinstance(view.roles, Roles):
+        return facts
+    ends = view.roles.among((TURN_END,))
+    answers = trained_runs(view.roles.among((ASSISTANT, TURN_END)) | view.sampled)
+    closed = [(start, end) for start, end in answers if mask[start:end].any() and ends[start:end].any()]
+    trained = sum(bool(mask[start:end][ends[start:end]].any()) for start, end in closed)
+    left_out = bool(closed) and not trained and evidence.conventions.end != "untrained"
+    facts |= {ENDS: len(closed), ENDS_TRAINED: trained, ENDLESS: int(left_out)}
+    last = answers[-1] if answers else (0, 0)
+    facts[UNFINISHED] = int(last[1] == size and bool(mask[slice(*last)].any()) and not ends[slice(*last)].any())
+    facts[CUT] = int(not mask.any() and not answers)
+    return facts
+
+
+_OF_SFT = frozenset(("labels", "assistant_masks", "assistant_mask", "completion_mask"))
+_OF_RL = frozenset(("advantages", "advantage", "returns", "rewards", "old_logprobs", "ref_logprobs"))
+"""Names of columns that rows for SFT have, and that they never have."""

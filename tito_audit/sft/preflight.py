@@ -1,0 +1,275 @@
+"""What a trainer would make of a conversation: what it trains, and how a prompt at inference differs from it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import numpy as np
+
+from tito_audit.errors import RecordError, RenderError
+from tito_audit.evidence.reference import Reference
+from tito_audit.record.arrays import Ids, Mask
+from tito_audit.record.finding import Severity
+from tito_audit.record.message import Message
+from tito_audit.record.prefix import common_prefix
+from tito_audit.record.rollout import Place, Rollout
+from tito_audit.render.renderer import Renderer
+from tito_audit.render.span_builder import common_start
+from tito_audit.sft.tokenized import TokenizedChat, tokenized
+
+_THINK = "think"
+"""What the tags of reasoning hold in all published templates that have them."""
+_START = 32
+"""Characters by which the start of a content is found."""
+
+
+class Problem(StrEnum):
+    """What may be wrong with the rows of a set before it is tokenized."""
+
+    REFUSED = "cannot be tokenized"
+    NOTHING = "nothing would be trained"
+    NOT_SHOWN = "the template does not show where answers begin and end"
+    MARKED_MORE = "the template's {% generation %} also holds what the assistant did not write"
+    MARKED_LESS = "the template's {% generation %} leaves out a part of the answer"
+    SPLIT = "prompt and answer share a token when they are encoded together"
+    STRIPPED = "the reasoning of an answer is not in the text that is trained"
+    INSERTED = "empty reasoning is trained that the messages do not hold"
+    OPENED = "the prompt at inference ends otherwise than before the trained answer"
+    HISTORY = "the prompt at inference holds other text than before the trained answer"
+    CUT_BEFORE = "the maximum length cuts the row before an answer begins"
+    CUT = "the maximum length cuts an answer"
+
+
+SEVERITIES = {Problem.REFUSED: Severity.ERROR, Problem.MARKED_MORE: Severity.ERROR}
+"""All others are warnings; that nothing is trained in any row is an error."""
+ADVICE = {
+    Problem.REFUSED: "leave these rows out, or fix their messages",
+    Problem.NOTHING: "leave these rows out",
+    Problem.NOT_SHOWN: "use a template with {% generation %} markers",
+    Problem.MARKED_MORE: "move {% generation %} behind the header of the answer",
+    Problem.MARKED_LESS: "move {% endgeneration %} behind the turn end, or the model is not taught to stop",
+    Problem.SPLIT: "end the prompt with a control token or a line feed, and begin completions without a space",
+    Problem.STRIPPED: "split the conversation so that each answer with reasoning is the last, or use a template "
+    "that keeps it (tito-audit template … --training OUT)",
+    Problem.INSERTED: "if the model is prompted that way, state it (--template-arg enable_thinking=false, "
+    "--against); else it learns to begin with empty reasoning",
+    Problem.OPENED: "render training and inference with the same template and arguments",
+    Problem.HISTORY: "render training and inference with the same template and arguments",
+    Problem.CUT_BEFORE: "raise the maximum length, or leave these rows out",
+    Problem.CUT: "raise the maximum length: a cut answer is not taught to stop",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedRow:
+    """A row as a trainer would train it."""
+
+    place: Place
+    ids: Ids
+    trained: Mask
+    """`[N]`"""
+    answers: int = 0
+    ends: int = 0
+    """Answers whose last token is trained."""
+    problems: tuple[tuple[Problem, str], ...] = ()
+    """Each with what shows it."""
+    markers: bool = False
+    """Whether the template's own markers say what is trained."""
+
+
+@dataclass(slots=True)
+class ProblemCount:
+    """The rows with a problem."""
+
+    first: Place
+    shown: str
+    """What shows it in the first of them."""
+    rows: int = 0
+
+
+@dataclass(slots=True)
+class SetPlan:
+    """What a trainer would make of a set, counted row by row."""
+
+    rows: int = 0
+    tokens: int = 0
+    trained: int = 0
+    answers: int = 0
+    ends: int = 0
+    longest: int = 0
+    nothing: int = 0
+    """Rows in which nothing would be trained."""
+    problems: dict[Problem, ProblemCount] = field(default_factory=dict)
+
+    def add(self, row: PlannedRow) -> None:
+        """Count a row."""
+        count = int(np.count_nonzero(row.trained))
+        self.rows += 1
+        self.tokens += len(row.ids)
+        self.trained += count
+        self.answers += row.answers
+        self.ends += row.ends
+        self.longest = max(self.longest, len(row.ids))
+        self.nothing += not count
+        for problem, shown in dict(reversed(row.problems)).items():
+            counted = self.problems.setdefault(problem, ProblemCount(row.place, shown))
+            counted.rows += 1
+
+    def severity(self, problem: Problem) -> Severity:
+        """How severe a problem is in this set."""
+        if problem in (Problem.NOTHING, Problem.CUT_BEFORE) and self.nothing == self.rows:
+            return Severity.ERROR
+        return SEVERITIES.get(problem, Severity.WARNING)
+
+    @property
+    def failed(self) -> bool:
+        """Whether any problem is an error."""
+        return any(self.severity(problem) is Severity.ERROR for problem in self.problems)
+
+
+@dataclass(frozen=True, slots=True)
+class Planner:
+    """Plans the rows of a set."""
+
+    reference: Reference
+    inference: Renderer | None
+    """What writes prompts at inference; None: no template is needed, or there is none."""
+    max_length: int | None = None
+
+    def of_messages(self, rollout: Rollout) -> PlannedRow:
+        """A conversation as it would be trained."""
+        if self.reference.renderer is None:
+            return self.refused(rollout.place, "the tokenizer has no chat template; pass --chat-template FILE")
+        if not any(message.sampled for message in rollout.messages):
+            return self.refused(rollout.place, "no message is an answer")
+        try:
+            chat = tokenized(rollout, self.reference)
+        except RecordError as error:
+            return self.refused(rollout.place, str(error))
+        problems = [*self._of_markers(chat), *self._of_seams(chat), *self._of_prompts(rollout, chat)]
+        mask = chat.written if chat.marked is None else chat.marked
+        if chat.marked is None and None in chat.answers:
+            problems.append((Problem.NOT_SHOWN, f"answer {chat.answers.index(None)}"))
+        answers = [tokens for tokens in chat.answers if tokens is not None and mask[slice(*tokens)].any()]
+        problems += self._of_length(answers)
+        ids, mask = chat.ids[: self.max_length], mask[: self.max_length]
+        if not mask.any():
+            problems.append((Problem.NOTHING, f"{len(ids):,} tokens"))
+        ends = sum(end <= len(ids) and bool(mask[end - 1]) for _, end in answers)
+        return PlannedRow(rollout.place, ids, mask, len(answers), ends, tuple(problems), chat.marked is not None)
+
+    def of_texts(self, place: Place, prompt: str, completion: str) -> PlannedRow:
+        """A prompt and a completion as text, joined as they are, with the end-of-sequence token behind them.
+
+        As huggingface/trl `trl/trainer/sft_trainer.py` does: the completion begins where the tokens of the prompt
+        and of both together part.
+        """
+        eos = self.reference.tokenizer.special_tokens.get("eos_token", "")
+        whole = prompt + completion + ("" if completion.endswith(eos) else eos)
+        try:
+            ids, alone = self.reference.encode(whole), self.reference.encode(prompt)
+        except RecordError as error:
+            return self.refused(place, str(error))
+        start = common_prefix(alone, ids)
+        mask = np.arange(len(ids)) >= start
+        problems: list[tuple[Problem, str]] = []
+        if start < len(alone):
+            text = self.reference.text
+            problems.append((Problem.SPLIT, f"{text(alone[start:])!r} becomes {text(ids[start : start + 1])!r}"))
+        problems += self._of_length([(start, len(ids))])
+        whole_fits = self.max_length is None or len(ids) <= self.max_length
+        ids, mask = ids[: self.max_length], mask[: self.max_length]
+        if not mask.any():
+            problems.append((Problem.NOTHING, f"{len(ids):,} tokens"))
+        return PlannedRow(place, ids, mask, 1, int(whole_fits), tuple(problems))
+
+    def refused(self, place: Place, reason: str) -> PlannedRow:
+        """A row that cannot be tokenized."""
+        return PlannedRow(
+            place, np.empty(0, np.int64), np.empty(0, np.bool_), problems=((Problem.REFUSED, reason),)
+        )
+
+    def _of_markers(self, chat: TokenizedChat) -> Iterator[tuple[Problem, str]]:
+        """Where the template's markers differ from what the assistant wrote, white space and headers aside."""
+        if chat.marked is None or None in chat.answers:
+            return
+        text = self.reference.text
+        more = chat.marked & ~chat.written
+        for tokens, header in zip(chat.answers, chat.headers, strict=True):
+            assert tokens is not None
+            start, end = tokens
+            # White space behind the end and the header in front of an answer are trained by many trainers.
+            more[header:start] = False
+            while end < len(more) and more[end] and not text(chat.ids[end : end + 1]).strip():
+                more[end] = False
+                end += 1
+        if more.any():
+            at = int(more.argmax())
+            yield Problem.MARKED_MORE, f"token {at}, {text(chat.ids[at : at + 1])!r}"
+        less = chat.written & ~chat.marked
+        if less.any():
+            at = int(less.argmax())
+            yield Problem.MARKED_LESS, f"token {at}, {text(chat.ids[at : at + 1])!r}"
+
+    def _of_seams(self, chat: TokenizedChat) -> Iterator[tuple[Problem, str]]:
+        for number in chat.split:
+            tokens = chat.answers[number]
+            assert tokens is not None
+            yield Problem.SPLIT, f"{self.reference.text(chat.ids[tokens[0] - 1 : tokens[0]])!r}"
+
+    def _of_prompts(self, rollout: Rollout, chat: TokenizedChat) -> Iterator[tuple[Problem, str]]:
+        """Where the prompt of an answer at inference is not what stands before it in the text that is trained."""
+        text, renderer = chat.rendering.text, self.inference
+        for index, span in chat.rendering.sampled.items():
+            if span is None or renderer is None:
+                continue
+            start, end = span
+            message = rollout.messages[index]
+            if (thought := _reasoning(message)) is not None:
+                if thought not in text[start:end]:
+                    yield Problem.STRIPPED, f"message {index}"
+            else:
+                # What is trained before the content.
+                content = text.find(message.text.strip()[:_START], start, end) if message.text.strip() else -1
+                head = text[start : content if content >= 0 else min(end, start + 2 * _START)]
+                if _THINK in head:
+                    yield Problem.INSERTED, f"message {index}, {head!r}"
+            if not index:
+                continue
+            try:
+                prompt = renderer.render(
+                    rollout.messages[:index],
+                    rollout.tools,
+                    add_generation_prompt=True,
+                    template_kwargs=rollout.template_kwargs,
+                )
+            except RenderError:
+                continue
+            if prompt == text[:start]:
+                continue
+            same = common_start(prompt, text)
+            last = max(prompt.rfind("\n", 0, len(prompt.rstrip())), 0)
+            ours, theirs = text[same : max(start, same)][:40], prompt[same:][:40]
+            problem = Problem.OPENED if same >= min(last, start - 1) or not ours else Problem.HISTORY
+            yield problem, f"message {index}: trained after {ours!r}, prompted with {theirs!r}"
+
+    def _of_length(self, answers: list[tuple[int, int]]) -> Iterator[tuple[Problem, str]]:
+        """What the maximum length cuts."""
+        size = self.max_length
+        if size is None:
+            return
+        for number, (start, end) in enumerate(answers):
+            if start >= size:
+                yield Problem.CUT_BEFORE, f"answer {number} begins at token {start:,}"
+            elif end > size:
+                yield Problem.CUT, f"answer {number} has {end - start:,} tokens, {size - start:,} of them fit"
+
+
+def _reasoning(message: Message) -> str | None:
+    """The reasoning of an answer, bare; None if it has none."""
+    if message.reasoning is not None:
+        return message.reasoning.strip() or None
+    head, tag, _ = message.text.partition("</think>")
+    return (head.split("<think>")[-1].strip() or None) if tag else None

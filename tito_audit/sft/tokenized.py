@@ -1,0 +1,177 @@
+"""Messages as ids with a loss mask: what the assistant wrote, as the template's markers or a rendering show it.
+
+Chat templates for training mark with `{% generation %}` what an assistant writes (`return_assistant_tokens_mask`
+of huggingface/transformers `tokenization_utils_base.py`, which TRL's `assistant_only_loss` passes). Most templates
+lack the markers. Then the rendering shows it: marks around each answer, which the template passes on
+(`render/sentinels.py`), from after the generation prompt through the turn end.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tito_audit.errors import RecordError, RenderError
+from tito_audit.evidence.reference import Reference
+from tito_audit.record.arrays import Ids, Mask, Offsets
+from tito_audit.record.rollout import Rollout, TrainingRow
+from tito_audit.render.sentinels import SpanKind
+from tito_audit.render.spans import Rendering, spans
+from tito_audit.render.template import Template
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizedChat:
+    """A conversation as a trainer gets it."""
+
+    rendering: Rendering
+    ids: Ids
+    """`[N]`"""
+    starts: Offsets
+    """`[N]` the byte of the text at which each token begins."""
+    answers: tuple[tuple[int, int] | None, ...]
+    """The tokens `[start, end)` of each answer, through its turn end; None where nothing shows them."""
+    headers: tuple[int, ...]
+    """Where the header of each answer begins, its generation prompt; where the answer does if it has none."""
+    written: Mask
+    """`[N]` True for the tokens of answers that are to be trained, as far as the rendering shows them."""
+    marked: Mask | None
+    """`[N]` True for what the template puts into `{% generation %}`; None if it has no such markers."""
+    split: tuple[int, ...]
+    """Answers whose first token also holds the end of the prompt."""
+
+    def mask(self) -> Mask:
+        """`[N]` the tokens to train; RecordError if nothing shows where an answer begins and ends."""
+        if self.marked is not None:
+            return self.marked
+        if None in self.answers:
+            raise RecordError(
+                f"the chat template does not show where answer {self.answers.index(None)} begins and ends"
+            )
+        return self.written
+
+
+def trained_messages(rollout: Rollout) -> list[bool]:
+    """For each answer, whether it is to be trained.
+
+    It is not where `weight` (OpenAI's fine-tuning files) or `train` (axolotl's `message_field_training`) says no,
+    or where it belongs to the `prompt` beside a `completion` (TRL).
+    """
+    first = rollout.stated.facts.get("prompt_messages", 0)
+    return [
+        isinstance(first, int)
+        and index >= first
+        and message.wire.get("weight") not in (0, False)
+        and message.wire.get("train") is not False
+        for index, message in enumerate(rollout.messages)
+        if message.sampled
+    ]
+
+
+def tokenized(rollout: Rollout, reference: Reference) -> TokenizedChat:
+    """The messages of a rollout as ids with what an assistant wrote; RecordError if they cannot be rendered."""
+    assert reference.renderer is not None
+    try:
+        rendering = spans(reference.renderer, rollout.messages, rollout.tools, rollout.template_kwargs)
+    except RenderError as error:
+        raise RecordError(str(error)) from None
+    text = rendering.text
+    ids = reference.encode(text)
+    at = _bytes_of(ids, text, reference)
+    lengths = reference.vocabulary.byte_lengths(ids)
+    ends = lengths.cumsum()
+    starts = ends - lengths
+    trained = trained_messages(rollout)
+    answers: list[tuple[int, int] | None] = []
+    written, split, headers = np.zeros(len(ids), np.bool_), list[int](), list[int]()
+    for index in [index for index, message in enumerate(rollout.messages) if message.sampled]:
+        span = rendering.sampled.get(index)
+        if span is None:
+            answers.append(None)
+            headers.append(0)
+            continue
+        # The tokens that lie in the answer as a whole.
+        begins = at.of(span[0])
+        start, end = int(starts.searchsorted(begins)), int(ends.searchsorted(at.of(span[1]), "right"))
+        if start < len(ids) and starts[start] > begins:
+            split.append(len(answers))
+        answers.append((start, max(start, end)))
+        opened = [
+            each.start
+            for each in rendering.spans
+            if each.end == span[0] and each.kind is SpanKind.GENERATION_PROMPT
+        ]
+        headers.append(int(starts.searchsorted(at.of(opened[0]))) if opened else start)
+        written[start:end] = trained[len(answers) - 1]
+    marked = _marked(rollout, reference.renderer.template(bool(rollout.tools)), rendering, reference)
+    mask = None
+    if marked is not None:
+        mask = np.zeros(len(ids), np.bool_)
+        alike = len(marked) == len(answers)
+        for number, (start, end) in enumerate(marked):
+            if start < end and (not alike or trained[number]):
+                # The tokens that hold any of it, as transformers marks them.
+                first = int(starts.searchsorted(at.of(start), "right")) - 1
+                mask[max(first, 0) : int(starts.searchsorted(at.of(end)))] = True
+    return TokenizedChat(rendering, ids, starts, tuple(answers), tuple(headers), written, mask, tuple(split))
+
+
+def _marked(
+    rollout: Rollout, template: Template, rendering: Rendering, reference: Reference
+) -> Sequence[tuple[int, int]] | None:
+    """The ranges of the text that the template marks; None if it has no markers."""
+    assert reference.renderer is not None
+    variables = reference.renderer.variables(rollout.tools, rollout.template_kwargs)
+    try:
+        return template.generation(
+            {**variables, "messages": rendering.chat, "add_generation_prompt": False}, rendering.text
+        )
+    except RenderError:
+        return None
+
+
+class _Bytes:
+    """Character positions of a text as byte positions in what the tokenizer makes of it."""
+
+    def __init__(self, text: str, form: str | None) -> None:
+        self._text = text
+        self._form = form
+        self.data = self._written(text)
+
+    def of(self, place: int) -> int:
+        """The byte at which a character begins; RecordError if it is composed with the one before it."""
+        if len(self.data) == len(self._text):
+            return place
+        before = self._written(self._text[:place])
+        if len(before) + len(self._written(self._text[place:])) != len(self.data):
+            raise RecordError("a character of an answer is composed with text before it")
+        return len(before)
+
+    def _written(self, text: str) -> bytes:
+        return (unicodedata.normalize(self._form, text) if self._form else text).encode("utf-8", "surrogatepass")  # type: ignore[arg-type]
+
+
+def _bytes_of(ids: Ids, text: str, reference: Reference) -> _Bytes:
+    """The bytes of a text in its tokens; RecordError if the tokenizer changes it in a way that is not known."""
+    if reference.has_bytes_of(ids, text):
+        return _Bytes(text, None)
+    composed = _Bytes(text, "NFC")
+    if composed.data != reference.vocabulary.data(ids):
+        raise RecordError("the tokenizer changes the text that it encodes, so where its answers begin is unknown")
+    return composed
+
+
+def as_sft_row(rollout: Rollout, reference: Reference | None) -> TrainingRow:
+    """The ids of a conversation with the mask of what the assistant wrote; RecordError if nothing proves it."""
+    if not any(message.sampled for message in rollout.messages):
+        raise RecordError("it holds neither token ids nor a conversation with an answer")
+    if reference is None or reference.renderer is None:
+        raise RecordError("it holds messages only; pass -t with a tokenizer that has a chat template")
+    chat = tokenized(rollout, reference)
+    mask = chat.mask()
+    if not mask.any():
+        raise RecordError("nothing of it would be trained")
+    return TrainingRow(chat.ids, mask, None)
