@@ -7,15 +7,18 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from tito_audit.align.mismatch import copied, explained
 from tito_audit.evidence.fill import FARTHEST
 from tito_audit.evidence.model import Evidence
 from tito_audit.evidence.needs import Needs
 from tito_audit.record.arrays import Logprobs
 from tito_audit.record.finding import Hit, Severity
+from tito_audit.record.mismatch import MISMATCH, Cause, RowMismatch, Share
 from tito_audit.record.reading import places
 from tito_audit.rule import rule
-from tito_audit.rules._trainer import Pair, other_base, pairs
+from tito_audit.rules._trainer import Pair, other_base, pairs, together
 from tito_audit.rules._words import counted, listed, quoted, shown
+from tito_audit.terminal.mismatch import cause_words
 from tito_audit.terminal.words import decimal, percent, signed
 
 _FAR = 1.0
@@ -27,6 +30,8 @@ convex, a mean |difference| above log(1.05) breaks that bound whatever its token
 _FEWEST = 8
 """Tokens from which a mean is judged."""
 _WORST = 3
+_TOKENS_A_CONFIDENT = 1000
+"""So many tokens may have one of confident disagreement; with more of them it is a warning."""
 
 
 @rule(
@@ -84,12 +89,14 @@ def sampler_and_trainer_disagree(evidence: Evidence) -> Iterator[Hit]:
     for pair in pairs(evidence):
         if pair.names[1] not in units:
             by_column.setdefault(pair.names[1], []).append(pair)
+    mismatches: list[RowMismatch] = []
     for column in by_column.values():
-        yield from _judged(evidence, column)
+        yield from _judged(evidence, column, mismatches)
+    evidence.memo[MISMATCH] = tuple(mismatches)
 
 
-def _judged(evidence: Evidence, column: list[Pair]) -> Iterator[Hit]:
-    """The finding on one trainer's column, of the row or of all calls together."""
+def _judged(evidence: Evidence, column: list[Pair], mismatches: list[RowMismatch]) -> Iterator[Hit]:
+    """The finding on one trainer's column, of the row or of all calls together; its causes go to `mismatches`."""
     differences = [pair.trainer - pair.sampler for pair in column]
     every = np.concatenate(differences)
     apart = np.abs(every)
@@ -99,9 +106,23 @@ def _judged(evidence: Evidence, column: list[Pair]) -> Iterator[Hit]:
         above = False
     else:
         above = bool(apart.mean() - 2 * apart.std(ddof=1) / math.sqrt(len(apart)) > _BOUND)
-    if not far and not above:
-        return
     sampler, trainer = column[0].names
+    if not far and not above:
+        same = not apart.any() and copied(*(_whole(column, side) for side in ("sampler", "trainer")))
+        cause = Cause.COPIED if same else Cause.NUMERICS
+        shares = ((cause.value, Share(len(apart), float(apart.sum()))),)
+        mismatches.append(RowMismatch(sampler, trainer, len(apart), shares))
+        if same:
+            pair = column[0]
+            at = int(pair.at[0])
+            message = (
+                f"`{trainer}` equals `{sampler}` to the bit over {counted(len(every), 'token')}: one is a copy of the "
+                "other, or the trainer computed both; they cannot show a mismatch, and where the clip compares with "
+                "this column, the first ratio is 1 at every token"
+            )
+            side = shown(evidence, pair.ids[at : at + 1])
+            yield Hit(pair.where, at, at + 1, message, pair.turn, cause.value, Severity.NOTE, side)
+        return
     mean, size = signed(every.mean(), 3), decimal(apart.mean(), 3)
     numbers = (
         f"over {counted(len(every), 'token')}, trainer minus sampler has a mean of {mean} and a mean size of "
@@ -115,8 +136,12 @@ def _judged(evidence: Evidence, column: list[Pair]) -> Iterator[Hit]:
         key=lambda spot: float(np.abs(spot[0].trainer - spot[0].sampler)[spot[1]]),
     )
     place = int(pair.at[at])
-    cause, severity = ("whole column", Severity.WARNING) if above else ("single tokens", Severity.NOTE)
-    if above and (offset := _moved(column)):
+    offset = _moved(column) if above else 0
+    mismatch = explained(together(evidence, column), sampler, trainer, shifted=bool(offset))
+    mismatches.append(mismatch)
+    many_confident = mismatch.confident * _TOKENS_A_CONFIDENT >= mismatch.tokens > 0 and mismatch.confident
+    severity = Severity.WARNING if above or many_confident else Severity.NOTE
+    if offset:
         cause = f"shifted by {offset:+d}"
         again = decimal(_apart(column, offset)[1].mean(), 3)
         message = (
@@ -124,8 +149,24 @@ def _judged(evidence: Evidence, column: list[Pair]) -> Iterator[Hit]:
             f"the two differ by {size} in the mean, and by {again} once moved back; unless the trainer does that, "
             "each importance ratio is taken of two different tokens"
         )
+    else:
+        leading, share = mismatch.shares[0]
+        named = share.size >= mismatch.size / 2 and leading not in (Cause.NUMERICS, Cause.UNKNOWN)
+        other = "whole column" if above else "confident disagreement" if many_confident else "single tokens"
+        cause = leading if named and (above or many_confident) else other
+        if words := listed(list(cause_words(mismatch))):
+            message += f"; {words}"
+        if mismatch.confident:
+            message += (
+                f"; {counted(mismatch.confident, 'token')} that the sampler gave more than 0.99 and the trainer less "
+                "than 0.01: no arithmetic does that"
+            )
     side = shown(evidence, pair.ids[place : place + 1])
     yield Hit(pair.where, place, place + 1, message, pair.turn, cause, severity, side)
+
+
+def _whole(column: list[Pair], side: str) -> Logprobs:
+    return np.concatenate([getattr(pair, side) for pair in column])
 
 
 def _moved(column: list[Pair]) -> int:
