@@ -155,7 +155,7 @@ def _fit(columns: Columns, core: Mask, differences: Logprobs, logits: Logprobs, 
     beyond = sizes > max(_TAIL * usual, _LEAST_TAIL)
     if usual > _LEAST_TAIL and len(inside):
         in_band = (sizes > _BAND[0] * usual) & (sizes < _BAND[1] * usual)
-        if usual > BFLOAT16 or in_band.sum() >= max(_FEWEST_IN_BAND, _MOST_IN_BAND * len(inside)):
+        if usual > BFLOAT16 or in_band.sum() >= _FEWEST_IN_BAND + _MOST_IN_BAND * len(inside):
             beyond = np.ones(len(inside), np.bool_)
     causes[inside[beyond]] = _CODE[Cause.UNKNOWN]
     if columns.version is not None:

@@ -15,7 +15,7 @@ EDGES = (1e-5, 1e-4, 1e-3, 1e-2, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 _FEWEST = 16
 _LEAST = 1e-3
 _MOST_ESTIMATES = 1024
-GROWS = 2.0
+GROWS = 1.5
 """How many times the mean |difference| of the newest tokens that of older ones has to be, to grow with age."""
 
 
