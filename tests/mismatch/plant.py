@@ -1,8 +1,8 @@
 """Logs in which each token's |trainer minus sampler| has a known cause; nothing here imports the package.
 
 `smollm2.npz` holds `[2, N]` logprobs in float32 by setting, the sampler's and the trainer's, of tokens that
-SmolLM2-135M-Instruct drew after 2,760 contexts of real conversations (`sample.py`). `float32` and `vllm bfloat16` are of
-tokens that a vLLM server sampled with its cache, scored by transformers in float32.
+SmolLM2-135M-Instruct drew after 2,760 contexts of real conversations (`sample.py`). `float32` and `vllm bfloat16` are
+of tokens that a vLLM server sampled with its cache, scored by transformers in float32.
 """
 
 from __future__ import annotations
@@ -60,8 +60,9 @@ def log(
     shifted: int = 0,
     versions: bool = False,
 ) -> Planted:
-    """Rows of each setting; a share of tokens of some rows that drifted, values that are fills, tokens of confident
-    disagreement, and rows whose trainer's column is one place late, all in rows of numerics."""
+    """Rows of each setting. Rows of numerics also get tokens that drifted (`drift` is their share in every second
+    row), `fills` and tokens of `confident` disagreement; in the first `shifted` ones the trainer's column is late.
+    """
     planted = Planted()
     for setting, count in settings:
         for number in range(count):

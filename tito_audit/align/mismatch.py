@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from tito_audit.record.arrays import Ids, Logprobs, Mask
-from tito_audit.record.mismatch import EDGES, GROWS, Cause, Interval, RowMismatch, Share, WorstToken
+from tito_audit.record.mismatch import EDGES, CauseShare, Interval, MismatchCause, RowMismatch, WorstToken
 
-_CAUSES = tuple(Cause)
+_CAUSES = tuple(MismatchCause)
 _CODE = {cause: code for code, cause in enumerate(_CAUSES)}
 _FEWEST = 16
 """Tokens from which a cause of a whole column is read."""
@@ -23,7 +23,7 @@ _SURER = math.log(0.995)
 
 
 @dataclass(frozen=True, slots=True)
-class Columns:
+class LogprobColumns:
     """Two columns of one rollout, `[N]` each: tokens in the loss that have both logprobs."""
 
     ids: Ids
@@ -44,20 +44,18 @@ class Columns:
 BFLOAT16 = 0.075
 """The median |difference of the logits| up to which two engines with the same weights may be in bfloat16.
 
-Measured on SmolLM2-135M: vLLM's server against transformers on one CPU, both in float32, has a median of 9e-6 (99 % of
-3,153 tokens below 5e-5); bfloat16 against float32 one of 0.047 (99 % of 4,336 below 0.25, none above 0.44). Two
+Measured on SmolLM2-135M: vLLM's server against transformers on one CPU, both in float32, has a median of 9e-6 (99 %
+of 3,153 tokens below 5e-5); bfloat16 against float32 one of 0.047 (99 % of 4,336 below 0.25, none above 0.44). Two
 sides in bfloat16 have up to the square root of 2 times that.
 """
 _TAIL = 10.0
 """How many times the median difference arithmetic alone makes a token differ at most; measured: 9 times."""
 _LEAST_TAIL = 1e-3
-_BAND, _MOST_IN_BAND, _FEWEST_IN_BAND = (5.0, 12.0), 0.02, 4
+_BAND, _MOST_IN_BAND, _FEWEST_IN_BAND = (5.0, 12.0), 0.0125, 4
 """Differences of so many medians are rare where arithmetic makes them (measured: 0.7 % of the tokens), as in a normal
 distribution. A few optimizer steps leave 4 % there."""
 _FEWEST_FILLS = 4
 _LEAST_FILL = -5.0
-_ROUNDED = 1e-4
-"""Columns rounded to steps of this or coarser ones may be equal by chance."""
 _CERTAIN = -1.0
 _NEAR_ONE = -1e-5
 """Logprobs closer to zero have too few digits for a logit."""
@@ -67,17 +65,13 @@ _REST = 2.2
 """The median Renyi entropy of the alternatives of such a token at a temperature near 1, in nats."""
 _REST_RANGE = (0.4, 1.6)
 """What it is multiplied with at the ends of the interval: other models have other entropies."""
-_MOST_REST = 12.0
-"""More than the entropy of any vocabulary."""
-_FEWEST_CONFIDENT = 8
-_STANDARD_ERRORS = 4.0
 _LEAST_MASS = math.log(0.05)
 """Sampling that keeps less than 5 % of the probability is not believed."""
 _BEHIND = 64
 """Tokens behind drift in which the changed context shows."""
 
 
-def explained(columns: Columns, sampler: str, trainer: str, *, shifted: bool = False) -> RowMismatch:
+def explained(columns: LogprobColumns, sampler: str, trainer: str, *, shifted: bool = False) -> RowMismatch:
     """Why the columns with these names differ: each token has one cause, and a share is a sum over its tokens.
 
     `shifted`: the trainer's values are those of other tokens.
@@ -85,10 +79,10 @@ def explained(columns: Columns, sampler: str, trainer: str, *, shifted: bool = F
     differences = columns.trainer - columns.sampler
     sizes = np.abs(differences)
     logits = _logit(columns.trainer) - _logit(columns.sampler)
-    causes = np.full(len(sizes), _CODE[Cause.NUMERICS], np.int8)
+    causes = np.full(len(sizes), _CODE[MismatchCause.NUMERICS], np.int8)
     details: dict[str, object] = {}
     if shifted or copied(columns.sampler, columns.trainer):
-        causes[:] = _CODE[Cause.SHIFTED if shifted else Cause.COPIED]
+        causes[:] = _CODE[MismatchCause.SHIFTED if shifted else MismatchCause.COPIED]
     else:
         core = ~_own_causes(columns, sizes, logits, causes)
         details = _fit(columns, core, differences, logits, causes)
@@ -105,11 +99,12 @@ def copied(sampler: Logprobs, trainer: Logprobs) -> bool:
     if not np.array_equal(sampler, trainer):
         return False
     values = sampler[sampler < -1e-3]
-    steps = values / _ROUNDED
+    # LogprobColumns rounded to four digits or fewer may be equal by chance.
+    steps = values / 1e-4
     return len(np.unique(values)) >= _FEWEST and bool((np.abs(steps - np.rint(steps)) > 1e-3).mean() > 0.5)
 
 
-def _own_causes(columns: Columns, sizes: Logprobs, logits: Logprobs, causes: Ids) -> Mask:
+def _own_causes(columns: LogprobColumns, sizes: Logprobs, logits: Logprobs, causes: Ids) -> Mask:
     """Tokens whose cause a column of the log shows, noted in `causes`."""
     far = sizes > 1.0
     holder = far & (columns.trainer == 0) & (columns.sampler <= _CERTAIN)
@@ -121,22 +116,24 @@ def _own_causes(columns: Columns, sizes: Logprobs, logits: Logprobs, causes: Ids
             holder |= far & (columns.trainer == fill)
     usual = np.median(np.abs(logits)) if len(logits) else 0.0
     beyond = np.abs(logits) > max(_TAIL * min(usual, BFLOAT16), _LEAST_TAIL)
-    causes[holder] = _CODE[Cause.PLACEHOLDER]
+    causes[holder] = _CODE[MismatchCause.PLACEHOLDER]
     drift = columns.drifted & ~holder
     if drift.any():
         last = np.maximum.accumulate(np.where(drift, columns.at, -_BEHIND - 1))
         drift |= beyond & (columns.at - last <= _BEHIND) & (columns.at >= last) & ~holder
-        causes[drift] = _CODE[Cause.DRIFT]
+        causes[drift] = _CODE[MismatchCause.DRIFT]
     own = holder | drift
     if columns.rerouted is not None:
         there, elsewhere = columns.rerouted & ~own, ~columns.rerouted & ~own
         if there.any() and elsewhere.any() and sizes[there].mean() >= 2 * sizes[elsewhere].mean():
-            causes[there] = _CODE[Cause.ROUTING]
+            causes[there] = _CODE[MismatchCause.ROUTING]
             own |= there
     return np.asarray(own)
 
 
-def _fit(columns: Columns, core: Mask, differences: Logprobs, logits: Logprobs, causes: Ids) -> dict[str, object]:
+def _fit(
+    columns: LogprobColumns, core: Mask, differences: Logprobs, logits: Logprobs, causes: Ids
+) -> dict[str, object]:
     """The cause of tokens that no column explains; what was estimated, by the fields of `RowMismatch`."""
     inside = np.flatnonzero(core)
     sizes = np.abs(logits[inside])
@@ -145,19 +142,19 @@ def _fit(columns: Columns, core: Mask, differences: Logprobs, logits: Logprobs, 
         cut = _truncated(columns.sampler[inside], columns.trainer[inside])
         if cut is not None:
             mass, kind, within = cut
-            causes[inside] = np.where(within, _CODE[Cause.TRUNCATED], _CODE[Cause.UNKNOWN])
+            causes[inside] = np.where(within, _CODE[MismatchCause.TRUNCATED], _CODE[MismatchCause.UNKNOWN])
             return {"mass": mass, "truncation": kind}
         heat = _temperature(columns.sampler[inside], columns.trainer[inside])
         if heat is not None:
             interval, fits = heat
-            causes[inside] = np.where(fits, _CODE[Cause.TEMPERATURE], _CODE[Cause.UNKNOWN])
+            causes[inside] = np.where(fits, _CODE[MismatchCause.TEMPERATURE], _CODE[MismatchCause.UNKNOWN])
             return {"temperature": interval}
     beyond = sizes > max(_TAIL * usual, _LEAST_TAIL)
     if usual > _LEAST_TAIL and len(inside):
         in_band = (sizes > _BAND[0] * usual) & (sizes < _BAND[1] * usual)
         if usual > BFLOAT16 or in_band.sum() >= _FEWEST_IN_BAND + _MOST_IN_BAND * len(inside):
             beyond = np.ones(len(inside), np.bool_)
-    causes[inside[beyond]] = _CODE[Cause.UNKNOWN]
+    causes[inside[beyond]] = _CODE[MismatchCause.UNKNOWN]
     if columns.version is not None:
         _stale(columns.version, inside, np.abs(differences), causes)
     return {}
@@ -171,7 +168,7 @@ def _truncated(sampler: Logprobs, trainer: Logprobs) -> tuple[Interval | None, s
     """
     differences = trainer - sampler
     ratios = np.exp(np.minimum(differences, 50.0))
-    if ratios.mean() + _STANDARD_ERRORS * ratios.std(ddof=1) / math.sqrt(len(ratios)) >= 1:
+    if ratios.mean() + 4 * ratios.std(ddof=1) / math.sqrt(len(ratios)) >= 1:
         return None
     above, below = differences > 0, differences < 0
     higher, lower = float(differences[above].sum()), float(-differences[below].sum())
@@ -208,7 +205,7 @@ def _temperature(sampler: Logprobs, trainer: Logprobs) -> tuple[Interval, Mask] 
     likely = (base >= _CONFIDENT[0]) & (base <= _CONFIDENT[1]) & (sampler < _NEAR_ONE)
     # Tokens that were the only ones to choose from: truncated too, and the two do not come apart.
     alone = (sampler == 0) & (trainer < -_LEAST_TAIL)
-    if likely.sum() < _FEWEST_CONFIDENT or alone.sum() >= 3:
+    if likely.sum() < 8 or alone.sum() >= 3:
         return None
     base_L, change_L = base[likely], change[likely]
     low, middle, high = np.quantile(change_L / (base_L + _REST), (0.25, 0.5, 0.75)).tolist()
@@ -220,10 +217,10 @@ def _temperature(sampler: Logprobs, trainer: Logprobs) -> tuple[Interval, Mask] 
     best, *ends = (float(np.median(change_L / (base_L + rest * part))) for part in (1.0, *_REST_RANGE))
     error = 1.6 * (high - low) / math.sqrt(len(base_L))
     lowest, highest = min(ends) - error, max(ends) + error
-    # What R would have to be at each token; outside of the possible range another cause is at work.
+    # What R would have to be at each token: below 0, or above the entropy of any vocabulary, it is another cause.
     needed = change / best - base
     slack = (3 * abs(highest - lowest) * np.abs(base) + BFLOAT16) / abs(best) + 1.0
-    fits = (needed >= -slack) & (needed <= _MOST_REST + slack)
+    fits = (needed >= -slack) & (needed <= 12 + slack)
     fits |= (sampler >= _NEAR_ONE) & (trainer >= math.log(0.9))
     if fits.mean() < 0.9:
         return None
@@ -236,20 +233,22 @@ def _stale(version: Logprobs, inside: Ids, sizes: Logprobs, causes: Ids) -> None
     newest = versions == np.nanmax(versions, initial=-math.inf)
     older = inside[versions < versions.max(initial=-math.inf, where=newest)]
     newest = inside[newest]
-    if len(newest) < _FEWEST or len(older) < _FEWEST:
-        return
-    if sizes[older].mean() >= GROWS * sizes[newest].mean() + _LEAST_TAIL:
-        causes[older] = _CODE[Cause.STALE]
+    if _share(older, sizes).is_staler(_share(newest, sizes)):
+        causes[older] = _CODE[MismatchCause.STALE]
+
+
+def _share(tokens: Ids, sizes: Logprobs) -> CauseShare:
+    return CauseShare(len(tokens), float(sizes[tokens].sum()))
 
 
 def _of_tokens(
-    columns: Columns, sampler: str, trainer: str, causes: Ids, logits: Logprobs, details: dict[str, object]
+    columns: LogprobColumns, sampler: str, trainer: str, causes: Ids, logits: Logprobs, details: dict[str, object]
 ) -> RowMismatch:
     sizes = np.abs(columns.trainer - columns.sampler)
     shares, worst = [], []
     for code in np.unique(causes).tolist():
         tokens = np.flatnonzero(causes == code)
-        shares.append((_CAUSES[code].value, Share(len(tokens), float(sizes[tokens].sum()))))
+        shares.append((_CAUSES[code].value, _share(tokens, sizes)))
         k = int(tokens[sizes[tokens].argmax()])
         turn, at = int(columns.turns[k]), int(columns.at[k])
         values = int(columns.ids[k]), float(columns.sampler[k]), float(columns.trainer[k])
@@ -258,8 +257,10 @@ def _of_tokens(
     if columns.version is not None:
         for number in np.unique(columns.version[np.isfinite(columns.version)]).tolist():
             of_version = columns.version == number
-            parts = (of_version & (causes == _CODE[cause]) for cause in (Cause.NUMERICS, Cause.UNKNOWN))
-            numerics, unknown = (Share(int(part.sum()), float(sizes[part].sum())) for part in parts)
+            numerics, unknown = (
+                _share(np.flatnonzero(of_version & (causes == _CODE[cause])), sizes)
+                for cause in (MismatchCause.NUMERICS, MismatchCause.UNKNOWN)
+            )
             versions.append((int(number), numerics, unknown))
     confident = (columns.sampler > _SURE) & (columns.trainer < _UNLIKELY)
     bins = np.bincount(np.searchsorted(EDGES, np.abs(logits)), minlength=len(EDGES) + 1)

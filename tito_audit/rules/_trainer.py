@@ -8,10 +8,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tito_audit.align.mismatch import Columns
+from tito_audit.align.mismatch import LogprobColumns
 from tito_audit.evidence.fill import FLOOR, IMPOSSIBLE
 from tito_audit.evidence.logprobs import ROUNDING, shifts
 from tito_audit.evidence.model import Evidence
+from tito_audit.evidence.needs import Needs
 from tito_audit.record.arrays import Ids, Logprobs, Mask, Offsets
 from tito_audit.record.by_name import over_row, trainer_columns, version_column
 from tito_audit.record.column import Column, ColumnRole
@@ -86,19 +87,25 @@ def _other_base(evidence: Evidence) -> dict[str, tuple[str, str]]:
     return bases
 
 
-def together(evidence: Evidence, column: list[Pair]) -> Columns:
+def together(evidence: Evidence, column: list[Pair]) -> LogprobColumns:
     """The pairs of one trainer's column as one, with the version of each token where the log has it."""
-    versions = [_versions(evidence, pair) for pair in column]
-    told = any(np.isfinite(version).any() for version in versions)
-    return Columns(
+    versions = [_versions(evidence, pair) for pair in column] if has_versions(evidence) else []
+    return LogprobColumns(
         np.concatenate([pair.ids[pair.at] for pair in column]),
         np.concatenate([pair.at for pair in column]),
-        np.concatenate([np.full(len(pair.at), -1 if pair.turn is None else pair.turn, np.int32) for pair in column]),
+        np.concatenate(
+            [np.full(len(pair.at), -1 if pair.turn is None else pair.turn, np.int32) for pair in column]
+        ),
         np.concatenate([pair.sampler for pair in column]),
         np.concatenate([pair.trainer for pair in column]),
         np.concatenate([pair.drifted for pair in column]),
-        np.concatenate(versions) if told else None,
+        np.concatenate(versions) if versions else None,
     )
+
+
+def has_versions(evidence: Evidence) -> bool:
+    """Whether the log names the weights that sampled the tokens."""
+    return Needs.WEIGHT_VERSIONS in evidence.present
 
 
 def _versions(evidence: Evidence, pair: Pair) -> Logprobs:

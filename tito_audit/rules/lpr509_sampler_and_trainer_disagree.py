@@ -7,16 +7,16 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from tito_audit.align.mismatch import copied, explained
+from tito_audit.align.mismatch import explained
 from tito_audit.evidence.fill import FARTHEST
 from tito_audit.evidence.model import Evidence
 from tito_audit.evidence.needs import Needs
 from tito_audit.record.arrays import Logprobs
 from tito_audit.record.finding import Hit, Severity
-from tito_audit.record.mismatch import MISMATCH, Cause, RowMismatch, Share
+from tito_audit.record.mismatch import MISMATCH, CauseShare, MismatchCause, RowMismatch
 from tito_audit.record.reading import places
 from tito_audit.rule import rule
-from tito_audit.rules._trainer import Pair, other_base, pairs, together
+from tito_audit.rules._trainer import Pair, has_versions, other_base, pairs, together
 from tito_audit.rules._words import counted, listed, quoted, shown
 from tito_audit.terminal.mismatch import cause_words
 from tito_audit.terminal.words import decimal, percent, signed
@@ -29,6 +29,9 @@ exp(|difference|) below 1.05 (`token_mult_prob_error`, NVIDIA-NeMo/RL `docs/addi
 convex, a mean |difference| above log(1.05) breaks that bound whatever its tokens are."""
 _FEWEST = 8
 """Tokens from which a mean is judged."""
+_STRANGE, _ONE_SIDED = 0.5, 0.02
+"""What no arithmetic makes of a row within the bound: a token that differs more, and so few tokens that the trainer
+finds likelier."""
 _WORST = 3
 _TOKENS_A_CONFIDENT = 1000
 """So many tokens may have one of confident disagreement; with more of them it is a warning."""
@@ -108,11 +111,8 @@ def _judged(evidence: Evidence, column: list[Pair], mismatches: list[RowMismatch
         above = bool(apart.mean() - 2 * apart.std(ddof=1) / math.sqrt(len(apart)) > _BOUND)
     sampler, trainer = column[0].names
     if not far and not above:
-        same = not apart.any() and copied(*(_whole(column, side) for side in ("sampler", "trainer")))
-        cause = Cause.COPIED if same else Cause.NUMERICS
-        shares = ((cause.value, Share(len(apart), float(apart.sum()))),)
-        mismatches.append(RowMismatch(sampler, trainer, len(apart), shares))
-        if same:
+        mismatches.append(_within_bound(evidence, column, every, apart))
+        if mismatches[-1].shares[0][0] == MismatchCause.COPIED:
             pair = column[0]
             at = int(pair.at[0])
             message = (
@@ -121,7 +121,7 @@ def _judged(evidence: Evidence, column: list[Pair], mismatches: list[RowMismatch
                 "this column, the first ratio is 1 at every token"
             )
             side = shown(evidence, pair.ids[at : at + 1])
-            yield Hit(pair.where, at, at + 1, message, pair.turn, cause.value, Severity.NOTE, side)
+            yield Hit(pair.where, at, at + 1, message, pair.turn, MismatchCause.COPIED.value, Severity.NOTE, side)
         return
     mean, size = signed(every.mean(), 3), decimal(apart.mean(), 3)
     numbers = (
@@ -151,7 +151,7 @@ def _judged(evidence: Evidence, column: list[Pair], mismatches: list[RowMismatch
         )
     else:
         leading, share = mismatch.shares[0]
-        named = share.size >= mismatch.size / 2 and leading not in (Cause.NUMERICS, Cause.UNKNOWN)
+        named = share.size >= mismatch.size / 2 and leading not in (MismatchCause.NUMERICS, MismatchCause.UNKNOWN)
         other = "whole column" if above else "confident disagreement" if many_confident else "single tokens"
         cause = leading if named and (above or many_confident) else other
         if words := listed(list(cause_words(mismatch))):
@@ -165,8 +165,13 @@ def _judged(evidence: Evidence, column: list[Pair], mismatches: list[RowMismatch
     yield Hit(pair.where, place, place + 1, message, pair.turn, cause, severity, side)
 
 
-def _whole(column: list[Pair], side: str) -> Logprobs:
-    return np.concatenate([getattr(pair, side) for pair in column])
+def _within_bound(evidence: Evidence, column: list[Pair], every: Logprobs, apart: Logprobs) -> RowMismatch:
+    """The causes of a column that is near the sampler's; numerics, unless something cheap to see says otherwise."""
+    above, *names = (every > 0).sum(), *column[0].names
+    if not apart.any() or apart.max() > _STRANGE or above <= _ONE_SIDED * len(every) or has_versions(evidence):
+        return explained(together(evidence, column), *names)
+    share = CauseShare(len(apart), float(apart.sum()))
+    return RowMismatch(*names, len(apart), ((MismatchCause.NUMERICS.value, share),))
 
 
 def _moved(column: list[Pair]) -> int:

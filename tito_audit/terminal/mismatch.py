@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tito_audit.record.mismatch import ADVICE, Cause, Interval, Mismatch, RowMismatch
+from tito_audit.record.mismatch import ADVICE, Interval, Mismatch, MismatchCause, RowMismatch
 from tito_audit.terminal.escape import visible
 from tito_audit.terminal.words import decimal, many, percent
 
@@ -13,31 +13,28 @@ _LEAST = 0.005
 
 
 def cause_words(mismatch: RowMismatch | Mismatch) -> Iterator[str]:
-    """`92 % of the total is temperature (…)`, `5 % drift`, …: the shares of the total |difference|, the largest first."""
+    """The causes by their share of the total |difference|: `92 % of the total is temperature (…)`, `5 % drift`, …"""
     shares = mismatch.shares.items() if isinstance(mismatch, Mismatch) else mismatch.shares
     total = sum(share.size for _, share in shares)
-    if not total or [cause for cause, _ in shares] in ([Cause.UNKNOWN], [Cause.NUMERICS]):
+    if not total or [cause for cause, _ in shares] in ([MismatchCause.UNKNOWN], [MismatchCause.NUMERICS]):
         return
     first = True
     for cause, share in shares:
         if share.size >= _LEAST * total:
             estimate = estimate_words(mismatch, cause)
-            yield f"{percent(share.size / total)} {'of the total is ' if first else ''}{_WORDS.get(cause, cause)}" + (
-                f" ({estimate})" if estimate else ""
-            )
+            name = "of a cause that the log does not tell" if cause == MismatchCause.UNKNOWN else cause
+            words = f"{name} ({estimate})" if estimate else name
+            yield f"{percent(share.size / total)} {'of the total is ' if first else ''}{words}"
             first = False
-
-
-_WORDS = {Cause.UNKNOWN: "of a cause that the log does not tell", Cause.TRUNCATED: "truncated sampling"}
 
 
 def estimate_words(mismatch: RowMismatch | Mismatch, cause: str) -> str:
     """What was estimated of a cause: `the sampler's is 0.70 of the trainer's, between 0.66 and 0.74`."""
-    if cause == Cause.TEMPERATURE and mismatch.temperature is not None:
+    if cause == MismatchCause.TEMPERATURE and mismatch.temperature is not None:
         return f"the sampler's is {_interval(mismatch.temperature)} times the trainer's"
-    if cause == Cause.TRUNCATED and mismatch.mass is not None:
+    if cause == MismatchCause.TRUNCATED and mismatch.mass is not None:
         return f"top-p {_interval(mismatch.mass)}"
-    if cause == Cause.TRUNCATED:
+    if cause == MismatchCause.TRUNCATED:
         kinds = mismatch.truncations if isinstance(mismatch, Mismatch) else {mismatch.truncation: 1}
         kind = max(kinds, key=lambda kind: kinds[kind], default="")
         return {"top-k": "as top-k does", "min-p": "as min-p does, or several limits"}.get(kind, "")
@@ -57,10 +54,10 @@ def mismatch_lines(mismatch: Mismatch) -> Iterator[tuple[str, str]]:
             continue
         estimate = estimate_words(mismatch, cause)
         words = f"{cause}{f' ({estimate})' if estimate else ''}: {many(share.tokens, 'token')}"
-        if cause in mismatch.worst and cause != Cause.NUMERICS:
+        if cause in mismatch.worst and cause != MismatchCause.NUMERICS:
             place, token = mismatch.worst[cause]
             at = f"row {place.row}" + (f"[{place.item}]" if place.item else "")
             turn = "" if token.turn is None else f" turn {token.turn}"
             values = f"{decimal(token.sampler, 3)} and {decimal(token.trainer, 3)}"
             words += f", the worst in {at}{turn} token {token.at} ({values})"
-        yield percent(share.size / total), visible(f"{words}; {ADVICE[Cause(cause)]}")
+        yield percent(share.size / total), visible(f"{words}; {ADVICE[MismatchCause(cause)]}")
