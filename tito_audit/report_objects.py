@@ -17,7 +17,8 @@ more than 64 bits), but `1e16` for `1e+16`, which would change the bytes of repo
               "gate", "headlines": [HEADLINE], "new": {"error", "warning", "note"}},
               and "mismatches": {COLUMN: MISMATCH} if a trainer's logprobs were compared with the sampler's
     MISMATCH {"sampler", "rollouts", "tokens", "size", "confident", "causes": {CAUSE: {"tokens", "size", "share",
-              "worst": TOKEN}}, "temperature": RANGE, "mass": RANGE, "truncations", "histogram": {"edges", "tokens"}}
+              "worst": TOKEN}}, "temperature": RANGE, "mass": RANGE, "truncations",
+              "histogram": {"edges", "tokens"}}
     TOKEN    {"file", "row", "item", "turn", "at", "token_id", "sampler", "trainer"}
     RANGE    {"best", "low", "high"}, or null
     HEADLINE {"text", "times", "unit", "error", "warning", "note", "rollouts", "codes": {CODE: findings}}

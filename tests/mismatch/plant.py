@@ -1,8 +1,8 @@
 """Logs in which each token's |trainer minus sampler| has a known cause; nothing here imports the package.
 
 `smollm2.npz` holds `[2, N]` logprobs in float32 by setting, the sampler's and the trainer's, of tokens that
-SmolLM2-135M-Instruct drew after 2,760 contexts of real conversations (`sample.py`). `float32` and `vllm bfloat16` are
-of tokens that a vLLM server sampled with its cache, scored by transformers in float32.
+SmolLM2-135M-Instruct drew after 2,760 contexts of real conversations (`sample.py`). `float32` and `vllm bfloat16`
+are of tokens that a vLLM server sampled with its cache, scored by transformers in float32.
 """
 
 from __future__ import annotations

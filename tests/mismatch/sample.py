@@ -1,9 +1,9 @@
 """Draws the tokens of `smollm2.npz`: `python tests/mismatch/sample.py MODEL IDS OUT`, where torch is installed.
 
-IDS is JSON, a list of conversations as `[ids, number of prompt tokens]`. At each answered token, one token is drawn
-from what each setting makes of the model's distribution there, in float32; the trainer's value is the plain logprob.
-Weights of version k are the model's after k steps of AdamW (2e-5, three conversations a step); each samples, and
-those of version 8 score. In bfloat16 the model samples, and in float32 it scores.
+IDS is JSON, a list of conversations as `[ids, number of prompt tokens]`. At each answered token, one token is
+drawn from what each setting makes of the model's distribution there, in float32; the trainer's value is the plain
+logprob. Weights of version k are the model's after k steps of AdamW (2e-5, three conversations a step); each
+samples, and those of version 8 score. In bfloat16 the model samples, and in float32 it scores.
 """
 
 # mypy: ignore-errors
@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -67,7 +68,7 @@ def columns(sampler, trainer, setting):
 
 def main(folder, path, out):
     torch.manual_seed(0)
-    conversations = json.load(open(path))
+    conversations = json.loads(Path(path).read_text(encoding="utf-8"))
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     plain = distributions(model, conversations)
     measured = {"+".join(f"{k}={v}" for k, v in each.items()): columns(plain, plain, each) for each in SETTINGS}

@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tito_audit.record.arrays import Ids, Logprobs, Mask
 from tito_audit.record.mismatch import EDGES, CauseShare, Interval, MismatchCause, RowMismatch, WorstToken
@@ -44,16 +45,16 @@ class LogprobColumns:
 BFLOAT16 = 0.075
 """The median |difference of the logits| up to which two engines with the same weights may be in bfloat16.
 
-Measured on SmolLM2-135M: vLLM's server against transformers on one CPU, both in float32, has a median of 9e-6 (99 %
-of 3,153 tokens below 5e-5); bfloat16 against float32 one of 0.047 (99 % of 4,336 below 0.25, none above 0.44). Two
-sides in bfloat16 have up to the square root of 2 times that.
+Measured on SmolLM2-135M: vLLM's server against transformers on one CPU, both in float32, has a median of 9e-6 (99
+% of 3,153 tokens below 5e-5); bfloat16 against float32 one of 0.047 (99 % of 4,336 below 0.25, none above 0.44).
+Two sides in bfloat16 have up to the square root of 2 times that.
 """
 _TAIL = 10.0
 """How many times the median difference arithmetic alone makes a token differ at most; measured: 9 times."""
 _LEAST_TAIL = 1e-3
 _BAND, _MOST_IN_BAND, _FEWEST_IN_BAND = (5.0, 12.0), 0.0125, 4
-"""Differences of so many medians are rare where arithmetic makes them (measured: 0.7 % of the tokens), as in a normal
-distribution. A few optimizer steps leave 4 % there."""
+"""Differences of so many medians are rare where arithmetic makes them (measured: 0.7 % of the tokens), as in a
+normal distribution. A few optimizer steps leave 4 % there."""
 _FEWEST_FILLS = 4
 _LEAST_FILL = -5.0
 _CERTAIN = -1.0
@@ -104,7 +105,7 @@ def copied(sampler: Logprobs, trainer: Logprobs) -> bool:
     return len(np.unique(values)) >= _FEWEST and bool((np.abs(steps - np.rint(steps)) > 1e-3).mean() > 0.5)
 
 
-def _own_causes(columns: LogprobColumns, sizes: Logprobs, logits: Logprobs, causes: Ids) -> Mask:
+def _own_causes(columns: LogprobColumns, sizes: Logprobs, logits: Logprobs, causes: NDArray[np.int8]) -> Mask:
     """Tokens whose cause a column of the log shows, noted in `causes`."""
     far = sizes > 1.0
     holder = far & (columns.trainer == 0) & (columns.sampler <= _CERTAIN)
@@ -132,7 +133,7 @@ def _own_causes(columns: LogprobColumns, sizes: Logprobs, logits: Logprobs, caus
 
 
 def _fit(
-    columns: LogprobColumns, core: Mask, differences: Logprobs, logits: Logprobs, causes: Ids
+    columns: LogprobColumns, core: Mask, differences: Logprobs, logits: Logprobs, causes: NDArray[np.int8]
 ) -> dict[str, object]:
     """The cause of tokens that no column explains; what was estimated, by the fields of `RowMismatch`."""
     inside = np.flatnonzero(core)
@@ -152,7 +153,8 @@ def _fit(
     beyond = sizes > max(_TAIL * usual, _LEAST_TAIL)
     if usual > _LEAST_TAIL and len(inside):
         in_band = (sizes > _BAND[0] * usual) & (sizes < _BAND[1] * usual)
-        if usual > BFLOAT16 or in_band.sum() >= _FEWEST_IN_BAND + _MOST_IN_BAND * len(inside):
+        mean = float(np.abs(differences[inside[~beyond]]).mean())
+        if usual > BFLOAT16 or mean > 0.06 or in_band.sum() >= _FEWEST_IN_BAND + _MOST_IN_BAND * len(inside):
             beyond = np.ones(len(inside), np.bool_)
     causes[inside[beyond]] = _CODE[MismatchCause.UNKNOWN]
     if columns.version is not None:
@@ -194,12 +196,12 @@ def _truncated(sampler: Logprobs, trainer: Logprobs) -> tuple[Interval | None, s
 
 
 def _temperature(sampler: Logprobs, trainer: Logprobs) -> tuple[Interval, Mask] | None:
-    """The temperature of the sampler's logits as seen from the trainer's, and which tokens it fits; None if it does
-    not explain the columns.
+    """The temperature of the sampler's logits as seen from the trainer's, and which tokens it fits; None if it
+    does not explain the columns.
 
     With b = 1 / T, a token's logit changes by (b - 1) (logit + R), where R >= 0 is the Renyi entropy of order b of
-    its alternatives. The columns do not show R, but for likely tokens it is small beside the logit, and the changes
-    of all of them have one sign.
+    its alternatives. The columns do not show R, but for likely tokens it is small beside the logit, and the
+    changes of all of them have one sign.
     """
     base, change = _logit(trainer), _logit(sampler) - _logit(trainer)
     likely = (base >= _CONFIDENT[0]) & (base <= _CONFIDENT[1]) & (sampler < _NEAR_ONE)
@@ -227,7 +229,7 @@ def _temperature(sampler: Logprobs, trainer: Logprobs) -> tuple[Interval, Mask] 
     return Interval(1 / (1 + best), 1 / (1 + highest), 1 / max(1 + lowest, 0.05)), fits
 
 
-def _stale(version: Logprobs, inside: Ids, sizes: Logprobs, causes: Ids) -> None:
+def _stale(version: Logprobs, inside: NDArray[np.intp], sizes: Logprobs, causes: NDArray[np.int8]) -> None:
     """Note what grows with the distance from the newest version in `causes`."""
     versions = version[inside]
     newest = versions == np.nanmax(versions, initial=-math.inf)
@@ -237,12 +239,17 @@ def _stale(version: Logprobs, inside: Ids, sizes: Logprobs, causes: Ids) -> None
         causes[older] = _CODE[MismatchCause.STALE]
 
 
-def _share(tokens: Ids, sizes: Logprobs) -> CauseShare:
+def _share(tokens: NDArray[np.intp], sizes: Logprobs) -> CauseShare:
     return CauseShare(len(tokens), float(sizes[tokens].sum()))
 
 
 def _of_tokens(
-    columns: LogprobColumns, sampler: str, trainer: str, causes: Ids, logits: Logprobs, details: dict[str, object]
+    columns: LogprobColumns,
+    sampler: str,
+    trainer: str,
+    causes: NDArray[np.int8],
+    logits: Logprobs,
+    details: dict[str, object],
 ) -> RowMismatch:
     sizes = np.abs(columns.trainer - columns.sampler)
     shares, worst = [], []

@@ -34,14 +34,14 @@ ADVICE = {
     MismatchCause.DRIFT: "pass ids on instead of text, and repair the log with `splice` or `fork`",
     MismatchCause.PLACEHOLDER: "write null where there is no logprob, and leave these tokens out of the loss",
     MismatchCause.ROUTING: "replay the sampler's experts in the trainer, or leave these tokens out of the loss",
-    MismatchCause.TEMPERATURE: "divide the trainer's logits by the sampling temperature, or log the sampler's processed "
-    "logprobs",
-    MismatchCause.TRUNCATED: "log the sampler's raw logprobs, hand the kept set to the trainer, or sample with top-p 1 and "
-    "without top-k",
+    MismatchCause.TEMPERATURE: "divide the trainer's logits by the sampling temperature, or log the sampler's "
+    "processed logprobs",
+    MismatchCause.TRUNCATED: "log the sampler's raw logprobs, hand the kept set to the trainer, or sample with "
+    "top-p 1 and without top-k",
     MismatchCause.STALE: "update the sampler's weights more often, or mask tokens by their age",
     MismatchCause.SHIFTED: "log each value beside its own token",
-    MismatchCause.COPIED: "compute one of the columns by the other engine: as logged, the ratio is 1 at every token and the "
-    "clip never acts",
+    MismatchCause.COPIED: "compute one of the columns by the other engine: as logged, the ratio is 1 at every "
+    "token and the clip never acts",
     MismatchCause.NUMERICS: "importance ratios correct for it",
     MismatchCause.UNKNOWN: "`rescore` tells which side is right; log token versions and calls to tell more",
 }
@@ -169,7 +169,9 @@ class Mismatch:
 
     @property
     def shares(self) -> dict[str, CauseShare]:
-        """By cause, the largest first. What grows with the distance from the newest version is of stale weights."""
+        """By cause, the largest first. What grows with the distance from the newest version is of stale
+        weights.
+        """
         shares = dict(self._shares)
         wholes = {version: numerics + unknown for version, (numerics, unknown) in self._versions.items()}
         newest = max(wholes, default=0)

@@ -159,8 +159,8 @@ def _mismatch_lists(summary: Summary) -> Iterator[tuple[str, list[str]]]:
         lines = [f"{share:>6}  {words}" for share, words in mismatch_lines(mismatch)]
         if mismatch.confident:
             lines.append(
-                f"        {many(mismatch.confident, 'token')} that the sampler gave more than 0.99 and the trainer "
-                "less than 0.01"
+                f"        {many(mismatch.confident, 'token')} that the sampler gave more than 0.99 and the "
+                "trainer less than 0.01"
             )
         yield f"Why {visible(column)} differs from {visible(mismatch.sampler)}: shares of the difference", lines
 

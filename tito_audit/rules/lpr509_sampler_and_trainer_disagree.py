@@ -30,8 +30,8 @@ convex, a mean |difference| above log(1.05) breaks that bound whatever its token
 _FEWEST = 8
 """Tokens from which a mean is judged."""
 _STRANGE, _ONE_SIDED = 0.5, 0.02
-"""What no arithmetic makes of a row within the bound: a token that differs more, and so few tokens that the trainer
-finds likelier."""
+"""What no arithmetic makes of a row within the bound: a token that differs more, and so few tokens that the
+trainer finds likelier."""
 _WORST = 3
 _TOKENS_A_CONFIDENT = 1000
 """So many tokens may have one of confident disagreement; with more of them it is a warning."""
@@ -50,13 +50,20 @@ def sampler_and_trainer_disagree(evidence: Evidence) -> Iterator[Hit]:
     Rows or calls with two columns for the policy's logprobs: the sampler's, and those that the trainer computed
     (`old_log_probs`, `prev_logprobs`, `trainer_logprobs`, `log_probs` next to `rollout_log_probs`, …). It is a
     warning if the mean absolute difference, less two standard errors, is above log(1.05) = 0.049, the bound of
-    NeMo-RL's tests for two engines with the same weights; else a note if single tokens differ by more than 1. The
+    NeMo-RL's tests for two engines with the same weights, or if one token in a thousand is one of confident
+    disagreement, above 0.99 at the sampler and below 0.01 at the trainer; else a note if single tokens differ by
+    more than 1. The
     message gives the mean of trainer minus sampler, the estimates k1 and k3 of the divergence of the sampler from
     the trainer, and the worst tokens, and says whether they are where the row's tokens drifted. If the trainer's
     column holds the sampler's values some places late or early, the message says so: at that offset alone the two
     agree within the bound, on eight tokens or more that differ in place. Rows within the bounds are not reported.
-    Tokens without a logprob on either side, and the 0.0 of LPR505, are left out. `tito-audit rescore` compares the
-    sampler's logprobs with a model's, as the column `rescored_logprobs`.
+    Tokens without a logprob on either side, and the 0.0 of LPR505, are left out. A column that equals the
+    sampler's to the bit is a note, unless its values are rounded.
+
+    The message also says which shares of the total difference have which cause: drift, a temperature that one side
+    has, truncated sampling, stale weights, a placeholder, numerics; or that the log does not tell. The cause of
+    the finding is the one with most of it. The reports give the shares of the whole log. `tito-audit rescore`
+    compares the sampler's logprobs with a model's, as the column `rescored_logprobs`.
 
     ## Why it matters
     The gradient assumes that the tokens were sampled from the policy that is trained. Weights that were not
@@ -116,9 +123,9 @@ def _judged(evidence: Evidence, column: list[Pair], mismatches: list[RowMismatch
             pair = column[0]
             at = int(pair.at[0])
             message = (
-                f"`{trainer}` equals `{sampler}` to the bit over {counted(len(every), 'token')}: one is a copy of the "
-                "other, or the trainer computed both; they cannot show a mismatch, and where the clip compares with "
-                "this column, the first ratio is 1 at every token"
+                f"`{trainer}` equals `{sampler}` to the bit over {counted(len(every), 'token')}: one is a copy "
+                "of the other, or the trainer computed both; they cannot show a mismatch, and where the clip compares "
+                "with this column, the first ratio is 1 at every token"
             )
             side = shown(evidence, pair.ids[at : at + 1])
             yield Hit(pair.where, at, at + 1, message, pair.turn, MismatchCause.COPIED.value, Severity.NOTE, side)
@@ -158,20 +165,20 @@ def _judged(evidence: Evidence, column: list[Pair], mismatches: list[RowMismatch
             message += f"; {words}"
         if mismatch.confident:
             message += (
-                f"; {counted(mismatch.confident, 'token')} that the sampler gave more than 0.99 and the trainer less "
-                "than 0.01: no arithmetic does that"
+                f"; {counted(mismatch.confident, 'token')} that the sampler gave more than 0.99 and the trainer "
+                "less than 0.01: no arithmetic does that"
             )
     side = shown(evidence, pair.ids[place : place + 1])
     yield Hit(pair.where, place, place + 1, message, pair.turn, cause, severity, side)
 
 
 def _within_bound(evidence: Evidence, column: list[Pair], every: Logprobs, apart: Logprobs) -> RowMismatch:
-    """The causes of a column that is near the sampler's; numerics, unless something cheap to see says otherwise."""
-    above, *names = (every > 0).sum(), *column[0].names
+    """The causes of a column near the sampler's: numerics, unless something cheap to see says otherwise."""
+    above, (sampler, trainer) = (every > 0).sum(), column[0].names
     if not apart.any() or apart.max() > _STRANGE or above <= _ONE_SIDED * len(every) or has_versions(evidence):
-        return explained(together(evidence, column), *names)
+        return explained(together(evidence, column), sampler, trainer)
     share = CauseShare(len(apart), float(apart.sum()))
-    return RowMismatch(*names, len(apart), ((MismatchCause.NUMERICS.value, share),))
+    return RowMismatch(sampler, trainer, len(apart), ((MismatchCause.NUMERICS.value, share),))
 
 
 def _moved(column: list[Pair]) -> int:

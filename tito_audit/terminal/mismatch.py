@@ -13,7 +13,7 @@ _LEAST = 0.005
 
 
 def cause_words(mismatch: RowMismatch | Mismatch) -> Iterator[str]:
-    """The causes by their share of the total |difference|: `92 % of the total is temperature (…)`, `5 % drift`, …"""
+    """The causes by their share of the total |difference|: `92 % of the total is temperature (…)`, `5 % drift`."""
     shares = mismatch.shares.items() if isinstance(mismatch, Mismatch) else mismatch.shares
     total = sum(share.size for _, share in shares)
     if not total or [cause for cause, _ in shares] in ([MismatchCause.UNKNOWN], [MismatchCause.NUMERICS]):
