@@ -142,7 +142,6 @@ MEANINGS = {
     "--journal": "where a run records what it has finished",
     "--resume": "what an earlier run recorded is not done again",
     "--row": "which row is shown",
-    "--against": "the other template",
 }
 """What a flag means that several entries of the table describe, each in words for its commands."""
 LETTERS = {

@@ -14,7 +14,13 @@ more than 64 bits), but `1e16` for `1e+16`, which would change the bytes of repo
               "tokenizer_commits": {NAME: commit}, "seconds", "files", "without_ids", "uncompared",
               "open_rows", "open_beside_faults", "causes": {CODE: {CAUSE: findings}}, "notices", "encoder",
               "taken": {FILE: {FORMAT: {"rows", "first_row", "told_by"}}}, "sampled": {"share", "rows", "of"},
-              "sft": {FACT: count}, "gate", "headlines": [HEADLINE], "new": {"error", "warning", "note"}}
+              "gate", "headlines": [HEADLINE], "new": {"error", "warning", "note"}},
+              and "mismatches": {COLUMN: MISMATCH} if a trainer's logprobs were compared with the sampler's
+    MISMATCH {"sampler", "rollouts", "tokens", "size", "confident", "causes": {CAUSE: {"tokens", "size", "share",
+              "worst": TOKEN}}, "temperature": RANGE, "mass": RANGE, "truncations",
+              "histogram": {"edges", "tokens"}}
+    TOKEN    {"file", "row", "item", "turn", "at", "token_id", "sampler", "trainer"}
+    RANGE    {"best", "low", "high"}, or null
     HEADLINE {"text", "times", "unit", "error", "warning", "note", "rollouts", "codes": {CODE: findings}}
     gate     {"failed", "because": [SENTENCE], "fail_on", "failing", "rates": [RATE], "baseline", "known",
               "fixed": [FIXED], "added", "updated", "required": [REQUIRED], "min_audited"}
@@ -38,6 +44,7 @@ from typing import Any
 import orjson
 
 from tito_audit.record.finding import Finding, Severity, Side
+from tito_audit.record.mismatch import EDGES, Mismatch
 from tito_audit.summary import SCHEMA_VERSION, CoverageCount, Skipped, Summary
 from tito_audit.terminal.escape import escaped_json
 
@@ -77,6 +84,7 @@ def summary_object(summary: Summary) -> dict[str, Any]:
         gate = {field.name: getattr(summary.gate, field.name) for field in dataclasses.fields(summary.gate)}
         gate["required"] = [_covered(count) for count in summary.gate.required]
         gate["min_audited"] = None if least is None else _covered(least)
+    compared = {column: _mismatch(mismatch) for column, mismatch in summary.mismatches.items()}
     return {
         "schema_version": SCHEMA_VERSION,
         **fields(summary, "rollouts turns tokens generated_tokens rows_unreadable"),
@@ -113,6 +121,29 @@ def summary_object(summary: Summary) -> dict[str, Any]:
             }
             for headline in summary.ranked_headlines()
         ],
+        **({"mismatches": compared} if compared else {}),
+    }
+
+
+def _mismatch(mismatch: Mismatch) -> dict[str, Any]:
+    """Why a trainer's column differs from the sampler's."""
+    shares = mismatch.shares
+    size = sum(share.size for share in shares.values())
+    causes: dict[str, Any] = {}
+    for cause, share in shares.items():
+        worst = None
+        if cause in mismatch.worst:
+            place, token = mismatch.worst[cause]
+            worst = {**fields(place, "file row item"), **fields(token, "turn at token_id sampler trainer")}
+        part = share.size / size if size else 0.0
+        causes[cause] = {**fields(share, "tokens size"), "share": part, "worst": worst}
+    return {
+        **fields(mismatch, "sampler rollouts tokens"),
+        "size": size,
+        "confident": mismatch.confident,
+        "causes": causes,
+        **fields(mismatch, "temperature mass truncations"),
+        "histogram": {"edges": EDGES, "tokens": mismatch.histogram},
     }
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from tito_audit.record.finding import Finding, Result, Severity
+from tito_audit.record.mismatch import Mismatch
 from tito_audit.record.rollout import Place
 
 SCHEMA_VERSION = 1
@@ -242,6 +243,8 @@ class Summary:
     """By severity: the findings that are not in the baseline."""
     headlines: dict[tuple[str, str], Headline] = field(default_factory=dict)
     """Each cause with its counts, by headline and unit, in the order found."""
+    mismatches: dict[str, Mismatch] = field(default_factory=dict)
+    """By trainer's column: why it differs from the sampler's."""
     without_ids: int = 0
     """Rollouts without any token ids: not audited, so not known to be clean."""
     uncompared: int = 0
@@ -315,6 +318,10 @@ class Summary:
             count.known += finding.known and finding.times
             self.causes[finding.code][finding.hit.cause] += finding.times
         self.count_new(result)
+        for mismatch in result.mismatches:
+            if mismatch.trainer not in self.mismatches:
+                self.mismatches[mismatch.trainer] = Mismatch(mismatch.sampler)
+            self.mismatches[mismatch.trainer].add(mismatch, result.place)
         for skip in result.skips:
             if skip.code not in self.skipped:
                 self.skipped[skip.code] = Skipped()

@@ -81,8 +81,8 @@ _TINKER = (
     "instead, one object each: model_input and loss_fn_inputs"
 )
 _ANNOTATIONS = (
-    " of prime-rl, beside its traces. Ids and the sampler's logprobs are in the episodes: scan traces/stream, with "
-    "sealed chunks (.jsonl.zst) or without"
+    " of prime-rl, beside its traces. Ids and the sampler's logprobs are in the episodes: scan traces/stream, "
+    "with sealed chunks (.jsonl.zst) or without"
 )
 _SPAN = f"an OpenTelemetry span. To audit the model call, {_GATEWAY}"
 _SPAN_KINDS = (

@@ -10,6 +10,7 @@ from enum import IntEnum, StrEnum
 import numpy as np
 from numpy.typing import NDArray
 
+from tito_audit.record.mismatch import RowMismatch
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.record.testimony import Witness
 from tito_audit.record.trainings import Trainings
@@ -244,6 +245,8 @@ class Result:
     """Findings about its whole log that come before its rows; the same for every result of the log."""
     partial: tuple[Skip, ...] = ()
     """Rules that ran, but could not look at some of the calls."""
+    mismatches: tuple[RowMismatch, ...] = ()
+    """Why the sampler's logprobs and each trainer's differ; () unless LPR509 compared them."""
     of_log: bool = False
     """True for findings about a whole log or run: the result is neither a rollout nor an unreadable row."""
 

@@ -18,6 +18,7 @@ from tito_audit.reports._worst import Curable, WorstEntry, by_weight, more_words
 from tito_audit.summary import Summary
 from tito_audit.terminal.coverage import coverage_words, sft_words
 from tito_audit.terminal.escape import visible
+from tito_audit.terminal.mismatch import mismatch_lines
 from tito_audit.terminal.page import STYLES, finding_lines, page_to, print_commands, print_list, ruled_table
 from tito_audit.terminal.words import many, percent
 
@@ -74,7 +75,7 @@ def write(results: Iterable[Result], summary: Summary, out: TextIO, options: Rep
             console.print(_table(summary, options, least))
         worst = gathered.curable.worst.pick(options.worst, least)
         _print_worst(console, worst)
-        for title, lines in _gate_lists(summary):
+        for title, lines in (*_mismatch_lists(summary), *_gate_lists(summary)):
             print_list(console, title, lines)
         if summary.skipped and (summary.compared or summary.uncompared):  # else one notice is enough
             if options.not_checked:
@@ -152,6 +153,20 @@ def _known_lines(summary: Summary, number: int) -> Iterator[Text]:
         yield Text(f"{number:,} known from {name}, not shown below")
     if gate.updated:
         yield Text(f"{name} was updated: {gate.added:,} accepted, {gate.gone:,} gone")
+
+
+def _mismatch_lists(summary: Summary) -> Iterator[tuple[str, list[str]]]:
+    """Why trainer's logprobs differ, by column, where LPR509 says that they do."""
+    if "LPR509" not in summary.findings:
+        return
+    for column, mismatch in summary.mismatches.items():
+        lines = [f"{share:>6}  {words}" for share, words in mismatch_lines(mismatch)]
+        if mismatch.confident:
+            lines.append(
+                f"        {many(mismatch.confident, 'token')} that the sampler gave more than 0.99 and the "
+                "trainer less than 0.01"
+            )
+        yield f"Why {visible(column)} differs from {visible(mismatch.sampler)}: shares of the difference", lines
 
 
 def _gate_lists(summary: Summary) -> Iterator[tuple[str, list[str]]]:

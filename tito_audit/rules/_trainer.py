@@ -8,11 +8,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tito_audit.align.mismatch import LogprobColumns
 from tito_audit.evidence.fill import FLOOR, IMPOSSIBLE
 from tito_audit.evidence.logprobs import ROUNDING, shifts
 from tito_audit.evidence.model import Evidence
+from tito_audit.evidence.needs import Needs
 from tito_audit.record.arrays import Ids, Logprobs, Mask, Offsets
-from tito_audit.record.by_name import over_row, trainer_columns
+from tito_audit.record.by_name import over_row, trainer_columns, version_column
 from tito_audit.record.column import Column, ColumnRole
 from tito_audit.record.finding import Where
 from tito_audit.record.rollout import seen_by_loss
@@ -83,6 +85,54 @@ def _other_base(evidence: Evidence) -> dict[str, tuple[str, str]]:
             if (np.abs(ratios / ratio - 1) <= _NEAR).mean() >= 0.9:
                 bases[name] = unit
     return bases
+
+
+def together(evidence: Evidence, column: list[Pair]) -> LogprobColumns:
+    """The pairs of one trainer's column as one, with the version of each token where the log has it."""
+    versions = [_versions(evidence, pair) for pair in column] if has_versions(evidence) else []
+    return LogprobColumns(
+        np.concatenate([pair.ids[pair.at] for pair in column]),
+        np.concatenate([pair.at for pair in column]),
+        np.concatenate(
+            [np.full(len(pair.at), -1 if pair.turn is None else pair.turn, np.int32) for pair in column]
+        ),
+        np.concatenate([pair.sampler for pair in column]),
+        np.concatenate([pair.trainer for pair in column]),
+        np.concatenate([pair.drifted for pair in column]),
+        np.concatenate(versions) if versions else None,
+    )
+
+
+def has_versions(evidence: Evidence) -> bool:
+    """Whether the log names the weights that sampled the tokens."""
+    return Needs.WEIGHT_VERSIONS in evidence.present
+
+
+def _versions(evidence: Evidence, pair: Pair) -> Logprobs:
+    """`[N]` the version of the weights that sampled each token of a pair; NaN where the log does not say."""
+    rollout, row = evidence.rollout, evidence.rollout.training_row
+    out = np.full(len(pair.ids), np.nan)
+    if pair.turn is not None:
+        turn = rollout.turns[pair.turn]
+        column, names, spans = version_column(turn.columns), turn.weight_versions, turn.weight_spans
+        values = None if column is None else column.values.astype(np.float64)
+    else:
+        column = None if row is None else version_column(row.columns)
+        values = None if column is None or row is None else over_row(column, row)
+        names, spans = tuple(map(str, dict.fromkeys(rollout.stated.policy_versions))), ()
+    if values is not None:
+        out = np.where(values >= 0, values, np.nan)
+    elif spans:
+        for version, start, end in spans:
+            out[start:end] = _number(version)
+    elif len(names) == 1:
+        out[:] = _number(names[0])
+    return np.asarray(out[pair.at])
+
+
+def _number(version: str) -> float:
+    """A version as a number, so that two have a distance; NaN for any other name."""
+    return float(version) if version.isdecimal() and len(version) < 16 else math.nan
 
 
 def _of_row(evidence: Evidence) -> Iterator[Pair]:

@@ -7,15 +7,18 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from tito_audit.align.mismatch import explained
 from tito_audit.evidence.fill import FARTHEST
 from tito_audit.evidence.model import Evidence
 from tito_audit.evidence.needs import Needs
 from tito_audit.record.arrays import Logprobs
 from tito_audit.record.finding import Hit, Severity
+from tito_audit.record.mismatch import MISMATCH, CauseShare, MismatchCause, RowMismatch
 from tito_audit.record.reading import places
 from tito_audit.rule import rule
-from tito_audit.rules._trainer import Pair, other_base, pairs
+from tito_audit.rules._trainer import Pair, has_versions, other_base, pairs, together
 from tito_audit.rules._words import counted, listed, quoted, shown
+from tito_audit.terminal.mismatch import cause_words
 from tito_audit.terminal.words import decimal, percent, signed
 
 _FAR = 1.0
@@ -26,7 +29,12 @@ exp(|difference|) below 1.05 (`token_mult_prob_error`, NVIDIA-NeMo/RL `docs/addi
 convex, a mean |difference| above log(1.05) breaks that bound whatever its tokens are."""
 _FEWEST = 8
 """Tokens from which a mean is judged."""
+_STRANGE, _ONE_SIDED = 0.5, 0.02
+"""What no arithmetic makes of a row within the bound: a token that differs more, and so few tokens that the
+trainer finds likelier."""
 _WORST = 3
+_TOKENS_A_CONFIDENT = 1000
+"""So many tokens may have one of confident disagreement; with more of them it is a warning."""
 
 
 @rule(
@@ -42,13 +50,20 @@ def sampler_and_trainer_disagree(evidence: Evidence) -> Iterator[Hit]:
     Rows or calls with two columns for the policy's logprobs: the sampler's, and those that the trainer computed
     (`old_log_probs`, `prev_logprobs`, `trainer_logprobs`, `log_probs` next to `rollout_log_probs`, …). It is a
     warning if the mean absolute difference, less two standard errors, is above log(1.05) = 0.049, the bound of
-    NeMo-RL's tests for two engines with the same weights; else a note if single tokens differ by more than 1. The
+    NeMo-RL's tests for two engines with the same weights, or if one token in a thousand is one of confident
+    disagreement, above 0.99 at the sampler and below 0.01 at the trainer; else a note if single tokens differ by
+    more than 1. The
     message gives the mean of trainer minus sampler, the estimates k1 and k3 of the divergence of the sampler from
     the trainer, and the worst tokens, and says whether they are where the row's tokens drifted. If the trainer's
     column holds the sampler's values some places late or early, the message says so: at that offset alone the two
     agree within the bound, on eight tokens or more that differ in place. Rows within the bounds are not reported.
-    Tokens without a logprob on either side, and the 0.0 of LPR505, are left out. `tito-audit rescore` compares the
-    sampler's logprobs with a model's, as the column `rescored_logprobs`.
+    Tokens without a logprob on either side, and the 0.0 of LPR505, are left out. A column that equals the
+    sampler's to the bit is a note, unless its values are rounded.
+
+    The message also says which shares of the total difference have which cause: drift, a temperature that one side
+    has, truncated sampling, stale weights, a placeholder, numerics; or that the log does not tell. The cause of
+    the finding is the one with most of it. The reports give the shares of the whole log. `tito-audit rescore`
+    compares the sampler's logprobs with a model's, as the column `rescored_logprobs`.
 
     ## Why it matters
     The gradient assumes that the tokens were sampled from the policy that is trained. Weights that were not
@@ -84,12 +99,14 @@ def sampler_and_trainer_disagree(evidence: Evidence) -> Iterator[Hit]:
     for pair in pairs(evidence):
         if pair.names[1] not in units:
             by_column.setdefault(pair.names[1], []).append(pair)
+    mismatches: list[RowMismatch] = []
     for column in by_column.values():
-        yield from _judged(evidence, column)
+        yield from _judged(evidence, column, mismatches)
+    evidence.memo[MISMATCH] = tuple(mismatches)
 
 
-def _judged(evidence: Evidence, column: list[Pair]) -> Iterator[Hit]:
-    """The finding on one trainer's column, of the row or of all calls together."""
+def _judged(evidence: Evidence, column: list[Pair], mismatches: list[RowMismatch]) -> Iterator[Hit]:
+    """The finding on one trainer's column, of the row or of all calls together; its causes go to `mismatches`."""
     differences = [pair.trainer - pair.sampler for pair in column]
     every = np.concatenate(differences)
     apart = np.abs(every)
@@ -99,9 +116,20 @@ def _judged(evidence: Evidence, column: list[Pair]) -> Iterator[Hit]:
         above = False
     else:
         above = bool(apart.mean() - 2 * apart.std(ddof=1) / math.sqrt(len(apart)) > _BOUND)
-    if not far and not above:
-        return
     sampler, trainer = column[0].names
+    if not far and not above:
+        mismatches.append(_within_bound(evidence, column, every, apart))
+        if mismatches[-1].shares[0][0] == MismatchCause.COPIED:
+            pair = column[0]
+            at = int(pair.at[0])
+            message = (
+                f"`{trainer}` equals `{sampler}` to the bit over {counted(len(every), 'token')}: one is a copy "
+                "of the other, or the trainer computed both; they cannot show a mismatch, and where the clip compares "
+                "with this column, the first ratio is 1 at every token"
+            )
+            side = shown(evidence, pair.ids[at : at + 1])
+            yield Hit(pair.where, at, at + 1, message, pair.turn, MismatchCause.COPIED.value, Severity.NOTE, side)
+        return
     mean, size = signed(every.mean(), 3), decimal(apart.mean(), 3)
     numbers = (
         f"over {counted(len(every), 'token')}, trainer minus sampler has a mean of {mean} and a mean size of "
@@ -115,8 +143,12 @@ def _judged(evidence: Evidence, column: list[Pair]) -> Iterator[Hit]:
         key=lambda spot: float(np.abs(spot[0].trainer - spot[0].sampler)[spot[1]]),
     )
     place = int(pair.at[at])
-    cause, severity = ("whole column", Severity.WARNING) if above else ("single tokens", Severity.NOTE)
-    if above and (offset := _moved(column)):
+    offset = _moved(column) if above else 0
+    mismatch = explained(together(evidence, column), sampler, trainer, shifted=bool(offset))
+    mismatches.append(mismatch)
+    many_confident = mismatch.confident * _TOKENS_A_CONFIDENT >= mismatch.tokens > 0 and mismatch.confident
+    severity = Severity.WARNING if above or many_confident else Severity.NOTE
+    if offset:
         cause = f"shifted by {offset:+d}"
         again = decimal(_apart(column, offset)[1].mean(), 3)
         message = (
@@ -124,8 +156,29 @@ def _judged(evidence: Evidence, column: list[Pair]) -> Iterator[Hit]:
             f"the two differ by {size} in the mean, and by {again} once moved back; unless the trainer does that, "
             "each importance ratio is taken of two different tokens"
         )
+    else:
+        leading, share = mismatch.shares[0]
+        named = share.size >= mismatch.size / 2 and leading not in (MismatchCause.NUMERICS, MismatchCause.UNKNOWN)
+        other = "whole column" if above else "confident disagreement" if many_confident else "single tokens"
+        cause = leading if named and (above or many_confident) else other
+        if words := listed(list(cause_words(mismatch))):
+            message += f"; {words}"
+        if mismatch.confident:
+            message += (
+                f"; {counted(mismatch.confident, 'token')} that the sampler gave more than 0.99 and the trainer "
+                "less than 0.01: no arithmetic does that"
+            )
     side = shown(evidence, pair.ids[place : place + 1])
     yield Hit(pair.where, place, place + 1, message, pair.turn, cause, severity, side)
+
+
+def _within_bound(evidence: Evidence, column: list[Pair], every: Logprobs, apart: Logprobs) -> RowMismatch:
+    """The causes of a column near the sampler's: numerics, unless something cheap to see says otherwise."""
+    above, (sampler, trainer) = (every > 0).sum(), column[0].names
+    if not apart.any() or apart.max() > _STRANGE or above <= _ONE_SIDED * len(every) or has_versions(evidence):
+        return explained(together(evidence, column), sampler, trainer)
+    share = CauseShare(len(apart), float(apart.sum()))
+    return RowMismatch(sampler, trainer, len(apart), ((MismatchCause.NUMERICS.value, share),))
 
 
 def _moved(column: list[Pair]) -> int:

@@ -18,6 +18,7 @@ from tito_audit.evidence.trainings import trainings_of
 from tito_audit.evidence.witness import witness
 from tito_audit.join import joined_counts
 from tito_audit.record.finding import Finding, Hit, Result, Severity, Skip, Where
+from tito_audit.record.mismatch import MISMATCH
 from tito_audit.record.reading import NOTHING_STATED, Conventions, conventions_of
 from tito_audit.record.rollout import Place, Rollout, with_speakers
 from tito_audit.record.speakers import DEFAULT, Speakers
@@ -167,6 +168,7 @@ def _audited(rollout: Rollout, auditor: Auditor, viewed: Viewed | None) -> Resul
         trainings=trainings_of(evidence.rollout) if TRAINED_ONCE in auditor.codes else None,
         misfit=misfit,
         told=auditor.told,
+        mismatches=evidence.memo.get(MISMATCH, ()),
         partial=_partial(partial, evidence.present, auditor, skips) if partial else (),
     )
 

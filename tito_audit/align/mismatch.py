@@ -1,0 +1,284 @@
+"""Why a sampler's logprobs and a trainer's of the same tokens differ, from the two columns alone.
+
+Differences are judged as differences of logits, `log p - log(1 - p)`: rounding and other kernels move these by as
+much at certain tokens as at rare ones.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tito_audit.record.arrays import Ids, Logprobs, Mask
+from tito_audit.record.mismatch import EDGES, CauseShare, Interval, MismatchCause, RowMismatch, WorstToken
+
+_CAUSES = tuple(MismatchCause)
+_CODE = {cause: code for code, cause in enumerate(_CAUSES)}
+_FEWEST = 16
+"""Tokens from which a cause of a whole column is read."""
+_SURE, _UNLIKELY = math.log(0.99), math.log(0.01)
+_SURER = math.log(0.995)
+
+
+@dataclass(frozen=True, slots=True)
+class LogprobColumns:
+    """Two columns of one rollout, `[N]` each: tokens in the loss that have both logprobs."""
+
+    ids: Ids
+    at: Ids
+    """The positions of the tokens in their completion or row."""
+    turns: Ids
+    """The call of each token; -1 for a row."""
+    sampler: Logprobs
+    trainer: Logprobs
+    drifted: Mask
+    """Tokens that are not those which were sampled."""
+    version: Logprobs | None = None
+    """The version of the weights that sampled each token; NaN where unknown."""
+    rerouted: Mask | None = None
+    """Tokens for which the two sides used other experts; None if the log does not have the experts of both."""
+
+
+BFLOAT16 = 0.075
+"""The median |difference of the logits| up to which two engines with the same weights may be in bfloat16.
+
+Measured on SmolLM2-135M: vLLM's server against transformers on one CPU, both in float32, has a median of 9e-6 (99
+% of 3,153 tokens below 5e-5); bfloat16 against float32 one of 0.047 (99 % of 4,336 below 0.25, none above 0.44).
+Two sides in bfloat16 have up to the square root of 2 times that.
+"""
+_TAIL = 10.0
+"""How many times the median difference arithmetic alone makes a token differ at most; measured: 9 times."""
+_LEAST_TAIL = 1e-3
+_BAND, _MOST_IN_BAND, _FEWEST_IN_BAND = (5.0, 12.0), 0.0125, 4
+"""Differences of so many medians are rare where arithmetic makes them (measured: 0.7 % of the tokens), as in a
+normal distribution. A few optimizer steps leave 4 % there."""
+_FEWEST_FILLS = 4
+_LEAST_FILL = -5.0
+_CERTAIN = -1.0
+_NEAR_ONE = -1e-5
+"""Logprobs closer to zero have too few digits for a logit."""
+_CONFIDENT = (1.0, 10.0)
+"""Logits of the tokens from which a temperature is read."""
+_REST = 2.2
+"""The median Renyi entropy of the alternatives of such a token at a temperature near 1, in nats."""
+_REST_RANGE = (0.4, 1.6)
+"""What it is multiplied with at the ends of the interval: other models have other entropies."""
+_LEAST_MASS = math.log(0.05)
+"""Sampling that keeps less than 5 % of the probability is not believed."""
+_BEHIND = 64
+"""Tokens behind drift in which the changed context shows."""
+
+
+def explained(columns: LogprobColumns, sampler: str, trainer: str, *, shifted: bool = False) -> RowMismatch:
+    """Why the columns with these names differ: each token has one cause, and a share is a sum over its tokens.
+
+    `shifted`: the trainer's values are those of other tokens.
+    """
+    differences = columns.trainer - columns.sampler
+    sizes = np.abs(differences)
+    logits = _logit(columns.trainer) - _logit(columns.sampler)
+    causes = np.full(len(sizes), _CODE[MismatchCause.NUMERICS], np.int8)
+    details: dict[str, object] = {}
+    if shifted or copied(columns.sampler, columns.trainer):
+        causes[:] = _CODE[MismatchCause.SHIFTED if shifted else MismatchCause.COPIED]
+    else:
+        core = ~_own_causes(columns, sizes, logits, causes)
+        details = _fit(columns, core, differences, logits, causes)
+    return _of_tokens(columns, sampler, trainer, causes, logits, details)
+
+
+def _logit(logprobs: Logprobs) -> Logprobs:
+    near = np.minimum(logprobs, _NEAR_ONE)
+    return np.asarray(near - np.log(-np.expm1(near)))
+
+
+def copied(sampler: Logprobs, trainer: Logprobs) -> bool:
+    """Whether all values are equal to the bit, where neither rounding nor certainty can make them so."""
+    if not np.array_equal(sampler, trainer):
+        return False
+    values = sampler[sampler < -1e-3]
+    # LogprobColumns rounded to four digits or fewer may be equal by chance.
+    steps = values / 1e-4
+    return len(np.unique(values)) >= _FEWEST and bool((np.abs(steps - np.rint(steps)) > 1e-3).mean() > 0.5)
+
+
+def _own_causes(columns: LogprobColumns, sizes: Logprobs, logits: Logprobs, causes: NDArray[np.int8]) -> Mask:
+    """Tokens whose cause a column of the log shows, noted in `causes`."""
+    far = sizes > 1.0
+    holder = far & (columns.trainer == 0) & (columns.sampler <= _CERTAIN)
+    if far.sum() >= _FEWEST_FILLS:
+        # A fill, or the logarithm of a probability that was clamped: one value at most of the far tokens.
+        values, times = np.unique(columns.trainer[far], return_counts=True)
+        fill, often = values[times.argmax()], times.max()
+        if often >= _FEWEST_FILLS and 2 * often >= far.sum() and fill < _LEAST_FILL:
+            holder |= far & (columns.trainer == fill)
+    usual = np.median(np.abs(logits)) if len(logits) else 0.0
+    beyond = np.abs(logits) > max(_TAIL * min(usual, BFLOAT16), _LEAST_TAIL)
+    causes[holder] = _CODE[MismatchCause.PLACEHOLDER]
+    drift = columns.drifted & ~holder
+    if drift.any():
+        last = np.maximum.accumulate(np.where(drift, columns.at, -_BEHIND - 1))
+        drift |= beyond & (columns.at - last <= _BEHIND) & (columns.at >= last) & ~holder
+        causes[drift] = _CODE[MismatchCause.DRIFT]
+    own = holder | drift
+    if columns.rerouted is not None:
+        there, elsewhere = columns.rerouted & ~own, ~columns.rerouted & ~own
+        if there.any() and elsewhere.any() and sizes[there].mean() >= 2 * sizes[elsewhere].mean():
+            causes[there] = _CODE[MismatchCause.ROUTING]
+            own |= there
+    return np.asarray(own)
+
+
+def _fit(
+    columns: LogprobColumns, core: Mask, differences: Logprobs, logits: Logprobs, causes: NDArray[np.int8]
+) -> dict[str, object]:
+    """The cause of tokens that no column explains; what was estimated, by the fields of `RowMismatch`."""
+    inside = np.flatnonzero(core)
+    sizes = np.abs(logits[inside])
+    usual = float(np.median(sizes)) if len(sizes) else 0.0
+    if len(inside) >= _FEWEST:
+        cut = _truncated(columns.sampler[inside], columns.trainer[inside])
+        if cut is not None:
+            mass, kind, within = cut
+            causes[inside] = np.where(within, _CODE[MismatchCause.TRUNCATED], _CODE[MismatchCause.UNKNOWN])
+            return {"mass": mass, "truncation": kind}
+        heat = _temperature(columns.sampler[inside], columns.trainer[inside])
+        if heat is not None:
+            interval, fits = heat
+            causes[inside] = np.where(fits, _CODE[MismatchCause.TEMPERATURE], _CODE[MismatchCause.UNKNOWN])
+            return {"temperature": interval}
+    beyond = sizes > max(_TAIL * usual, _LEAST_TAIL)
+    if usual > _LEAST_TAIL and len(inside):
+        in_band = (sizes > _BAND[0] * usual) & (sizes < _BAND[1] * usual)
+        mean = float(np.abs(differences[inside[~beyond]]).mean())
+        if usual > BFLOAT16 or mean > 0.06 or in_band.sum() >= _FEWEST_IN_BAND + _MOST_IN_BAND * len(inside):
+            beyond = np.ones(len(inside), np.bool_)
+    causes[inside[beyond]] = _CODE[MismatchCause.UNKNOWN]
+    if columns.version is not None:
+        _stale(columns.version, inside, np.abs(differences), causes)
+    return {}
+
+
+def _truncated(sampler: Logprobs, trainer: Logprobs) -> tuple[Interval | None, str, Mask] | None:
+    """The mass kept, by what, and which tokens it fits; None where the columns do not look truncated.
+
+    Renormalised logprobs are higher than the trainer's at every token, by the logarithm of the mass kept; and the
+    mean of exp(trainer - sampler) over sampled tokens is that mass, where any full distribution has a mean of 1.
+    """
+    differences = trainer - sampler
+    ratios = np.exp(np.minimum(differences, 50.0))
+    if ratios.mean() + 4 * ratios.std(ddof=1) / math.sqrt(len(ratios)) >= 1:
+        return None
+    above, below = differences > 0, differences < 0
+    higher, lower = float(differences[above].sum()), float(-differences[below].sum())
+    noise = float(np.median(np.abs(_logit(trainer) - _logit(sampler))[above])) if above.any() else 0.0
+    strictly = higher <= 0.002 * lower
+    if not strictly and not (higher <= 0.25 * lower and noise <= BFLOAT16):
+        return None
+    alone = (sampler == 0) & (differences < -_LEAST_TAIL)
+    slack = max(_TAIL * noise, _LEAST_TAIL)
+    mass, kind, least = None, "", _LEAST_MASS
+    others = trainer[sampler < 0]
+    if strictly and alone.sum() >= 3 and len(others):
+        # A token is the only one of top-p where it has that probability by itself: a sharp threshold.
+        last, first = float(others.max()), float(trainer[alone].min())
+        if last <= first + slack and float(np.quantile(differences, 0.01)) >= last - slack:
+            low, high = sorted((last, first))
+            mass, kind, least = Interval(math.exp((low + high) / 2), math.exp(low), math.exp(high)), "top-p", low
+        else:
+            kind = "min-p"
+    elif strictly and not alone.any() and (others > _SURER).sum() >= 3:
+        kind = "top-k"
+    return mass, kind, (differences <= slack) & (differences >= least - slack)
+
+
+def _temperature(sampler: Logprobs, trainer: Logprobs) -> tuple[Interval, Mask] | None:
+    """The temperature of the sampler's logits as seen from the trainer's, and which tokens it fits; None if it
+    does not explain the columns.
+
+    With b = 1 / T, a token's logit changes by (b - 1) (logit + R), where R >= 0 is the Renyi entropy of order b of
+    its alternatives. The columns do not show R, but for likely tokens it is small beside the logit, and the
+    changes of all of them have one sign.
+    """
+    base, change = _logit(trainer), _logit(sampler) - _logit(trainer)
+    likely = (base >= _CONFIDENT[0]) & (base <= _CONFIDENT[1]) & (sampler < _NEAR_ONE)
+    # Tokens that were the only ones to choose from: truncated too, and the two do not come apart.
+    alone = (sampler == 0) & (trainer < -_LEAST_TAIL)
+    if likely.sum() < 8 or alone.sum() >= 3:
+        return None
+    base_L, change_L = base[likely], change[likely]
+    low, middle, high = np.quantile(change_L / (base_L + _REST), (0.25, 0.5, 0.75)).tolist()
+    if high - low > 0.6 * abs(middle) or abs(middle) < 0.02 or middle <= -0.9:
+        return None
+    if (np.sign(change_L) == np.sign(middle)).mean() < 0.9:
+        return None
+    rest = _REST * (1 + middle) ** -0.75
+    best, *ends = (float(np.median(change_L / (base_L + rest * part))) for part in (1.0, *_REST_RANGE))
+    error = 1.6 * (high - low) / math.sqrt(len(base_L))
+    lowest, highest = min(ends) - error, max(ends) + error
+    # What R would have to be at each token: below 0, or above the entropy of any vocabulary, it is another cause.
+    needed = change / best - base
+    slack = (3 * abs(highest - lowest) * np.abs(base) + BFLOAT16) / abs(best) + 1.0
+    fits = (needed >= -slack) & (needed <= 12 + slack)
+    fits |= (sampler >= _NEAR_ONE) & (trainer >= math.log(0.9))
+    if fits.mean() < 0.9:
+        return None
+    return Interval(1 / (1 + best), 1 / (1 + highest), 1 / max(1 + lowest, 0.05)), fits
+
+
+def _stale(version: Logprobs, inside: NDArray[np.intp], sizes: Logprobs, causes: NDArray[np.int8]) -> None:
+    """Note what grows with the distance from the newest version in `causes`."""
+    versions = version[inside]
+    newest = versions == np.nanmax(versions, initial=-math.inf)
+    older = inside[versions < versions.max(initial=-math.inf, where=newest)]
+    newest = inside[newest]
+    if _share(older, sizes).is_staler(_share(newest, sizes)):
+        causes[older] = _CODE[MismatchCause.STALE]
+
+
+def _share(tokens: NDArray[np.intp], sizes: Logprobs) -> CauseShare:
+    return CauseShare(len(tokens), float(sizes[tokens].sum()))
+
+
+def _of_tokens(
+    columns: LogprobColumns,
+    sampler: str,
+    trainer: str,
+    causes: NDArray[np.int8],
+    logits: Logprobs,
+    details: dict[str, object],
+) -> RowMismatch:
+    sizes = np.abs(columns.trainer - columns.sampler)
+    shares, worst = [], []
+    for code in np.unique(causes).tolist():
+        tokens = np.flatnonzero(causes == code)
+        shares.append((_CAUSES[code].value, _share(tokens, sizes)))
+        k = int(tokens[sizes[tokens].argmax()])
+        turn, at = int(columns.turns[k]), int(columns.at[k])
+        values = int(columns.ids[k]), float(columns.sampler[k]), float(columns.trainer[k])
+        worst.append(WorstToken(_CAUSES[code].value, None if turn < 0 else turn, at, *values))
+    versions = []
+    if columns.version is not None:
+        for number in np.unique(columns.version[np.isfinite(columns.version)]).tolist():
+            of_version = columns.version == number
+            numerics, unknown = (
+                _share(np.flatnonzero(of_version & (causes == _CODE[cause])), sizes)
+                for cause in (MismatchCause.NUMERICS, MismatchCause.UNKNOWN)
+            )
+            versions.append((int(number), numerics, unknown))
+    confident = (columns.sampler > _SURE) & (columns.trainer < _UNLIKELY)
+    bins = np.bincount(np.searchsorted(EDGES, np.abs(logits)), minlength=len(EDGES) + 1)
+    return RowMismatch(
+        sampler,
+        trainer,
+        len(sizes),
+        tuple(sorted(shares, key=lambda pair: (-pair[1].size, pair[0]))),
+        int(confident.sum()),
+        tuple(bins.tolist()),
+        versions=tuple(versions),
+        worst=tuple(worst),
+        **details,  # type: ignore[arg-type]
+    )

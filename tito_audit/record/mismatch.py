@@ -1,0 +1,207 @@
+"""Why a sampler's logprobs and a trainer's of the same tokens differ: shares of the total by cause."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from tito_audit.record.rollout import Place
+
+MISMATCH = "mismatch"
+"""Where the memo of an evidence keeps the mismatches of its rollout."""
+EDGES = (1e-5, 1e-4, 1e-3, 1e-2, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
+"""The edges of the histogram of |difference of the logits|; below the first and above the last is a bin each."""
+_MOST_ESTIMATES = 1024
+
+
+class MismatchCause(StrEnum):
+    """What makes the two differ at a token."""
+
+    DRIFT = "drift"
+    PLACEHOLDER = "placeholder"
+    ROUTING = "routing"
+    TEMPERATURE = "temperature"
+    TRUNCATED = "truncated sampling"
+    STALE = "stale weights"
+    SHIFTED = "shifted column"
+    COPIED = "equal to the bit"
+    NUMERICS = "numerics"
+    UNKNOWN = "cannot tell"
+
+
+ADVICE = {
+    MismatchCause.DRIFT: "pass ids on instead of text, and repair the log with `splice` or `fork`",
+    MismatchCause.PLACEHOLDER: "write null where there is no logprob, and leave these tokens out of the loss",
+    MismatchCause.ROUTING: "replay the sampler's experts in the trainer, or leave these tokens out of the loss",
+    MismatchCause.TEMPERATURE: "divide the trainer's logits by the sampling temperature, or log the sampler's "
+    "processed logprobs",
+    MismatchCause.TRUNCATED: "log the sampler's raw logprobs, hand the kept set to the trainer, or sample with "
+    "top-p 1 and without top-k",
+    MismatchCause.STALE: "update the sampler's weights more often, or mask tokens by their age",
+    MismatchCause.SHIFTED: "log each value beside its own token",
+    MismatchCause.COPIED: "compute one of the columns by the other engine: as logged, the ratio is 1 at every "
+    "token and the clip never acts",
+    MismatchCause.NUMERICS: "importance ratios correct for it",
+    MismatchCause.UNKNOWN: "`rescore` tells which side is right; log token versions and calls to tell more",
+}
+"""What to do for each cause."""
+
+
+@dataclass(frozen=True, slots=True)
+class CauseShare:
+    """The part of a total |difference| that has a cause."""
+
+    tokens: int = 0
+    size: float = 0.0
+    """The sum of |trainer minus sampler| over these tokens."""
+
+    @property
+    def mean(self) -> float:
+        """The mean |difference| of these tokens; 0 without any."""
+        return self.size / self.tokens if self.tokens else 0.0
+
+    def is_staler(self, newest: CauseShare) -> bool:
+        """Whether these tokens, of older weights, differ more than those of the newest by half as much again."""
+        return min(self.tokens, newest.tokens) >= 16 and self.mean >= 1.5 * newest.mean + 1e-3
+
+    def __add__(self, other: CauseShare) -> CauseShare:
+        return CauseShare(self.tokens + other.tokens, self.size + other.size)
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """An estimate with the range that fits the tokens."""
+
+    best: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class WorstToken:
+    """The token of a cause that differs most."""
+
+    cause: str
+    turn: int | None
+    at: int
+    """Its position in the completion or the row."""
+    token_id: int
+    sampler: float
+    trainer: float
+
+    @property
+    def size(self) -> float:
+        """How far the two are apart."""
+        return abs(self.trainer - self.sampler)
+
+
+@dataclass(frozen=True, slots=True)
+class RowMismatch:
+    """Why two columns of one rollout differ."""
+
+    sampler: str
+    trainer: str
+    """The names of the two columns."""
+    tokens: int
+    shares: tuple[tuple[str, CauseShare], ...]
+    """By cause, the largest first."""
+    confident: int = 0
+    """Tokens that the sampler gave more than 0.99 and the trainer less than 0.01."""
+    histogram: tuple[int, ...] = ()
+    """`[len(EDGES) + 1]` tokens by |difference of the logits|; () where the rollout is within the bounds."""
+    temperature: Interval | None = None
+    """The temperature of the sampler's logits, if the trainer's are at 1; only their ratio shows."""
+    mass: Interval | None = None
+    """The least probability that truncated sampling kept, where a threshold shows it."""
+    truncation: str = ""
+    """`top-p`, `top-k`, `min-p`, or "" if the log does not tell which."""
+    versions: tuple[tuple[int, CauseShare, CauseShare], ...] = ()
+    """Each version of the weights with its tokens that numerics explains, and those that nothing explains."""
+    worst: tuple[WorstToken, ...] = ()
+
+    @property
+    def size(self) -> float:
+        """The sum of |trainer minus sampler|."""
+        return sum(share.size for _, share in self.shares)
+
+
+@dataclass(slots=True)
+class Mismatch:
+    """Why two columns of a log differ: the sums over its rollouts."""
+
+    sampler: str
+    rollouts: int = 0
+    tokens: int = 0
+    _shares: dict[str, CauseShare] = field(default_factory=dict)
+    confident: int = 0
+    """Tokens that the sampler gave more than 0.99 and the trainer less than 0.01."""
+    histogram: list[int] = field(default_factory=lambda: [0] * (len(EDGES) + 1))
+    temperatures: list[Interval] = field(default_factory=list)
+    """Of the first rollouts that show one."""
+    masses: list[Interval] = field(default_factory=list)
+    truncations: Counter[str] = field(default_factory=Counter)
+    """Rollouts by what truncated their sampling."""
+    _versions: dict[int, tuple[CauseShare, CauseShare]] = field(default_factory=dict)
+    worst: dict[str, tuple[Place, WorstToken]] = field(default_factory=dict)
+    """By cause, its token that differs most."""
+
+    def add(self, row: RowMismatch, place: Place) -> None:
+        """Count a rollout."""
+        self.rollouts += 1
+        self.tokens += row.tokens
+        self.confident += row.confident
+        for cause, share in row.shares:
+            self._shares[cause] = self._shares.get(cause, CauseShare()) + share
+        if row.histogram:
+            self.histogram = [a + b for a, b in zip(self.histogram, row.histogram, strict=True)]
+        for estimates, value in ((self.temperatures, row.temperature), (self.masses, row.mass)):
+            if value is not None and len(estimates) < _MOST_ESTIMATES:
+                estimates.append(value)
+        if row.truncation:
+            self.truncations[row.truncation] += 1
+        for version, numerics, unknown in row.versions:
+            before = self._versions.get(version, (CauseShare(), CauseShare()))
+            self._versions[version] = before[0] + numerics, before[1] + unknown
+        for token in row.worst:
+            if token.cause not in self.worst or token.size > self.worst[token.cause][1].size:
+                self.worst[token.cause] = place, token
+
+    @property
+    def shares(self) -> dict[str, CauseShare]:
+        """By cause, the largest first. What grows with the distance from the newest version is of stale
+        weights.
+        """
+        shares = dict(self._shares)
+        wholes = {version: numerics + unknown for version, (numerics, unknown) in self._versions.items()}
+        newest = max(wholes, default=0)
+        for version, whole in wholes.items():
+            if version < newest and whole.is_staler(wholes[newest]):
+                for cause, part in zip(
+                    (MismatchCause.NUMERICS, MismatchCause.UNKNOWN), self._versions[version], strict=True
+                ):
+                    if part.tokens:
+                        shares[cause] += CauseShare(-part.tokens, -part.size)
+                shares[MismatchCause.STALE] = shares.get(MismatchCause.STALE, CauseShare()) + whole
+        shares = {cause: share for cause, share in shares.items() if share.tokens}
+        return dict(sorted(shares.items(), key=lambda item: (-item[1].size, item[0])))
+
+    @property
+    def temperature(self) -> Interval | None:
+        """The median of the rollouts' estimates."""
+        return _median(self.temperatures)
+
+    @property
+    def mass(self) -> Interval | None:
+        """The median of the rollouts' estimates of the probability that truncated sampling kept at the least."""
+        return _median(self.masses)
+
+
+def _median(intervals: list[Interval]) -> Interval | None:
+    if not intervals:
+        return None
+    best, low, high = (
+        sorted(values)[len(values) // 2]
+        for values in zip(*((i.best, i.low, i.high) for i in intervals), strict=True)
+    )
+    return Interval(best, low, high)

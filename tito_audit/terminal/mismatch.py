@@ -1,0 +1,63 @@
+"""Why sampler and trainer logprobs differ, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tito_audit.record.mismatch import ADVICE, Interval, Mismatch, MismatchCause, RowMismatch
+from tito_audit.terminal.escape import visible
+from tito_audit.terminal.words import decimal, many, percent
+
+_LEAST = 0.005
+"""The smallest share that is named."""
+
+
+def cause_words(mismatch: RowMismatch | Mismatch) -> Iterator[str]:
+    """The causes by their share of the total |difference|: `92 % of the total is temperature (…)`, `5 % drift`."""
+    shares = mismatch.shares.items() if isinstance(mismatch, Mismatch) else mismatch.shares
+    total = sum(share.size for _, share in shares)
+    if not total or [cause for cause, _ in shares] in ([MismatchCause.UNKNOWN], [MismatchCause.NUMERICS]):
+        return
+    first = True
+    for cause, share in shares:
+        if share.size >= _LEAST * total:
+            estimate = estimate_words(mismatch, cause)
+            name = "of a cause that the log does not tell" if cause == MismatchCause.UNKNOWN else cause
+            words = f"{name} ({estimate})" if estimate else name
+            yield f"{percent(share.size / total)} {'of the total is ' if first else ''}{words}"
+            first = False
+
+
+def estimate_words(mismatch: RowMismatch | Mismatch, cause: str) -> str:
+    """What was estimated of a cause: `the sampler's is 0.70 of the trainer's, between 0.66 and 0.74`."""
+    if cause == MismatchCause.TEMPERATURE and mismatch.temperature is not None:
+        return f"the sampler's is {_interval(mismatch.temperature)} times the trainer's"
+    if cause == MismatchCause.TRUNCATED and mismatch.mass is not None:
+        return f"top-p {_interval(mismatch.mass)}"
+    if cause == MismatchCause.TRUNCATED:
+        kinds = mismatch.truncations if isinstance(mismatch, Mismatch) else {mismatch.truncation: 1}
+        kind = max(kinds, key=lambda kind: kinds[kind], default="")
+        return {"top-k": "as top-k does", "min-p": "as min-p does, or several limits"}.get(kind, "")
+    return ""
+
+
+def _interval(interval: Interval) -> str:
+    best, low, high = (decimal(value, 2) for value in (interval.best, interval.low, interval.high))
+    return best if low == high else f"{best} ({low} to {high})"
+
+
+def mismatch_lines(mismatch: Mismatch) -> Iterator[tuple[str, str]]:
+    """Lines on a column of a log: a share, and its cause with the worst token and what to do."""
+    total = sum(share.size for share in mismatch.shares.values())
+    for cause, share in mismatch.shares.items():
+        if share.size < _LEAST * total:
+            continue
+        estimate = estimate_words(mismatch, cause)
+        words = f"{cause}{f' ({estimate})' if estimate else ''}: {many(share.tokens, 'token')}"
+        if cause in mismatch.worst and cause != MismatchCause.NUMERICS:
+            place, token = mismatch.worst[cause]
+            at = f"row {place.row}" + (f"[{place.item}]" if place.item else "")
+            turn = "" if token.turn is None else f" turn {token.turn}"
+            values = f"{decimal(token.sampler, 3)} and {decimal(token.trainer, 3)}"
+            words += f", the worst in {at}{turn} token {token.at} ({values})"
+        yield percent(share.size / total), visible(f"{words}; {ADVICE[MismatchCause(cause)]}")
