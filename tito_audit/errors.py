@@ -15,8 +15,8 @@
 
 `SetupError`, `StorageError` and `PluginError` end a run. `RecordError`, `RenderError` and, in an audit,
 `EncodeError` never do: they become findings. `SpliceError`, `ChoiceError` and `GateError` come only from functions
-that a program calls itself, and are for it to catch. A message says where, what, why it matters and what to do: with
-the flags to pass on the command line, with arguments in a Python program.
+that a program calls itself, and are for it to catch. A message says where, what, why it matters and what to do:
+with the flags to pass on the command line, with arguments in a Python program.
 
 To add one, subclass the branch with the same exit code and document it here.
 """
@@ -24,7 +24,7 @@ To add one, subclass the branch with the same exit code and document it here.
 from __future__ import annotations
 
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tito_audit.voice import spoken
@@ -103,15 +103,15 @@ class GateError(TitoAuditError):
     """A gate stops training: more rows of a batch fail than it allows.
 
     step         the step of the batch
-    batch        what the gate found in it (`GatedBatch`), with the numbers for the tracker
+    metrics      the numbers of the batch for the tracker
     """
 
     _ends_run = True
 
-    def __init__(self, message: str, *, step: int = 0, batch: object = None) -> None:
+    def __init__(self, message: str, *, step: int = 0, metrics: Mapping[str, float] | None = None) -> None:
         super().__init__(message)
         self.step = step
-        self.batch = batch
+        self.metrics = metrics or {}
 
 
 class ChoiceError(TitoAuditError, ValueError):

@@ -1,8 +1,9 @@
-"""A GRPO run of TRL on a CPU: a tiny model, two turns with a tool's text between them, a gate, and a planted fault.
+"""A GRPO run of TRL on a CPU: a tiny model, two turns with a tool's text between them, a gate, and a planted
+fault.
 
-`python trl_writer.py FOLDER FAULT GATE` prints what happened as JSON. FAULT is in `FAULTS`, or `none`, planted from
-the second batch on. GATE is `off`, `callback` (stops the run), `masks` (the callback, which masks and goes on) or
-`rollouts` (the wrapper of the rollout function, which stops the run).
+`python trl_writer.py FOLDER FAULT GATE` prints what happened as JSON. FAULT is in `FAULTS`, or `none`, planted
+from the second batch on. GATE is `off`, `callback` (stops the run), `masks` (the callback, which masks and goes
+on) or `rollouts` (the wrapper of the rollout function, which stops the run).
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ TOKENS = 24
 END = "<|im_end|>"
 PROMPT = f"<|im_start|>user\nWhat is the weather in {{}}?{END}\n<|im_start|>assistant\n"
 TOOL = f"\n<|im_start|>user\n<tool_response>\n{{}}\n</tool_response>{END}\n<|im_start|>assistant\n"
-WORDS = "the weather is warm cold sunny rainy in Rome Oslo Paris Lima today again and I will ask call a tool now".split()
+WORDS = "the weather is warm cold sunny rainy in Rome Oslo Paris Lima today again and I ask call tool now"
+WORDS = WORDS.split(" ")
 
 
 def pretrained(folder: Path) -> Path:
@@ -210,7 +212,9 @@ def trained(folder: Path, fault: str, how: str) -> dict[str, Any]:
     return {
         "stopped": stopped,
         "losses": [entry["loss"] for entry in losses.logged if "loss" in entry],
-        "gate": [{k: v for k, v in entry.items() if k.startswith("tito/") or k == "step"} for entry in losses.logged],
+        "gate": [
+            {k: v for k, v in entry.items() if k.startswith("tito/") or k == "step"} for entry in losses.logged
+        ],
         "quarantined": [json.loads(row)["tito_gate"] for row in rows],
         "log": str(log),
         "seconds": time.perf_counter() - started,

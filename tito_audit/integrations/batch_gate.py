@@ -54,12 +54,13 @@ class GatedBatch:
 class BatchGate:
     """Audits the batches of a training loop, takes failing rows out of the loss, and stops when too many fail.
 
-    `settings` decide what is audited and which findings fail a row (`fail_on`); those for reading files mean nothing
-    here, and equal rows (REC009) are found only if `select` names that rule. The first `first` steps are audited, and then every step that `every` divides. Of an audited batch,
+    `settings` decide what is audited and which findings fail a row (`fail_on`); those for reading files mean
+    nothing here, and equal rows (REC009) are found only if `select` names that rule. The first `first` steps are
+    audited, and then every step that `every` divides. Of an audited batch,
 
     - failing rows leave the loss, or stay in it with `mask=False`;
-    - failing rows are appended to the file `quarantine`, one JSON object a line, which `tito-audit scan` and `show`
-      read; the column `tito_gate` says at which step, and why;
+    - failing rows are appended to the file `quarantine`, one JSON object a line, which `tito-audit scan`
+      and `show` read; the column `tito_gate` says at which step, and why;
     - the counts go to the tracker, whatever else happens;
     - GateError is raised if the share of failing rows is above `max_rate`; None: never.
     """
@@ -80,7 +81,9 @@ class BatchGate:
                 "more, and `max_rate` a share between 0 and 1, or None."
             )
         if quarantine is not None and Path(quarantine).suffix != ".jsonl":
-            raise SetupError(f"quarantine: {quarantine} gets a JSON object a line: name a file that ends in .jsonl.")
+            raise SetupError(
+                f"quarantine: {quarantine} gets a JSON object a line: name a file that ends in .jsonl."
+            )
         settings = Settings.given(settings)
         if _REPEATED not in settings.select:
             settings = replace(settings, ignore=(*settings.ignore, _REPEATED))
@@ -117,8 +120,8 @@ class BatchGate:
         """The batch of a step, audited: each row an object of columns, as a log of any known format has it.
 
         In training by several processes, `process` is the number of this one, whose failing rows go to a file of
-        their own, and `summed` adds counts up over all of them, so that they stop together. GateError, with the
-        batch, if too many rows fail.
+        their own, and `summed` adds counts up over all of them, so that they stop together. GateError if too
+        many rows fail.
         """
         audit = self._auditor.audit_rows(rows)
         failing = audit.failing_rows
@@ -135,7 +138,7 @@ class BatchGate:
                 f"step {step}: {failed:,} of {many(total, 'row')} fail ({percent(failed / total)}), more than "
                 f"max_rate={self.max_rate} allows{where}: {audit}",
                 step=step,
-                batch=gated,
+                metrics=gated.metrics,
             )
         return gated
 
@@ -187,7 +190,9 @@ def refuse_other_versions(package: str) -> None:
     try:
         installed = version(package)
     except PackageNotFoundError:
-        raise SetupError(f"The gate for {package} fits {fitting}, which is not installed in this Python.") from None
+        raise SetupError(
+            f"The gate for {package} fits {fitting}, which is not installed in this Python."
+        ) from None
     if not _numbers(lowest) <= _numbers(installed) < _numbers(below):
         raise SetupError(f"The gate for {package} fits {fitting}; {installed} is installed.")
 

@@ -1,7 +1,7 @@
 """NeMo-RL: batches audited before the policy is trained on them.
 
-NVIDIA-NeMo/RL `nemo_rl/algorithms/grpo.py`: `grpo_train` and `async_grpo_train` call `policy.train(train_data, loss_fn)`
-with the whole batch of a step, and log the `all_mb_metrics` that it returns.
+NVIDIA-NeMo/RL `nemo_rl/algorithms/grpo.py`: `grpo_train` and `async_grpo_train` call `policy.train(train_data,
+loss_fn)` with the whole batch of a step, and log the `all_mb_metrics` that it returns.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _COLUMNS = ("input_ids", "token_mask", "generation_logprobs", "prev_logprobs", "
 def gated(policy: Any, gate: BatchGate, *, step: int = 0) -> Any:
     """The policy, which audits each batch before it trains on it: `policy = gated(policy, BatchGate())`.
 
-    For a script between `setup(…)` and `grpo_train(policy, …)`. Failing rows leave the loss by `sample_mask`; numbers
-    go to the metrics of the step. `step` is the step at which the run starts, where it resumes.
+    For a script between `setup(…)` and `grpo_train(policy, …)`. Failing rows leave the loss by `sample_mask`;
+    numbers go to the metrics of the step. `step` is the step at which the run starts, where it resumes.
     """
     train, steps = policy.train, iter(range(step, 1 << 62))
 

@@ -1,8 +1,8 @@
 """prime-rl: samples audited by the orchestrator before they are sent to the trainer.
 
-PrimeIntellect-ai/prime-rl `src/prime_rl/orchestrator/orchestrator.py`: `Orchestrator.finalize_train_batch(batch)` gets the
-`TrainBatch` of a step, filtered by the orchestrator's own filters, with its `samples`. The trainer's logprobs are not
-known yet.
+PrimeIntellect-ai/prime-rl `src/prime_rl/orchestrator/orchestrator.py`: `Orchestrator.finalize_train_batch(batch)`
+gets the `TrainBatch` of a step, filtered by the orchestrator's own filters, with its `samples`. The trainer's
+logprobs are not known yet.
 """
 
 from __future__ import annotations
@@ -51,5 +51,6 @@ async def _log(orchestrator: Any, metrics: dict[str, float], step: int) -> None:
 
 def _rows(samples: Sequence[Any]) -> Sequence[Row]:
     return [
-        {name: value for name in _COLUMNS if (value := getattr(sample, name, None)) is not None} for sample in samples
+        {name: value for name in _COLUMNS if (value := getattr(sample, name, None)) is not None}
+        for sample in samples
     ]

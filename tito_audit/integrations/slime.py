@@ -3,11 +3,11 @@
     --custom-rollout-log-function-path tito_audit.integrations.slime.log_rollout_data
     --custom-config-path gate.yaml
 
-THUDM/slime `slime/observability/rollout_metrics.py`, radixark/miles `miles/ray/rollout/metrics.py`. The function gets
-the samples with the number of the rollout, and the numbers that are logged next; `remove_sample` takes a sample out
-of the loss (`slime/ray/rollout.py`, `miles/ray/rollout/train_data_conversion.py`). The configuration has one key,
-`tito_audit`, with the options of a gate and of `Settings`. The trainer's logprobs are not known yet; slime 0.3 has them
-where `rollout_data` below is called.
+THUDM/slime `slime/observability/rollout_metrics.py`, radixark/miles `miles/ray/rollout/metrics.py`. The function
+gets the samples with the number of the rollout, and the numbers that are logged next; `remove_sample` takes a
+sample out of the loss (`slime/ray/rollout.py`, `miles/ray/rollout/train_data_conversion.py`). The configuration
+has one key, `tito_audit`, with the options of a gate and of `Settings`. The trainer's logprobs are not known yet;
+slime 0.3 has them where `rollout_data` below is called.
 """
 
 from __future__ import annotations
@@ -34,7 +34,11 @@ _gates: dict[str, BatchGate] = {}
 
 
 def log_rollout_data(
-    rollout_id: int, args: Any, samples: Sequence[Any], rollout_extra_metrics: dict[str, Any] | None, rollout_time: float
+    rollout_id: int,
+    args: Any,
+    samples: Sequence[Any],
+    rollout_extra_metrics: dict[str, Any] | None,
+    rollout_time: float,
 ) -> bool:
     """Audit the samples of a rollout; `--custom-rollout-log-function-path`.
 
@@ -58,8 +62,8 @@ def log_rollout_data(
 def rollout_data(args: Any, rollout_id: int, data: dict[str, Any]) -> None:
     """Audit what a rank of slime trains, with the trainer's logprobs; `--rollout-data-postprocess-path`.
 
-    Failing rows leave the loss by `loss_masks`. Ranks without logprobs, and ranks that hold a part of each response
-    (context parallelism), audit nothing.
+    Failing rows leave the loss by `loss_masks`. Ranks without logprobs, and ranks that hold a part of each
+    response (context parallelism), audit nothing.
     """
     gate = _gate(args)
     trainer = data.get("log_probs")
@@ -75,7 +79,6 @@ def rollout_data(args: Any, rollout_id: int, data: dict[str, Any]) -> None:
         {name: values[number] for name, values in columns.items()} | {"response_length": length}
         for number, length in enumerate(lengths)
     ]
-    rows = [{**row, "tokens": row["tokens"][: len(row["tokens"])]} for row in rows]
     gated = gate.check(rollout_id, rows)
     logging.getLogger(__name__).info("rollout %s: %s", rollout_id, gated.metrics)
     for number in np.flatnonzero(gated.masked):

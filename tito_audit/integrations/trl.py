@@ -1,8 +1,8 @@
 """TRL: batches of a GRPOTrainer audited when they are generated, or what a `rollout_func` returns.
 
 huggingface/trl `trl/trainer/grpo_trainer.py`. The callback audits what `_generate_and_score_completions` returns,
-before any loss is computed from it: with the sampler's logprobs, and the trainer's where TRL computes them before the
-loss (with vLLM, and wherever a batch is used for more than one step).
+before any loss is computed from it: with the sampler's logprobs, and the trainer's where TRL computes them before
+the loss (with vLLM, and wherever a batch is used for more than one step).
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from tito_audit.run.batch import column
 __all__ = ["AuditCallback", "audited_rollouts"]
 
 refuse_other_versions("trl")
+_LOGPROBS = {"sampling_per_token_logps": "logprobs", "old_per_token_logps": "trainer_logprobs"}
+"""Columns of a batch, as wide as the completion, and what they are in its rows."""
 _MORE = ("calls", "messages", "tools")
 """What else a `rollout_func` may return that an audit reads, one entry for each completion."""
 Rollouts = Callable[[list[Any], Any], dict[str, Any]]
@@ -30,8 +32,8 @@ Rollouts = Callable[[list[Any], Any], dict[str, Any]]
 class AuditCallback(TrainerCallback):  # type: ignore[misc,unused-ignore]
     """Audits the batches of a trainer: `trainer.add_callback(AuditCallback(trainer))`.
 
-    Failing rows leave the loss by TRL's own `tool_mask`; their reward stays in the baseline of their group. Numbers
-    go to TRL's metrics, and with them to each tracker. All processes stop together.
+    Failing rows leave the loss by TRL's own `tool_mask`; their reward stays in the baseline of their group.
+    Numbers go to TRL's metrics, and with them to each tracker. All processes stop together.
     """
 
     def __init__(self, trainer: Any, gate: BatchGate | None = None) -> None:
@@ -95,8 +97,7 @@ def _checked(gate: BatchGate, trainer: Any, rows: Callable[[], Sequence[Row]]) -
     try:
         gated = gate.check(step, rows(), process=process, summed=summed)
     except GateError as error:
-        assert isinstance(error.batch, GatedBatch)
-        trainer.log(dict(error.batch.metrics))
+        trainer.log(dict(error.metrics))
         raise
     for name, value in gated.metrics.items():
         trainer._metrics["train"][name].append(value)
@@ -104,9 +105,8 @@ def _checked(gate: BatchGate, trainer: Any, rows: Callable[[], Sequence[Row]]) -
 
 
 def _rows(batch: Mapping[str, Any], inputs: Sequence[Mapping[str, Any]]) -> Sequence[Row]:
-    """The training rows of a batch, beside the calls that a `rollout_func` returned: TRL adds them to its inputs."""
-    names = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "tool_mask")
-    names += ("sampling_per_token_logps", "old_per_token_logps")
+    """The training rows of a batch, beside the calls that a `rollout_func` returned, which TRL puts in `inputs`."""
+    names = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "tool_mask", *_LOGPROBS)
     columns = {name: column(name, batch[name]).rows for name in names if batch.get(name) is not None}
     rows: list[Row] = []
     for number, ids in enumerate(columns["completion_ids"]):
@@ -116,8 +116,7 @@ def _rows(batch: Mapping[str, Any], inputs: Sequence[Mapping[str, Any]]) -> Sequ
         mask = given["tool_mask"][seen] if "tool_mask" in given else seen[seen]
         if not seen.any():  # left out, as `mask_truncated_completions` does: all but the padding at its end
             seen = np.arange(len(ids)) < len(ids) - np.argmax(ids[::-1] != ids[-1])
-        names_of = {"sampling_per_token_logps": "logprobs", "old_per_token_logps": "trainer_logprobs"}
-        logprobs = {to: given[name][seen] for name, to in names_of.items() if name in given}
+        logprobs = {to: given[name][seen] for name, to in _LOGPROBS.items() if name in given}
         calls = inputs[number].get("calls") if len(inputs) == len(columns["completion_ids"]) else None
         listed = isinstance(calls, list) and all(isinstance(call, dict) for call in calls)
         rows.append(_row(prompt, ids[seen], mask, logprobs, {"calls": calls} if listed else {}))

@@ -1,14 +1,15 @@
 """verl: batches audited before the actor is updated, of both trainers.
 
-verl-project/verl: `RayPPOTrainer._update_actor(batch: DataProto)` of `verl/trainer/ppo/ray_trainer.py`, and from 0.9 on
-`PPOTrainer._update_actor(batch: KVBatchMeta, metrics)` of `verl/trainer/ppo/v1/trainer_base.py`, whose batch is in
-TransferQueue. By then it has the sampler's logprobs, if `rollout.calculate_log_probs` asks for them, and the trainer's.
+verl-project/verl: `RayPPOTrainer._update_actor(batch: DataProto)` of `verl/trainer/ppo/ray_trainer.py`, and from
+0.9 on `PPOTrainer._update_actor(batch: KVBatchMeta, metrics)` of `verl/trainer/ppo/v1/trainer_base.py`, whose
+batch is in TransferQueue. By then it has the sampler's logprobs, if `rollout.calculate_log_probs` asks for them,
+and the trainer's.
 """
 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -75,7 +76,10 @@ def _install_v1(gate: BatchGate) -> None:
             gated = gate.check(step, _rows(data))
             metrics.update(gated.metrics)
             if gated.masked.any():
-                masks = [mask * (not out) for mask, out in zip(data["response_mask"].unbind(), gated.masked, strict=True)]
+                masks = [
+                    mask * (not out)
+                    for mask, out in zip(data["response_mask"].unbind(), gated.masked, strict=True)
+                ]
                 new = torch.nested.as_nested_tensor(masks, layout=torch.jagged)
                 fields = TensorDict({"response_mask": new}, batch_size=len(masks))
                 batch = transfer_queue.kv_batch_put(**place, fields=fields)
@@ -84,7 +88,12 @@ def _install_v1(gate: BatchGate) -> None:
     PPOTrainer._update_actor = update_actor
 
 
-def _rows(batch: Mapping[str, Any]) -> Sequence[Row]:
-    """The samples of a batch, as they are."""
-    columns = {name: column(name, batch[name]).rows for name in _COLUMNS if name in batch.keys()}
-    return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+def _rows(batch: Any) -> Sequence[Row]:
+    """The samples of a batch, as they are; a mask of zeros leaves one out, and claims nothing about its tokens."""
+    present = set(batch.keys())
+    columns = {name: column(name, batch[name]).rows for name in _COLUMNS if name in present}
+    rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+    for row in rows:
+        if not row["response_mask"].any():
+            del row["response_mask"]
+    return rows
