@@ -81,9 +81,7 @@ class BatchGate:
                 "more, and `max_rate` a share between 0 and 1, or None."
             )
         if quarantine is not None and Path(quarantine).suffix != ".jsonl":
-            raise SetupError(
-                f"quarantine: {quarantine} gets a JSON object a line: name a file that ends in .jsonl."
-            )
+            raise SetupError(f"quarantine: {quarantine} gets JSON lines: name a file that ends in .jsonl.")
         settings = Settings.given(settings)
         if _REPEATED not in settings.select:
             settings = replace(settings, ignore=(*settings.ignore, _REPEATED))

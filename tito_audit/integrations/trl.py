@@ -105,7 +105,7 @@ def _checked(gate: BatchGate, trainer: Any, rows: Callable[[], Sequence[Row]]) -
 
 
 def _rows(batch: Mapping[str, Any], inputs: Sequence[Mapping[str, Any]]) -> Sequence[Row]:
-    """The training rows of a batch, beside the calls that a `rollout_func` returned, which TRL puts in `inputs`."""
+    """The training rows of a batch, beside the calls of a `rollout_func`, which TRL adds to its inputs."""
     names = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "tool_mask", *_LOGPROBS)
     columns = {name: column(name, batch[name]).rows for name in names if batch.get(name) is not None}
     rows: list[Row] = []
