@@ -32,7 +32,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 LAYERS = (
     ("__init__", "__main__"),
     ("cli",),
-    ("convert", "gate", "ray", "rescore", "serve", "inspect"),
+    ("convert", "gate", "integrations", "ray", "rescore", "serve", "inspect"),
     ("run",),
     ("tables",),
     ("identify",),
@@ -153,7 +153,7 @@ def test_the_picture_of_the_house_shows_every_room_as_it_is() -> None:
 
 
 BUDGETS = {
-    "(root)": 2_287,
+    "(root)": 2_307,
     "align": 825,
     "chains": 1_465,
     "cli": 5_799,
@@ -163,6 +163,7 @@ BUDGETS = {
     "gate": 924,
     "identify": 891,
     "inspect": 2_723,
+    "integrations": 700,
     "join": 3_495,
     "parsers": 1_651,
     "providers": 2_032,
@@ -172,7 +173,7 @@ BUDGETS = {
     "reports": 3_197,
     "rescore": 2_736,
     "rules": 5_703,
-    "run": 6_703,
+    "run": 6_715,
     "serve": 2_982,
     "sessions": 3_003,
     "settings": 2_212,

@@ -87,7 +87,7 @@ def test_too_many_failing_rows_stop_training_after_they_are_kept(tmp_path: Path)
 
 def test_processes_stop_together_and_write_apart(tmp_path: Path) -> None:
     gate = BatchGate(max_rate=0.0, quarantine=tmp_path / "failing.jsonl")
-    with pytest.raises(GateError, match="^step 0: 1 of 16 rows"):
+    with pytest.raises(GateError, match=r"^step 0: 1 of 16 rows"):
         gate.check(0, rows(0), process=1, summed=lambda counts: [counts[0] + 8, counts[1] + 1])
     assert not list(tmp_path.iterdir())
     with pytest.raises(GateError, match="1 of 16"):
@@ -172,7 +172,7 @@ def test_a_version_that_an_adapter_does_not_fit_is_refused_at_import(
 ) -> None:
     lowest, below = FITS[package]
     with pytest.raises(
-        SetupError, match=f"^The gate for {package} fits .*, which is not installed in this Python"
+        SetupError, match=rf"^The gate for {package} fits .*, which is not installed in this Python"
     ):
         adapter(name)
     installed(monkeypatch, tmp_path, package, "99.1", package.replace("-", "_"))
@@ -226,7 +226,7 @@ def test_slime_removes_failing_samples_and_logs_the_counts(
     assert [sample.remove_sample for sample in batch] == [True, *[False] * 7]
     assert (logged["rollout/x"], logged["tito/failing_rows"]) == (1.0, 1.0)
     assert hook(3, args, samples(8), None, 1.0) is False  # not on the schedule
-    with pytest.raises(GateError, match="^step 4: 8 of 8"):
+    with pytest.raises(GateError, match=r"^step 4: 8 of 8"):
         hook(4, args, samples(8), None, 1.0)
     results = list(scan_rollouts(log))
     assert {result.rollout.format for result in results if result.rollout} == {"slime"}
@@ -423,6 +423,6 @@ def test_verl_masks_failing_rows_of_a_batch_before_the_actor_is_updated(tmp_path
 
 
 def test_importing_the_package_imports_no_trainer_and_no_torch() -> None:
-    code = "import sys, tito_audit, tito_audit.integrations as i; print({'torch', 'trl', 'verl'} & sys.modules.keys())"
+    code = "import sys, tito_audit.integrations; print({'torch', 'trl', 'verl'} & sys.modules.keys())"
     printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert printed.strip() == "set()"

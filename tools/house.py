@@ -15,7 +15,7 @@ FLOW = {
     "compares them": ("render", "tokens", "align", "chains", "ways", "evidence"),
     "judges them": ("rules", "repairs", "gate"),
     "and reports": ("reports", "tables", "viewer", "terminal"),
-    "Beside it": ("convert", "ray", "inspect", "identify", "templates"),
+    "Beside it": ("convert", "ray", "integrations", "inspect", "identify", "templates"),
     "Live": ("providers", "parsers", "sessions", "serve", "rescore"),
     "Nouns": ("record",),
     "Contracts": (

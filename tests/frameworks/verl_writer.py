@@ -1,4 +1,4 @@
-"""verl's trainers with a gate: `python verl_writer.py FOLDER v0|v1` prints what their actor is trained on, as JSON.
+"""verl's trainers with a gate: `python verl_writer.py FOLDER v0|v1` prints what the actor is trained on, as JSON.
 
 The classes, and the batches in their own types, are verl's; the update of the actor itself needs a cluster, and is
 left out. TransferQueue is asked in this process.

@@ -77,8 +77,8 @@ class BatchGate:
     ) -> None:
         if every < 1 or first < 0 or (max_rate is not None and not 0 <= max_rate <= 1):
             raise SetupError(
-                f"BatchGate(first={first}, every={every}, max_rate={max_rate}): `every` is 1 or more, `first` 0 or "
-                "more, and `max_rate` a share between 0 and 1, or None."
+                f"BatchGate(first={first}, every={every}, max_rate={max_rate}): "
+                "`every` is 1 or more, `first` 0 or more, and `max_rate` a share between 0 and 1, or None."
             )
         if quarantine is not None and Path(quarantine).suffix != ".jsonl":
             raise SetupError(f"quarantine: {quarantine} gets JSON lines: name a file that ends in .jsonl.")
@@ -96,10 +96,14 @@ class BatchGate:
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> BatchGate:
         """The gate of options by name, as a configuration file has them: those of a gate and of `Settings`."""
-        known = {*_OWN, *(field.name for field in fields(Settings))}
-        if unknown := [name for name in options if name not in known]:
-            raise SetupError(f"tito_audit: there is no option {', '.join(unknown)}; there are {', '.join(known)}.")
-        values = {name: tuple(value) if isinstance(value, list) else value for name, value in options.items()}
+        names = {*_OWN, *(field.name for field in fields(Settings))}
+        if unknown := [name for name in options if name not in names]:
+            raise SetupError(
+                f"tito_audit: there is no option {', '.join(unknown)}; there are {', '.join(sorted(names))}."
+            )
+        values: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in options.items()
+        }
         own = {name: values.pop(name) for name in _OWN if name in values}
         return cls(Settings(**values), **own)
 
@@ -142,7 +146,7 @@ class BatchGate:
 
     def _metrics(self, audit: BatchAudit, total: int, failed: int) -> dict[str, float]:
         """Counts of rows are of all processes, those of findings of this one."""
-        kept = ("errors", "warnings", "notes", "seconds")
+        copied = ("errors", "warnings", "notes", "seconds")
         counted = {name.removeprefix("tito_audit/"): value for name, value in audit.metrics().items()}
         # As many rows as have it, by cause; the mean, the tails and the shares of a verdict have their place here.
         causes = Counter(finding.hit.cause for finding in audit.findings if finding.code == _MISMATCH)
@@ -153,7 +157,7 @@ class BatchGate:
             "failing_share": failed / total if total else 0.0,
             "masked_rows": failed if self.mask else 0,
             "failing_rows_so_far": self.failed,
-            **{name: counted[name] for name in kept},
+            **{name: counted[name] for name in copied},
             "mismatch/rows": sum(causes.values()),
             **mismatch,
             **{name: value for name, value in counted.items() if name.startswith("findings/")},
@@ -169,12 +173,16 @@ class BatchGate:
         by_row: dict[int, list[Finding]] = {}
         for finding in audit.findings:
             by_row.setdefault(finding.place.row, []).append(finding)
+
+        def plain(value: Any) -> Any:
+            return value.tolist() if hasattr(value, "tolist") else repr(value)
+
         how = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE
         lines = []
         for number in audit.failing_rows.nonzero()[0].tolist():
             why = [{"code": finding.code, "message": finding.hit.message} for finding in by_row.get(number, [])]
             row = {**rows[number], _ABOUT: {"step": step, "row": number, "findings": why}}
-            lines.append(orjson.dumps(row, default=_plain, option=how))
+            lines.append(orjson.dumps(row, default=plain, option=how))
         file = self._file(process)
         file.parent.mkdir(parents=True, exist_ok=True)
         with file.open("ab") as log:
@@ -198,8 +206,3 @@ def refuse_other_versions(package: str) -> None:
 def _numbers(text: str) -> tuple[int, ...]:
     """The numbers that a version begins with: `0.8.1.dev7` is (0, 8, 1)."""
     return tuple(int(part) for part in re.match(r"\d+(?:\.\d+)*", text + "x")[0].split("."))  # type: ignore[index]
-
-
-def _plain(value: Any) -> Any:
-    """A value of a row as JSON has it; what JSON cannot have, as text."""
-    return value.tolist() if hasattr(value, "tolist") else repr(value)

@@ -110,13 +110,13 @@ def _rows(batch: Mapping[str, Any], inputs: Sequence[Mapping[str, Any]]) -> Sequ
     columns = {name: column(name, batch[name]).rows for name in names if batch.get(name) is not None}
     rows: list[Row] = []
     for number, ids in enumerate(columns["completion_ids"]):
-        given = {name: values[number] for name, values in columns.items()}
-        prompt = given["prompt_ids"][given["prompt_mask"] > 0]
-        seen = given["completion_mask"] > 0
-        mask = given["tool_mask"][seen] if "tool_mask" in given else seen[seen]
+        entries = {name: values[number] for name, values in columns.items()}
+        prompt = entries["prompt_ids"][entries["prompt_mask"] > 0]
+        seen = entries["completion_mask"] > 0
+        mask = entries["tool_mask"][seen] if "tool_mask" in entries else seen[seen]
         if not seen.any():  # left out, as `mask_truncated_completions` does: all but the padding at its end
             seen = np.arange(len(ids)) < len(ids) - np.argmax(ids[::-1] != ids[-1])
-        logprobs = {to: given[name][seen] for name, to in _LOGPROBS.items() if name in given}
+        logprobs = {to: entries[name][seen] for name, to in _LOGPROBS.items() if name in entries}
         calls = inputs[number].get("calls") if len(inputs) == len(columns["completion_ids"]) else None
         listed = isinstance(calls, list) and all(isinstance(call, dict) for call in calls)
         rows.append(_row(prompt, ids[seen], mask, logprobs, {"calls": calls} if listed else {}))
