@@ -9,13 +9,14 @@
     ├── RenderError     a chat template that cannot render the messages (TPL211)
     ├── PluginError     a rule, repair or report that fails: a bug of the tool, never of the log (exit 2)
     ├── ProviderError   a model or server that refuses a call, fails, or returns something else (exit 2)
+    ├── GateError       too many rows of a batch fail, so that training has to stop
     ├── ChoiceError     an API answer without logprobs or without ids; also a ValueError
     └── SpliceError     a prompt with no place for the sampled tokens; also a ValueError
 
 `SetupError`, `StorageError` and `PluginError` end a run. `RecordError`, `RenderError` and, in an audit,
-`EncodeError` never do: they become findings. `SpliceError` and `ChoiceError` come only from functions that a
-program calls itself, and are for it to catch. A message says where, what, why it matters and what to do: with the
-flags to pass on the command line, with arguments in a Python program.
+`EncodeError` never do: they become findings. `SpliceError`, `ChoiceError` and `GateError` come only from functions
+that a program calls itself, and are for it to catch. A message says where, what, why it matters and what to do:
+with the flags to pass on the command line, with arguments in a Python program.
 
 To add one, subclass the branch with the same exit code and document it here.
 """
@@ -23,7 +24,7 @@ To add one, subclass the branch with the same exit code and document it here.
 from __future__ import annotations
 
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tito_audit.voice import spoken
@@ -96,6 +97,21 @@ class PluginError(TitoAuditError):
     """A rule, repair or report that failed on a row: a bug, told with the row and how to go on."""
 
     _ends_run = True
+
+
+class GateError(TitoAuditError):
+    """A gate stops training: more rows of a batch fail than it allows.
+
+    step         the step of the batch
+    metrics      the numbers of the batch for the tracker
+    """
+
+    _ends_run = True
+
+    def __init__(self, message: str, *, step: int = 0, metrics: Mapping[str, float] | None = None) -> None:
+        super().__init__(message)
+        self.step = step
+        self.metrics = metrics or {}
 
 
 class ChoiceError(TitoAuditError, ValueError):

@@ -15,7 +15,7 @@ FLOW = {
     "compares them": ("render", "tokens", "align", "chains", "ways", "evidence"),
     "judges them": ("rules", "repairs", "gate"),
     "and reports": ("reports", "tables", "viewer", "terminal"),
-    "Beside it": ("convert", "sft", "ray", "inspect", "identify", "templates", "conformance"),
+    "Beside it": ("convert", "sft", "ray", "integrations", "inspect", "identify", "templates", "conformance"),
     "Live": ("providers", "parsers", "sessions", "serve", "agents", "rescore"),
     "Nouns": ("record",),
     "Contracts": (

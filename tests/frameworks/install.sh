@@ -32,7 +32,11 @@ made() {  # NAME: whether there is such a Python, after trying to make it
   echo "Installing frameworks that tests read the logs of: $1 ..." >&2
   rm -rf "${cache:?}/$1" "$cache/$1.absent"
   if said=$(install "$1"); then
-    [ "$1" = shared ] || packages shared >"$(packages "$1")/shared.pth"
+    case $1 in
+      shared) ;;
+      trl | verl) dirname "$(dirname "$torch")" >"$(packages "$1")/tests.pth" ;;  # torch, and all that we need
+      *) packages shared >"$(packages "$1")/shared.pth" ;;
+    esac
     printf '%s\n' "$wanted" >"$cache/$1/made-of"
     return
   fi
@@ -52,7 +56,7 @@ for file in "$files"/*.txt; do
   name=$(basename "$file" .txt)
   if [ -f "$cache/shared.absent" ]; then
     absent "$name" "$(cat "$cache/shared.absent")"
-  elif [[ $name == tinker || $name == trl_sft ]] && [ -z "$torch" ]; then
+  elif [[ $name =~ ^(tinker|trl|trl_sft|verl)$ ]] && [ -z "$torch" ]; then
     absent "$name" "there is no torch in $python"
   elif [ "$name" != shared ]; then
     made "$name" &

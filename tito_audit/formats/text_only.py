@@ -143,6 +143,6 @@ FORMAT = Format(
     **SampleRows(_read, lambda row, before, part: row).functions,
     shows="Nothing: no ids were recorded. A notice says what it is and what to log instead: text logs of verl, "
     "TRL, SkyRL, AReaL and tinker-cookbook; annotations of prime-rl; logs of SWE-agent, mini-SWE-agent, "
-    "OpenHands, inspect_ai and terminal-bench; LiteLLM, Langfuse and OpenTelemetry; transcripts of Claude Code and Codex; "
-    "fine-tuning files of OpenAI; preference data as text.",
+    "OpenHands, inspect_ai and terminal-bench; LiteLLM, Langfuse and OpenTelemetry; transcripts of Claude Code "
+    "and Codex; fine-tuning files of OpenAI; preference data as text; chat data in ShareGPT form.",
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from tito_audit.errors import RecordError, SetupError
-from tito_audit.format import Row
-from tito_audit.formats import format_named
+from tito_audit.format import Format, Row
+from tito_audit.formats import format_named, pick_format
 from tito_audit.record.arrays import Mask
 from tito_audit.record.finding import Finding, Result, Severity, Where
 from tito_audit.record.rollout import Place, Rollout
@@ -293,14 +293,26 @@ class BatchAuditor:
                 "response_lengths": response_lengths,
             }
         )
-        form, read = format_named(name), list[Rollout | Result]()
+        form = format_named(name)
+        return self._audited(self._read(rows, lambda row: form), len(rows), started)
+
+    def audit_rows(self, rows: Sequence[Row]) -> BatchAudit:
+        """The audit of rows as a log holds them: each an object of columns, in any format that a scan reads.
+
+        Columns may be arrays. `failing_rows` has an entry for each of them.
+        """
+        started = time.perf_counter()
+        return self._audited(self._read(rows, pick_format), len(rows), started)
+
+    def _read(self, rows: Sequence[Row], format_of: Callable[[Row], Format]) -> list[Rollout | Result]:
+        read = list[Rollout | Result]()
         for number, row in enumerate(rows):
             place = Place(BATCH, number)
             try:
-                read += form.read(row, place)
+                read += format_of(row).read(row, place)
             except RecordError as error:
                 read.append(unreadable(place, str(error), self._auditor.codes))
-        return self._audited(read, len(rows), started)
+        return read
 
     def _audited(self, read: Sequence[Rollout | Result], size: int, started: float) -> BatchAudit:
         auditor, tokenizer = self._auditor, self._auditor.tokenizer

@@ -1,0 +1,56 @@
+"""prime-rl: samples audited by the orchestrator before they are sent to the trainer.
+
+PrimeIntellect-ai/prime-rl `src/prime_rl/orchestrator/orchestrator.py`: `Orchestrator.finalize_train_batch(batch)`
+gets the `TrainBatch` of a step, filtered by the orchestrator's own filters, with its `samples`. The trainer's
+logprobs are not known yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tito_audit.format import Row
+from tito_audit.integrations.batch_gate import BatchGate, refuse_other_versions
+
+__all__ = ["install"]
+
+refuse_other_versions("prime-rl")
+_COLUMNS = ("token_ids", "mask", "logprobs", "temperatures", "advantages", "rl_weights", "ce_weights", "env_name")
+
+
+def install(gate: BatchGate) -> None:
+    """Audit the batches of the orchestrator of this process; call it before the orchestrator's `main`.
+
+    Failing samples are not sent; their reward stays in the baseline of their group. Numbers go to the monitors.
+    """
+    from prime_rl.orchestrator.orchestrator import Orchestrator
+
+    finalize = Orchestrator.finalize_train_batch
+
+    async def finalize_train_batch(self: Any, batch: Any) -> None:
+        step = self.progress.step
+        if batch.samples and gate.due(step):
+            gated = gate.check(step, _rows(batch.samples))
+            batch.samples = [sample for sample, out in zip(batch.samples, gated.masked, strict=True) if not out]
+            await _log(self, gated.metrics, step)
+        await finalize(self, batch)
+
+    Orchestrator.finalize_train_batch = finalize_train_batch
+
+
+async def _log(orchestrator: Any, metrics: dict[str, float], step: int) -> None:
+    """Log to the monitor of a release, or to the monitors that came after 0.8.0."""
+    if hasattr(orchestrator, "monitor"):
+        orchestrator.monitor.log(metrics, step=step)
+    else:
+        from prime_rl import monitors
+
+        await monitors.log(metrics, step=step)
+
+
+def _rows(samples: Sequence[Any]) -> Sequence[Row]:
+    return [
+        {name: value for name in _COLUMNS if (value := getattr(sample, name, None)) is not None}
+        for sample in samples
+    ]

@@ -1,0 +1,105 @@
+"""slime and miles: samples audited when their rollout is logged, before they become training data.
+
+    --custom-rollout-log-function-path tito_audit.integrations.slime.log_rollout_data
+    --custom-config-path gate.yaml
+
+THUDM/slime `slime/observability/rollout_metrics.py`, radixark/miles `miles/ray/rollout/metrics.py`. The function
+gets the samples with the number of the rollout, and the numbers that are logged next; `remove_sample` takes a
+sample out of the loss (`slime/ray/rollout.py`, `miles/ray/rollout/train_data_conversion.py`). The configuration
+has one key, `tito_audit`, with the options of a gate and of `Settings`. The trainer's logprobs are not known yet;
+slime 0.3 has them where `rollout_data` below is called.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tito_audit.errors import SetupError
+from tito_audit.format import Row
+from tito_audit.integrations.batch_gate import BatchGate, refuse_other_versions
+from tito_audit.run.batch import column
+
+__all__ = ["log_rollout_data", "rollout_data"]
+
+_TRAINERS = [name for name in ("slime", "miles") if importlib.util.find_spec(name) is not None]
+for _name in _TRAINERS or ["slime"]:
+    refuse_other_versions(_name)
+_COLUMNS = ("tokens", "response_length", "loss_mask", "rollout_log_probs", "weight_versions", "index", "reward")
+_gates: dict[str, BatchGate] = {}
+
+
+def log_rollout_data(
+    rollout_id: int,
+    args: Any,
+    samples: Sequence[Any],
+    rollout_extra_metrics: dict[str, Any] | None,
+    rollout_time: float,
+) -> bool:
+    """Audit the samples of a rollout; `--custom-rollout-log-function-path`.
+
+    Failing samples leave the loss by `remove_sample`; their reward stays in the baseline of their group. Numbers
+    are logged beside the trainer's own, or to Python's log where the rollout function returned no metrics.
+    """
+    gate = _gate(args)
+    if not gate.due(rollout_id):
+        return False
+    flat = [part for sample in samples for part in (sample if isinstance(sample, list) else [sample])]
+    gated = gate.check(rollout_id, [_sample_row(sample) for sample in flat])
+    for sample, out in zip(flat, gated.masked, strict=True):
+        sample.remove_sample = sample.remove_sample or bool(out)
+    if rollout_extra_metrics is None:
+        logging.getLogger(__name__).info("rollout %s: %s", rollout_id, gated.metrics)
+    else:
+        rollout_extra_metrics.update(gated.metrics)
+    return False  # the trainer logs its own numbers too
+
+
+def rollout_data(args: Any, rollout_id: int, data: dict[str, Any]) -> None:
+    """Audit what a rank of slime trains, with the trainer's logprobs; `--rollout-data-postprocess-path`.
+
+    Failing rows leave the loss by `loss_masks`. Ranks without logprobs, and ranks that hold a part of each
+    response (context parallelism), audit nothing.
+    """
+    gate = _gate(args)
+    trainer = data.get("log_probs")
+    if trainer is None or not gate.due(rollout_id):
+        return
+    lengths = [int(length) for length in data["response_lengths"]]
+    if [len(values) for values in trainer] != lengths:
+        return
+    names = {"tokens": "tokens", "loss_masks": "loss_mask", "rollout_log_probs": "rollout_log_probs"}
+    names["log_probs"] = "trainer_logprobs"
+    columns = {to: column(name, list(data[name])).rows for name, to in names.items() if data.get(name) is not None}
+    rows: list[Row] = [
+        {name: values[number] for name, values in columns.items()} | {"response_length": length}
+        for number, length in enumerate(lengths)
+    ]
+    gated = gate.check(rollout_id, rows)
+    logging.getLogger(__name__).info("rollout %s: %s", rollout_id, gated.metrics)
+    for number in np.flatnonzero(gated.masked):
+        data["loss_masks"][number] = data["loss_masks"][number] * 0
+
+
+def _gate(args: Any) -> BatchGate:
+    """The gate of the run's options, made once."""
+    options = getattr(args, "tito_audit", None) or {}
+    if not isinstance(options, Mapping):
+        raise SetupError(f"tito_audit: {options!r} are no options by name.")
+    key = repr(options)
+    if key not in _gates:
+        _gates[key] = BatchGate.of(options)
+    return _gates[key]
+
+
+def _sample_row(sample: Any) -> Row:
+    row: dict[str, Any] = {name: getattr(sample, name, None) for name in _COLUMNS}
+    row["status"] = sample.status.value
+    if sample.remove_sample:  # left out of the loss already
+        row["loss_mask"] = [0] * row["response_length"]
+    messages = {name: sample.metadata[name] for name in ("messages", "tools") if name in (sample.metadata or {})}
+    return {**row, "metadata": messages}
