@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from tests.forms import spliced
-from tests.frameworks.ask import WRITERS, asked, written
+from tests.frameworks.ask import PYTHONS, WRITERS, asked, written
 from tito_audit import Settings, read_rollouts, scan_rollouts, write_rollouts
 from tito_audit.record.rollout import Rollout
 
@@ -164,13 +164,11 @@ def test_the_docs_name_the_versions_of_the_frameworks_that_tests_run() -> None:
     }
     (torch,) = re.findall(r"^TORCH \?= (torch)==([\d.]+\d)", (ROOT / "Makefile").read_text(), re.M)
     files = {file.stem: pinned(file) for file in sorted(REQUIREMENTS.glob("*.txt"))}
-    frameworks = {
-        packages[0] for name, packages in files.items() if name not in ("shared", "templates", "trl_sft")
-    }
+    frameworks = {packages[0] for name, packages in files.items() if name not in ("shared", "templates")}
     assert told == {*frameworks, torch, next(one for one in files["tinker"] if one[0] == "tinker")}
 
 
 def test_every_framework_that_is_installed_has_a_writer_and_every_writer_a_framework() -> None:
     scripts = {file.name.removesuffix("_writer.py") for file in REQUIREMENTS.parent.glob("*_writer.py")}
     names = {file.stem for file in REQUIREMENTS.glob("*.txt")} - {"shared"}
-    assert {WRITERS.get(name, name) for name in names} == scripts
+    assert {WRITERS.get(name, name) for name in names} | PYTHONS.keys() == scripts

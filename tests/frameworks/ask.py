@@ -21,15 +21,18 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 WRITERS = {"verifiers_0_3": "verifiers"}
 """Frameworks whose writer has another name."""
+PYTHONS = {"trl_sft": "trl"}
+"""Writers that another framework's Python runs."""
 _SECONDS = 300
 
 
 def asked(framework: str, *arguments: object) -> str:
     """What the framework's writer prints; its warnings go elsewhere."""
     kept = Path(os.environ.get("TITO_AUDIT_FRAMEWORKS", ROOT / ".cache" / "frameworks"))
-    python = kept / framework / "bin" / "python"
+    name = PYTHONS.get(framework, framework)
+    python = kept / name / "bin" / "python"
     if not python.exists():
-        absent = kept / f"{framework}.absent"
+        absent = kept / f"{name}.absent"
         why = absent.read_text().strip() if absent.exists() else "run tests/frameworks/install.sh"
         pytest.skip(f"no Python with the framework {framework}: {why}")
     server = _server(framework, python)

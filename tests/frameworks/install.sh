@@ -56,14 +56,12 @@ for file in "$files"/*.txt; do
   name=$(basename "$file" .txt)
   if [ -f "$cache/shared.absent" ]; then
     absent "$name" "$(cat "$cache/shared.absent")"
-  elif [[ $name =~ ^(tinker|trl|trl_sft|verl)$ ]] && [ -z "$torch" ]; then
+  elif [[ $name =~ ^(tinker|trl|verl)$ ]] && [ -z "$torch" ]; then
     absent "$name" "there is no torch in $python"
   elif [ "$name" != shared ]; then
     made "$name" &
   fi
 done
 wait
-for name in tinker trl_sft; do
-  [ ! -f "$cache/$name/made-of" ] || ln -sfn "${torch%/torch/*}"/{torch,torchgen,torch-*.dist-info} "$(packages "$name")/"
-done
+[ ! -f "$cache/tinker/made-of" ] || ln -sfn "${torch%/torch/*}"/{torch,torchgen,torch-*.dist-info} "$(packages tinker)/"
 printf '%s\n' "$cache"
