@@ -39,6 +39,11 @@ class Module:
     room: str
     text: str
 
+    @property
+    def is_command(self) -> bool:
+        """Whether it is a command, of which each has a file."""
+        return self.room == "cli" and not self.name.rpartition(".")[2].startswith("_")
+
     @cached_property
     def tree(self) -> ast.Module:
         return ast.parse(self.text)
@@ -188,6 +193,7 @@ class House:
             module.name
             for module in self.modules
             if module.room != ROOT_ROOM
+            and not module.is_command
             and len(importers := self.importers[module.name]) == 1
             and {rooms[name] for name in importers} == {module.room}
         ]

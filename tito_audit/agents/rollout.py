@@ -44,7 +44,6 @@ _LOADED: dict[str, Tokenizer] = {}
 _FOUND: WeakKeyDictionary[Any, Tokenizer] = WeakKeyDictionary()
 """The tokenizer of each provider whose server stated it."""
 _AUDITORS: dict[tuple[int, str | None], Auditor] = {}
-_MOST_AUDITORS = 8
 
 
 async def rollout(
@@ -138,7 +137,7 @@ def _auditor_of(tokenizer: Tokenizer, chat_template: str | None) -> Auditor:
         has_template = chat_template is not None or bool(tokenizer.chat_templates)
         renderer = make_renderer(tokenizer, chat_template=chat_template) if has_template else None
         _AUDITORS[key] = Auditor(tokenizer, renderer, all_rules(), selected_codes(Settings()), all_repairs)
-        while len(_AUDITORS) > _MOST_AUDITORS:
+        while len(_AUDITORS) > 8:
             del _AUDITORS[next(iter(_AUDITORS))]
     return _AUDITORS[key]
 

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 _SEVERITY = 9
 """Columns of a severity in front of a problem."""
-_SHOWN = 160
 
 
 @command("sft")
@@ -174,7 +173,7 @@ def _problems(run: PreFlight, console: Console) -> Iterator[Text]:
         )
         yield line
         for words, style in (
-            (f"{count.first}: {elided(count.shown, _SHOWN)}", "dim"),
+            (f"{count.first}: {elided(count.shown, 160)}", "dim"),
             (f"→ {ADVICE[problem]}", ""),
         ):
             for part in Text(visible(words), style=style).wrap(console, console.width - _SEVERITY - 2):

@@ -17,8 +17,6 @@ from tito_audit.templates.breaks import Breaks, ends_something
 
 _AROUND = 24
 """Tokens shown on each side of a break."""
-_MARK = 12
-"""Characters by which the end of an answer is found again in a later prompt."""
 
 
 class TokenFate(StrEnum):
@@ -169,7 +167,7 @@ def _tail_of(text: str, turn: AnsweredTurn, world: World) -> str | None:
     body = turn.sample.text
     for end in sorted(filter(None, world.ends), key=len, reverse=True):
         body = body.removesuffix(end)
-    last = body.strip()[-_MARK:]
+    last = body.strip()[-12:]
     at = text.rfind(last) if last else -1
     if at < 0:
         return None

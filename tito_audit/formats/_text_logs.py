@@ -194,7 +194,6 @@ TEXT_LOGS: Sequence[TextLog] = (
     TextLog(_of(kto_tag=TRUTH), _PREFERENCE),
 )
 """Every shape, the first that fits wins."""
-_DEPTH = 12
 _ENTRIES = 8
 _TOKENS = re.compile(
     r"token_ids|logprobs|log_probs|(?:^|[._])(?:input|prompt|completion|response|output|chosen|rejected)_ids$"
@@ -257,7 +256,7 @@ def _is(value: Any, kind: str) -> bool:
     return isinstance(value, Mapping) if kind == OBJECT else isinstance(value, list | tuple)
 
 
-def _holds_tokens(value: Any, depth: int = _DEPTH) -> bool:
+def _holds_tokens(value: Any, depth: int = 12) -> bool:
     """Whether ids or logprobs stand anywhere in a row, by the names of columns."""
     if isinstance(value, Mapping):
         for name, inner in value.items():

@@ -12,7 +12,6 @@ MISMATCH = "mismatch"
 """Where the memo of an evidence keeps the mismatches of its rollout."""
 EDGES = (1e-5, 1e-4, 1e-3, 1e-2, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 """The edges of the histogram of |difference of the logits|; below the first and above the last is a bin each."""
-_MOST_ESTIMATES = 1024
 
 
 class MismatchCause(StrEnum):
@@ -156,7 +155,7 @@ class Mismatch:
         if row.histogram:
             self.histogram = [a + b for a, b in zip(self.histogram, row.histogram, strict=True)]
         for estimates, value in ((self.temperatures, row.temperature), (self.masses, row.mass)):
-            if value is not None and len(estimates) < _MOST_ESTIMATES:
+            if value is not None and len(estimates) < 1024:
                 estimates.append(value)
         if row.truncation:
             self.truncations[row.truncation] += 1
