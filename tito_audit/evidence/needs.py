@@ -106,6 +106,14 @@ _WORDS = {
     Needs.EXPERTS_READ: "the form of the routed experts is not known",
     Needs.KEPT_SETS_READ: "the form of the kept-token sets is not known",
 }
+RARE = frozenset(
+    _WORDS[need]
+    for need in (
+        *(Needs.WEIGHT_VERSIONS, Needs.TRAINER_LOGPROBS),
+        *(Needs.EXPERTS, Needs.KEPT_SETS, Needs.CREDIT),
+    )
+)
+"""What most logs lack by their nature, in words."""
 _WITHIN = {
     Needs.IMAGE_TOKENS: Needs.IMAGES,
     Needs.EXPERTS_READ: Needs.EXPERTS,

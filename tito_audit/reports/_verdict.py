@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from tito_audit.evidence.needs import RARE
 from tito_audit.record.finding import Severity
 from tito_audit.summary import Gate, Headline, New, RateCount, RuleCount, Summary
 from tito_audit.terminal.coverage import open_words
@@ -337,10 +338,11 @@ def skip_words(summary: Summary) -> str:
 
 
 def skips_by_reason(summary: Summary) -> list[tuple[str, str, int]]:
-    """`("no logprobs", "LPR501-LPR506", 40)`: reason, rules, rollouts; first what most rollouts and rules lack."""
+    """`("no logprobs", "LPR501-LPR506", 40)`: reason, rules, rollouts. First what most rollouts and rules lack,
+    last what most logs lack by their nature."""
     codes: dict[tuple[str, int], list[str]] = {}
     for code, skipped in sorted(summary.skipped.items()):
         for because, number in skipped.because.items():
             codes.setdefault((because, number), []).append(code)
-    ranked = sorted(codes.items(), key=lambda item: (-item[0][1], -len(item[1]), item[0][0]))
+    ranked = sorted(codes.items(), key=lambda item: (item[0][0] in RARE, -item[0][1], -len(item[1]), item[0]))
     return [(because, code_ranges(those), number) for (because, number), those in ranked]
