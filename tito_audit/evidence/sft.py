@@ -30,16 +30,12 @@ def is_sft(rollout: Rollout) -> bool:
     row, kind = rollout.training_row, rollout.stated.kind
     if row is None or rollout.turns or kind is not None:
         return row is not None and not rollout.turns and kind == "sft"
+    if rollout.format != "generic" or row.loss_mask is None or row.prompt_length is not None:
+        return False
+    if ColumnRole.LOGPROBS in [column.role for column in row.columns]:
+        return False
     names = {column.name for column in row.columns if column.alignment is not None}
-    roles = {column.role for column in row.columns}
-    return (
-        rollout.format == "generic"
-        and row.loss_mask is not None
-        and ColumnRole.LOGPROBS not in roles
-        and not _OF_SFT.isdisjoint(names)
-        and row.prompt_length is None
-        and _OF_RL.isdisjoint(names)
-    )
+    return not _OF_SFT.isdisjoint(names) and _OF_RL.isdisjoint(names)
 
 
 def with_edges(view: RowView, row: TrainingRow, reference: Reference) -> RowView:

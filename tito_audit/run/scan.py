@@ -44,6 +44,7 @@ _NAMED = 4
 """How many logs without a tokenizer are searched for a model name."""
 _FEW = 1000
 """Rows of remote logs that one process fetches alone."""
+_CHAT_DATA = " If this is chat data for SFT, `tito-audit sft` shows what would be trained."
 _LOADABLE = re.compile(r"[\w.-]+/[\w.-]+")
 """The name of a model on the Hugging Face hub."""
 
@@ -217,6 +218,11 @@ def conclude(summary: Summary) -> None:
         summary.notices.append(
             "No rollout holds token ids: nothing was audited. Log the ids and logprobs that the sampler returns "
             "with each answer; `tito-audit serve` writes logs that have them."
+            + (
+                _CHAT_DATA
+                if {name for formats in summary.taken.values() for name in formats} == {"generic"}
+                else ""
+            )
         )
     elif summary.without_ids:
         summary.notices.append(
