@@ -124,8 +124,8 @@ def _judged(evidence: Evidence, column: list[Pair], mismatches: list[RowMismatch
             at = int(pair.at[0])
             message = (
                 f"`{trainer}` equals `{sampler}` to the bit over {counted(len(every), 'token')}: one is a copy "
-                "of the other, or the trainer computed both; they cannot show a mismatch, and where the clip compares "
-                "with this column, the first ratio is 1 at every token"
+                "of the other, or the trainer computed both; they cannot show a mismatch, and where the clip "
+                "compares with this column, the first ratio is 1 at every token"
             )
             side = shown(evidence, pair.ids[at : at + 1])
             yield Hit(pair.where, at, at + 1, message, pair.turn, MismatchCause.COPIED.value, Severity.NOTE, side)
