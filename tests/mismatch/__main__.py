@@ -16,7 +16,7 @@ from .picture import pictures
 from .plant import COLUMNS, Planted, cause_of, log
 
 ROOT = Path(__file__).resolve().parents[2]
-GUIDE = ROOT / "docs" / "ratios-explode.md"
+GUIDE = ROOT / "docs" / "mismatch.md"
 TEMPERATURES = tuple(f"temperature={value}" for value in (0.6, 0.7, 0.8, 0.9, 1.1, 1.2, 1.4))
 CASES = (
     *TEMPERATURES,

@@ -125,8 +125,7 @@ def _judged(evidence: Evidence, column: list[Pair], mismatches: list[RowMismatch
             message = (
                 f"`{trainer}` equals `{sampler}` to the bit over {counted(len(every), 'token')}: one is a copy "
                 "of the other, or the trainer computed both; they cannot show a mismatch, and where the clip "
-                "compares "
-                "with this column, the first ratio is 1 at every token"
+                "compares with this column, the first ratio is 1 at every token"
             )
             side = shown(evidence, pair.ids[at : at + 1])
             yield Hit(pair.where, at, at + 1, message, pair.turn, MismatchCause.COPIED.value, Severity.NOTE, side)
