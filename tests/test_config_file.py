@@ -235,10 +235,10 @@ def test_every_flag_of_a_command_that_reads_the_file_is_a_key_or_says_why_not() 
         "--report": {"repair", "rescore"},
         "--worst": {"repair", "rescore"},
         "--jobs": {"rescore"},
-        "--output-format": {"inspect", "identify", "template", "show", "sft", "repair", "rescore"},
+        "--output-format": {"inspect", "identify", "template", "conformance", "show", "sft", "repair", "rescore"},
         "--limit": {"inspect"},
-        "--tokenizer": {"identify"},
-        "--chat-template": {"identify"},
+        "--tokenizer": {"identify", "conformance"},
+        "--chat-template": {"identify", "conformance"},
     }
     assert {f"--{flag}" for flag in FLAG_ONLY} <= set(flags) - set(keys)
 

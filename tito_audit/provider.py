@@ -13,10 +13,10 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
+from tito_audit.record.by_name import WeightSpans
+
 TopLogprobs: TypeAlias = tuple[tuple[int, float], ...]
 """The most likely tokens at one position with their logprobs, the likeliest first."""
-WeightSpans: TypeAlias = tuple[tuple[str, int, int], ...]
-"""Versions of the weights, each with the tokens `[start, end)` of an answer that it sampled."""
 
 
 def logged_spans(spans: WeightSpans, tokens: int) -> list[dict[str, Any]]:

@@ -17,9 +17,8 @@ from typing import Any
 import numpy as np
 
 from tito_audit.formats._columns import is_list, plain
-from tito_audit.provider import WeightSpans
 from tito_audit.record.arrays import Ids
-from tito_audit.record.by_name import WEIGHTS, spans_of_versions, version_of_tokens
+from tito_audit.record.by_name import WEIGHTS, WeightSpans, spans_of_versions, version_of_tokens
 from tito_audit.record.rollout import Padding, TrainingRow
 
 

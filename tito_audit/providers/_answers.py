@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tito_audit.errors import ProviderError
-from tito_audit.provider import GenerationResult, SamplingParams, TopLogprobs, WeightSpans
+from tito_audit.provider import GenerationResult, SamplingParams, TopLogprobs
+from tito_audit.record.by_name import WeightSpans
 from tito_audit.record.prompt_ids import PromptIds
 
 _ROUNDING = 1e-3

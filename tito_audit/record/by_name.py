@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,8 @@ from tito_audit.record.rollout import Rollout, TrainingRow, Turn
 
 VERSIONS = frozenset(("versions", "output_versions", "token_versions", "token_weight_versions", "weight_versions"))
 """Columns with the version of the weights that sampled each token; -1 where nothing was sampled (AReaL)."""
+WeightSpans: TypeAlias = tuple[tuple[str, int, int], ...]
+"""Versions of the weights, each with the tokens `[start, end)` of an answer that it sampled."""
 WEIGHTS = "weight_versions"
 """The column in which logs write versions as spans of tokens; in a record it has the version of each token."""
 RESCORED = "rescored_logprobs"

@@ -30,7 +30,8 @@ from tito_audit.parsers import (
     to_delta,
     to_message,
 )
-from tito_audit.provider import GenerationChunk, GenerationResult, TokenProvider, WeightSpans, logged_spans
+from tito_audit.provider import GenerationChunk, GenerationResult, TokenProvider, logged_spans
+from tito_audit.record.by_name import WeightSpans
 from tito_audit.record.prompt_ids import PromptIds
 from tito_audit.serve.call_log import CallLog
 from tito_audit.serve.errors import Refused, of_provider

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from tito_audit.provider import WeightSpans
 from tito_audit.record.arrays import Ids, Logprobs
+from tito_audit.record.by_name import WeightSpans
 from tito_audit.record.message import Message, ToolSpec
 
 
