@@ -73,7 +73,8 @@ def _written(row: Row, old: TrainingRow, new: TrainingRow) -> Row:
     )
     trained = [False, *(bool(value) for value in plain(mask)), False]
     cuts = [at for at, (left, right) in enumerate(pairwise(trained)) if left != right or (left and at in joints)]
-    ranges = [[start, end] for start, end in pairwise(cuts) if trained[start + 1]]
+    like = row[_RANGES][0] if len(row[_RANGES]) else []
+    ranges = [as_logged([start, end], like) for start, end in pairwise(cuts) if trained[start + 1]]
     return with_values(flat, {_RANGES: as_logged(ranges, row[_RANGES])})
 
 
