@@ -1,6 +1,8 @@
 """Rows of text without ids: they cannot be audited, and a notice says what to save instead.
 
 verl, TRL, SkyRL, AReaL and tinker-cookbook write such logs themselves; others hold a prompt and a completion.
+ms-swift 4.6.0 writes a table per line (`swift/rlhf_trainers/grpo_trainer.py`, `log`), its Megatron trainers too
+(`swift/megatron/trainers/rollout_mixin.py`), or a line per completion (`swift/ray/megatron/base_trainer.py`).
 prime-rl writes annotations beside its traces (`src/prime_rl/monitors/file/traces/update.py`, `make_update`). Rows
 with only `messages` are read as `generic`.
 """
@@ -31,6 +33,14 @@ _KNOWN: tuple[tuple[frozenset[str], str], ...] = (
         "a TRL completions log. It holds decoded text, special tokens removed. Save what the rollout "
         "function returns instead: prompt_ids, completion_ids, logprobs and env_mask, one object per sample or "
         "batch",
+    ),
+    *(
+        (
+            frozenset(names),
+            "an ms-swift completions log. It holds decoded text. Save the response of each rollout output "
+            "instead, one object per call: prompt_token_ids, and token_ids and logprobs of its choice",
+        )
+        for names in (("step", "completion", "advantages"), ("gen_step", "prompt", "completion"))
     ),
     (
         frozenset({"input_prompt", "output_response"}),
@@ -118,6 +128,8 @@ FORMAT = Format(
             keys("completion", "response", before=", and ", after=", as text or messages, without ids"),
         ),
         way("gts", "output"),
+        way("step", "completion", "advantages"),
+        way("gen_step", "prompt", "completion"),
         way("input_prompt", "output_response"),
         way("head_version", "completion"),
         way("schema_version", "traj_idx"),
@@ -126,6 +138,7 @@ FORMAT = Format(
     precedence=280,
     matches=_matches,
     **SampleRows(_read, lambda row, before, part: row).functions,
-    shows="Nothing: no ids were recorded. For the text logs that verl, TRL, SkyRL, AReaL and tinker-cookbook "
-    "write by default, and for prime-rl's annotations, a notice says what to save or scan instead.",
+    shows="Nothing: no ids were recorded. For the text logs that verl, TRL, ms-swift, SkyRL, AReaL and "
+    "tinker-cookbook write by default, and for prime-rl's annotations, a notice says what to save or scan "
+    "instead.",
 )
