@@ -20,6 +20,7 @@ import pytest
 from tests.command import run
 from tests.tiers import DEEP
 from tests.toy import TOKENIZERS
+from tito_audit import read_rollouts
 from tito_audit.provider import GenerationResult
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -146,6 +147,30 @@ def test_an_agent_loop_that_is_kept_leaves_the_rows_that_are_scanned(
         assert asyncio.run(Kept().run({}, number=number)).prompt_ids == row["prompt_ids"]
     (log,) = tmp_path.glob("rollouts-*.jsonl")
     assert rows_of(log) == wanted
+
+
+def test_responses_of_an_executor_are_kept_as_they_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = code_of("verl", monkeypatch)
+    response = {"prompt": "a", "observation_tokens": [1, 2], "action_ranges": [(1, 2)], "truncated": False}
+    response |= {"rollout_log_probs": [0.0, -0.5], "mm_train_inputs": object()}
+
+    class Executor:
+        async def execute(self, prompt: str, **kwargs: Any) -> Any:
+            return response
+
+    class Kept(names["KeptResponses"], Executor):  # type: ignore[misc, name-defined]
+        pass
+
+    monkeypatch.chdir(tmp_path)
+    assert asyncio.run(Kept().execute("a", label="b")) is response
+    (log,) = tmp_path.glob("rollouts-*.jsonl")
+    (rollout,) = read_rollouts(log)
+    assert rollout.format == "openrlhf"
+    assert rollout.training_row is not None
+    assert rollout.training_row.loss_mask is not None
+    assert rollout.training_row.loss_mask.tolist() == [False, True]
 
 
 def test_what_a_template_adds_is_not_trained(monkeypatch: pytest.MonkeyPatch) -> None:

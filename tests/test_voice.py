@@ -22,6 +22,7 @@ VALUES = {
     "conventions": "first=left-out:1",
     "encoder": "tokenizers",
     "engine": "ray",
+    "kind": "sft",
     "fail_on": "note",
     "limit": "5",
     "jobs": "5",

@@ -80,6 +80,10 @@ _TINKER = (
     "a tinker-cookbook rollout summary. It holds lengths and rewards. Save the datums used for training "
     "instead, one object each: model_input and loss_fn_inputs"
 )
+_SWIFT = (
+    "an ms-swift completions log. It holds decoded text. Save the response of each rollout output "
+    "instead, one object per call: prompt_token_ids, and token_ids and logprobs of its choice"
+)
 _ANNOTATIONS = (
     " of prime-rl, beside its traces. Ids and the sampler's logprobs are in the episodes: scan traces/stream, "
     "with sealed chunks (.jsonl.zst) or without"
@@ -106,6 +110,9 @@ TEXT_LOGS: Sequence[TextLog] = (
     TextLog(_of("input_prompt", "output_response"), _SKYRL, any_ids=True),
     TextLog(_of("head_version", "completion"), _AREAL, any_ids=True),
     TextLog(_of("schema_version", "traj_idx"), _TINKER, any_ids=True),
+    # ms-swift 4.6 `swift/rlhf_trainers/grpo_trainer.py` (`log`), `swift/ray/megatron/base_trainer.py`
+    TextLog(_of("step", "completion", "advantages"), _SWIFT, any_ids=True),
+    TextLog(_of("gen_step", "prompt", "completion"), _SWIFT, any_ids=True),
     # prime-rl `src/prime_rl/monitors/file/traces/update.py` (`make_update`)
     TextLog(_of("trace_id", "branches"), f"a stream of annotations{_ANNOTATIONS}", any_ids=True),
     TextLog(_of("trace_id", "chunk"), f"an index of annotations{_ANNOTATIONS}", any_ids=True),

@@ -131,6 +131,8 @@ FORMAT = Format(
         ),
         way(keys("conversations", after=", in ShareGPT form")),
         way("gts", "output"),
+        way("step", "completion", "advantages"),
+        way("gen_step", "prompt", "completion"),
         way("input_prompt", "output_response"),
         way("head_version", "completion"),
         way("schema_version", "traj_idx"),
@@ -142,7 +144,7 @@ FORMAT = Format(
     matches=_matches,
     **SampleRows(_read, lambda row, before, part: row).functions,
     shows="Nothing: no ids were recorded. A notice says what it is and what to log instead: text logs of verl, "
-    "TRL, SkyRL, AReaL and tinker-cookbook; annotations of prime-rl; logs of SWE-agent, mini-SWE-agent, "
+    "TRL, ms-swift, SkyRL, AReaL and tinker-cookbook; annotations of prime-rl; logs of SWE-agent, mini-SWE-agent, "
     "OpenHands, inspect_ai and terminal-bench; LiteLLM, Langfuse and OpenTelemetry; transcripts of Claude Code "
     "and Codex; fine-tuning files of OpenAI; preference data as text; chat data in ShareGPT form.",
 )

@@ -1,0 +1,115 @@
+"""Rollouts of torchtitan's RL experiment: turns in messages, and in tokens if the recorder is told to.
+
+pytorch/torchtitan 0.3.0 `torchtitan/experiments/rl/rollout_recorder.py` (`RolloutSampleRecorder`), which writes
+ids with `log_tensors` and logprobs with `log_logprobs`, and `rollout/types.py` (`Rollout`, `RolloutTurn`). Each
+turn has its whole prompt; the trainer cuts a rollout where one does not start with the turn before
+(`components/training_sample_builder.py`). Only its last turn can be cut or aborted (`environment/token.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from tito_audit.format import Format, Row
+from tito_audit.formats._calls import TOOLS_MISSING, stated_facts, text_alone, turn_of_tokens
+from tito_audit.formats._columns import as_objects, column_of, filled, is_list, other_columns
+from tito_audit.formats._update import of_calls, plain_sources
+from tito_audit.formats._writer import call_rows
+from tito_audit.record.message import Message, as_messages
+from tito_audit.record.rollout import Place, Rollout, Turn
+from tito_audit.record.sources import CallSource, Sources
+from tito_audit.record.stated import Unread
+from tito_audit.signature import keys, one_way
+
+_PROMPT, _COMPLETION, _LOGPROBS = "prompt_token_ids", "completion_token_ids", "completion_logprobs"
+_SENT, _ANSWER = "prompt_messages", "completion_message"
+_ENDS = {"truncated_length": "length", "error_abort": "abort"}
+"""Statuses that say why the last turn ended."""
+
+
+def _matches(row: Row) -> bool:
+    turns = row.get("turns")
+    if not isinstance(turns, list | tuple) or "reward_breakdown" not in row:
+        return False
+    return not len(turns) or (isinstance(turns[0], Mapping) and {_SENT, _ANSWER} <= turns[0].keys())
+
+
+def _read(row: Row, place: Place) -> Sequence[Rollout]:
+    entries = _turns(row)
+    stated = stated_facts(row)
+    conversations: list[tuple[Message, ...]] = []
+    for number, entry in enumerate(entries):
+        sent, answer = entry.get(_SENT), entry.get(_ANSWER)
+        logged = [*(sent if is_list(sent) else ()), answer]
+        if any(isinstance(message, Mapping) and filled(message.get("tool_calls")) for message in logged):
+            # Tools are not logged, and calls that failed to parse have no name.
+            stated, conversations = stated.not_read(Unread.MESSAGES, TOOLS_MISSING), [()] * len(entries)
+            break
+        parts = ((_SENT, sent), (_ANSWER, None if answer is None else [answer]))
+        conversations.append(
+            tuple(m for name, part in parts for m in as_messages(part, f"turns[{number}].{name}"))
+        )
+    messages = conversations[-1] if conversations else ()
+    turns: tuple[Turn, ...] = ()
+    if any(filled(entry.get(name)) for entry in entries for name in (_PROMPT, _COMPLETION)):
+        turns = tuple(_turn(*each, messages) for each in zip(entries, conversations, strict=True))
+        turns = (*turns[:-1], replace(turns[-1], finish_reason=_ENDS.get(str(row.get("status")))))
+    else:
+        stated = stated.without_ids()
+    return (Rollout(place, FORMAT.name, messages, turns=turns, stated=stated),)
+
+
+def _turns(row: Row) -> Sequence[Mapping[str, Any]]:
+    return as_objects(row["turns"], "turns is not a list of turns (objects)")
+
+
+def _turn(entry: Mapping[str, Any], conversation: tuple[Message, ...], messages: Sequence[Message]) -> Turn:
+    answered = bool(conversation) and entry.get(_ANSWER) is not None and conversation[-1].role == "assistant"
+    in_place = answered and [message.wire for message in messages[: len(conversation)]] == [
+        message.wire for message in conversation
+    ]
+    sent = conversation[:-1] if answered else conversation
+    versions = [entry.get(name) for name in ("min_policy_version", "max_policy_version")]
+    turn = turn_of_tokens(
+        (_PROMPT, entry.get(_PROMPT)),
+        (_COMPLETION, entry.get(_COMPLETION)),
+        lambda: column_of(entry, _LOGPROBS),
+        other_columns(entry, (_PROMPT, _COMPLETION, _LOGPROBS, _SENT, "env_messages", "metrics")),
+    )
+    return replace(
+        turn,
+        message_index=len(conversation) - 1 if in_place else None,
+        prompt_messages=None if in_place or not sent else sent,
+        completion_text=text_alone(conversation[-1]) if answered else None,
+        weight_versions=tuple(dict.fromkeys(str(version) for version in versions if version is not None)),
+    )
+
+
+def _sources(row: Row, _: Sequence[Rollout]) -> Sequence[Sources]:
+    calls = []
+    for number, entry in enumerate(_turns(row)):
+        columns = {
+            name: plain_sources([("turns", number, name)]) for name, value in entry.items() if is_list(value)
+        }
+        calls.append(CallSource(columns.get(_PROMPT, ()), columns.get(_LOGPROBS, ()), columns))
+    return of_calls([calls])
+
+
+FORMAT = Format(
+    name="torchtitan",
+    title="torchtitan rollout samples",
+    signature=one_way(
+        "turns",
+        keys("completion_message", before=" whose entries have "),
+        keys("prompt_messages", before=" and "),
+        keys("reward_breakdown", before="; "),
+    ),
+    precedence=145,
+    matches=_matches,
+    **call_rows(_read, _sources),
+    shows="Every call of a rollout with its complete prompt, logprobs and weight versions, if the recorder has "
+    "`log_tensors` and `log_logprobs`; messages where no tool is called, since tools are not logged. No mask: "
+    "what was sampled is trained.",
+)
