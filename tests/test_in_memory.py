@@ -172,7 +172,7 @@ def test_a_parquet_file_read_by_any_package_gives_what_it_gives_itself(log: Path
     wanted = scanned(log, file=log)
     table = parquet.read_table(log)
     for kind, make in TABLES.items():
-        if kind == "Dataset" and any(pa.types.is_map(field.type) for field in table.schema):
+        if "Dataset" in kind and any(pa.types.is_map(field.type) for field in table.schema):
             continue  # it has no maps
         assert scanned(make(table)) == wanted, kind
 
