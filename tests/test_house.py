@@ -160,7 +160,7 @@ BUDGETS = {
     "conformance": 1_069,
     "convert": 2_086,
     "evidence": 6_666,
-    "formats": 12_034,
+    "formats": 12_044,
     "gate": 924,
     "identify": 891,
     "inspect": 2_723,
