@@ -159,7 +159,7 @@ BUDGETS = {
     "align": 1_109,
     "chains": 1_465,
     "cli": 6_141,
-    "conformance": 1_067,
+    "conformance": 1_069,
     "convert": 2_196,
     "evidence": 6_861,
     "formats": 12_915,

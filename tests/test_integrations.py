@@ -106,7 +106,7 @@ def test_the_mismatch_of_sampler_and_trainer_is_told_by_its_cause() -> None:
         each["trainer_logprobs"] = each["logprobs"] - 0.3
     metrics = BatchGate().check(0, batch).metrics
     causes = {name: count for name, count in metrics.items() if name.startswith("tito/mismatch/")}
-    assert causes == {"tito/mismatch/rows": 3, "tito/mismatch/cannot_tell": 3}
+    assert causes == {"tito/mismatch/rows": 3, "tito/mismatch/truncated_sampling": 3}
     assert metrics["tito/failing_rows"] == 0  # a warning; Settings(fail_on="warning") makes it fail
 
 

@@ -44,7 +44,7 @@ from tito_audit.record.rollout import IdsFrom, TrainingRow, Turn
 HOLDS_FORKS = ("generic", "miles_session", "nemo_gym")
 """Formats whose rows hold calls, of which a row may keep some."""
 MAY_REFUSE = {
-    "preference_pair": "only its labels can be changed",
+    "preference_pair": "only its labels can be changed|no column for the ids of its prompt",
     "sglang": "the server scored the old prompt",
     "verifiers_results": "prompt_mask trains tokens",
     "verifiers_v1": "no separate place|weighs the tokens|was sampled|several branches|mask trains the tokens",

@@ -14,7 +14,7 @@ from typing import Any
 
 _CLASSES = {
     "Settings": "tokenizer chat-template template-name template-arg template-seconds tool-arguments clock "
-    "sampled-role convention assume encoder format map rows-at messages tools on session join no-join select "
+    "sampled-role convention assume encoder format kind map rows-at messages tools on session join no-join select "
     "extend-select ignore fail-on limit sample max-row-bytes trust-remote-code jobs engine address",
     "GateSettings": "max-rate require min-audited baseline update-baseline notes",
     "RepairSettings": "with unsafe quarantine force",
@@ -30,7 +30,7 @@ _PAIRS = ("map", "template-arg", "on", "convention", "assume")
 _LISTS = ("with", "sampled-role", "select", "extend-select", "ignore")
 _WORDS = (
     "none|recorded|never|error|warning|note|auto|local|ray|null|fastokens|tokenizers|string|object|splice|mask|fork|"
-    "realign|normalize|once|canonical|rescore|drop|span|turn|first-divergence|labels|binary|float|bool|left|right"
+    "realign|normalize|once|canonical|rescore|drop|span|turn|sft|rl|first-divergence|labels|binary|float|bool|left|right"
 )
 """Values in plain letters. All others have a capital, a digit or a sign in them, as NAME, 0.1 and ./folder."""
 _OTHER = r"(?=[^\s`]*[A-Z0-9_=/.…])[^\s`'-][^\s`]*?(?=[.,:;)]*(?:[\s`]|$))"

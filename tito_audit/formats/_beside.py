@@ -39,6 +39,8 @@ PER_TOKEN = ("advantages", "token_advantages", "token_rewards", "token_level_rew
 """Columns with one number for each token, or one for all of them."""
 REWARDS = ("advantage", "reward", "rewards", "score", "scores")
 BESIDE = frozenset((*EXPERTS, *_RAGGED, *_SETS, *PER_TOKEN, *REWARDS, "response_length"))
+_READ = (*EXPERTS, *_RAGGED, *_SETS, *PER_TOKEN, *REWARDS, "response_length", *_RAGGED.values(), *_START, *_COUNT)
+"""What is looked for, in the order of findings."""
 _WIRE = {"int8", "uint8", "int16", "uint16", "int32", "uint32", "int64"}
 
 
@@ -48,7 +50,7 @@ def beside_of(*holders: Mapping[str, Any]) -> BesideTokens:
     for holder in holders:
         if BESIDE.isdisjoint(holder):
             continue
-        for name in (*BESIDE, *_RAGGED.values(), *_START, *_COUNT):
+        for name in _READ:
             if name not in values and is_given(value := holder.get(name)):
                 values[name] = value
     if not values:
@@ -58,7 +60,7 @@ def beside_of(*holders: Mapping[str, Any]) -> BesideTokens:
         tuple(part for part in parts if isinstance(part, Routing)),
         tuple(part for part in parts if isinstance(part, KeptSets)),
         tuple(part for part in parts if isinstance(part, Unfit)),
-        {name: values[name] for name in (*PER_TOKEN, *REWARDS, "response_length") if name in values},
+        {name: plain(values[name]) for name in (*PER_TOKEN, *REWARDS, "response_length") if name in values},
     )
 
 

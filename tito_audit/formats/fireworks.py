@@ -18,6 +18,7 @@ from tito_audit.formats._columns import as_logged, column_of, ids_or_none, is_li
 from tito_audit.formats._kit import sample
 from tito_audit.formats._update import updated_row, with_values
 from tito_audit.record.build import training_row
+from tito_audit.record.prefix import common_ends
 from tito_audit.record.rollout import Place, Rollout, TrainingRow
 from tito_audit.record.stated import Unread
 from tito_audit.signature import keys, one_way
@@ -44,19 +45,28 @@ def _read(row: Row, place: Place) -> Rollout:
 
 
 def _written(row: Row, old: TrainingRow, new: TrainingRow) -> Row:
-    """The sample with its new weights, and those of its targets."""
+    """The sample with its new ids and weights, and those of its targets; the text of a new token is unknown."""
     flat = updated_row(row, old, new, _IDS)
+    size, width = len(old.token_ids), len(new.token_ids)
+    values: dict[str, Any] = {}
     if flat[_IDS] is not row[_IDS]:
-        raise RecordError("the ids of a rendered sample cannot change: it also holds the text of each")
-    weights: Any = flat[_WEIGHTS]
-    if weights is row[_WEIGHTS]:
-        return flat
-    was, own = plain(row[_WEIGHTS])[1:], row[_LOSS]
-    now = [] if weights is None else plain(weights)[1:]
-    if not is_list(own) or not len(own) == len(was) == len(now):
-        raise RecordError(f"it is unclear which tokens the weights in {_LOSS} belong to")
-    loss = [weight if (a > 0) == (b > 0) else b for weight, a, b in zip(plain(own), was, now, strict=True)]
-    return with_values(flat, {_LOSS: as_logged(loss, own)})
+        head, tail = common_ends(old.token_ids, new.token_ids)
+        texts, chunks = row.get("decoded_tokens"), row.get("rendered_chunks")
+        if is_list(texts) and len(texts) == size:
+            unknown = [None] * (width - head - tail)
+            values["decoded_tokens"] = [*texts[:head], *unknown, *texts[size - tail :]]
+        if size != width and is_list(chunks) and len(chunks) == 1:
+            values["rendered_chunks"] = [{**chunks[0], "token_count": width}]
+        values |= {name: as_logged(new.token_ids[1:], row[name]) for name in (_TARGETS,) if is_list(row.get(name))}
+    if flat[_WEIGHTS] is not row[_WEIGHTS]:
+        was, own = plain(row[_WEIGHTS])[1:], row[_LOSS]
+        now = [] if flat[_WEIGHTS] is None else plain(flat[_WEIGHTS])[1:]
+        if not now or not is_list(own) or len(own) != len(was) or (size != width and plain(own) != was):
+            raise RecordError(f"it is unclear which tokens the weights in {_LOSS} belong to")
+        if size == width:
+            now = [weight if (a > 0) == (b > 0) else b for weight, a, b in zip(plain(own), was, now, strict=True)]
+        values[_LOSS] = as_logged(now, own)
+    return with_values(flat, values)
 
 
 FORMAT = Format(
