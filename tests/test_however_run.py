@@ -208,6 +208,11 @@ def repaired(case: Logged, way: Way, folder: Path, *, dry: bool = False) -> tupl
     for summary in (run.before, run.after):
         summary.seconds = 0.0
         summary.files = [Path(file).name for file in summary.files]
+        for mismatch in summary.mismatches.values():
+            mismatch.worst = {
+                cause: (replace(place, file=Path(place.file).name), token)
+                for cause, (place, token) in mismatch.worst.items()
+            }
         summary.taken = {Path(file).name: formats for file, formats in summary.taken.items()}
         for notices in (summary.notices, summary.joined):
             notices[:] = [notice.replace(str(folder), "") for notice in notices]

@@ -183,7 +183,7 @@ def test_prompts_and_logprobs_that_changed_are_read_again_as_they_were_meant(for
                     assert list(new) == list(row)
                     changes += 1
         assert repr(plain(row)) == before
-    assert bool(changes) == bool(calls)
+    assert bool(changes) == bool(calls) or form.name == "preference_pair"  # of which only labels change
 
 
 @EVERY_FORMAT

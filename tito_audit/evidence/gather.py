@@ -29,7 +29,7 @@ from tito_audit.evidence.row import OTHER_MESSAGES, holds_given_turns, row_again
 from tito_audit.evidence.row_as_sent import is_as_sent, row_against_request
 from tito_audit.evidence.row_of_calls import row_against_calls
 from tito_audit.evidence.sft import is_sft, with_edges, with_ends
-from tito_audit.record.beside import NOTHING_BESIDE
+from tito_audit.record.beside import NOTHING_BESIDE, BesideTokens
 from tito_audit.record.by_name import versions_and_trainers
 from tito_audit.record.column import ColumnRole
 from tito_audit.record.finding import Where
@@ -161,9 +161,10 @@ def gather(
         rollout = _without_messages(rollout, _OF_OTHERS) if other is OTHER_MESSAGES else _without_calls(rollout)
     judged = None
     if row is not None and rollout.training_row is not None and reference is not None:
-        row = with_edges(row, rollout.training_row, reference) if is_sft(rollout) else row
+        of_sft = (rollout.training_row.logprobs is None or rollout.stated.kind is not None) and is_sft(rollout)
+        row = with_edges(row, rollout.training_row, reference) if of_sft else row
         row, judged = with_turn_ends(row, rollout.training_row, reference.end_ids(), reference.text, conventions)
-        row = with_ends(row) if is_sft(rollout) else row
+        row = with_ends(row) if of_sft else row
     differences: Sequence[Difference] = each_once((*chains.differences, *more))
     if reference is not None:
         again = [reencoded_differences(rollout, answer, reference) for answer in answers]
@@ -359,6 +360,9 @@ def _present(
     rendered = rendered and renderer is not None
     versions, trainers = versions_and_trainers(rollout)
     images = states_images(rollout)
+    beside = [each.beside for each in turns if each.beside is not NOTHING_BESIDE]
+    if line is not None and line.beside is not NOTHING_BESIDE:
+        beside.append(line.beside)
     messages = bool(rollout.messages) or any(turn.prompt_messages for turn in turns)
     return _needs(
         (
@@ -381,16 +385,13 @@ def _present(
             or (reference is not None and image_tokens(reference.vocabulary) is not None),
             len(turns) > 1 or rendered,
             renderer is not None,
-            *_beside((*turns, *(() if line is None else (line,)))),
+            *(_beside(beside) if beside else (False,) * 5),
         )
     )
 
 
-def _beside(holders: Sequence[Turn | TrainingRow]) -> tuple[bool, ...]:
+def _beside(beside: Sequence[BesideTokens]) -> tuple[bool, ...]:
     """Whether experts, kept sets and credit are there, the first two also whether they were read."""
-    beside = [holder.beside for holder in holders if holder.beside is not NOTHING_BESIDE]
-    if not beside:
-        return (False,) * 5
     unfit = [part for values in beside for part in values.unfit]
     met: list[bool] = []
     for experts, read in (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from operator import attrgetter
 
 import numpy as np
 
@@ -32,7 +33,7 @@ def is_sft(rollout: Rollout) -> bool:
         return row is not None and not rollout.turns and kind == "sft"
     if rollout.format != "generic" or row.loss_mask is None or row.prompt_length is not None:
         return False
-    if ColumnRole.LOGPROBS in [column.role for column in row.columns]:
+    if ColumnRole.LOGPROBS in map(attrgetter("role"), row.columns):
         return False
     names = {column.name for column in row.columns if column.alignment is not None}
     return not _OF_SFT.isdisjoint(names) and _OF_RL.isdisjoint(names)
@@ -80,17 +81,20 @@ def with_ends(view: RowView) -> RowView:
 
 def of_sft(evidence: Evidence) -> bool:
     """Whether the evidence is on a row for SFT."""
-    return evidence.once("of sft", lambda each: is_sft(each.rollout))
+    return is_sft(evidence.rollout)
 
 
 def sft_facts(evidence: Evidence) -> dict[str, int]:
     """What a row for SFT shows, each a count; {} of other rollouts."""
-    return evidence.once("sft facts", _facts)
+    row = evidence.rollout.training_row
+    if row is None or (row.logprobs is not None and evidence.rollout.stated.kind is None):
+        return {}  # as nearly every row
+    return evidence.once("sft facts", _facts) if is_sft(evidence.rollout) else {}
 
 
 def _facts(evidence: Evidence) -> dict[str, int]:
     row, view = evidence.rollout.training_row, evidence.row
-    if row is None or not of_sft(evidence):
+    if row is None:
         return {}
     size = len(row.token_ids)
     mask = seen_by_loss(row)

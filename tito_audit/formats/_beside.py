@@ -60,7 +60,12 @@ def beside_of(*holders: Mapping[str, Any]) -> BesideTokens:
         tuple(part for part in parts if isinstance(part, Routing)),
         tuple(part for part in parts if isinstance(part, KeptSets)),
         tuple(part for part in parts if isinstance(part, Unfit)),
-        {name: plain(values[name]) for name in (*PER_TOKEN, *REWARDS, "response_length") if name in values},
+        {
+            # As Python has it, so that a row is the same however it was read.
+            name: value.tolist() if isinstance(value, np.ndarray | np.generic) else value
+            for name in (*PER_TOKEN, *REWARDS, "response_length")
+            if (value := values.get(name)) is not None
+        },
     )
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from tito_audit.errors import RecordError
-from tito_audit.formats._beside import beside_of
+from tito_audit.formats._beside import BESIDE, beside_of
 from tito_audit.formats._columns import (
     EXPERTS,
     FLAT_IDS,
@@ -28,7 +28,9 @@ from tito_audit.formats._columns import (
 from tito_audit.formats._update import Copy, added_column, call_counts, with_copies, with_counts, with_values
 from tito_audit.formats._versions import spans_of, version_spans, weight_versions
 from tito_audit.record.arrays import empty_ids
+from tito_audit.record.beside import NOTHING_BESIDE
 from tito_audit.record.build import call_columns
+from tito_audit.record.by_name import WEIGHTS
 from tito_audit.record.column import ColumnRole, MovePolicy
 from tito_audit.record.message import Message, ToolSpec, as_messages
 from tito_audit.record.rollout import TrainingRow, Turn
@@ -116,9 +118,9 @@ def call_turn(
         completion_text=text,
         finish_reason=finish_reason(entry),
         stop_string=stop_string(entry),
-        weight_versions=weight_versions(entry),
-        weight_spans=spans_of(entry, turn.completion_ids),
-        beside=beside_of(entry),
+        weight_versions=weight_versions(entry) if WEIGHTS in entry or "weight_version" in entry else (),
+        weight_spans=spans_of(entry, turn.completion_ids) if WEIGHTS in entry else (),
+        beside=NOTHING_BESIDE if BESIDE.isdisjoint(entry) else beside_of(entry),
         alternatives=alternatives(entry.get(logprobs_name) if logprobs_name else None),
     )
 
@@ -155,9 +157,9 @@ def turn_at(entry: Mapping[str, Any], prompt: str, completion: str, read_names: 
         turn,
         finish_reason=finish_reason(entry),
         stop_string=stop_string(entry),
-        weight_versions=weight_versions(entry),
-        weight_spans=spans_of(entry, turn.completion_ids),
-        beside=beside_of(entry),
+        weight_versions=weight_versions(entry) if WEIGHTS in entry or "weight_version" in entry else (),
+        weight_spans=spans_of(entry, turn.completion_ids) if WEIGHTS in entry else (),
+        beside=NOTHING_BESIDE if BESIDE.isdisjoint(entry) else beside_of(entry),
     )
 
 

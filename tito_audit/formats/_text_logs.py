@@ -207,15 +207,31 @@ _TOKENS = re.compile(
 )
 
 
+_WHATEVER_IDS, _OTHERS = (
+    [
+        (shape, frozenset(path for path in shape.keys if "." not in path and "[" not in path))
+        for shape in TEXT_LOGS
+        if shape.any_ids is whatever
+    ]
+    for whatever in (True, False)
+)
+"""The shapes, each with those of its keys that are no paths, which few rows have."""
+
+
 def text_log(row: Row) -> TextLog | None:
     """The shape of a row; None if it has none of these, or holds ids."""
-    named = next((shape for shape in TEXT_LOGS if not shape.any_ids and _has(row, shape)), None)
-    return None if named is None or _holds_tokens(row) else named
+    for shape, plain_keys in _OTHERS:
+        if plain_keys <= row.keys() and _has(row, shape):
+            return None if _holds_tokens(row) else shape
+    return None
 
 
 def known_text(row: Row) -> TextLog | None:
     """The shape of a row, whatever lists stand beside it."""
-    return next((shape for shape in TEXT_LOGS if shape.any_ids and _has(row, shape)), None) or text_log(row)
+    for shape, plain_keys in _WHATEVER_IDS:
+        if plain_keys <= row.keys() and _has(row, shape):
+            return shape
+    return text_log(row) if True in [plain_keys <= row.keys() for _, plain_keys in _OTHERS] else None
 
 
 def notice_of_text(row: Row, read_as: str) -> str:

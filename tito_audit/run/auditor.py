@@ -243,13 +243,13 @@ def counts_of(evidence: Evidence) -> dict[str, int]:
         sampled = evidence.generated_in_row
         if sampled is not None:
             generated += int(np.count_nonzero(sampled))
-    sft = {f"sft_{fact}": count for fact, count in sft_facts(evidence).items()}
+    facts = sft_facts(evidence)
     return {
         "turns": len(rollout.turns),
         "tokens": tokens,
         "generated_tokens": generated,
         **joined_counts(rollout),
-        **sft,
+        **({f"sft_{fact}": count for fact, count in facts.items()} if facts else {}),
     }
 
 
