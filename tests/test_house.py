@@ -162,7 +162,7 @@ BUDGETS = {
     "conformance": 1_067,
     "convert": 2_196,
     "evidence": 6_866,
-    "formats": 12_950,
+    "formats": 12_954,
     "gate": 924,
     "identify": 891,
     "inspect": 2_739,

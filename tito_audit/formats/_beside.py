@@ -61,8 +61,12 @@ def beside_of(*holders: Mapping[str, Any]) -> BesideTokens:
         tuple(part for part in parts if isinstance(part, KeptSets)),
         tuple(part for part in parts if isinstance(part, Unfit)),
         {
-            # As Python has it, so that a row is the same however it was read.
-            name: value.tolist() if isinstance(value, np.ndarray | np.generic) else value
+            # As Python has it, so that a row is the same however it was read; in an array NaN stands for null too.
+            name: [None if v != v else v for v in value.tolist()]
+            if isinstance(value, np.ndarray) and value.ndim == 1
+            else value.tolist()
+            if isinstance(value, np.ndarray | np.generic)
+            else value
             for name in (*PER_TOKEN, *REWARDS, "response_length")
             if (value := values.get(name)) is not None
         },

@@ -476,7 +476,7 @@ _KNOWN = {
     "accumulated_token_ids", "input_token_logprobs", "logprob_token_ids", "loss_weights",
     "objective_partition_ids",
     "output_token_logprobs", "prompt_delta_token_ids", "sample_loss_mask", "sample_mask", "sampled_mask",
-    "sampling_mask", "target_tokens", "token_logprobs", "trajectory_ids",
+    "sampling_mask", "target_tokens", "token_logprobs", "training_target_token_ids", "trajectory_ids",
 }  # fmt: skip
 
 
