@@ -118,7 +118,8 @@ def _print(run: PreFlight, shown: PlannedRow | None, notice: str | None, *, full
         command = (
             f"tito-audit convert {visible(run.logs[0])} --to sft -o OUT -t {visible(run.settings.tokenizer or '')}"
         )
-        print_commands(console, "Next", [f"{command}   the ids and labels that are shown here"])
+        if run.plan.answers:
+            print_commands(console, "Next", [f"{command}   the ids and labels that are shown here"])
         if not run.plan.rows:
             console.print(Text("nothing to train: there are no rows"))
 

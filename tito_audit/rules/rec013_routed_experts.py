@@ -89,7 +89,8 @@ def routed_experts(evidence: Evidence) -> Iterator[Hit]:
                 continue
             # Where rows of the response alone are possible, or an image takes several, their tokens are unknown.
             size, count = len(sequence.ids) - routing.start, len(routing.experts)
-            certain = not images and (count in (size, size - 1) or count > max(rows))
+            behind = count > max(rows) and bool(_padding(routing)[max(rows) :].all())
+            certain = not images and (count in (size, size - 1) or behind)
             yield from _values(sequence, routing, routing.start if certain else None)
 
 
@@ -107,13 +108,17 @@ def _rows(sequence: Sequence, routing: Routing) -> set[int]:
 
 
 def _fits(routing: Routing, rows: set[int]) -> bool:
-    """Whether there are as many rows, not counting padding behind the last of them."""
+    """Whether there are as many rows, not counting padding on either side, as in verl's tensors."""
     count = len(routing.experts)
     if count in rows or not rows:
         return True
-    most = max(rows)
-    surplus = routing.experts[most:]
-    return count > most and bool((surplus == surplus.flat[0]).all() and surplus.flat[0] in (0, _MISSING))
+    return count > max(rows) >= int((~_padding(routing)).sum())
+
+
+def _padding(routing: Routing) -> NDArray[np.bool_]:
+    """`[rows]` True for rows of zeros alone, or of what stands where nothing was captured."""
+    flat = routing.experts.reshape(len(routing.experts), -1)
+    return np.asarray((flat == 0).all(axis=1) | (flat == _MISSING).all(axis=1))
 
 
 def _count_message(sequence: Sequence, routing: Routing) -> str:
