@@ -256,7 +256,7 @@ class Match:
 
 
 @dataclass(frozen=True, slots=True)
-class HistoryDeparture:
+class ForkPoint:
     """Where a history departs from what the session holds."""
 
     at: int
@@ -303,7 +303,7 @@ class AnsweredHistories:
 
     def departure(
         self, messages: Sequence[Message], history_keys: Sequence[bytes], agreed: int = 0
-    ) -> HistoryDeparture | None:
+    ) -> ForkPoint | None:
         """Where a history departs from the stored one that it shares the most with; None if it only continues. Its
         first `agreed` messages are those of a stored answer.
         """
@@ -314,12 +314,8 @@ class AnsweredHistories:
         for answer in reversed([*place.answers, *([place.passing] if place.passing is not None else [])]):
             at = _differing(messages, answer, shared)
             if at is not None and at >= agreed:
-                return HistoryDeparture(at, answer, reasoning=True)
-        return (
-            HistoryDeparture(shared, place.passing)
-            if place.passing is not None and shared < len(messages)
-            else None
-        )
+                return ForkPoint(at, answer, reasoning=True)
+        return ForkPoint(shared, place.passing) if place.passing is not None and shared < len(messages) else None
 
     def _at(self, messages: Sequence[Message], key: bytes, depth: int) -> list[StoredAnswer]:
         """The answers at a place of a history that has no other reasoning than theirs."""
@@ -416,7 +412,7 @@ class Index:
 _BEFORE, _AFTER, _QUOTED = 24, 48, 60
 
 
-def departed(messages: Sequence[Message], keys: Sequence[bytes], departure: HistoryDeparture) -> Fork:
+def departed(messages: Sequence[Message], keys: Sequence[bytes], departure: ForkPoint) -> Fork:
     """The fork of a client that changed the history or left part of it out."""
     at, answer = departure.at, departure.answer
     call = f"call {answer.node.call_id}"

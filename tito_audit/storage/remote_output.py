@@ -21,8 +21,8 @@ from tito_audit.storage._store import (
     ChangedFile,
     Missing,
     Passing,
+    Refusal,
     RemoteStatus,
-    StoreRefusal,
     codes_of,
     refusal,
     retried,
@@ -53,7 +53,7 @@ _SAME = {"s3a": "s3", "gcs": "gs", "abfs": "az"}
 _FULL = {"QuotaExceeded", "XMinioAdminBucketQuotaExceeded", "XMinioStorageFull", "EntityTooLarge"}
 
 
-class NameTaken(StoreRefusal):
+class NameTaken(Refusal):
     """The name is taken."""
 
 
@@ -176,7 +176,7 @@ def upload(file: Path, place: RemoteFile, *, overwrite: bool) -> None:
     """
     try:
         retried(lambda: _sent(file, place, overwrite))
-    except StoreRefusal as error:
+    except Refusal as error:
         raise StorageError(f"{place}: nothing was written: {error}") from None
     arrived, size = place.refreshed().st_size, file.stat().st_size
     if arrived != size:
@@ -240,11 +240,11 @@ def _to_bucket(store: BucketStore, file: Path, url: str, overwrite: bool) -> Non
         raise _refusal(error, store, overwrite) from None
 
 
-def _refusal(error: Exception, store: BucketStore, overwrite: bool) -> StoreRefusal:
+def _refusal(error: Exception, store: BucketStore, overwrite: bool) -> Refusal:
     """Why the store did not take a file."""
     codes = codes_of(error)
     if codes & _FULL:
-        return StoreRefusal("the store has no room for it. Free some, or write elsewhere.")
+        return Refusal("the store has no room for it. Free some, or write elsewhere.")
     if codes & {"ConditionalRequestConflict", "OperationAborted", "409"}:
         return Passing("somebody else writes this file. Run again once nobody does.")
     refused = refusal(error, store.advice)
@@ -253,7 +253,7 @@ def _refusal(error: Exception, store: BucketStore, overwrite: bool) -> StoreRefu
     return _of_writing(refused)
 
 
-def _of_writing(refused: StoreRefusal) -> StoreRefusal:
+def _of_writing(refused: Refusal) -> Refusal:
     """A refusal in the words of who writes; those of `refusal` are of who reads."""
     words = str(refused).replace("may not read it", "may not write it").replace("may read it", "may write to it")
     refused.args = (words,)
