@@ -368,12 +368,12 @@ class Variant:
         return bool(self.after.answers) and not self.after.lost_without_tools and of_log
 
 
-def find_variant(renderer: Renderer, log: Sequence[Probe] = (), seconds: float = SECONDS) -> Variant:
+def find_variant(renderer: Renderer, log: Sequence[Probe] = ()) -> Variant:
     """The variant of a renderer's template that keeps the most of its history, proved on every probe and on these
     conversations of a log."""
     source = plain_newlines(renderer.template(False).source)
     original = Original(alone(renderer, source, "the template"), log)
-    search = _Search(original, source, monotonic() + seconds)
+    search = _Search(original, source, monotonic() + SECONDS)
     edits = search.run()
     both = [search.renderer(chosen) or original.renderer for chosen in ((), edits)]
     before, after = (judge(chosen, PROBES) for chosen in both)
