@@ -36,9 +36,15 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
-@pytest.fixture(scope="module")
-def loaded_once() -> Iterator[None]:
-    """For all tests of a module: the same tokenizer and template are loaded once, whatever asks for them."""
+@pytest.fixture(scope="module", autouse=True)
+def loaded_once(request: pytest.FixtureRequest) -> Iterator[None]:
+    """For all tests of a module: the same tokenizer and template are loaded once, whatever asks for them.
+
+    Not in modules with `LOADS_ANEW = True`, whose tests are about loading.
+    """
+    if getattr(request.module, "LOADS_ANEW", False):
+        yield
+        return
     from tests.command import loading_once  # after what is set above
 
     with loading_once():

@@ -37,7 +37,6 @@ NUMBER, WARM = 12, 2
 WORDS = 4
 
 pytest.importorskip("fastokens")
-pytestmark = pytest.mark.usefixtures("loaded_once")
 
 Row = dict[str, Any]
 

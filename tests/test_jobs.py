@@ -47,7 +47,6 @@ LONG = 120.0
 
 pytestmark = [
     pytest.mark.skipif(not can_fork(), reason="processes are not forked on this system"),
-    pytest.mark.usefixtures("loaded_once"),
 ]
 
 

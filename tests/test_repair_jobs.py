@@ -34,7 +34,6 @@ from tito_audit.tokens.encoders import FastEncoder
 
 pytestmark = [
     pytest.mark.skipif(not can_fork(), reason="processes are not forked on this system"),
-    pytest.mark.usefixtures("loaded_once"),
 ]
 
 Said = tuple[list[Outcome], list[Any], dict[str, bytes]]

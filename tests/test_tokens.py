@@ -23,6 +23,8 @@ from tito_audit.tokens.load import load_tokenizer
 from tito_audit.tokens.tokenizer import Tokenizer
 from tito_audit.tokens.vocab import Prefix, Vocabulary
 
+LOADS_ANEW = True
+
 ROOT = Path(__file__).resolve().parents[1]
 TOYS = ROOT / "fixtures" / "tokenizers"
 SHARED = Path(
