@@ -25,7 +25,18 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+LONG = frozenset(
+    f"test_{name}.py"
+    for name in ("agents", "gateway_kill", "ray", "resume", "torture", "torture_processes", "truth", "truth_rows")
+)
+"""Test files with single tests of several seconds."""
+
 gc.disable()  # until all tests are collected: next to nothing of what that makes is garbage
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What takes long starts first, so that no process is left with it at the end while the others wait."""
+    items.sort(key=lambda item: item.path.name not in LONG)
 
 
 def pytest_collection_finish() -> None:
