@@ -51,15 +51,16 @@ def pytest_collection_finish() -> None:
 def loaded_once(request: pytest.FixtureRequest) -> Iterator[None]:
     """For all tests of a module: the same tokenizer and template are loaded once, whatever asks for them.
 
-    Not in modules with `LOADS_ANEW = True`, whose tests are about loading.
+    Not in modules with `LOADS_ANEW = True`, whose tests are about loading, or change what they load.
     """
     if getattr(request.module, "LOADS_ANEW", False):
         yield
         return
-    from tests.command import loading_once  # after what is set above
+    from tests.command import loading_once, unchanged  # after what is set above
 
     with loading_once():
         yield
+    assert unchanged(), "a test changed a tokenizer that others share"
 
 
 @pytest.fixture(scope="session")
