@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from tests.command import run
-from tests.tiers import some
 from tito_audit.record.finding import Finding, Hit, Severity, Where
 from tito_audit.record.rollout import Place
 from tito_audit.rules import all_rules
@@ -165,7 +164,7 @@ def test_equal_tokens_around_a_difference_are_in_both_sequences(tmp_path: Path) 
 
 @pytest.mark.shared
 @pytest.mark.skipif(not (SHARED / "rollouts").is_dir(), reason="no shared/rollouts beside the checkout")
-@pytest.mark.parametrize("name", some(["qwen2.5-coder", "gemma-3"], 1))
+@pytest.mark.parametrize("name", ["qwen2.5-coder", "gemma-3"])
 def test_headlines_count_the_causes_of_real_drift(name: str) -> None:
     report = scanned(SHARED / "rollouts" / name / "retok.jsonl.gz", "-t", SHARED / "tokenizers" / name)
     errors = {one["text"]: one["error"] for one in report["summary"]["headlines"] if one["error"]}

@@ -506,7 +506,7 @@ def test_a_scan_with_jobs_prints_what_it_prints_without(tmp_path: Path) -> None:
 
 
 def printed_by(run: subprocess.Popen[str]) -> tuple[str, str]:
-    """What a process that leads its group prints; if it does not end it is killed, so that nothing waits for it."""
+    """What a process that leads its group prints; it is killed if it does not end, as leaving it would wait."""
     try:
         return run.communicate(timeout=LONG)
     finally:
