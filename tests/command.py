@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
+import tokenizers
 import typer.main
 import typer.testing
 from typer.testing import CliRunner
@@ -31,7 +32,7 @@ from tito_audit.tokens import load
 from tito_audit.tokens.cache import cache_folder
 from tito_audit.tokens.tokenizer import Tokenizer
 
-__all__ = ["become", "loading_once", "run", "written"]
+__all__ = ["become", "loading_once", "run", "unchanged", "written"]
 
 
 def run(
@@ -76,7 +77,7 @@ _read = Template._read
 _from_files = load._from_files
 _codes: dict[str, Any] = {}
 _readings: dict[str, Any] = {}
-_tokenizers: dict[object, Tokenizer] = {}
+_tokenizers: dict[object, tuple[Tokenizer, object]] = {}
 
 
 def _code(self: ChatEnvironment, source: Any, *arguments: Any, **options: Any) -> Any:
@@ -102,8 +103,22 @@ def _tokenizer(path: Path, name: str) -> Tokenizer:
         return _from_files(path, name)
     key = tuple((str(file), *_stamp(file)) for file in sorted(path.rglob("*")))
     if key not in _tokenizers:
-        _tokenizers[key] = _from_files(path, name)
-    return replace(_tokenizers[key], name=name)
+        loaded = _from_files(path, name)
+        _tokenizers[key] = loaded, _traits(loaded)
+    return replace(_tokenizers[key][0], name=name)
+
+
+def unchanged() -> bool:
+    """Whether the tokenizers that runs share are as they were loaded."""
+    return all(_traits(tokenizer) == traits for tokenizer, traits in _tokenizers.values())
+
+
+def _traits(tokenizer: Tokenizer) -> object:
+    """What a test that changes a tokenizer in place would change."""
+    backend, templates = tokenizer.backend, dict(tokenizer.chat_templates)
+    if not isinstance(backend, tokenizers.Tokenizer):
+        return templates
+    return backend.get_vocab_size(), str(backend.normalizer), str(backend.pre_tokenizer), templates
 
 
 def _stamp(file: Path) -> tuple[int, ...]:

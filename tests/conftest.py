@@ -25,7 +25,18 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+LONG = frozenset(
+    f"test_{name}.py"
+    for name in ("agents", "gateway_kill", "ray", "resume", "torture", "torture_processes", "truth", "truth_rows")
+)
+"""Test files with single tests of several seconds."""
+
 gc.disable()  # until all tests are collected: next to nothing of what that makes is garbage
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What takes long starts first, so that no process is left with it at the end while the others wait."""
+    items.sort(key=lambda item: item.path.name not in LONG)
 
 
 def pytest_collection_finish() -> None:
@@ -36,13 +47,20 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
-@pytest.fixture(scope="module")
-def loaded_once() -> Iterator[None]:
-    """For all tests of a module: the same tokenizer and template are loaded once, whatever asks for them."""
-    from tests.command import loading_once  # after what is set above
+@pytest.fixture(scope="module", autouse=True)
+def loaded_once(request: pytest.FixtureRequest) -> Iterator[None]:
+    """For all tests of a module: the same tokenizer and template are loaded once, whatever asks for them.
+
+    Not in modules with `LOADS_ANEW = True`, whose tests are about loading, or change what they load.
+    """
+    if getattr(request.module, "LOADS_ANEW", False):
+        yield
+        return
+    from tests.command import loading_once, unchanged  # after what is set above
 
     with loading_once():
         yield
+    assert unchanged(), "a test changed a tokenizer that others share"
 
 
 @pytest.fixture(scope="session")

@@ -27,6 +27,8 @@ from tito_audit.record.finding import Where
 from tito_audit.record.rollout import Place
 from tito_audit.rules._drift import repeats, thoughts
 
+LOADS_ANEW = True
+
 TOKENIZER = Path("fixtures/tokenizers/toy_bpe").resolve()
 
 

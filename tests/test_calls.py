@@ -11,7 +11,8 @@ import os
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -24,6 +25,7 @@ from tito_audit.record.message import as_messages
 from tito_audit.render.renderer import Renderer, make_renderer
 from tito_audit.run.scan import Scan
 from tito_audit.settings.model import Settings
+from tito_audit.tokens.encoders import FastEncoder
 from tito_audit.tokens.load import load_tokenizer
 from tito_audit.tokens.tokenizer import Tokenizer
 
@@ -176,6 +178,14 @@ def world_of(tokenizer: str) -> World | None:
     """The tokenizer, if it is there."""
     folder = next((one for one in (toy.TOKENIZERS / tokenizer, REAL / tokenizer) if one.is_dir()), None)
     return None if folder is None else World(folder)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def built_once(loaded_once: None) -> Iterator[None]:
+    """The fast encoder of a tokenizer is built once for all scans: that takes longer than they do."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("tito_audit.tokens.tokenizer.FastEncoder", cache(FastEncoder))
+        yield
 
 
 @pytest.mark.parametrize(("tokenizer", "kind"), BUDGETS)

@@ -18,7 +18,6 @@ from tests.test_ci_files import ACTION, steps
 
 yaml = pytest.importorskip("yaml", reason="PyYAML is in the extra dev")
 
-pytestmark = pytest.mark.usefixtures("loaded_once")
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs" / "ci.md").read_text(encoding="utf-8")

@@ -31,8 +31,6 @@ DATED = """{{- '<|im_start|>system\\nToday is ' + strftime_now('%Y-%m-%d') + '.<
 {%- endif %}
 """
 
-pytestmark = pytest.mark.usefixtures("loaded_once")
-
 
 @pytest.fixture(autouse=True)
 def _nothing_of_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:

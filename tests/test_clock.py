@@ -15,8 +15,6 @@ from tests import toy
 from tests.command import run
 from tito_audit import Settings, scan_rollouts
 
-pytestmark = pytest.mark.usefixtures("loaded_once")
-
 BPE = str(toy.TOKENIZERS / "toy_bpe")
 DATED = (
     "{{ '<|im_start|>system\nToday: ' + strftime_now('%d %b %Y') + '<|im_end|>\n' }}"

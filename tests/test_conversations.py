@@ -18,8 +18,6 @@ from tito_audit.render.renderer import make_renderer
 from tito_audit.sessions.engine import Conversations
 from tito_audit.tokens.load import load_tokenizer
 
-pytestmark = pytest.mark.usefixtures("loaded_once")
-
 TOY = TOKENIZERS / "toy_bpe"
 
 

@@ -19,6 +19,8 @@ from tito_audit.tokens.cache import LazyBackend, compact, definition_of
 from tito_audit.tokens.encoders import FastEncoder, probes
 from tito_audit.tokens.load import load_tokenizer
 
+LOADS_ANEW = True
+
 ROOT = Path(__file__).resolve().parents[1]
 TOYS = ROOT / "fixtures" / "tokenizers"
 TOY = TOYS / "toy_bpe"

@@ -18,6 +18,8 @@ from tito_audit.serve.gateway import Gateway
 from tito_audit.sessions.engine import Conversations
 from tito_audit.tokens.load import load_tokenizer
 
+LOADS_ANEW = True
+
 WORDS = ["0", "1", "2", "3", "<end>", "78"]
 TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
 ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}{{ messages[0].content }}"

@@ -25,6 +25,8 @@ from tito_audit.tokens.limited import is_limited
 from tito_audit.tokens.load import load_tokenizer
 from tito_audit.tokens.tokenizer import Tokenizer
 
+LOADS_ANEW = True
+
 TOYS = Path(__file__).resolve().parents[1] / "fixtures" / "tokenizers"
 TOY = TOYS / "toy_bpe"
 

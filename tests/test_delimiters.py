@@ -27,8 +27,6 @@ from tito_audit.templates.seams import Writing, contents
 from tito_audit.tokens.load import load_tokenizer
 from tito_audit.tokens.tokenizer import Tokenizer
 
-pytestmark = pytest.mark.usefixtures("loaded_once")
-
 REAL = Path(os.environ.get("TITO_AUDIT_TOKENIZERS", "no-such-folder"))
 TOYS = [TOKENIZERS / name for name in ("toy_bpe", "toy_metaspace")]
 TEMPLATES = sorted(path.parent for path in REAL.glob("*/tokenizer.json") if path.parent.name != "gpt-oss")

@@ -21,8 +21,6 @@ from tito_audit.providers.vllm import VLLMProvider
 from tito_audit.tokens.load import load_tokenizer
 from tito_audit.tokens.text_stream import decoded
 
-pytestmark = pytest.mark.usefixtures("loaded_once")
-
 CALLED = Parsed(None, "\nI should look.\n", (ParsedCall("get_weather", '{"city": "Rome", "celsius": true}'),))
 TOOLS = [
     {

@@ -36,8 +36,6 @@ from tito_audit.rules import FAMILIES, all_rules
 from tito_audit.settings.file import EXTEND, OVERRIDES, read_config
 from tito_audit.settings.options import FLAG_ONLY, KEYS
 
-pytestmark = pytest.mark.usefixtures("loaded_once")
-
 yaml = pytest.importorskip("yaml", reason="PyYAML is in the extra docs")
 
 ROOT = Path(__file__).resolve().parents[1]

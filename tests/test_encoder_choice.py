@@ -17,6 +17,8 @@ from tito_audit.run.rows import LogGroup
 from tito_audit.settings.model import Settings
 from tito_audit.tokens.encoders import FastEncoder
 
+LOADS_ANEW = True
+
 TOY = Path(__file__).resolve().parents[1] / "fixtures" / "tokenizers" / "toy_bpe"
 ENOUGH = 240_000
 """More characters than the reference encodes while the fast encoder loads for this tokenizer."""

@@ -29,6 +29,8 @@ from tito_audit.tokens.segments import Cuts, SegmentEncoder, find_cuts, pattern_
 from tito_audit.tokens.tokenizer import Tokenizer
 from tito_audit.tokens.vocab import Vocabulary
 
+LOADS_ANEW = True
+
 ROOT = Path(__file__).resolve().parents[1]
 TOYS = ROOT / "fixtures" / "tokenizers"
 SHARED = Path(

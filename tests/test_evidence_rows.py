@@ -38,6 +38,8 @@ from tito_audit.render.spans import Rendering, spans
 from tito_audit.tokens.load import load_tokenizer
 from tito_audit.tokens.tokenizer import Tokenizer
 
+LOADS_ANEW = True
+
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = [
     *sorted((ROOT / "fixtures" / "tokenizers").glob("toy_*/")),

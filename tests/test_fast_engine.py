@@ -25,7 +25,6 @@ SHARED = ROOT.parent / "shared"
 TOY = ROOT / "fixtures" / "tokenizers" / "toy_bpe"
 LOGS = sorted((ROOT / "fixtures" / "formats").glob("*.jsonl"))
 MODELS = some(("smollm2", "gemma-3", "qwen2.5-coder"), 1)
-pytestmark = pytest.mark.usefixtures("loaded_once")
 needs_rollouts = [
     pytest.mark.shared,
     pytest.mark.skipif(not (SHARED / "rollouts").is_dir(), reason="no shared/rollouts beside the checkout"),

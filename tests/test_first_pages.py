@@ -22,8 +22,6 @@ from tito_audit.record.rollout import Place
 from tito_audit.reports._verdict import cause_lines, verdict
 from tito_audit.summary import Summary
 
-pytestmark = pytest.mark.usefixtures("loaded_once")
-
 WIDTHS = ("80", "100", "120")
 NOTED = [merged(clean(f"r{number}"), 2, "Ġgood") for number in range(6)]
 """Rollouts whose last answer would change if it were re-encoded; no prompt follows it."""

@@ -29,8 +29,6 @@ from tito_audit.run.fit import CODE, TEMPLATE, TOKENIZER, misfit
 from tito_audit.run.workers import can_fork
 from tito_audit.tokens.load import load_tokenizer
 
-pytestmark = pytest.mark.usefixtures("loaded_once")
-
 BPE, METASPACE = "toy_bpe", "toy_metaspace"
 SHARED = toy.ROOT.parent / "shared"
 forks = pytest.mark.skipif(not can_fork(), reason="processes are not forked on this system")

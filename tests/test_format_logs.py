@@ -30,8 +30,6 @@ from tito_audit.record.rollout import Rollout
 from tito_audit.settings.model import RepairSettings, Settings
 from tito_audit.storage import open_log
 
-pytestmark = pytest.mark.usefixtures("loaded_once")
-
 FOUND = json.loads((ROOT / "tests" / "data" / "format_scans.json").read_text(encoding="utf-8"))
 """By format and row of its fixture, the codes of its findings; other rows have none."""
 SETTINGS = Settings(tokenizer=str(TOY))

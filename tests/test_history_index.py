@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from tests.tiers import examples
 from tito_audit.chains.links import components
-from tito_audit.join.history import CallTraits, Conversations, HistoryIndex, JoinedBy
+from tito_audit.join.history import CallTraits, HistoryIndex, JoinedBy, JoinedConversations
 from tito_audit.join.history._columns import Numbers
 from tito_audit.record.message import Message, as_message
 from tito_audit.tokens.load import load_tokenizer
@@ -192,7 +192,7 @@ def add(index: HistoryIndex, traits: CallTraits) -> int:
 
 def settled(
     traits: Sequence[CallTraits], decoder: Callable[..., bytes] | None = decode, read: list[int] | None = None
-) -> Conversations:
+) -> JoinedConversations:
     index = HistoryIndex()
     assert [add(index, call) for call in traits] == list(range(len(traits)))
 
@@ -414,7 +414,7 @@ def test_a_tool_call_with_other_arguments_is_another_answer() -> None:
     assert parts(found.of) == {frozenset({0}), frozenset({1})}
 
 
-def talked(tokenizer: Tokenizer, said: str, kept: str) -> Conversations:
+def talked(tokenizer: Tokenizer, said: str, kept: str) -> JoinedConversations:
     """An answer, and a call whose prompt has `kept` in its place."""
     encode, end = tokenizer.encode, "<|im_end|>\n"
     start = f"<|im_start|>user\nHow much?{end}<|im_start|>assistant\n"

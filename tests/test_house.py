@@ -170,7 +170,7 @@ BUDGETS = {
     "join": 3_513,
     "parsers": 1_651,
     "providers": 2_340,
-    "record": 3_205,
+    "record": 3_202,
     "render": 4_040,
     "repairs": 1_907,
     "reports": 3_218,
@@ -183,7 +183,7 @@ BUDGETS = {
     "sft": 453,
     "storage": 9_693,
     "tables": 339,
-    "templates": 2_940,
+    "templates": 2_936,
     "terminal": 1_565,
     "tokens": 3_882,
     "viewer": 1_000,
@@ -191,11 +191,11 @@ BUDGETS = {
 }
 """Lines that each room may have: a full room takes a feature against a deletion in the same change."""
 MOST = {
-    "private functions used once, in 1,000 lines of code": 22.5,
-    "of these, with fewer than four lines": 159,
-    "constants of a bare number used once": 298,
+    "private functions used once, in 1,000 lines of code": 22.1,
+    "of these, with fewer than four lines": 158,
+    "constants of a bare number used once": 297,
     "modules with one importer, in their own room": 26,
-    "class names that stand twice": 18,
+    "class names that stand twice": 5,
     "pronouns among the names": 31,
 }
 """What `python -m tools.habits` counts at most. A change may lower these, never raise them."""

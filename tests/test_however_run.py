@@ -24,7 +24,6 @@ from tito_audit.run.workers import Executor, can_fork
 
 pytestmark = [
     pytest.mark.skipif(not can_fork(), reason="processes are not forked on this system"),
-    pytest.mark.usefixtures("loaded_once"),
 ]
 
 TOKENIZER = str(TOY)

@@ -27,6 +27,8 @@ from tito_audit.settings.file import read_config
 from tito_audit.tokens.hub import HubName, cached_revisions, cached_tokenizer
 from tito_audit.tokens.load import load_tokenizer
 
+LOADS_ANEW = True
+
 ROOT = Path(__file__).parents[1]
 TOY = ROOT / "fixtures" / "tokenizers" / "toy_bpe"
 LOG = ROOT / "fixtures" / "formats" / "nemo_gym.jsonl"

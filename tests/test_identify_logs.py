@@ -27,7 +27,6 @@ FOUND = 0.95
 
 pytestmark = [
     pytest.mark.shared,
-    pytest.mark.usefixtures("loaded_once"),
     pytest.mark.skipif(
         not (ROLLOUTS.is_dir() and TOKENIZERS.is_dir()), reason="no shared data beside the checkout"
     ),

@@ -39,8 +39,6 @@ from tito_audit.settings.model import Override
 from tito_audit.storage import open_log, passed_logs
 from tito_audit.storage.chunks import Reading, chunks_of
 
-pytestmark = pytest.mark.usefixtures("loaded_once")
-
 ROOT = Path(__file__).resolve().parents[1]
 FORMATS = ROOT / "fixtures" / "formats"
 LOGS = sorted(path.name for path in FORMATS.glob("*.json*"))

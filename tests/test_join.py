@@ -33,8 +33,6 @@ from tito_audit.cli import app
 from tito_audit.formats import chat_tools
 from tito_audit.record.rollout import Turn
 
-pytestmark = pytest.mark.usefixtures("loaded_once")
-
 TOY = str(ROOT / "fixtures" / "tokenizers" / "toy_bpe")
 TEXT = ("messages", "tools", "chat_template_kwargs")
 TOKENS = ("prompt_token_ids", "generation_token_ids", "generation_log_probs")

@@ -22,8 +22,6 @@ from tito_audit.cli import app
 from tito_audit.storage.random_access import RandomAccess
 from tito_audit.storage.row import parse_row
 
-pytestmark = pytest.mark.usefixtures("loaded_once")
-
 HOWS = (["plain"] * 3, ["gz"] * 3, ["zst", "plain", "gz"], ["parquet", "parquet", "plain"])
 
 

@@ -16,6 +16,8 @@ from tito_audit.tokens.encoders import ReferenceEncoder
 from tito_audit.tokens.segments import Cuts
 from tito_audit.tokens.tokenizer import Tokenizer, picked_segments, pieces_to_prove
 
+LOADS_ANEW = True
+
 CHAT = (
     "<|im_start|>user\nI like Skinny jeans, grüße 👍🏽 e\u0301 and 1234 dogs\n\n  x<|im_end|>\n"
     "<|im_start|>assistant\nMe too, don't you?\r\nYes <|im_end|>\n<|im_start|>user\n你好 <|im<|im_end|>\n"

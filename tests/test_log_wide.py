@@ -27,8 +27,6 @@ from tito_audit.run.workers import can_fork
 from tito_audit.settings.model import Override
 from tito_audit.tokens.load import load_tokenizer
 
-pytestmark = pytest.mark.usefixtures("loaded_once")
-
 BPE = str(toy.TOKENIZERS / "toy_bpe")
 TEMPLATE = (
     "{{ '<|im_start|>system\nToday: ' + strftime_now('%d %b %Y') }}"

@@ -332,7 +332,6 @@ DROPPING = """{%- for message in messages -%}
 {%- endfor -%}
 {%- if add_generation_prompt -%}<|im_start|>assistant\n{%- endif -%}"""
 """A ChatML template that writes no message with nothing in it."""
-pytestmark = pytest.mark.usefixtures("loaded_once")
 every_template = pytest.mark.parametrize("name", some([*STOPS_OF], 2))
 
 

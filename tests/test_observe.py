@@ -58,8 +58,6 @@ from tito_audit.viewer.sequences import (
     view,
 )
 
-pytestmark = pytest.mark.usefixtures("loaded_once")
-
 RULES = all_rules()
 CODES = frozenset(rule.code for rule in RULES)
 FORMATS = sorted(

@@ -15,6 +15,8 @@ from tito_audit.errors import TokenizerError
 from tito_audit.tokens.hub import glance
 from tito_audit.tokens.load import load_tokenizer
 
+LOADS_ANEW = True
+
 ROOT = Path(__file__).resolve().parents[1]
 TOY = ROOT / "fixtures" / "tokenizers" / "toy_bpe"
 SMALL: dict[str, Any] = {

@@ -28,8 +28,6 @@ from tito_audit.parsers._json import json_object
 from tito_audit.parsers._source import TextSource, until
 from tito_audit.tokens.load import load_tokenizer
 
-pytestmark = pytest.mark.usefixtures("loaded_once")
-
 ROOT = Path(__file__).resolve().parents[1]
 SHARED = Path(os.environ.get("TITO_AUDIT_TOKENIZERS") or ROOT.parent / "shared" / "tokenizers")
 TOOLS = ({"type": "function", "function": {"name": "f"}},)

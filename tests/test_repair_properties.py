@@ -17,7 +17,6 @@ from typing import Any, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-import pytest
 from hypothesis import Phase, assume, given, settings
 from hypothesis import strategies as st
 
@@ -36,7 +35,6 @@ few = settings(
 Row = dict[str, Any]
 Truth = tuple[list[int], list[int], list[float | None]]
 TOY = str(toy.TOKENIZERS / "toy_bpe")
-pytestmark = pytest.mark.usefixtures("loaded_once")
 DECLARED = {"MSK402", "MSK403", "MSK404"}
 """What repairs say that they may bring about: tokens out of the loss."""
 PER_TOKEN = ("token_ids", "loss_mask", "logprobs", "advantages", "ref_logprobs", "position_ids")

@@ -28,7 +28,6 @@ SHARED = Path(__file__).resolve().parents[2] / "shared"
 MODELS = some(("smollm2", "gemma-3", "qwen2.5-coder"), 1)
 pytestmark = [
     pytest.mark.shared,
-    pytest.mark.usefixtures("loaded_once"),
     pytest.mark.skipif(not (SHARED / "rollouts").is_dir(), reason="no shared/rollouts beside the checkout"),
 ]
 Row = dict[str, Any]

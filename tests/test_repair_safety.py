@@ -52,7 +52,6 @@ PAD = 80_000
 """Bytes that no compression makes smaller in each row, so that a run writes while it goes on."""
 
 Row = dict[str, Any]
-pytestmark = pytest.mark.usefixtures("loaded_once")
 
 
 # Logs

@@ -46,8 +46,6 @@ WIDE = {"COLUMNS": "300"}
 """So wide that the digits of a time move no word into the next line."""
 SEED = random.Random(0 if not DEEP else None).randrange(1 << 30)
 
-pytestmark = pytest.mark.usefixtures("loaded_once")
-
 
 def shards(folder: Path, number: int, rows: int = 4) -> Path:
     """A folder of logs with the first rows of a fixture each, of different formats."""

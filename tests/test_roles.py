@@ -23,7 +23,6 @@ from tito_audit.run.auditor import Loader
 from tito_audit.settings.model import Settings
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
-pytestmark = pytest.mark.usefixtures("loaded_once")
 shared = pytest.mark.skipif(not (SHARED / "rollouts").is_dir(), reason="no shared/rollouts beside the checkout")
 ENDS = (
     "<|im_end|>",

@@ -29,8 +29,6 @@ from tito_audit.storage import RawRow, open_log, open_output
 from tito_audit.storage.chunks import Reading, chunks_of
 from tito_audit.storage.inside import parse_row_path
 
-pytestmark = pytest.mark.usefixtures("loaded_once")
-
 Json = dict[str, Any]
 
 

@@ -31,8 +31,6 @@ from tito_audit.run.scan import scan_rollouts
 from tito_audit.settings.model import Settings
 from tito_audit.tokens.load import load_tokenizer
 
-pytestmark = pytest.mark.usefixtures("loaded_once")
-
 TOY = str(toy.TOKENIZERS / "toy_bpe")
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "tokenizers"
 NEW = ("REC008", "REC010", "LPR507", "LPR508", "LPR509")

@@ -25,6 +25,8 @@ from tito_audit.tokens.split_points import TABLES, SafeCuts, find_safe_cuts, in_
 from tito_audit.tokens.tokenizer import Tokenizer
 from tools import split_points as derivation
 
+LOADS_ANEW = True
+
 ROOT = Path(__file__).resolve().parents[1]
 TOYS = ROOT / "fixtures" / "tokenizers"
 SHARED = Path(os.environ.get("TITO_AUDIT_TOKENIZERS") or ROOT.parent / "shared" / "tokenizers")

@@ -38,8 +38,6 @@ from tito_audit.summary import Summary
 from tito_audit.viewer.model import Measures, Observed
 from tito_audit.viewer.selection import MAX_VIEWS, VIEWS_PER_CODE, ViewQuota
 
-pytestmark = pytest.mark.usefixtures("loaded_once")
-
 ROOT = Path(__file__).resolve().parents[1]
 TOKENIZERS = ROOT / "fixtures" / "tokenizers"
 BPE, METASPACE = str(TOKENIZERS / "toy_bpe"), str(TOKENIZERS / "toy_metaspace")

@@ -27,6 +27,8 @@ from tito_audit.storage import open_log
 from tito_audit.storage.remote import remote_file
 from tools.audit import said_of
 
+LOADS_ANEW = True
+
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
 OWN_PICKLES = {

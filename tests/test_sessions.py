@@ -31,8 +31,6 @@ from tito_audit import (
 )
 from tito_audit.cli import app
 
-pytestmark = pytest.mark.usefixtures("loaded_once")
-
 ROOT = Path(__file__).resolve().parents[1]
 TOY = str(ROOT / "fixtures" / "tokenizers" / "toy_bpe")
 SHARED = ROOT.parent / "shared"

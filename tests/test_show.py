@@ -29,8 +29,6 @@ from tito_audit.storage import open_log
 from tito_audit.terminal.page import console_for
 from tito_audit.terminal.sequence import DrawOptions, TokenLine, draw_tokens, logprob_words
 
-pytestmark = pytest.mark.usefixtures("loaded_once")
-
 ROOT = Path(__file__).resolve().parents[1]
 GOLDENS = ROOT / "fixtures" / "show"
 FORMATS = sorted(

@@ -23,6 +23,8 @@ from tito_audit.tokens.cache import StoredTokenizer, Tables, cache_folder, open_
 from tito_audit.tokens.load import load_tokenizer
 from tito_audit.tokens.vocab import Entries
 
+LOADS_ANEW = True
+
 ROOT = Path(__file__).resolve().parents[1]
 TOYS = ROOT / "fixtures" / "tokenizers"
 TOY = TOYS / "toy_bpe"

@@ -36,8 +36,6 @@ from tito_audit.templates.returns import answer_form
 from tito_audit.templates.verdict import claims, verdict
 from tito_audit.tokens.load import load_tokenizer
 
-pytestmark = pytest.mark.usefixtures("loaded_once")
-
 REAL = Path(os.environ.get("TITO_AUDIT_TOKENIZERS", "no-such-folder"))
 OPENER = "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 CALLS = (

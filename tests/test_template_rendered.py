@@ -17,8 +17,6 @@ from tests.template_oracle.facts import Step, between, outcomes, reads_clock, wr
 from tests.template_oracle.sources import needed, of_tokenizer, published, tokenizer_folders
 from tests.tiers import some
 
-pytestmark = pytest.mark.usefixtures("loaded_once")
-
 
 def broken(template: Template) -> set[str]:
     """The steps after which the prompt and its answer are not there as they were, in some form of the messages."""

@@ -20,8 +20,6 @@ from tito_audit.render.template import compile_template
 from tito_audit.templates import Fate, Probe, append_only
 from tito_audit.tokens.load import load_tokenizer
 
-pytestmark = pytest.mark.usefixtures("loaded_once")
-
 
 def as_rendered(message: Mapping[str, Any]) -> dict[str, Any]:
     """A message of the oracle as templates get it: with each name that they read reasoning from."""

@@ -43,8 +43,6 @@ from tito_audit.templates.training.edits import (
     read_tags,
 )
 
-pytestmark = pytest.mark.usefixtures("loaded_once")
-
 BPE = str(toy.TOKENIZERS / "toy_bpe")
 BASE = """\
 {%- set ns = namespace(last=0) %}

@@ -20,8 +20,6 @@ from tito_audit.tokens.text_stream import TextStream, decoded
 from tito_audit.tokens.tokenizer import Tokenizer
 from tito_audit.tokens.vocab import Prefix, Vocabulary
 
-pytestmark = pytest.mark.usefixtures("loaded_once")
-
 ROOT = Path(__file__).resolve().parents[1]
 SHARED = Path(os.environ.get("TITO_AUDIT_TOKENIZERS") or ROOT.parent / "shared" / "tokenizers")
 TOYS = sorted((ROOT / "fixtures" / "tokenizers").glob("toy_*"))

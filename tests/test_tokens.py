@@ -23,6 +23,8 @@ from tito_audit.tokens.load import load_tokenizer
 from tito_audit.tokens.tokenizer import Tokenizer
 from tito_audit.tokens.vocab import Prefix, Vocabulary
 
+LOADS_ANEW = True
+
 ROOT = Path(__file__).resolve().parents[1]
 TOYS = ROOT / "fixtures" / "tokenizers"
 SHARED = Path(
@@ -468,13 +470,13 @@ def sentencepiece_folder(tmp_path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("text", ["Hello there", "two  spaces", "line\n\nline", "über 中文 🎉", "7.5%", ""])
-def test_a_sentencepiece_model_without_tokenizer_json_has_the_ids_of_sentencepiece(text, sentencepiece_folder):
+def test_a_sentencepiece_model_without_tokenizer_json_has_the_ids_of_sentencepiece(sentencepiece_folder):
     import sentencepiece
 
     theirs = sentencepiece.SentencePieceProcessor(model_file=str(sentencepiece_folder / "tokenizer.model"))
     mine = load_tokenizer(str(sentencepiece_folder))
-    assert mine.encode(text).tolist() == theirs.encode(text)
+    for text in ("Hello there", "two  spaces", "line\n\nline", "über 中文 🎉", "7.5%", ""):
+        assert mine.encode(text).tolist() == theirs.encode(text), text
     assert mine.bos_id == theirs.bos_id()
 
 

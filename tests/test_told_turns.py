@@ -224,7 +224,7 @@ def test_a_row_is_judged_alike_by_control_tokens_and_by_marks(
 
 @pytest.mark.skipif(not REAL, reason="no real tokenizers beside the checkout")
 @pytest.mark.parametrize("name", some(REAL, 1))
-def test_rows_of_real_templates_are_judged_alike(name: str, loaded_once: None) -> None:
+def test_rows_of_real_templates_are_judged_alike(name: str) -> None:
     @given(conversations(), faults())
     @settings(max_examples=examples(8, 400))
     def every(messages: list[dict[str, Any]], wrong: dict[str, Any]) -> None:

@@ -29,8 +29,6 @@ from tests.prompt_server import running
 from tests.world import ROOT
 from tito_audit.version import VERSION
 
-pytestmark = pytest.mark.usefixtures("loaded_once")
-
 PLAYS = sorted((ROOT / "tests" / "transcripts").glob("*.txt"))
 LOGS = ROOT / "tests" / "transcripts" / "logs"
 CLOCKS = re.compile(r"\b[0-9.]+ s\b(, [0-9,]+ tokens/s)?")

@@ -37,7 +37,6 @@ LOGS = some([(model, mode) for model in MODELS for mode in ("tito", "retok")], 2
 CUTS = ("TOK101", "TOK102", "TOK103")
 pytestmark = [
     pytest.mark.shared,
-    pytest.mark.usefixtures("loaded_once"),
     pytest.mark.skipif(not (SHARED / "rollouts").is_dir(), reason="no shared/rollouts beside the checkout"),
     pytest.mark.parametrize(("model", "mode"), LOGS),
 ]

@@ -6,6 +6,7 @@ import random
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
 from itertools import product
 from pathlib import Path
 
@@ -500,13 +501,18 @@ ACCUSED = {
 }
 
 
+@cache
+def judged_plan() -> list[File]:
+    return files(examples(600, 3000), list(FORMS), seed=2)
+
+
 @shared
 @no_rollouts
 @pytest.mark.parametrize(("tool", "wrong"), [(Perfect, set()), (Silent, MISSED), (Eager, ACCUSED)])
 def test_the_judge_tells_a_perfect_tool_from_one_that_misses_or_accuses(
     tool: type[Perfect], wrong: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plan = files(examples(600, 3000), list(FORMS), seed=2)
+    plan = judged_plan()
     monkeypatch.setattr(judge, "scan", tool(plan).scan)
     monkeypatch.setattr(judge, "repair", tool(plan).repair)
     outcome = run(plan, tmp_path, list(FLAGS))

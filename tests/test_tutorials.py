@@ -28,8 +28,6 @@ LOGS = ROOT / "fixtures" / "tutorials"
 PAGES = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
 PYTHON = re.compile(r"^```python\n(.*?)\n```$", re.M | re.S)
 
-pytestmark = pytest.mark.usefixtures("loaded_once")
-
 
 def code_of(page: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What the Python of a page defines."""

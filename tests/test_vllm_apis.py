@@ -23,8 +23,6 @@ from tests.vllm.server import VllmServer
 from tito_audit import Settings, scan_rollouts
 from tito_audit.record.finding import Severity
 
-pytestmark = pytest.mark.usefixtures("loaded_once")
-
 SYSTEM = "You are a weather bot."
 WORDS = ("--tool-parser", "hermes", "--reasoning-parser", "qwen3")
 

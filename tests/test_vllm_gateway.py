@@ -25,8 +25,6 @@ from tests.vllm.ask import asked, running, sampled, until
 from tests.vllm.claims import Served, direct_log, scanned, served
 from tests.vllm.server import OTHER_ENGINE, SAME_ENGINE, VllmServer
 
-pytestmark = pytest.mark.usefixtures("loaded_once")
-
 PARSED = ("--tool-parser", "hermes", "--reasoning-parser", "qwen3")
 _MANY = examples(1, 3)
 _ENDLESS = 3500

@@ -8,16 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.command import written
 from tests.recording_proxy import recording
 from tests.vllm.claims import scanned
 from tests.vllm.server import VllmServer
 from tito_audit import as_group, managed_server
 from tito_audit.providers.vllm import VLLMProvider
-
-pytestmark = pytest.mark.usefixtures("loaded_once")
 
 
 async def _talked(url: str, server: VllmServer) -> Sequence[Any]:

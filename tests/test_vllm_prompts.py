@@ -8,16 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.command import run, written
 from tests.test_vllm_apis import APIS, SMALL, THINKS, WORDS, before
 from tests.tiers import some
 from tests.vllm.agent import FREE, HELD, LOOP, TOOLS, Agent, Row
 from tests.vllm.claims import direct_log, served
 from tests.vllm.server import VllmServer
-
-pytestmark = pytest.mark.usefixtures("loaded_once")
 
 
 def greedy(agent: Agent) -> Agent:

@@ -6,9 +6,7 @@ All counts come from the source alone. A room is a folder of the package; the mo
 from __future__ import annotations
 
 import ast
-import io
 import sys
-import tokenize
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -49,18 +47,21 @@ class Module:
         return ast.parse(self.text)
 
     @cached_property
+    def nodes(self) -> list[ast.AST]:
+        return list(ast.walk(self.tree))
+
+    @cached_property
     def lines(self) -> int:
         return len(self.text.splitlines())
 
     @cached_property
     def code_lines(self) -> int:
         """Lines without blank ones, comments and docstrings."""
-        code: set[int] = set()
-        skipped = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT}
-        for token in tokenize.generate_tokens(io.StringIO(self.text).readline):
-            if token.type not in skipped | {tokenize.ENDMARKER}:
-                code.update(range(token.start[0], token.end[0] + 1))
-        for node in ast.walk(self.tree):
+        lines = self.text.splitlines()
+        code = {
+            number for number, line in enumerate(lines, 1) if line.strip() and not line.lstrip().startswith("#")
+        }
+        for node in self.nodes:
             if (
                 isinstance(node, ast.Expr)
                 and isinstance(node.value, ast.Constant)
@@ -71,17 +72,17 @@ class Module:
 
     @cached_property
     def functions(self) -> list[Function]:
-        return [node for node in ast.walk(self.tree) if isinstance(node, Function)]
+        return [node for node in self.nodes if isinstance(node, Function)]
 
     @cached_property
     def classes(self) -> list[str]:
-        return [node.name for node in ast.walk(self.tree) if isinstance(node, ast.ClassDef)]
+        return [node.name for node in self.nodes if isinstance(node, ast.ClassDef)]
 
     @cached_property
     def uses(self) -> Counter[str]:
         """How often each name is read, as a name, an attribute, or in an import from elsewhere."""
         read: Counter[str] = Counter()
-        for node in ast.walk(self.tree):
+        for node in self.nodes:
             if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
                 read[node.id] += 1
             elif isinstance(node, ast.Attribute):
@@ -116,7 +117,7 @@ class Module:
     def bound_names(self) -> list[str]:
         """Every name that it binds: variables, parameters and functions, once for each place."""
         names = [function.name.lstrip("_") for function in self.functions]
-        for node in ast.walk(self.tree):
+        for node in self.nodes:
             if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
                 names.append(node.id)
             elif isinstance(node, ast.arg) and node.arg not in ("self", "cls"):
@@ -237,7 +238,7 @@ class House:
 
 def _imported(module: Module, names: set[str]) -> Iterator[str]:
     """Every module of the package that it imports, or takes a name from."""
-    for node in ast.walk(module.tree):
+    for node in module.nodes:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name in names)
         elif isinstance(node, ast.ImportFrom) and node.module:

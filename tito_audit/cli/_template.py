@@ -32,7 +32,7 @@ from tito_audit.templates import (
     grouped,
 )
 from tito_audit.templates.against import Parted, PromptCause
-from tito_audit.templates.training import Judged, Variant, find_variant
+from tito_audit.templates.training.search import Judged, Variant, find_variant
 from tito_audit.templates.verdict import advice, claims, flags_of, line_of, title, verdict
 from tito_audit.terminal.cut import elided
 from tito_audit.terminal.encoding import print_json

@@ -22,7 +22,7 @@ from tito_audit.join._keys import (
     OWN,
     UNREADABLE,
     Partners,
-    Tally,
+    PartnerTally,
     first_row,
     keys_for,
     readable_id,
@@ -36,16 +36,16 @@ from tito_audit.record.rollout import Place, Rollout, Turn
 from tito_audit.settings.model import Settings
 from tito_audit.storage import Log, Output, RawRow, find_logs, open_log
 from tito_audit.storage.chunks import Chunk, chunks_of
-from tito_audit.storage.random_access import Batch
+from tito_audit.storage.random_access import RowBatch
 
 __all__ = [
     "Answers",
-    "Batch",
     "CallsJoined",
     "CallsSeen",
     "Decode",
     "Join",
     "KeySeen",
+    "RowBatch",
     "Work",
     "calls_seen",
     "contains_row",
@@ -126,13 +126,13 @@ class Join:
             self._list = shared_tools(settings.tools_file, settings)
             if self._list is None:
                 self._tools = self._partners("--tools", settings.tools_file, logs)
-        self._tallies: list[Tally] = []
+        self._tallies: list[PartnerTally] = []
         for word, partners in (("messages", self._messages), ("tools", self._tools)):
             if partners is not None:
                 # The id of the log's first row, as readers see it.
                 row = first_row(logs, settings.max_row_bytes, settings.rows_at)
                 key = partners.keys.of_log(row, str(logs[0]), 0) if row is not None else None
-                self._tallies.append(Tally(word, partners, readable_id(key) if key is not None else None))
+                self._tallies.append(PartnerTally(word, partners, readable_id(key) if key is not None else None))
         self._with_own_tools = 0
         self._rollouts = 0
 

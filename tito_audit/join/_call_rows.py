@@ -21,15 +21,15 @@ from tito_audit.format import Row
 from tito_audit.join._reader import NO_CALL, ReadCall
 from tito_audit.join.history import (
     CallTraits,
-    Conversations,
     Decode,
     HistoryIndex,
     JoinedBy,
+    JoinedConversations,
     Trace,
     Tracer,
 )
 from tito_audit.storage import Log, Output, RawRow
-from tito_audit.storage.random_access import Batch, RandomAccess, Ticket
+from tito_audit.storage.random_access import RandomAccess, RowBatch, Ticket
 from tito_audit.storage.spool import Spool, unpacked
 from tito_audit.storage.streams import ParseRow
 
@@ -55,7 +55,7 @@ class Traced:
     """Whether a key found in the log itself was taken to name conversations."""
 
     @classmethod
-    def of(cls, conversations: Conversations, rows: Rows) -> Traced:
+    def of(cls, conversations: JoinedConversations, rows: Rows) -> Traced:
         """What was found, in numbers; `rows` are the calls' rows."""
         sizes = np.bincount(conversations.of, minlength=len(conversations.of))
         several = sizes > 1
@@ -96,13 +96,13 @@ class BatchRead:
     """Rows without it that hold several calls or choices."""
 
 
-Work: TypeAlias = Callable[[Batch], BatchRead]
+Work: TypeAlias = Callable[[RowBatch], BatchRead]
 Answers: TypeAlias = Generator[tuple[int, BatchRead | None], None, None]
-Mapped: TypeAlias = Callable[[Work, Iterable[tuple[int, Batch]]], Answers]
+Mapped: TypeAlias = Callable[[Work, Iterable[tuple[int, RowBatch]]], Answers]
 """Runs work on batches of files, given by number, in one process or several; answers come in order."""
 
 
-def one_by_one(work: Work, batches: Iterable[tuple[int, Batch]]) -> Answers:
+def one_by_one(work: Work, batches: Iterable[tuple[int, RowBatch]]) -> Answers:
     """The work done in this process."""
     for number, batch in batches:
         yield number, work(batch)
@@ -116,7 +116,7 @@ class ReadBatch:
     tracer: Tracer
     parse: ParseRow
 
-    def __call__(self, batch: Batch) -> BatchRead:
+    def __call__(self, batch: RowBatch) -> BatchRead:
         """What its rows say."""
         rows = BatchRead()
         for place, raw in batch.rows(self.parse):
@@ -268,7 +268,7 @@ class CallRows:
                     break
         self._starts += [len(self._index)] * (len(self.readers) + 1 - len(self._starts))
 
-    def _batches(self) -> Iterator[tuple[int, Batch]]:
+    def _batches(self) -> Iterator[tuple[int, RowBatch]]:
         for number, reader in enumerate(self.readers):
             try:
                 for batch in reader.batches(BATCH_BYTES):

@@ -344,7 +344,7 @@ _WHY = {
 }
 
 
-class Tally:
+class PartnerTally:
     """Counts rollouts by what was found for them in one file."""
 
     def __init__(self, word: str, partners: Partners, first_id: str | None) -> None:

@@ -73,9 +73,6 @@ class Tally:
         self.places = tuple(every[:PLACES])
 
 
-Fact = tuple[str, ...] | tuple[Slide, ...] | int | EndsOf
-
-
 @dataclass(slots=True)
 class Testimony:
     """The witnesses of one log, counted. Its size is bounded; the order and grouping in which rows are added does

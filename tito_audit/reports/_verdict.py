@@ -285,7 +285,7 @@ class CauseLine:
     """The rules that found it, the one with the most findings first."""
 
 
-def cause_lines(summary: Summary, limit: int = LINES, least: Severity = Severity.NOTE) -> list[CauseLine]:
+def cause_lines(summary: Summary, least: Severity = Severity.NOTE) -> list[CauseLine]:
     """The causes from `least` up, the most severe and most frequent first; known findings are left out.
 
     What a template that is not append-only does to reasoning is one cause.
@@ -302,8 +302,8 @@ def cause_lines(summary: Summary, limit: int = LINES, least: Severity = Severity
             lines[at] = CauseLine(lines[at].severity, words, tuple(dict.fromkeys(codes)))
         elif headline.severity >= least:
             lines.append(line)
-    if len(lines) > limit:
-        lines[limit:] = [CauseLine(None, f"and {many(len(lines) - limit, 'more cause')}")]
+    if len(lines) > LINES:
+        lines[LINES:] = [CauseLine(None, f"and {many(len(lines) - LINES, 'more cause')}")]
     return lines
 
 

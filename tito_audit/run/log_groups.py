@@ -15,7 +15,7 @@ from typing import Any
 
 from tito_audit.errors import EncodeError, RecordError, SetupError
 from tito_audit.formats import Detection, Unread, unread_columns
-from tito_audit.join import Answers, Batch, Join, Work, contains_row, lines_of, shown_by
+from tito_audit.join import Answers, Join, RowBatch, Work, contains_row, lines_of, shown_by
 from tito_audit.record.finding import Result
 from tito_audit.record.outcome import COLUMN
 from tito_audit.record.rollout import Place, Rollout
@@ -269,14 +269,14 @@ class RowFlow:
             groups.update(dict.fromkeys(map(str, members), group))
         return groups
 
-    def _first_pass(self, work: Work, batches: Iterable[tuple[int, Batch]]) -> Answers:
+    def _first_pass(self, work: Work, batches: Iterable[tuple[int, RowBatch]]) -> Answers:
         """The work of a first pass over calls, in all processes of the run if that pays off."""
         jobs = self.settings.jobs or 1
         executor: Executor = InProcess()
         if not is_small(self.files):
             forks = jobs > 1 and can_fork() and self.settings.engine == "local"
             executor = self.executor or (ForkedProcesses(jobs) if forks else executor)
-        tasks: Iterable[tuple[int, Batch | None]] = batches
+        tasks: Iterable[tuple[int, RowBatch | None]] = batches
         rows = 0
         for number, answer in mapped(executor, work, tasks):
             rows += 0 if answer is None else len(answer.index)

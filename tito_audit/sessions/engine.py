@@ -14,7 +14,7 @@ from tito_audit.render.renderer import Renderer
 from tito_audit.sessions.content import in_form
 from tito_audit.sessions.index import Fit, Index
 from tito_audit.sessions.model import ChatCall
-from tito_audit.sessions.next_prompt import Writer
+from tito_audit.sessions.next_prompt import PromptWriter
 from tito_audit.sessions.session import Session as Session
 from tito_audit.sessions.session import TextPrompt, prompt_data
 from tito_audit.tokens.tokenizer import Tokenizer
@@ -46,7 +46,7 @@ class Conversations:
         new_id: Callable[[], str] | None = None,
     ) -> None:
         """`renderer` None: only text prompts. `new_id` makes ids for unnamed sessions; None: numbers."""
-        self._writer = Writer(tokenizer, renderer)
+        self._writer = PromptWriter(tokenizer, renderer)
         self._renderer = renderer
         self._limits = limits or Limits()
         self._sessions: OrderedDict[str, Session] = OrderedDict()

@@ -235,7 +235,7 @@ class StoredAnswer:
 
 
 @dataclass(slots=True, eq=False)
-class _Place:
+class _Beginning:
     """A beginning of a history."""
 
     answers: list[StoredAnswer] = field(default_factory=list)
@@ -256,7 +256,7 @@ class Match:
 
 
 @dataclass(frozen=True, slots=True)
-class Departure:
+class ForkPoint:
     """Where a history departs from what the session holds."""
 
     at: int
@@ -267,18 +267,18 @@ class Departure:
     """Whether it is the reasoning that differs."""
 
 
-class Histories:
+class AnsweredHistories:
     """All answers of a session, found by the keys of a history in time linear in its messages."""
 
     def __init__(self) -> None:
-        self._places: dict[bytes, _Place] = {}
+        self._places: dict[bytes, _Beginning] = {}
         self._answered: set[bytes] = set()
 
     def add(self, answer: StoredAnswer, history_keys: Sequence[bytes]) -> None:
         """Hold an answer; the keys are those of its `sent`, the empty history first."""
         for key in history_keys[:-1]:
-            self._places.setdefault(key, _Place()).passing = answer
-        self._places.setdefault(history_keys[-1], _Place()).answers.append(answer)
+            self._places.setdefault(key, _Beginning()).passing = answer
+        self._places.setdefault(history_keys[-1], _Beginning()).answers.append(answer)
         self._answered.add(answer.keys[-1])
 
     def answered(self, keys: Sequence[bytes]) -> bool:
@@ -303,7 +303,7 @@ class Histories:
 
     def departure(
         self, messages: Sequence[Message], history_keys: Sequence[bytes], agreed: int = 0
-    ) -> Departure | None:
+    ) -> ForkPoint | None:
         """Where a history departs from the stored one that it shares the most with; None if it only continues. Its
         first `agreed` messages are those of a stored answer.
         """
@@ -314,8 +314,8 @@ class Histories:
         for answer in reversed([*place.answers, *([place.passing] if place.passing is not None else [])]):
             at = _differing(messages, answer, shared)
             if at is not None and at >= agreed:
-                return Departure(at, answer, reasoning=True)
-        return Departure(shared, place.passing) if place.passing is not None and shared < len(messages) else None
+                return ForkPoint(at, answer, reasoning=True)
+        return ForkPoint(shared, place.passing) if place.passing is not None and shared < len(messages) else None
 
     def _at(self, messages: Sequence[Message], key: bytes, depth: int) -> list[StoredAnswer]:
         """The answers at a place of a history that has no other reasoning than theirs."""
@@ -412,7 +412,7 @@ class Index:
 _BEFORE, _AFTER, _QUOTED = 24, 48, 60
 
 
-def departed(messages: Sequence[Message], keys: Sequence[bytes], departure: Departure) -> Fork:
+def departed(messages: Sequence[Message], keys: Sequence[bytes], departure: ForkPoint) -> Fork:
     """The fork of a client that changed the history or left part of it out."""
     at, answer = departure.at, departure.answer
     call = f"call {answer.node.call_id}"

@@ -37,14 +37,14 @@ _ASKED = {"role": "user", "content": USER}
 _ASKED_AGAIN = {"role": "user", "content": USER_AGAIN}
 
 
-class Writer:
+class PromptWriter:
     """Writes prompts with one tokenizer's template."""
 
     def __init__(self, tokenizer: Tokenizer, renderer: Renderer | None) -> None:
         self._tokenizer = tokenizer
         self._templates = renderer
 
-    def dated(self) -> Writer:
+    def dated(self) -> PromptWriter:
         """A copy that gives templates today's date from now on, so that a conversation past midnight keeps its
         prompt.
         """

@@ -14,9 +14,9 @@ from tito_audit.provider import GenerationResult
 from tito_audit.record.arrays import Ids, as_floats, as_ids, empty_ids
 from tito_audit.record.message import Message, as_message
 from tito_audit.sessions.index import (
+    AnsweredHistories,
     Beginnings,
     Fit,
-    Histories,
     Index,
     Match,
     StoredAnswer,
@@ -29,7 +29,7 @@ from tito_audit.sessions.index import (
     text_bytes,
 )
 from tito_audit.sessions.model import Branch, ChatCall, Draft, Fork, ForkReason, Node, Prompt, Proof, Written
-from tito_audit.sessions.next_prompt import Writer
+from tito_audit.sessions.next_prompt import PromptWriter
 
 TextPrompt = str | Sequence[int] | Ids
 """What `/v1/completions` takes as a prompt."""
@@ -46,7 +46,7 @@ def prompt_data(prompt: TextPrompt) -> bytes:
 class Texts:
     """The answers of a session by their text and by their ids."""
 
-    def __init__(self, writer: Writer) -> None:
+    def __init__(self, writer: PromptWriter) -> None:
         self._writer = writer
         self._answers: Prefixes[tuple[Node, int]] = Prefixes()
         """Answers that prompts may start with, and how many ids such a prompt keeps."""
@@ -151,7 +151,7 @@ class Session:
     """One conversation, or several of one client: a forest of answers."""
 
     def __init__(
-        self, session_id: str, writer: Writer, index: Index, max_nodes: int, *, left_memory: bool = False
+        self, session_id: str, writer: PromptWriter, index: Index, max_nodes: int, *, left_memory: bool = False
     ) -> None:
         self.id = session_id
         self.used = 0.0
@@ -305,7 +305,7 @@ class Session:
 
     def _clear(self) -> None:
         self._writer = self._undated.dated()
-        self._histories = Histories()
+        self._histories = AnsweredHistories()
         self._texts = Texts(self._writer)
         self._nodes: list[Node] = []
         self._starts: dict[bytes, Prompt] = {}

@@ -45,22 +45,22 @@ class RemoteStatus:
     """Whether the store sends parts of the file."""
 
 
-class Refused(Exception):
+class Refusal(Exception):
     """The store refuses, in words for people: what it says and what to do. Caught within this room."""
 
 
-class Missing(Refused):
+class Missing(Refusal):
     """There is no such file, folder, bucket or repository."""
 
 
-class Changed(Refused):
+class ChangedFile(Refusal):
     """The file is no longer what it was when the run began."""
 
     def __init__(self) -> None:
         super().__init__("the file was changed while it was read. Run again once nobody writes it.")
 
 
-class Passing(Refused):
+class Passing(Refusal):
     """A failure that may be over when the request is made again."""
 
     after: float = 0.0
@@ -81,7 +81,7 @@ class Store:
 
     advice: Advice
 
-    def refusal(self, error: Exception, url: str) -> Refused:
+    def refusal(self, error: Exception, url: str) -> Refusal:
         """What an exception of the driver says of the store."""
         return refusal(error, self.advice)
 
@@ -174,21 +174,21 @@ _BUSY = {"SlowDown", "Throttling", "ThrottlingException", "RequestLimitExceeded"
 _CHANGED = {"PreconditionFailed", "ConditionNotMet", "FileExpired"}
 
 
-def refusal(error: BaseException, advice: Advice) -> Refused:
+def refusal(error: BaseException, advice: Advice) -> Refusal:
     """What a driver's exception says of the store, as a Refused of the right kind."""
     errors, codes = _chain(error), codes_of(error)
     if codes & _UNTRUSTED:
-        return Refused("the server's certificate cannot be verified. Look at SSL_CERT_FILE and the proxy.")
+        return Refusal("the server's certificate cannot be verified. Look at SSL_CERT_FILE and the proxy.")
     if any(isinstance(error, ssl.SSLError) for error in errors):
-        return Refused("no secure connection can be made. Look at the address, https or http, and the proxy.")
+        return Refusal("no secure connection can be made. Look at the address, https or http, and the proxy.")
     if codes & _CHANGED:
-        return Changed()
+        return ChangedFile()
     profile = "AWS_PROFILE names a profile that is not in AWS's configuration files."
-    kinds: tuple[tuple[set[str], type[Refused], str], ...] = (
-        ({"ProfileNotFound"}, Refused, profile),
-        (_NO_CREDENTIALS, Refused, f"no credentials were found. {advice.credentials}"),
-        (_WRONG_CREDENTIALS, Refused, f"the store refuses these credentials ({{code}}). {advice.credentials}"),
-        (_FORBIDDEN, Refused, f"these credentials may not read it ({{code}}). {advice.credentials}"),
+    kinds: tuple[tuple[set[str], type[Refusal], str], ...] = (
+        ({"ProfileNotFound"}, Refusal, profile),
+        (_NO_CREDENTIALS, Refusal, f"no credentials were found. {advice.credentials}"),
+        (_WRONG_CREDENTIALS, Refusal, f"the store refuses these credentials ({{code}}). {advice.credentials}"),
+        (_FORBIDDEN, Refusal, f"these credentials may not read it ({{code}}). {advice.credentials}"),
         ({"NoSuchBucket", "ContainerNotFound"}, Missing, f"there is no such bucket. {advice.place}"),
         (_BUSY, Passing, "the server is too busy or fails ({code}). Run again later."),
         (_SLOW, Passing, "the server does not answer in time. Look at the network and run again."),
@@ -204,24 +204,24 @@ def refusal(error: BaseException, advice: Advice) -> Refused:
         return of_status(status, advice)
     reason = getattr(error, "strerror", None)
     why = f": {reason}" if isinstance(reason, str) else ""
-    return Refused(f"the store fails ({type(error).__name__}{why}). {advice.place}")
+    return Refusal(f"the store fails ({type(error).__name__}{why}). {advice.place}")
 
 
-def of_status(status: int, advice: Advice, after: float = 0.0) -> Refused:
+def of_status(status: int, advice: Advice, after: float = 0.0) -> Refusal:
     """What an HTTP status says, as a Refused of the right kind."""
     if status in (412, 416):
-        return Changed()
+        return ChangedFile()
     if status in (404, 410):
         return Missing(f"there is no such file ({status}). {advice.place}")
     if status in (401, 407):
-        return Refused(f"the store refuses these credentials, or wants some ({status}). {advice.credentials}")
+        return Refusal(f"the store refuses these credentials, or wants some ({status}). {advice.credentials}")
     if status == 403:
-        return Refused(f"these credentials may not read it (403). {advice.credentials}")
+        return Refusal(f"these credentials may not read it (403). {advice.credentials}")
     if status in (408, 425, 429) or status >= 500:
         busy = Passing(f"the server is too busy or fails ({status}). Run again later.")
         busy.after = after
         return busy
-    return Refused(f"the server answers with status {status}. {advice.place}")
+    return Refusal(f"the server answers with status {status}. {advice.place}")
 
 
 def _chain(error: BaseException) -> list[BaseException]:
@@ -282,7 +282,7 @@ class BucketStore(Store):
             ) from None
         try:
             self.filesystem = self._connect(driver)
-        except Refused:
+        except Refusal:
             raise
         except Exception as error:  # drivers raise exceptions of many kinds
             raise refusal(error, self.advice) from None
@@ -344,7 +344,7 @@ class S3Store(BucketStore):
     def _connect(self, driver: Any) -> Any:
         for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"):
             if not (os.environ.get(name) or "http://").startswith(("http://", "https://")):
-                raise Refused(f"{name} is not an address. Begin it with https:// or http://.")
+                raise Refusal(f"{name} is not an address. Begin it with https:// or http://.")
         filesystem = driver.S3FileSystem(
             skip_instance_cache=True,
             use_listings_cache=False,
@@ -375,7 +375,7 @@ class S3Store(BucketStore):
             "get_object", Bucket=bucket, Key=key, Range=f"bytes={start}-{stop - 1}", **same
         )
         if status.etag and answer.get("ETag") not in (None, status.etag):
-            raise Changed
+            raise ChangedFile
         parts: list[bytes] = []
         body = answer["Body"]
         try:
@@ -427,7 +427,7 @@ class GoogleStore(BucketStore):
             data: bytes = self.filesystem.cat_file(status.key, start=start, end=stop, generation=status.etag)
         except Exception as error:
             refused = self.refusal(error, url)
-            raise Changed() if isinstance(refused, Missing) else refused from None
+            raise ChangedFile() if isinstance(refused, Missing) else refused from None
         return data
 
 
@@ -444,7 +444,7 @@ class AzureStore(BucketStore):
     def _connect(self, driver: Any) -> Any:
         named = ("AZURE_STORAGE_CONNECTION_STRING", "AZURE_STORAGE_ACCOUNT_NAME", "FSSPEC_ABFS")
         if not any(name.startswith(named) for name in os.environ):
-            raise Refused(f"no storage account is named. {self.advice.credentials}")
+            raise Refusal(f"no storage account is named. {self.advice.credentials}")
         return driver.AzureBlobFileSystem(
             skip_instance_cache=True,
             use_listings_cache=False,

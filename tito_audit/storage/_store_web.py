@@ -29,9 +29,9 @@ from tito_audit.storage._store import (
     CONNECT_SECONDS,
     READ_SECONDS,
     Advice,
-    Changed,
+    ChangedFile,
     Missing,
-    Refused,
+    Refusal,
     RemoteStatus,
     Store,
     dropped,
@@ -73,7 +73,7 @@ class WebStore(Store):
             else:
                 raise answer.refusal()
             if size is None:
-                raise Refused("the server does not say how long the file is. Download it and pass the file.")
+                raise Refusal("the server does not say how long the file is. Download it and pass the file.")
             ranges = answer.status != 200 or size == 0
             try:
                 changed = parsedate_to_datetime(answer.headers.get("Last-Modified", "")).timestamp()
@@ -97,15 +97,15 @@ class WebStore(Store):
             if answer.status not in (200, 206):
                 raise answer.refusal()
             if status.etag is not None and _etag(answer.headers) not in (None, status.etag):
-                raise Changed
+                raise ChangedFile
             if answer.status == 206:
                 place = answer.headers.get("Content-Range", "").rpartition("/")[0]
                 if _size(answer.headers) not in (None, status.st_size):
-                    raise Changed
+                    raise ChangedFile
                 if place.strip() and not place.replace("=", " ").startswith(f"bytes {start}-"):
-                    raise Refused("the server sends another range than it was asked for. Download the file.")
+                    raise Refusal("the server sends another range than it was asked for. Download the file.")
             elif start:
-                raise Refused("the server stopped to send ranges of the file. Download it and pass the file.")
+                raise Refusal("the server stopped to send ranges of the file. Download it and pass the file.")
             return answer.body(stop - start)
 
 
@@ -150,7 +150,7 @@ class _Answer:
         if self.response.length == 0:
             self.response.read()  # tells it that its end was read
 
-    def refusal(self) -> Refused:
+    def refusal(self) -> Refusal:
         return of_status(self.status, ADVICE, float(_number(self.headers.get("Retry-After", "")) or 0))
 
     def __enter__(self) -> _Answer:
@@ -185,9 +185,9 @@ def _ask(url: str, headers: Mapping[str, str]) -> _Answer:
         try:
             url = urljoin(url, place)
         except ValueError:  # brackets are missing
-            raise Refused("the server redirects to what is no address. " + ADVICE.place) from None
+            raise Refusal("the server redirects to what is no address. " + ADVICE.place) from None
         if parts.scheme == "https" and _parts(url).scheme != "https":
-            raise Refused("the server redirects from https to http, which is not followed. " + ADVICE.place)
+            raise Refusal("the server redirects from https to http, which is not followed. " + ADVICE.place)
     raise Missing("the server redirects without end. " + ADVICE.place)
 
 
@@ -199,7 +199,7 @@ def _parts(url: str) -> SplitResult:
             return parts
     except ValueError:  # the port is not a number, or brackets are missing
         pass
-    raise Refused("this is not an address that can be read. " + ADVICE.place)
+    raise Refusal("this is not an address that can be read. " + ADVICE.place)
 
 
 def _answer(parts: SplitResult, headers: Mapping[str, str]) -> _Answer:
@@ -315,7 +315,7 @@ class HubStore(Store):
 
         self._api = HfApi(endpoint=os.environ.get("HF_ENDPOINT"), token=os.environ.get("HF_TOKEN"))
 
-    def refusal(self, error: Exception, url: str) -> Refused:
+    def refusal(self, error: Exception, url: str) -> Refusal:
         """What an exception of the hub's client says: of requests or httpx, whichever it uses."""
         return hub_refusal(error, hub_place(url))
 
@@ -410,7 +410,7 @@ def hub_place(url: str) -> HubPlace:
     prefix = f"{head}/" if head in _KINDS else ""
     owner, _, rest = (after if head in _KINDS else rest).partition("/")
     if not owner or not rest or head == "buckets":
-        raise Refused(f"this does not name a repository and a file in it. {HUB_ADVICE.place}")
+        raise Refusal(f"this does not name a repository and a file in it. {HUB_ADVICE.place}")
     name, at, path = rest.partition("@") if "@" in rest.partition("/")[0] else (rest, "", "")
     if not at:
         name, _, path = rest.partition("/")
@@ -426,10 +426,10 @@ def _hub_status(entry: Mapping[str, Any], place: HubPlace, commit: str) -> Remot
     return RemoteStatus(int(entry["size"]), 0, str(etag), f"{place.kind} {place.name} {commit} {entry['path']}")
 
 
-def hub_refusal(error: Exception, place: HubPlace) -> Refused:
+def hub_refusal(error: Exception, place: HubPlace) -> Refusal:
     names = {kind.__name__ for kind in type(error).__mro__}
     if "GatedRepoError" in names:
-        return Refused(f"{place.name} is gated: ask for access on its page. {HUB_ADVICE.credentials}")
+        return Refusal(f"{place.name} is gated: ask for access on its page. {HUB_ADVICE.credentials}")
     if "RevisionNotFoundError" in names:
         return Missing(f"{place.name} has no revision {place.revision or 'main'}. {HUB_ADVICE.place}")
     if "RepositoryNotFoundError" in names:
@@ -438,9 +438,9 @@ def hub_refusal(error: Exception, place: HubPlace) -> Refused:
             "Data sets begin with hf://datasets/."
         )
     if "OfflineModeIsEnabled" in names:
-        return Refused("HF_HUB_OFFLINE forbids to reach the hub. Unset it, or pass files on disk.")
+        return Refusal("HF_HUB_OFFLINE forbids to reach the hub. Unset it, or pass files on disk.")
     if "HFValidationError" in names:
-        return Refused(f"{place.name} cannot be the name of a repository. {HUB_ADVICE.place}")
+        return Refusal(f"{place.name} cannot be the name of a repository. {HUB_ADVICE.place}")
     if "EntryNotFoundError" in names:
         return Missing(f"there is no such folder in {place.name}. {HUB_ADVICE.place}")
     return refusal(error, HUB_ADVICE)

@@ -72,7 +72,7 @@ class Reading:
 
 
 @dataclass(slots=True)
-class Pieces(Chunk):
+class RowTexts(Chunk):
     """Rows as text, without those that a sample leaves out."""
 
     size: int = 0
@@ -243,9 +243,9 @@ def _of_pieces(log: Log, raw: BinaryIO, pieces: Iterator[Piece], size: int, star
     lines = start is not None
     sample = RowSample(log.share) if log.share is not None else None
 
-    def empty() -> Pieces:
+    def empty() -> RowTexts:
         parse = log.parse if lines else parse_row
-        return Pieces(log.path, log.max_row_bytes, log.size, parse=parse, share=log.share)
+        return RowTexts(log.path, log.max_row_bytes, log.size, parse=parse, share=log.share)
 
     chunk, size_so_far, damage = empty(), 0, None
     at = start or 0
@@ -440,7 +440,7 @@ def _of_batch(log: Log, batch: Any, chosen: Any, size: int, done: Callable[[int]
         if alone and part.nbytes > limit:
             row = (numbers[0], None, part.nbytes, True, numbers[0])
             left_out, last = end - before - 1, end - before - 1
-            yield Pieces(log.path, limit, at, end - before, [row], left_out=left_out, last=last, share=share)
+            yield RowTexts(log.path, limit, at, end - before, [row], left_out=left_out, last=last, share=share)
         else:
             rows = StreamedRows(streamed(part).to_pybytes())
             those = None if share is None else numbers

@@ -21,7 +21,7 @@ _SHOWN = 12
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _RowPlace:
     """A place where a row is, or should be."""
 
     path: Path
@@ -37,7 +37,7 @@ class RowPath:
     """As the user wrote it."""
     steps: tuple[str, ...]
 
-    def rows(self, row: Mapping[str, Any]) -> Iterator[_Place]:
+    def rows(self, row: Mapping[str, Any]) -> Iterator[_RowPlace]:
         """The rows in a row of the file, or why there is none where one should be."""
         return _walk(row, self.steps, ())
 
@@ -98,7 +98,7 @@ class Unwrapped:
     def rows(self, raws: Iterable[RawRow]) -> Iterator[RawRow]:
         """Each nested row with its place; error rows for what cannot be read or should be a row and is not."""
         for raw in raws:
-            places = [_Place((), error=raw.error)] if raw.value is None else self._inside.rows(raw.value)
+            places = [_RowPlace((), error=raw.error)] if raw.value is None else self._inside.rows(raw.value)
             start = self.count
             for number, place in enumerate(places):
                 self._note(raw, place.error)
@@ -150,25 +150,25 @@ def wrapper_keys(raw: RawRow) -> Iterator[str]:
         value = value[step]
 
 
-def _walk(value: Any, steps: tuple[str, ...], path: Path) -> Iterator[_Place]:
+def _walk(value: Any, steps: tuple[str, ...], path: Path) -> Iterator[_RowPlace]:
     if isinstance(value, list | tuple):
         rest = steps[1:] if steps[:1] == (_ANY,) else steps
         for index, entry in enumerate(value):
             yield from _walk(entry, rest, (*path, index))
     elif not steps and isinstance(value, Mapping):
-        yield _Place(path, value)
+        yield _RowPlace(path, value)
     elif not steps:
-        yield _Place(path, error=f"{_named(path)} is {_kind(value)}, not an object with named columns")
+        yield _RowPlace(path, error=f"{_named(path)} is {_kind(value)}, not an object with named columns")
     elif isinstance(value, Mapping) and (key := _key(value, steps)) is not None:
         yield from _walk(value[key], steps[key.count(".") + 1 :], (*path, key))
     elif isinstance(value, Mapping) and steps[0] == _ANY:
-        yield _Place(path, error=f"{_named(path)} is an object, not a list; {_keys(value, path)}")
+        yield _RowPlace(path, error=f"{_named(path)} is an object, not a list; {_keys(value, path)}")
     elif isinstance(value, Mapping):
         close = difflib.get_close_matches(steps[0], [str(name) for name in value], n=1)
         hint = f" (did you mean {close[0]!r}?)" if close else ""
-        yield _Place(path, error=f"there is no {steps[0]!r}{hint}; {_keys(value, path)}")
+        yield _RowPlace(path, error=f"there is no {steps[0]!r}{hint}; {_keys(value, path)}")
     else:
-        yield _Place(path, error=f"{_named(path)} is {_kind(value)}, and has no {steps[0]!r}")
+        yield _RowPlace(path, error=f"{_named(path)} is {_kind(value)}, and has no {steps[0]!r}")
 
 
 def _key(value: Mapping[str, Any], steps: tuple[str, ...]) -> str | None:

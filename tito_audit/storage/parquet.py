@@ -212,11 +212,11 @@ def _ranges(chunks: Iterable[Any]) -> list[tuple[int, int]]:
 def parquet_writer(out: BinaryIO, schema: Any, **options: Any) -> Any:
     """A ParquetWriter that, when dropped unfinished, leaves the file alone: it may be closed by then."""
 
-    class Writer(pa.parquet.ParquetWriter):  # type: ignore[misc]  # pyarrow has no types
+    class UnclosedWriter(pa.parquet.ParquetWriter):  # type: ignore[misc]  # pyarrow has no types
         def __del__(self) -> None:
             pass
 
-    return Writer(out, schema, **options)
+    return UnclosedWriter(out, schema, **options)
 
 
 def batches_of(file: Any, group: int, *, threads: bool = True) -> Iterator[Any]:

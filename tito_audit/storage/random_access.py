@@ -22,7 +22,7 @@ _BLOCK = 1 << 20
 _BOM = b"\xef\xbb\xbf"
 
 
-class Batch:
+class RowBatch:
     """Consecutive rows that any process can read."""
 
     __slots__ = ()
@@ -33,7 +33,7 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True)
-class InPlace(Batch):
+class InPlace(RowBatch):
     """The lines of an uncompressed file between two places at which lines start."""
 
     path: Path
@@ -52,7 +52,7 @@ class InPlace(Batch):
 
 
 @dataclass(frozen=True, slots=True)
-class SpooledRows(Batch):
+class SpooledRows(RowBatch):
     """Rows of a file that cannot be read in place, each as `row_bytes` packs it."""
 
     each: list[bytes]
@@ -95,7 +95,7 @@ class RandomAccess:
                     yield (first + raw.index, at), replace(raw, index=first + raw.index) if first else raw
             first += lines
 
-    def batches(self, size: int) -> Iterator[Batch]:
+    def batches(self, size: int) -> Iterator[RowBatch]:
         """All rows in batches of about `size` bytes, which any process can read; those in a spool go to `keep`."""
         with readable(self.path):
             yield from self._ranges(size) if self.in_place else self._packed(size)

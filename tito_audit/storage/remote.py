@@ -22,7 +22,7 @@ from tito_audit.storage._store import (
     GoogleStore,
     Missing,
     Passing,
-    Refused,
+    Refusal,
     RemoteStatus,
     S3Store,
     Store,
@@ -197,7 +197,7 @@ class RemoteFile(type(Path())):  # type: ignore[misc]
             return retried(lambda: self._answer(question))
         except Missing:
             raise
-        except Refused as error:
+        except Refusal as error:
             raise StorageError(f"{self}: {error}") from None
 
     def _answer(self, question: Callable[[Store], T]) -> T:
@@ -205,7 +205,7 @@ class RemoteFile(type(Path())):  # type: ignore[misc]
         store = self.store
         try:
             return question(store)
-        except (StorageError, Refused):
+        except (StorageError, Refusal):
             raise
         except Exception as error:  # drivers raise exceptions of many kinds
             raise store.refusal(error, self.url) from None
@@ -225,7 +225,7 @@ class RemoteFile(type(Path())):  # type: ignore[misc]
             return self._answer(lambda store: store.read(self.url, start, stop, status))
         except Passing:
             raise
-        except Refused as error:
+        except Refusal as error:
             raise StorageError(f"{self}: {error}") from None
 
     def read_bytes(self) -> bytes:
@@ -257,7 +257,7 @@ def store_of(path: RemoteFile) -> Store:
     if which not in _stores:
         try:
             _stores[which] = kind()
-        except (StorageError, Refused) as error:
+        except (StorageError, Refusal) as error:
             raise StorageError(f"{path}: {error}") from None
     return _stores[which]
 

@@ -18,10 +18,10 @@ from urllib.parse import unquote
 from tito_audit.errors import StorageError
 from tito_audit.storage._store import (
     BucketStore,
-    Changed,
+    ChangedFile,
     Missing,
     Passing,
-    Refused,
+    Refusal,
     RemoteStatus,
     codes_of,
     refusal,
@@ -53,7 +53,7 @@ _SAME = {"s3a": "s3", "gcs": "gs", "abfs": "az"}
 _FULL = {"QuotaExceeded", "XMinioAdminBucketQuotaExceeded", "XMinioStorageFull", "EntityTooLarge"}
 
 
-class Taken(Refused):
+class NameTaken(Refusal):
     """The name is taken."""
 
 
@@ -176,7 +176,7 @@ def upload(file: Path, place: RemoteFile, *, overwrite: bool) -> None:
     """
     try:
         retried(lambda: _sent(file, place, overwrite))
-    except Refused as error:
+    except Refusal as error:
         raise StorageError(f"{place}: nothing was written: {error}") from None
     arrived, size = place.refreshed().st_size, file.stat().st_size
     if arrived != size:
@@ -207,7 +207,7 @@ def _sent(file: Path, place: RemoteFile, overwrite: bool) -> None:
             _to_bucket(place.store, file, place.url, overwrite)
         elif isinstance(place.store, HubStore):
             _to_hub(place.store, file, place.url, overwrite)
-    except Taken:
+    except NameTaken:
         # The file of an earlier try whose answer was lost is no other file.
         if not _holds(place, file):
             raise FileExistsError from None
@@ -232,7 +232,7 @@ def _to_bucket(store: BucketStore, file: Path, url: str, overwrite: bool) -> Non
     try:
         store.filesystem.put_file(os.fspath(file), key, mode=mode, **options)
     except FileExistsError:
-        raise Taken from None
+        raise NameTaken from None
     except Exception as error:  # drivers raise exceptions of many kinds
         if not overwrite and codes_of(error) & {"NotImplemented", "501"}:
             # A server that knows no conditions: the name was free a moment ago.
@@ -240,20 +240,20 @@ def _to_bucket(store: BucketStore, file: Path, url: str, overwrite: bool) -> Non
         raise _refusal(error, store, overwrite) from None
 
 
-def _refusal(error: Exception, store: BucketStore, overwrite: bool) -> Refused:
+def _refusal(error: Exception, store: BucketStore, overwrite: bool) -> Refusal:
     """Why the store did not take a file."""
     codes = codes_of(error)
     if codes & _FULL:
-        return Refused("the store has no room for it. Free some, or write elsewhere.")
+        return Refusal("the store has no room for it. Free some, or write elsewhere.")
     if codes & {"ConditionalRequestConflict", "OperationAborted", "409"}:
         return Passing("somebody else writes this file. Run again once nobody does.")
     refused = refusal(error, store.advice)
-    if isinstance(refused, Changed):
-        return Passing("the store lost the upload. Run again.") if overwrite else Taken()
+    if isinstance(refused, ChangedFile):
+        return Passing("the store lost the upload. Run again.") if overwrite else NameTaken()
     return _of_writing(refused)
 
 
-def _of_writing(refused: Refused) -> Refused:
+def _of_writing(refused: Refusal) -> Refusal:
     """A refusal in the words of who writes; those of `refusal` are of who reads."""
     words = str(refused).replace("may not read it", "may not write it").replace("may read it", "may write to it")
     refused.args = (words,)
@@ -268,7 +268,7 @@ def _to_hub(store: HubStore, file: Path, url: str, overwrite: bool) -> None:
     try:
         head = api.repo_info(**about).sha
         if not overwrite and api.get_paths_info(place.name, [place.path], repo_type=place.kind, revision=head):
-            raise Taken
+            raise NameTaken
         with _no_progress():
             api.create_commit(
                 **about,
@@ -276,11 +276,11 @@ def _to_hub(store: HubStore, file: Path, url: str, overwrite: bool) -> None:
                 commit_message=f"Write {place.path} with tito-audit",
                 parent_commit=None if overwrite else head,
             )
-    except Taken:
+    except NameTaken:
         raise
     except Exception as error:  # of requests or httpx, whichever the hub's client uses
         refused = hub_refusal(error, place)
-        if isinstance(refused, Changed):
+        if isinstance(refused, ChangedFile):
             refused = Passing("others write to this data set all the time. Run again later.")
         raise _of_writing(refused) from None
 

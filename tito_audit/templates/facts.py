@@ -217,11 +217,9 @@ class TemplateFacts:
         return tuple(returned for returned in self.returned if returned.outcome is Return.REWRITTEN)
 
 
-def template_facts(
-    renderer: Renderer, tokenizer: Tokenizer | None = None, probes: Sequence[Probe] = PROBES
-) -> TemplateFacts:
+def template_facts(renderer: Renderer, tokenizer: Tokenizer | None = None) -> TemplateFacts:
     """What a template does with these conversations; without a tokenizer, nothing about ids."""
-    append = append_only(renderer, probes)
+    append = append_only(renderer, PROBES)
     explainer = Breaks(renderer)
     return TemplateFacts(
         append,
@@ -230,18 +228,18 @@ def template_facts(
         partial_answers(renderer),
         seams(renderer, tokenizer),
         contents(renderer),
-        _generation_prompt(renderer, probes),
+        _generation_prompt(renderer),
         tuple(_stops(renderer, tokenizer)),
-        _bos(renderer, tokenizer, probes),
+        _bos(renderer, tokenizer),
         _clock_formats(renderer),
         effects(renderer),
         settings(renderer, append),
     )
 
 
-def _generation_prompt(renderer: Renderer, probes: Sequence[Probe]) -> GenerationPrompt:
+def _generation_prompt(renderer: Renderer) -> GenerationPrompt:
     texts: dict[str, None] = {}
-    for probe in probes:
+    for probe in PROBES:
         for count, message in enumerate(probe.messages):
             if message.sampled and count and (text := _opener(renderer, probe, count)) is not None:
                 texts.setdefault(text)
@@ -263,10 +261,10 @@ def _stops(renderer: Renderer, tokenizer: Tokenizer | None) -> Iterator[Stop]:
         yield Stop(text, ids[0] if len(ids) == 1 else None, text in renderer.end_texts, text in ends)
 
 
-def _bos(renderer: Renderer, tokenizer: Tokenizer | None, probes: Sequence[Probe]) -> Bos:
+def _bos(renderer: Renderer, tokenizer: Tokenizer | None) -> Bos:
     text = renderer.special_tokens.get("bos_token", "")
     begins = (
-        (text_of(renderer, probe.messages, probe.tools, opens=True) or "").startswith(text) for probe in probes
+        (text_of(renderer, probe.messages, probe.tools, opens=True) or "").startswith(text) for probe in PROBES
     )
     added = None
     if tokenizer is not None:

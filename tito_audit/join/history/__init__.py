@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from tito_audit.align.runs import HASH_BASE, gaps, paired_runs
 from tito_audit.chains.links import AT_ONCE, components
-from tito_audit.join.history._columns import Array, Calls, Columns, ExactLinks, Holders, JoinedBy
+from tito_audit.join.history._columns import Array, CallColumns, Calls, ExactLinks, Holders, JoinedBy
 from tito_audit.join.history._trace import (
     CallTraits,
     Decode,
@@ -34,11 +34,11 @@ from tito_audit.record.prefix import starts_with
 
 __all__ = [
     "CallTraits",
-    "Conversations",
     "Decode",
     "HistoryIndex",
     "Holders",
     "JoinedBy",
+    "JoinedConversations",
     "Reread",
     "Trace",
     "Tracer",
@@ -47,7 +47,7 @@ __all__ = [
 
 
 @dataclass(frozen=True, slots=True)
-class Conversations:
+class JoinedConversations:
     """Which calls belong together."""
 
     of: NDArray[np.int64]
@@ -161,10 +161,10 @@ class _Level:
     likeness: list[tuple[int, float]] = field(default_factory=list)
 
 
-class Search:
+class PrefixSearch:
     """Rereads calls that exactly continue no call, to find prefixes that others saw or were sent."""
 
-    def __init__(self, columns: Columns, links: ExactLinks, decode: Decode | None) -> None:
+    def __init__(self, columns: CallColumns, links: ExactLinks, decode: Decode | None) -> None:
         self._columns, self._links, self._decode = columns, links, decode
         self._body, self._prompt = columns.array("body"), columns.array("prompt")
         self._with_body = Holders(self._body)
@@ -344,7 +344,7 @@ def decide(
 # All calls
 
 
-class HistoryIndex(Columns):
+class HistoryIndex(CallColumns):
     """Finds which calls continue which. Calls may come in any order."""
 
     def learn(self, calls: Iterable[CallTraits]) -> None:
@@ -352,7 +352,7 @@ class HistoryIndex(Columns):
         for call in calls:
             self.tracer.learn(call)
 
-    def settle(self, reread: Reread, decode: Decode | None) -> Conversations:
+    def settle(self, reread: Reread, decode: Decode | None) -> JoinedConversations:
         """The conversations of all calls that were added; no more may be added.
 
         `reread` reads calls again where hashes are not enough; `decode` gives the bytes of token ids, None without
@@ -360,7 +360,7 @@ class HistoryIndex(Columns):
         """
         count = len(self)
         if not count:
-            return Conversations(np.empty(0, np.int64), np.empty(0, np.uint8), np.empty(0, np.int64), False)
+            return JoinedConversations(np.empty(0, np.int64), np.empty(0, np.uint8), np.empty(0, np.int64), False)
         links = ExactLinks(self)
         links.link()
         starts_like_own_key, undecided = np.zeros(count, np.bool_), []
@@ -371,7 +371,7 @@ class HistoryIndex(Columns):
         if believed:
             wanted &= links.key == 0  # Keys join the others anyway.
         if wanted.any():
-            search = Search(self, links, decode)
+            search = PrefixSearch(self, links, decode)
             search.link(wanted, reread)
             starts_like_own_key, undecided = search.starts_like_own_key, search.undecided
             contested = search.contested
@@ -381,7 +381,7 @@ class HistoryIndex(Columns):
         return _conversations(links, undecided, believed)
 
 
-def _conversations(links: ExactLinks, undecided: list[int], believed: bool) -> Conversations:
+def _conversations(links: ExactLinks, undecided: list[int], believed: bool) -> JoinedConversations:
     joined = [links.parent]
     if believed:
         across = (links.key > 0) & (links.parent >= 0) & (links.key[links.parent] != links.key)
@@ -400,7 +400,7 @@ def _conversations(links: ExactLinks, undecided: list[int], believed: bool) -> C
     if believed:
         key = links.key[unsure]
         unsure = unsure[(key == 0) | (np.bincount(links.key)[key] == 1)]
-    return Conversations(of, links.by, unsure, believed)
+    return JoinedConversations(of, links.by, unsure, believed)
 
 
 # Whether stated keys name conversations or something else that calls share

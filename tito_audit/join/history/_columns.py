@@ -119,7 +119,7 @@ class Trie(Numbers):
         return parent
 
 
-class Columns:
+class CallColumns:
     """What is kept of each call."""
 
     def __init__(self) -> None:
@@ -245,7 +245,7 @@ _TRIED = 256
 class ExactLinks:
     """The parent of each call, as far as hashes show it."""
 
-    def __init__(self, columns: Columns) -> None:
+    def __init__(self, columns: CallColumns) -> None:
         self._columns = columns
         self.length = columns.array("length")
         self.key = columns.array("key")

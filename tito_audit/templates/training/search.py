@@ -248,13 +248,18 @@ class Original:
         """How many first prompts of the log are unchanged."""
         return sum(self._same(variant, *case) for case in self._log)
 
-    def compare(self, variant: Renderer, probes: Sequence[Probe]) -> tuple[bool, bool]:
-        """Whether answers and what follows them are unchanged, except for history; and whether anything
-        changed.
-        """
-        turns = [(self._answers[id(case)], list(_turns(variant, case))) for case in probes]
-        pairs = [pair for before, after in turns for pair in zip(before, after, strict=True)]
-        return all(_agree(*pair) for pair in pairs), any(before != after for before, after in pairs)
+    def agrees(self, variant: Renderer) -> bool:
+        """Whether answers and what follows them are unchanged, except for history, in every probe."""
+        every = {id(case): case for case in (*CORE, *PARSED, *PROBES)}
+        return all(_agree(*pair) for case in every.values() for pair in self._pairs(variant, case))
+
+    def changes_history_alone(self, variant: Renderer) -> bool:
+        """Whether a variant changes something of the core probes, but no answer and nothing that follows one."""
+        pairs = [pair for case in CORE for pair in self._pairs(variant, case)]
+        return all(_agree(*pair) for pair in pairs) and any(before != after for before, after in pairs)
+
+    def _pairs(self, variant: Renderer, case: Probe) -> Iterator[tuple[_Turn, _Turn]]:
+        return zip(self._answers[id(case)], _turns(variant, case), strict=True)
 
     def _same(self, variant: Renderer, case: Probe, args: Mapping[str, object]) -> bool:
         key = id(case), repr(args)
@@ -292,8 +297,9 @@ class _Turn:
 def _turns(renderer: Renderer, case: Probe) -> Iterator[_Turn]:
     """The answers of a probe, each with what follows it."""
     answers = [i for i, message in enumerate(case.messages) if message.sampled]
+    after = part_text(renderer, case, answers[0]) if answers else None
     for answer, until in pairwise([*answers, len(case.messages)]):
-        prompt, after = (part_text(renderer, case, count, opens=True) for count in (answer, until))
+        prompt, after = after, part_text(renderer, case, until)
         closed = part_text(renderer, case, answer + 1, opens=False)
         last = None
         if prompt is not None and closed is not None and closed.startswith(prompt):
@@ -368,12 +374,12 @@ class Variant:
         return bool(self.after.answers) and not self.after.lost_without_tools and of_log
 
 
-def find_variant(renderer: Renderer, log: Sequence[Probe] = (), seconds: float = SECONDS) -> Variant:
+def find_variant(renderer: Renderer, log: Sequence[Probe] = ()) -> Variant:
     """The variant of a renderer's template that keeps the most of its history, proved on every probe and on these
     conversations of a log."""
     source = plain_newlines(renderer.template(False).source)
     original = Original(alone(renderer, source, "the template"), log)
-    search = _Search(original, source, monotonic() + seconds)
+    search = _Search(original, source, monotonic() + SECONDS)
     edits = search.run()
     both = [search.renderer(chosen) or original.renderer for chosen in ((), edits)]
     before, after = (judge(chosen, PROBES) for chosen in both)
@@ -480,8 +486,7 @@ class _Search:
         judged, variant = self._tried(edits), self.renderer(edits)
         if judged is None or variant is None:
             return False
-        same, changed = self._original.compare(variant, CORE)
-        if judged.faults >= self._now.faults and not (same and changed):
+        if judged.faults >= self._now.faults and not self._original.changes_history_alone(variant):
             return False
         return self._is_proved(edits, judged)
 
@@ -512,7 +517,7 @@ class _Search:
             why = "it is not a template"
         elif not self._original.writes_same(variant):
             why = "first prompts change"
-        elif not all(self._original.compare(variant, probes)[0] for probes in (CORE, PARSED, PROBES)):
+        elif not self._original.agrees(variant):
             why = "an answer, or what follows one, changes"
         elif not self._original.writes_same(variant, all_of_them=True):
             why = "first prompts with some argument change"
