@@ -85,13 +85,13 @@ def routed_experts(evidence: Evidence) -> Iterator[Hit]:
                 )
                 yield _hit(sequence, message, "another shape")
             shapes.setdefault(shape, sequence.turn)
-            if not images and not _fits(routing, first | later):
+            count, most = len(routing.experts), max(first, default=0)
+            start, end = _captured(routing) if count > most else (0, count)
+            if not images and count not in first | later and (count < most or end - start > most):
                 yield _hit(sequence, _count_message(sequence, routing), "rows of other tokens")
                 continue
             # Where rows of the response alone are possible, or an image takes several, their tokens are unknown.
-            most = max(first)
-            behind = len(routing.experts) > most and bool(_padding(routing)[most:].all())
-            certain = not images and (len(routing.experts) in first or behind)
+            certain = not images and (count in first or (count > most >= end))
             yield from _values(sequence, routing, routing.start if certain else None)
 
 
@@ -107,16 +107,12 @@ def _rows(sequence: Sequence, routing: Routing) -> tuple[set[int], set[int]]:
     return rows, {size - at - by for at in later if at is not None for by in (0, 1) if at + by <= size} - rows
 
 
-def _fits(routing: Routing, rows: set[int]) -> bool:
-    """Whether there are as many rows, not counting padding on either side, as in verl's tensors."""
-    count, inside = len(routing.experts), (~_padding(routing)).nonzero()[0]
-    return count in rows or count > max(rows) >= (inside[-1] + 1 - inside[0] if len(inside) else 0)
-
-
-def _padding(routing: Routing) -> NDArray[np.bool_]:
-    """`[rows]` True for rows of zeros alone, or of what stands where nothing was captured."""
+def _captured(routing: Routing) -> tuple[int, int]:
+    """The rows between padding on either side: zeros, as in verl's tensors, or the sign for nothing captured."""
     flat = routing.experts.reshape(len(routing.experts), -1)
-    return np.asarray((flat == 0).all(axis=1) | (flat == _MISSING).all(axis=1))
+    empty = (flat == 0).all(axis=1) | (flat == _MISSING).all(axis=1)
+    inside = (~empty).nonzero()[0]
+    return (int(inside[0]), int(inside[-1]) + 1) if len(inside) else (0, 0)
 
 
 def _count_message(sequence: Sequence, routing: Routing) -> str:
