@@ -14,6 +14,7 @@ import orjson
 
 from tito_audit.errors import GateError, SetupError
 from tito_audit.format import Row
+from tito_audit.formats import all_formats
 from tito_audit.record.arrays import Mask
 from tito_audit.record.finding import Finding
 from tito_audit.run.batch import BatchAudit, BatchAuditor
@@ -86,6 +87,7 @@ class BatchGate:
         if _REPEATED not in settings.select:
             settings = replace(settings, ignore=(*settings.ignore, _REPEATED))
         self._auditor = BatchAuditor(settings)
+        all_formats()  # loaded here, not in the first step
         self.mask, self.max_rate, self.first, self.every = mask, max_rate, first, every
         self.quarantine = None if quarantine is None else Path(quarantine)
         self.rows = 0
