@@ -189,9 +189,7 @@ class Readings:
     def _mask_at(self, far: int, first: int) -> _Column:
         """The mask if it is `far` off, and leaves out the first tokens of each answer."""
         starts = np.minimum(self.starts + first, self.shut)
-        moved = np.minimum(
-            np.maximum(starts + far, self.first_covered[0]), self.size
-        )  # np.clip costs six times that
+        moved = np.minimum(np.maximum(starts + far, self.first_covered[0]), self.size)  # np.clip costs more
         at = np.minimum(self.runs[:, 0].searchsorted(moved), len(self.runs) - 1)
         hit, run_ends = self.runs[at, 0] == moved, self.runs[at, 1]
         # What slid past the end of the row is lost, so the answer may have ended later.

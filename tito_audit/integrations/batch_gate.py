@@ -148,7 +148,6 @@ class BatchGate:
 
     def _metrics(self, audit: BatchAudit, total: int, failed: int) -> dict[str, float]:
         """Counts of rows are of all processes, those of findings of this one."""
-        copied = ("errors", "warnings", "notes", "seconds")
         counted = {name.removeprefix("tito_audit/"): value for name, value in audit.metrics().items()}
         # As many rows as have it, by cause; the mean, the tails and the shares of a verdict have their place here.
         causes = Counter(finding.hit.cause for finding in audit.findings if finding.code == _MISMATCH)
@@ -159,7 +158,7 @@ class BatchGate:
             "failing_share": failed / total if total else 0.0,
             "masked_rows": failed if self.mask else 0,
             "failing_rows_so_far": self.failed,
-            **{name: counted[name] for name in copied},
+            **{name: counted[name] for name in ("errors", "warnings", "notes", "seconds")},
             "mismatch/rows": sum(causes.values()),
             **mismatch,
             **{name: value for name, value in counted.items() if name.startswith("findings/")},
