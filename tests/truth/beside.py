@@ -39,7 +39,7 @@ Json = dict[str, Any]
 LONGEST = 600
 """Tokens of the longest row: experts take some dozen numbers for each."""
 WIDE = "REC001,REC013,REC014,REC015"
-CODES = ("REC001", "REC013", "REC014", "REC015", "REC008")
+CODES = ("REC001", "REC013", "REC014", "REC015", "REC016", "REC008")
 
 
 @dataclass(frozen=True)
@@ -715,7 +715,6 @@ def _credit(writer: Writer, chat: Chat, dice: random.Random, fault: str) -> Iter
         severity,
         writer.many - 1,
         may=may,
-        names=(name,) if not isinstance(value, list) else (),
     )
 
 
@@ -763,6 +762,77 @@ def _absolute(span: tuple[int, int, int]) -> Json:
     return {"version": str(span[0]), "abs_start": span[1], "abs_end": span[2]}
 
 
+# Preference pairs and KTO rows
+
+PAIR_FAULTS = ("", "prompt", "same", "cut")
+LABELLED = {
+    "orpo": ("chosen_input_ids", "chosen_labels", "chosen_attention_mask"),
+    "axolotl": ("input_ids", "labels", "attention_mask"),
+}
+"""The columns of a chosen side that is prompt and answer; those of the other side say `rejected`."""
+
+
+def _pairs(writer: Writer, chat: Chat, dice: random.Random, fault: str) -> Iterator[Case]:
+    """Two answers to one prompt, or one with its label, by TRL, LLaMA-Factory and axolotl."""
+    if writer.name != "flat":
+        return
+    how = dice.choice(("trl 1", "trl 0", *LABELLED, "reward", "kto", "kto tags"))
+    other = chat_of(chat.model.name, 1, dice)
+    prompt, answers = chat.ids[: chat.prompt], [_ended(chat), _ended(other)]
+    if answers[0] == answers[1]:
+        return
+    prompts, side = [prompt, list(prompt)], 1
+    if fault == "prompt":
+        if how not in LABELLED:
+            return
+        at = dice.randrange(1, len(prompt) - 2)
+        prompts[1][at] = prompts[1][at] + 1 if prompts[1][at] < 100 else prompts[1][at] - 1
+    elif fault == "same":
+        if how.startswith("kto"):
+            return
+        answers[1] = list(answers[0])
+    elif fault == "cut":
+        side = 0 if how.startswith("kto") else dice.randrange(2)
+        answers[side] = answers[side][: max(1, len(answers[side]) // 2)]
+        if how == "reward" or set(answers[side]) & set(chat.model.ends):
+            return
+    row: Json
+    if how in ("trl 1", "trl 0"):
+        more = "_input_ids" if how == "trl 0" else "_ids"
+        row = {f"prompt{more}": prompt, f"chosen{more}": answers[0], f"rejected{more}": answers[1]}
+    elif how == "reward":
+        row = {"chosen_ids": prompt + answers[0], "rejected_ids": prompt + answers[1]}
+    elif how in LABELLED:
+        row = {}
+        for own, answer, chosen in zip(prompts, answers, (True, False), strict=True):
+            ids, labels, seen = (
+                LABELLED[how]
+                if chosen or how == "orpo"
+                else ("rejected_input_ids", "rejected_labels", "rejected_attention_mask")
+            )
+            ids, labels, seen = (
+                name.replace("chosen", "chosen" if chosen else "rejected") for name in (ids, labels, seen)
+            )
+            behind = dice.choice((0, 0, 5))
+            row[ids] = own + answer + [chat.model.pad] * behind
+            row[labels] = [-100] * len(own) + answer + [-100] * behind
+            row[seen] = [1] * (len(own) + len(answer)) + [0] * behind
+    elif how == "kto":
+        row = {"prompt_ids": prompt, "completion_ids": answers[0], "label": dice.random() < 0.5}
+    else:
+        labels = [-100] * len(prompt) + answers[0]
+        row = {"input_ids": prompt + answers[0], "labels": labels, "kto_tags": dice.random() < 0.5}
+        row["attention_mask"] = [1] * len(labels)
+    severity = "error" if fault == "prompt" else "warning"
+    yield Case("pairs", f"{how}; {fault or 'right'}", row, "REC016" if fault else "", severity, side)
+
+
+def _ended(chat: Chat) -> list[int]:
+    turn = chat.turns[0]
+    ids = chat.ids[turn.start : turn.end]
+    return ids if ids[-1] in chat.model.ends else [*ids, chat.model.end]
+
+
 # Rows that a repair mends
 
 
@@ -805,6 +875,7 @@ KINDS: tuple[tuple[Callable[..., Iterator[Case]], tuple[str, ...]], ...] = (
     (_credit, CREDIT_FAULTS),
     (_versions, ("", "change")),
     (_mended, ("slide", "drift")),
+    (_pairs, PAIR_FAULTS * 3),
 )
 
 
