@@ -358,6 +358,11 @@ def test_prime_rl_does_not_send_failing_samples(
         "prime_rl_sample",
         ["LPR504"],
     )
+    for sample in batch.samples[:2]:
+        sample.logprobs[15] = 0.5
+    with pytest.raises(GateError, match=r"^step 7: 2 of 7"):
+        asyncio.run(Orchestrator().finalize_train_batch(batch))
+    assert (sent, logged[1:]) == ([7], [(2.0, 7)])  # counted although it stopped
 
 
 # Trainers that run here

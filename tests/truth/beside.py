@@ -345,7 +345,7 @@ WRITERS = {
         Writer("message log", _log, forms=("array",), rows=("all", "holes")),
         Writer("areal", _areal, "", credit=("inside", "everywhere", "number")),
         Writer("trl", _trl, "", credit=("number",)),
-        Writer("atropos", _group, "", credit=_BY_TOKEN[:3], many=2),
+        Writer("atropos", _group, "", credit=(*_BY_TOKEN[:3], "number"), many=2),
         Writer(
             "sglang",
             _sglang,
@@ -655,10 +655,14 @@ def _credit(writer: Writer, chat: Chat, dice: random.Random, fault: str) -> Iter
         name, values = "rewards", [0.0] * (size - chat.prompt - 1) + [1.0]
     scalar = how in ("number", "components")
     if scalar:
-        name = dice.choice(("reward", "score", "advantage") if writer.name not in ("trl",) else ("advantages",))
+        name = dice.choice(("reward", "score", "advantage"))
+        name = "advantages" if writer.name in ("trl", "atropos") else name
         name = "rewards" if writer.name == "skyrl" else name
         if writer.name == "areal":
             name = "rewards"
+    if writer.name.startswith("verl") and fault != "zeros":
+        name = dice.choice(("advantages", "token_level_rewards", "token_level_scores"))
+    suffix = ".parquet" if writer.name == "flat" and not fault and how in _BY_TOKEN[:5] else ".jsonl"
     low = chat.turns[-1].start if writer.call else 0
     end = chat.turns[-1].end if writer.call else size
     own = [at for at in range(len(values)) if _trained(how, at, mask, sampled, low)]
@@ -681,6 +685,8 @@ def _credit(writer: Writer, chat: Chat, dice: random.Random, fault: str) -> Iter
             return
     elif fault in ("nan", "infinite"):
         bad = math.nan if fault == "nan" else -math.inf
+        if scalar and writer.name == "atropos":  # a number for each sample of the group: not read
+            return
         if scalar:
             values = [bad]
         elif how in ("turns", "answers") or not own:
@@ -714,7 +720,8 @@ def _credit(writer: Writer, chat: Chat, dice: random.Random, fault: str) -> Iter
         code,
         severity,
         writer.many - 1,
-        may=may,
+        suffix,
+        may,
     )
 
 

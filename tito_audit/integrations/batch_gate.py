@@ -62,7 +62,7 @@ class BatchGate:
     - failing rows leave the loss, or stay in it with `mask=False`;
     - failing rows are appended to the file `quarantine`, one JSON object a line, which `tito-audit scan`
       and `show` read; the column `tito_gate` says at which step, and why;
-    - the counts go to the tracker, whatever else happens;
+    - the counts are for the tracker, also those of the error below (`GateError.metrics`);
     - GateError is raised if the share of failing rows is above `max_rate`; None: never.
     """
 
