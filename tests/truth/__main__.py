@@ -49,10 +49,12 @@ def main() -> int:
     beside = list(logs_beside(count, forms, chosen.seed, chosen.models.split(",")))
     with tempfile.TemporaryDirectory() as aside:
         outcome.merge(run_odd(beside, chosen.keep / "odd" if chosen.keep else Path(aside), flags))
+    models = chosen.models.split(",")
     columns = chosen.rows // 2 if chosen.beside is None else chosen.beside
     with tempfile.TemporaryDirectory() as aside:
-        folder = chosen.keep / "beside" if chosen.keep else Path(aside)
-        outcome.merge(run_beside(columns, folder, chosen.seed, chosen.models.split(",")))
+        for model in models:
+            folder = (chosen.keep / "beside" if chosen.keep else Path(aside)) / model
+            outcome.merge(run_beside(columns // len(models), folder, chosen.seed, model))
     print("\n".join(lines(outcome, chosen.show)))
     return int(bool(outcome.violations))
 

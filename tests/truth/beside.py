@@ -886,7 +886,7 @@ KINDS: tuple[tuple[Callable[..., Iterator[Case]], tuple[str, ...]], ...] = (
 )
 
 
-def cases(count: int, seed: int, models: Sequence[str]) -> Iterator[Case]:
+def cases(count: int, seed: int, model: str) -> Iterator[Case]:
     """So many cases: of each writer, column and fault in turn."""
     dice = random.Random(seed)
     plan = [(writer, kind, fault) for writer in WRITERS.values() for kind, faults in KINDS for fault in faults]
@@ -894,7 +894,7 @@ def cases(count: int, seed: int, models: Sequence[str]) -> Iterator[Case]:
     while drawn < count:
         dice.shuffle(plan)
         for writer, kind, fault in plan:
-            chat = chat_of(dice.choice(models), dice.choice((1, 1, 2, 3)), dice, closed=dice.random() < 0.4)
+            chat = chat_of(model, dice.choice((1, 1, 2, 3)), dice, closed=dice.random() < 0.4)
             if len(chat.ids) > LONGEST:
                 continue
             # No two prompts are the same: calls of one conversation are read together.
@@ -906,9 +906,9 @@ def cases(count: int, seed: int, models: Sequence[str]) -> Iterator[Case]:
                     return
 
 
-def run_beside(count: int, folder: Path, seed: int, models: Sequence[str]) -> Outcome:
+def run_beside(count: int, folder: Path, seed: int, model: str) -> Outcome:
     """Write all cases, scan and repair them, and compare with what is right."""
-    drawn, outcome = list(cases(count, seed, models)), Outcome()
+    drawn, outcome = list(cases(count, seed, model)), Outcome()
     files: dict[str, list[Case]] = {}
     for case in drawn:
         name = f"{case.again or 'as'}-{case.writer.replace(' ', '-')}{case.suffix}"
@@ -917,7 +917,7 @@ def run_beside(count: int, folder: Path, seed: int, models: Sequence[str]) -> Ou
     for name, rows in files.items():
         _write(folder / name, rows)
     # Not the rest of the rules: a row may well be cut, repeated and drawn of several conversations.
-    said = scan([folder / name for name in files], models[0], folder / "scan.json", "--select", ",".join(CODES))
+    said = scan([folder / name for name in files], model, folder / "scan.json", "--select", ",".join(CODES))
     for name, rows in files.items():
         for number, case in enumerate(rows):
             findings = {item: said.samples[name, number, item] for item in range(case.item + 1)}
@@ -929,7 +929,7 @@ def run_beside(count: int, folder: Path, seed: int, models: Sequence[str]) -> Ou
             cell["rows"] += 1
             cell["clean" if not case.code else "fault"] += 1
             cell["named"] += any(finding.code == case.code for finding in findings[case.item])
-    _repaired({name: rows for name, rows in files.items() if rows[0].again}, folder, models[0], outcome)
+    _repaired({name: rows for name, rows in files.items() if rows[0].again}, folder, model, outcome)
     return outcome
 
 

@@ -35,7 +35,7 @@ def install(gate: BatchGate) -> None:
             try:
                 gated = gate.check(step, _rows(batch.samples))
             except GateError as error:
-                await _log(self, error.metrics, step)
+                await _log(self, dict(error.metrics), step)
                 raise
             batch.samples = [sample for sample, out in zip(batch.samples, gated.masked, strict=True) if not out]
             await _log(self, gated.metrics, step)
