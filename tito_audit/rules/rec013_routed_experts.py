@@ -103,7 +103,8 @@ def _rows(sequence: Sequence, routing: Routing) -> tuple[set[int], set[int]]:
     size, sampled = len(sequence.ids), sequence.sampled.nonzero()[0]
     last = int(sampled[-1]) if len(sampled) else size - 1
     rows = {count - routing.start for count in (*range(last, size), size) if count >= routing.start}
-    later = () if routing.start else (sequence.response, sequence.fed, *sampled[:1].tolist())
+    begins = sampled[:1].tolist() if sequence.response is None else [sequence.response]
+    later = [] if routing.start else [*begins, sequence.fed]
     return rows, {size - at - by for at in later if at is not None for by in (0, 1) if at + by <= size} - rows
 
 
