@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import cProfile
 import json
 import os
 from collections.abc import Iterable, Sequence
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.batch import Batches
 from tests.tiers import one_in, some
 from tito_audit import BatchAudit, BatchAuditor, RecordError, Settings, SetupError, audit_batch, read_rollouts
 from tito_audit.record.finding import Finding, Result, Where
@@ -428,3 +430,15 @@ def test_faults_of_rules_are_found_in_batches_as_in_logs(tmp_path: Path) -> None
                     entries[0] = 300 + position  # or the rows would train the same tokens
                 changed[key].append(entries)
         same_as_a_scan(changed, tmp_path, None)
+
+
+def test_a_clean_row_of_a_batch_takes_no_more_calls_than_it_did() -> None:
+    batch = Batches(turns=8, tokens=3_072)
+    auditor = BatchAuditor()
+    auditor.audit(**batch.batch(0, 4))
+    rows, profile = batch.batch(1, 32), cProfile.Profile()
+    profile.enable()
+    auditor.audit(**rows)
+    profile.disable()
+    calls = sum(entry.callcount for entry in profile.getstats())
+    assert calls / 32 < 1_080  # 1,107 before there were rules for what stands beside tokens

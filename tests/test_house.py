@@ -166,7 +166,7 @@ BUDGETS = {
     "gate": 924,
     "identify": 891,
     "inspect": 2_739,
-    "integrations": 693,
+    "integrations": 704,
     "join": 3_513,
     "parsers": 1_651,
     "providers": 2_340,

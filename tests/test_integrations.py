@@ -217,7 +217,7 @@ def samples(faulty: int = 1, size: int = 8) -> list[Sample]:
 
 
 def test_slime_removes_failing_samples_and_logs_the_counts(
-    adapter: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    adapter: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     installed(monkeypatch, tmp_path, "slime", "0.3.1", "slime")
     log = tmp_path / "failing.jsonl"
@@ -231,6 +231,8 @@ def test_slime_removes_failing_samples_and_logs_the_counts(
         hook(4, args, samples(8), None, 1.0)
     results = list(scan_rollouts(log))
     assert {result.rollout.format for result in results if result.rollout} == {"slime"}
+    assert hook(6, args, samples(), None, 1.0) is False  # no tracker at hand: not silently
+    assert [record.levelname for record in caplog.records if record.name.endswith(".slime")] == ["WARNING"]
     assert [{f.code for f in result.findings if f.code != "REC009"} for result in results][:2] == [{"LPR504"}] * 2
 
 
@@ -356,6 +358,11 @@ def test_prime_rl_does_not_send_failing_samples(
         "prime_rl_sample",
         ["LPR504"],
     )
+    for sample in batch.samples[:2]:
+        sample.logprobs[15] = 0.5
+    with pytest.raises(GateError, match=r"^step 7: 2 of 7"):
+        asyncio.run(Orchestrator().finalize_train_batch(batch))
+    assert (sent, logged[1:]) == ([7], [(2.0, 7)])  # counted although it stopped
 
 
 # Trainers that run here

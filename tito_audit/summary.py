@@ -302,7 +302,7 @@ class Summary:
         self.generated_tokens += result.counts.get("generated_tokens", 0)
         self.without_ids += result.rollout is not None and not result.counts.get("tokens", 0)
         self.uncompared += result.counts.get("uncompared", 0)
-        for name, number in result.counts.items():
+        for name, number in result.counts.items() if "sft_rows" in result.counts else ():
             if name.startswith("sft_"):
                 self.sft[name.removeprefix("sft_")] += number
         of_rollout = not result.of_log or result.between_rows

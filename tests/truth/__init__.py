@@ -11,6 +11,7 @@ plan        which rows a run has, and in which files they stand
 forms       how rows are written, and read back from what a repair wrote
 tool        the command line
 judge       what was said and written, held against the truth
+beside      what stands beside tokens, as each framework writes it: experts, kept sets, credit, weight versions
 odd         logs with an odd row and without: what is said of the others, and made of them
 table       the counts
 tokenizers  logs of each tokenizer, read with each other

@@ -7,6 +7,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from .beside import run_beside
 from .forms import FORMS
 from .judge import FLAGS, Outcome, run
 from .odd import logs_beside, run_odd
@@ -29,6 +30,7 @@ def main() -> int:
     parser.add_argument(
         "--odd", type=int, help="how many logs are run with an odd row and without; else one in 100 rows"
     )
+    parser.add_argument("--beside", type=int, help="how many rows have columns beside their tokens; else one in 2")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--keep", type=Path, help="a folder for the files")
     parser.add_argument("--show", type=int, default=3, help="violations of a kind that are printed")
@@ -47,6 +49,12 @@ def main() -> int:
     beside = list(logs_beside(count, forms, chosen.seed, chosen.models.split(",")))
     with tempfile.TemporaryDirectory() as aside:
         outcome.merge(run_odd(beside, chosen.keep / "odd" if chosen.keep else Path(aside), flags))
+    models = chosen.models.split(",")
+    columns = chosen.rows // 2 if chosen.beside is None else chosen.beside
+    with tempfile.TemporaryDirectory() as aside:
+        for model in models:
+            folder = (chosen.keep / "beside" if chosen.keep else Path(aside)) / model
+            outcome.merge(run_beside(columns // len(models), folder, chosen.seed, model))
     print("\n".join(lines(outcome, chosen.show)))
     return int(bool(outcome.violations))
 

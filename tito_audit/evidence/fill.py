@@ -136,7 +136,7 @@ def _fill(entries: Logprobs) -> float | None:
     for candidate in {
         at: float(entries[at]) for at in (0, len(entries) // 2, len(entries) - 1) if len(entries)
     }.values():
-        if _equals(entries, candidate).mean() >= _FILL_SHARE:
+        if np.count_nonzero(_equals(entries, candidate)) >= _FILL_SHARE * len(entries):
             # A negative value may be the fill only where it is too low for a logprob.
             return candidate if np.isnan(candidate) or candidate >= 0 or candidate <= FLOOR else None
     return None

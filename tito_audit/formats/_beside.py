@@ -48,11 +48,8 @@ def beside_of(*holders: Mapping[str, Any]) -> BesideTokens:
     """What the objects of a row or a call hold beside its tokens; the first that has a value counts."""
     values: dict[str, Any] = {}
     for holder in holders:
-        if BESIDE.isdisjoint(holder):
-            continue
-        for name in _READ:
-            if name not in values and is_given(value := holder.get(name)):
-                values[name] = value
+        if not BESIDE.isdisjoint(holder):
+            values = {name: holder[name] for name in _READ if name in holder and is_given(holder[name])} | values
     if not values:
         return NOTHING_BESIDE
     parts = [*(_routing(name, values) for name in EXPERTS if values.get(name, "") != ""), *_kept_sets(values)]
@@ -107,9 +104,7 @@ def _array(value: Any) -> NDArray[np.integer[Any]] | str:
 
 def _nested(value: Any) -> Any:
     """The same with lists in place of arrays, as tables have them inside of lists."""
-    if not is_list(value):
-        return value
-    return [_nested(entry) for entry in plain(value)]
+    return [_nested(entry) for entry in plain(value)] if is_list(value) else value
 
 
 def _packed(text: str) -> NDArray[np.integer[Any]] | str:

@@ -40,6 +40,7 @@ from tito_audit.formats._update import (
 )
 from tito_audit.formats._versions import version_of_row
 from tito_audit.record.arrays import Ids, Logprobs, Mask, as_floats, empty_ids
+from tito_audit.record.beside import NOTHING_BESIDE
 from tito_audit.record.build import column_values, training_row
 from tito_audit.record.column import Alignment, ColumnRole, MaskEncoding, mask_encoding, trained_of
 from tito_audit.record.rollout import Padding, TrainingRow
@@ -153,7 +154,7 @@ def flat_row(row: Row, *, has_calls: bool) -> TrainingRow | None:
         absent_mask_trains_response=stated and mask is None,
         shifts=None,
     )
-    return version_of_row(row, replace(_finished(trained, padding, hidden), beside=beside_of(row)))
+    return version_of_row(row, _finished(trained, row, padding, hidden))
 
 
 def split_row(row: Row, *, of_one_call: bool = False) -> TrainingRow | None:
@@ -184,7 +185,7 @@ def split_row(row: Row, *, of_one_call: bool = False) -> TrainingRow | None:
         other=other_columns(row, _read_names(mask, logprobs)),
         prompt_length=len(prompt),
     )
-    return version_of_row(row, replace(_finished(trained, Padding(), hidden), beside=beside_of(row)))
+    return version_of_row(row, _finished(trained, row, Padding(), hidden))
 
 
 def updated_flat(
@@ -320,15 +321,16 @@ def _other_masks(row: Row, before: TrainingRow, after: TrainingRow) -> dict[str,
     return values
 
 
-def _finished(row: TrainingRow, padding: Padding, hidden: Mask | None) -> TrainingRow:
-    """The row with its padding, and with the value it writes where no logprob exists."""
-    sentinel, columns = _sentinel(row.logprobs, row.loss_mask), row.columns
-    if sentinel is None:
-        return row if padding == Padding() and hidden is None else replace(row, padding=padding, hidden=hidden)
-    columns = tuple(
-        replace(column, sentinel=sentinel) if column.role is ColumnRole.LOGPROBS else column for column in columns
+def _finished(trained: TrainingRow, row: Row, padding: Padding, hidden: Mask | None) -> TrainingRow:
+    """The row with its padding, what stands beside it, and the value it writes where no logprob exists."""
+    sentinel, beside = _sentinel(trained.logprobs, trained.loss_mask), beside_of(row)
+    if sentinel is None and padding == Padding() and hidden is None and beside is NOTHING_BESIDE:
+        return trained
+    filled = () if sentinel is None else (ColumnRole.LOGPROBS,)
+    columns = [replace(each, sentinel=sentinel) if each.role in filled else each for each in trained.columns]
+    return replace(
+        trained, sentinel=sentinel, columns=tuple(columns), padding=padding, hidden=hidden, beside=beside
     )
-    return replace(row, sentinel=sentinel, columns=columns, padding=padding, hidden=hidden)
 
 
 def _sentinel(logprobs: Logprobs | None, loss_mask: Mask | None) -> float | None:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
-from tito_audit.formats._columns import as_logged, is_list
+from tito_audit.formats._columns import EXPERTS, as_logged, is_list
 from tito_audit.formats._flat import repadded, trained_tokens, unpadded
 from tito_audit.formats._kit import batch, is_batch, sample_rollout, updated_sample
 from tito_audit.formats._update import with_values
@@ -50,6 +50,7 @@ def _sample(row: Row, place: Place) -> Rollout:
 def _plain(row: Row) -> dict[str, Any]:
     """The sample without its padding, under the names of an agent loop's output."""
     prompt, response = _visible(row)
+    both = np.concatenate((prompt, response))
     plain: dict[str, Any] = {}
     for name, value in row.items():
         if name == _PROMPTS:
@@ -57,8 +58,9 @@ def _plain(row: Row) -> dict[str, Any]:
         elif name == _RESPONSES:
             plain["response_ids"] = unpadded(value, response)
         elif name not in _WHOLE:
-            plain[name] = unpadded(value, response) if is_list(value) and len(value) == len(response) else value
-    seen = _seen(row)[np.concatenate((prompt, response))]
+            wide = both if name in EXPERTS else response
+            plain[name] = unpadded(value, wide) if is_list(value) and len(value) == len(wide) else value
+    seen = _seen(row)[both]
     return plain if seen.all() else {**plain, _SEEN: seen}
 
 

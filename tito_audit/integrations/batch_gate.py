@@ -14,6 +14,7 @@ import orjson
 
 from tito_audit.errors import GateError, SetupError
 from tito_audit.format import Row
+from tito_audit.formats import all_formats
 from tito_audit.record.arrays import Mask
 from tito_audit.record.finding import Finding
 from tito_audit.run.batch import BatchAudit, BatchAuditor
@@ -61,7 +62,7 @@ class BatchGate:
     - failing rows leave the loss, or stay in it with `mask=False`;
     - failing rows are appended to the file `quarantine`, one JSON object a line, which `tito-audit scan`
       and `show` read; the column `tito_gate` says at which step, and why;
-    - the counts go to the tracker, whatever else happens;
+    - the counts are for the tracker, also those of the error below (`GateError.metrics`);
     - GateError is raised if the share of failing rows is above `max_rate`; None: never.
     """
 
@@ -86,6 +87,7 @@ class BatchGate:
         if _REPEATED not in settings.select:
             settings = replace(settings, ignore=(*settings.ignore, _REPEATED))
         self._auditor = BatchAuditor(settings)
+        all_formats()  # loaded here, not in the first step
         self.mask, self.max_rate, self.first, self.every = mask, max_rate, first, every
         self.quarantine = None if quarantine is None else Path(quarantine)
         self.rows = 0
@@ -146,7 +148,6 @@ class BatchGate:
 
     def _metrics(self, audit: BatchAudit, total: int, failed: int) -> dict[str, float]:
         """Counts of rows are of all processes, those of findings of this one."""
-        copied = ("errors", "warnings", "notes", "seconds")
         counted = {name.removeprefix("tito_audit/"): value for name, value in audit.metrics().items()}
         # As many rows as have it, by cause; the mean, the tails and the shares of a verdict have their place here.
         causes = Counter(finding.hit.cause for finding in audit.findings if finding.code == _MISMATCH)
@@ -157,7 +158,7 @@ class BatchGate:
             "failing_share": failed / total if total else 0.0,
             "masked_rows": failed if self.mask else 0,
             "failing_rows_so_far": self.failed,
-            **{name: counted[name] for name in copied},
+            **{name: counted[name] for name in ("errors", "warnings", "notes", "seconds")},
             "mismatch/rows": sum(causes.values()),
             **mismatch,
             **{name: value for name, value in counted.items() if name.startswith("findings/")},

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from tito_audit.errors import GateError
 from tito_audit.format import Row
 from tito_audit.integrations.batch_gate import BatchGate, refuse_other_versions
 
@@ -31,7 +32,11 @@ def install(gate: BatchGate) -> None:
     async def finalize_train_batch(self: Any, batch: Any) -> None:
         step = self.progress.step
         if batch.samples and gate.due(step):
-            gated = gate.check(step, _rows(batch.samples))
+            try:
+                gated = gate.check(step, _rows(batch.samples))
+            except GateError as error:
+                await _log(self, dict(error.metrics), step)
+                raise
             batch.samples = [sample for sample, out in zip(batch.samples, gated.masked, strict=True) if not out]
             await _log(self, gated.metrics, step)
         await finalize(self, batch)

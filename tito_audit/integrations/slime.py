@@ -21,13 +21,12 @@ import numpy as np
 
 from tito_audit.errors import SetupError
 from tito_audit.format import Row
-from tito_audit.integrations.batch_gate import BatchGate, refuse_other_versions
+from tito_audit.integrations.batch_gate import BatchGate, GatedBatch, refuse_other_versions
 from tito_audit.run.batch import column
 
 __all__ = ["log_rollout_data", "rollout_data"]
 
-_TRAINERS = [name for name in ("slime", "miles") if importlib.util.find_spec(name) is not None]
-for _name in _TRAINERS or ["slime"]:
+for _name in [name for name in ("slime", "miles") if importlib.util.find_spec(name)] or ["slime"]:
     refuse_other_versions(_name)
 _COLUMNS = ("tokens", "response_length", "loss_mask", "rollout_log_probs", "weight_versions", "index", "reward")
 _gates: dict[str, BatchGate] = {}
@@ -53,7 +52,7 @@ def log_rollout_data(
     for sample, out in zip(flat, gated.masked, strict=True):
         sample.remove_sample = sample.remove_sample or bool(out)
     if rollout_extra_metrics is None:
-        logging.getLogger(__name__).info("rollout %s: %s", rollout_id, gated.metrics)
+        _log(rollout_id, gated)
     else:
         rollout_extra_metrics.update(gated.metrics)
     return False  # the trainer logs its own numbers too
@@ -80,9 +79,15 @@ def rollout_data(args: Any, rollout_id: int, data: dict[str, Any]) -> None:
         for number, length in enumerate(lengths)
     ]
     gated = gate.check(rollout_id, rows)
-    logging.getLogger(__name__).info("rollout %s: %s", rollout_id, gated.metrics)
+    _log(rollout_id, gated)
     for number in np.flatnonzero(gated.masked):
         data["loss_masks"][number] = data["loss_masks"][number] * 0
+
+
+def _log(rollout_id: int, gated: GatedBatch) -> None:
+    """Where no tracker is at hand: a warning if rows leave the loss."""
+    level = logging.WARNING if gated.masked.any() else logging.INFO
+    logging.getLogger(__name__).log(level, "rollout %s: %s", rollout_id, gated.metrics)
 
 
 def _gate(args: Any) -> BatchGate:

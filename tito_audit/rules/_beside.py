@@ -23,8 +23,8 @@ class Sequence:
     """`[T]` True where a row is trained, or a call sampled."""
     response: int | None
     """Where the response begins, None if nothing says."""
-    before: int | None
-    """How many tokens the previous call had seen in the end; None for a row and a first call."""
+    fed: int | None
+    """How many tokens were fed by the end of the previous call, all but its last; None for a row and a first."""
     beside: BesideTokens
     where: Where
     turn: int | None = None
@@ -39,7 +39,7 @@ class Sequence:
 
 def sequences(evidence: Evidence) -> Iterator[Sequence]:
     """Those that have something beside them: the training row, and each call with a completion."""
-    row, before = evidence.rollout.training_row, None
+    row, fed = evidence.rollout.training_row, None
     if row is not None and row.beside is not NOTHING_BESIDE:
         sampled = np.zeros(len(row.token_ids), np.bool_) if row.loss_mask is None else row.loss_mask
         yield Sequence(row.token_ids, sampled, row.prompt_length, None, row.beside, Where.ROW)
@@ -49,5 +49,5 @@ def sequences(evidence: Evidence) -> Iterator[Sequence]:
             ids = turn.completion_ids if seen is None else seen
             start = len(ids) - len(turn.completion_ids)
             sampled = np.arange(len(ids)) >= start
-            yield Sequence(ids, sampled, start, before, turn.beside, Where.COMPLETION, number)
-        before = None if seen is None else len(seen)
+            yield Sequence(ids, sampled, start, fed, turn.beside, Where.COMPLETION, number)
+        fed = None if seen is None else len(seen) - 1

@@ -78,11 +78,11 @@ def _other_base(evidence: Evidence) -> dict[str, tuple[str, str]]:
             np.concatenate([getattr(p, side) for p in pairs_of_column]) for side in ("sampler", "trainer")
         )
         readable = (sampler < _READABLE) & (trainer < _READABLE)
-        if readable.sum() < _FEWEST:
+        if np.count_nonzero(readable) < _FEWEST:
             continue
         ratios = sampler[readable] / trainer[readable]
         for ratio, unit in _UNITS.items():
-            if (np.abs(ratios / ratio - 1) <= _NEAR).mean() >= 0.9:
+            if np.count_nonzero(np.abs(ratios / ratio - 1) <= _NEAR) >= 0.9 * len(ratios):
                 bases[name] = unit
     return bases
 

@@ -35,7 +35,8 @@ def routed_experts(evidence: Evidence) -> Iterator[Hit]:
     Experts (`routed_experts`, `rollout_routed_experts`, `rollout_expert_indices`) whose rows are of other
     tokens: as many as no way to write them explains. Engines write a row for each token or for each but the
     last, which is never fed; from the first token, from a stated one, or for what was sampled; a call may have
-    only the rows that come after those of the previous one. Also bytes that are not of their shape, other
+    only the rows that come after those of the previous one, and what stands behind the last sampled token may
+    have none. Also bytes that are not of their shape, other
     numbers of layers or of experts in another call, ids below -1 or above the number of experts that the log
     states, and an expert that one layer chose twice for one token. A warning says that sampled tokens have a row
     of zeros, as buffers that nothing filled do, or that many different tokens in a row share one row.
@@ -66,10 +67,10 @@ def routed_experts(evidence: Evidence) -> Iterator[Hit]:
             if unfit.experts and unfit.wrong:
                 yield _hit(sequence, f"`{unfit.name}` holds {unfit.because}", "not of its shape")
         for routing in sequence.beside.routing:
-            rows = _rows(sequence, routing)
+            first, later = _rows(sequence, routing)
             if routing.experts.ndim == 1:
                 size = len(routing.experts)
-                fits = {size // count for count in rows if count and size % count == 0}
+                fits = {size // count for count in first | later if count and size % count == 0}
                 if not images and (not fits or (widths is not None and not widths & fits)):
                     message = f"{size:,} numbers in `{routing.name}` are no rows of {_tokens(sequence)}"
                     yield _hit(sequence, message, "rows of other tokens")
@@ -84,41 +85,35 @@ def routed_experts(evidence: Evidence) -> Iterator[Hit]:
                 )
                 yield _hit(sequence, message, "another shape")
             shapes.setdefault(shape, sequence.turn)
-            if not images and not _fits(routing, rows):
+            count, most = len(routing.experts), max(first, default=0)
+            start, end = _captured(routing) if count > most else (0, count)
+            if not images and count not in first | later and (count < most or end - start > most):
                 yield _hit(sequence, _count_message(sequence, routing), "rows of other tokens")
                 continue
             # Where rows of the response alone are possible, or an image takes several, their tokens are unknown.
-            size, count = len(sequence.ids) - routing.start, len(routing.experts)
-            behind = count > max(rows) and bool(_padding(routing)[max(rows) :].all())
-            certain = not images and (count in (size, size - 1) or behind)
+            certain = not images and (count in first or (count > most >= end))
             yield from _values(sequence, routing, routing.start if certain else None)
 
 
-def _rows(sequence: Sequence, routing: Routing) -> set[int]:
-    """How many rows there may be."""
-    size = len(sequence.ids)
-    if routing.start:
-        return {size - routing.start, size - routing.start - 1}
-    rows = {size, size - 1}
-    if sequence.response is not None:
-        rows |= {size - sequence.response, size - sequence.response - 1}
-    if sequence.before is not None:
-        rows |= {size - sequence.before, size - sequence.before + 1}
-    return {count for count in rows if count >= 0}
+def _rows(sequence: Sequence, routing: Routing) -> tuple[set[int], set[int]]:
+    """How many rows there may be from the first token on, or the stated one; and how many of later tokens alone.
+
+    What stands behind the last sampled token may have none: SkyRL and verl append it after the last call.
+    """
+    size, sampled = len(sequence.ids), sequence.sampled.nonzero()[0]
+    last = int(sampled[-1]) if len(sampled) else size - 1
+    rows = {count - routing.start for count in (*range(last, size), size) if count >= routing.start}
+    begins = sampled[:1].tolist() if sequence.response is None else [sequence.response]
+    later = [] if routing.start else [*begins, sequence.fed]
+    return rows, {size - at - by for at in later if at is not None for by in (0, 1) if at + by <= size} - rows
 
 
-def _fits(routing: Routing, rows: set[int]) -> bool:
-    """Whether there are as many rows, not counting padding on either side, as in verl's tensors."""
-    count = len(routing.experts)
-    if count in rows or not rows:
-        return True
-    return count > max(rows) >= int((~_padding(routing)).sum())
-
-
-def _padding(routing: Routing) -> NDArray[np.bool_]:
-    """`[rows]` True for rows of zeros alone, or of what stands where nothing was captured."""
+def _captured(routing: Routing) -> tuple[int, int]:
+    """The rows between padding on either side: zeros, as in verl's tensors, or the sign for nothing captured."""
     flat = routing.experts.reshape(len(routing.experts), -1)
-    return np.asarray((flat == 0).all(axis=1) | (flat == _MISSING).all(axis=1))
+    empty = (flat == 0).all(axis=1) | (flat == _MISSING).all(axis=1)
+    inside = (~empty).nonzero()[0]
+    return (int(inside[0]), int(inside[-1]) + 1) if len(inside) else (0, 0)
 
 
 def _count_message(sequence: Sequence, routing: Routing) -> str:

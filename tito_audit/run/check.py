@@ -207,15 +207,12 @@ def check_explained(
 ) -> tuple[tuple[Finding, ...], tuple[Skip, ...]]:
     """The same for evidence returned by `explain`."""
     owned = _owned(evidence)
-    findings = Findings(evidence.rollout.place, evidence.rollout.stated.calls_at, single)
-    skips: list[Skip] = []
-    for rule, skip in _to_run(
-        tuple(rules), selected, evidence.present, evidence.rollout.stated.reasons, evidence.sound, bool(owned)
-    ):
-        explained = owned.get(rule.code)
-        if skip is not None and explained is None:
-            skips.append(skip)
-            continue
+    stated = evidence.rollout.stated
+    findings = Findings(evidence.rollout.place, stated.calls_at, single)
+    key = tuple(rules), selected, evidence.present, stated.reasons, evidence.sound, frozenset(owned)
+    to_run, skips = _to_run(*key)
+    for rule in to_run:
+        explained = owned.get(rule.code) if owned else None
         if rule.check is not None:
             try:
                 for hit in rule.check(evidence):
@@ -223,7 +220,9 @@ def check_explained(
             except ODD_VALUES as error:
                 if rule.code not in ignored:
                     raise _failed(rule, evidence, error) from error
-                skips.append(Skip(rule.code, f"it failed: {in_words(error)}"))
+                skips = sorted(
+                    [*skips, Skip(rule.code, f"it failed: {in_words(error)}")], key=lambda skip: skip.code
+                )
         for each in explained or () if rule.check is None else ():
             severity = min(rule.severity, each.difference.severity)
             if findings.wants(rule.code, severity, Spot.of_difference(each)):
@@ -250,28 +249,29 @@ def _owners(rules: tuple[Rule, ...]) -> _Owners:
     return tuple(sorted(owners, key=lambda owner: owner[0].precedence))
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=1024)
 def _to_run(
     rules: tuple[Rule, ...],
     selected: frozenset[str],
     present: Needs,
     reasons: tuple[NotRead, ...],
     sound: Sound,
-    differs: bool,
-) -> tuple[tuple[Rule, Skip | None], ...]:
-    """The selected rules to run, each with its skip if it lacks something.
+    owned: frozenset[str],
+) -> tuple[Sequence[Rule], Sequence[Skip]]:
+    """The selected rules to run, and the skips of those that lack something and own no difference.
 
-    Without differences, a rule that only explains them matters only for its skip; so does a rule that finds
-    nothing in sound evidence.
+    Without differences, a rule that only explains them has nothing to do, nor has one that finds nothing in sound
+    evidence.
     """
-    reasoned = ((rule, missing(rule, present, reasons)) for rule in rules if rule.code in selected)
-    return tuple(
-        (rule, None if because is None else Skip(rule.code, because, applies(rule.needs, present)))
+    reasoned = [(rule, missing(rule, present, reasons)) for rule in rules if rule.code in selected]
+    skips = [
+        Skip(rule.code, because, applies(rule.needs, present))
         for rule, because in reasoned
-        if because is not None
-        or differs
-        or (rule.check is not None and not (rule.silent and rule.silent in sound))
-    )
+        if because is not None and rule.code not in owned
+    ]
+    able = [rule for rule, because in reasoned if because is None or rule.code in owned]
+    quiet = {rule.code for rule in able if rule.check is None or (rule.silent and rule.silent in sound)}
+    return able if owned else [rule for rule in able if rule.code not in quiet], skips
 
 
 def _owned(evidence: Evidence) -> Mapping[str, Sequence[Explained]]:
