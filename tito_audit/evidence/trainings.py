@@ -8,9 +8,10 @@ from hashlib import blake2b
 
 import numpy as np
 
-from tito_audit.record.arrays import Ids, Logprobs, Mask
+from tito_audit.record.arrays import Ids, Logprobs, Mask, empty_ids
 from tito_audit.record.column import Column, ColumnRole, MaskEncoding, trained_of
 from tito_audit.record.finding import Hit, Severity, Where
+from tito_audit.record.prefix import starts_with
 from tito_audit.record.rollout import IdsFrom, Rollout, TrainingRow, Turn, seen_by_loss, visible_part
 from tito_audit.record.runs import Run
 from tito_audit.record.trainings import SEQUENCE, SPAN, TrainedAgain, Trainings
@@ -55,9 +56,29 @@ def _sequences(rollout: Rollout) -> Iterator[tuple[int, int, list[_Span]]]:
     if row is not None and len(spans := _of_row(row, stated.facts)):
         yield -1, 0, spans
     ids = stated.answer_ids or ((stated.facts.get("id"),) if len(turns) == 1 else ())
+    before = _Hashed()
     for number, turn in enumerate(turns):
-        if len(spans := _of_call(turn)):
+        if turn.prompt_ids is None or turn.completion_ids is None or turn.ids_from is not IdsFrom.LOGGED:
+            continue  # its context is unknown
+        before = before.then(turn.prompt_ids)
+        if len(spans := _of_call(turn.completion_ids, turn, before)):
             yield number, _answer_id(ids[number]) if len(ids) == len(turns) else 0, spans
+
+
+class _Hashed:
+    """The hash of a prompt, begun with that of the prompt before it if it goes on from there."""
+
+    def __init__(self) -> None:
+        self.ids = empty_ids()
+        self.hasher = blake2b(digest_size=8)
+
+    def then(self, prompt: Ids) -> _Hashed:
+        """The hash of the next prompt."""
+        known = self if starts_with(prompt, self.ids) else _Hashed()
+        longer = _Hashed()
+        longer.ids, longer.hasher = prompt, known.hasher.copy()
+        longer.hasher.update(_bytes(prompt)[4 * len(known.ids) :])
+        return longer
 
 
 def _of_row(row: TrainingRow, facts: Mapping[str, object]) -> list[_Span]:
@@ -68,21 +89,15 @@ def _of_row(row: TrainingRow, facts: Mapping[str, object]) -> list[_Span]:
     start, end = visible_part(row)
     if start or (len(mask) and mask[0]):
         return []  # The context is unknown: a first token is never sampled, nor is padding part of a prompt.
-    return _spans(row.token_ids[:end], _runs(mask[:end]), row.logprobs)
+    return _spans(row.token_ids[:end], _runs(mask[:end]), row.logprobs, blake2b(digest_size=8))
 
 
-def _of_call(turn: Turn) -> list[_Span]:
-    """The spans of a call: its completion, or the sampled parts of it; [] if its context is unknown."""
-    if turn.prompt_ids is None or turn.completion_ids is None or turn.ids_from is not IdsFrom.LOGGED:
-        return []
-    before, size = len(turn.prompt_ids), len(turn.completion_ids)
-    sampled = _sampled(turn.columns, size)
-    runs = [(0, size)] if sampled is None else _runs(sampled)
-    logprobs = turn.completion_logprobs
-    if logprobs is not None:
-        logprobs = np.concatenate((np.full(before, np.nan), logprobs))
-    seen = np.concatenate((turn.prompt_ids, turn.completion_ids))
-    return _spans(seen, [(start + before, end + before) for start, end in runs if end > start], logprobs)
+def _of_call(ids: Ids, turn: Turn, before: _Hashed) -> list[_Span]:
+    """The spans of a call after its prompt: its completion `[C]`, or the sampled parts of it."""
+    sampled = _sampled(turn.columns, len(ids))
+    runs = [(0, len(ids))] if sampled is None else _runs(sampled)
+    trained = [run for run in runs if run[1] > run[0]]
+    return _spans(ids, trained, turn.completion_logprobs, before.hasher.copy(), len(before.ids))
 
 
 def _sampled(columns: Sequence[Column], size: int) -> Mask | None:
@@ -104,15 +119,16 @@ def _runs(mask: Mask) -> list[Run]:
     return list(zip(bounds[::2], bounds[1::2], strict=True))
 
 
-def _spans(ids: Ids, runs: Sequence[Run], logprobs: Logprobs | None) -> list[_Span]:
+def _spans(
+    ids: Ids, runs: Sequence[Run], logprobs: Logprobs | None, hasher: blake2b, before: int = 0
+) -> list[_Span]:
     """The records of these trained runs, of the token after each, and of the end of the ids.
 
-    This lets a row that trains a turn end match one that does not.
+    This lets a row that trains a turn end match one that does not. `hasher` has the `before` tokens before them.
     """
     if not runs:
         return []
-    data = np.ascontiguousarray(ids, np.int32).data.cast("B")
-    hasher, at = blake2b(digest_size=8), 0
+    data, at = _bytes(ids), 0
     spans: list[_Span] = []
     ends = [edge for run in runs[:-1] for edge in (run, (run[1] + 1, run[1] + 1))]
     ends += [runs[-1], *((end, end) for end in _ends_after(runs[-1][1], len(ids)))]
@@ -120,8 +136,12 @@ def _spans(ids: Ids, runs: Sequence[Run], logprobs: Logprobs | None) -> list[_Sp
         hasher.update(data[4 * at : 4 * end])
         at = end
         total = np.nan if logprobs is None or start == end else _sum(logprobs[start:end])
-        spans.append((int.from_bytes(hasher.digest(), "little"), end, end - start, total))
+        spans.append((int.from_bytes(hasher.digest(), "little"), before + end, end - start, total))
     return spans
+
+
+def _bytes(ids: Ids) -> memoryview:
+    return np.ascontiguousarray(ids, np.int32).data.cast("B")
 
 
 def _ends_after(last: int, size: int) -> list[int]:
