@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, TypeVar
 
 from tito_audit.errors import SetupError, TitoAuditError
 from tito_audit.settings.model import Settings
-from tito_audit.signals import ENDING, exit_by_signal
+from tito_audit.signals import HeldBack
 from tito_audit.summary import Summary
 
 if TYPE_CHECKING:
@@ -309,8 +309,7 @@ class _Crew(Generic[Tag, Task, Answer]):
 
         (take, give), (collect, answer) = Pipe(duplex=False), Pipe(duplex=False)
         # No signal may reach the child before it knows what to do with it, nor us before we know the child.
-        signals = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, *ENDING})
-        try:
+        with HeldBack() as signals:
             with warnings.catch_warnings():
                 # The child has none of our threads, and uses nothing that they hold.
                 warnings.simplefilter("ignore", DeprecationWarning)
@@ -325,8 +324,6 @@ class _Crew(Generic[Tag, Task, Answer]):
             self._workers.append(_Worker(pid, give, collect))
             take.close()
             answer.close()
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, signals)
 
 
 def _serve(
@@ -335,18 +332,14 @@ def _serve(
     answers: Connection[Any, Any],
     others: Iterable[Connection[Any, Any]],
     cores: Sequence[int],
-    signals: Iterable[int],
+    signals: HeldBack,
 ) -> NoReturn:
     """The main loop of a forked process; it exits here and never returns to its parent's code."""
     code = 1
     try:
         for end in others:  # a pipe reports its end only once every process has closed the other end
             end.close()
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        for number in ENDING:
-            if signal.getsignal(number) == exit_by_signal:
-                signal.signal(number, signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_SETMASK, signals)
+        signals.end_child()
         gc.freeze()  # keeps the parent's objects shared, and its files open
         os.environ["TOKENIZERS_PARALLELISM"] = "false"
         if cores:
