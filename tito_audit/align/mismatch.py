@@ -7,7 +7,8 @@ much at certain tokens as at rare ones.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +41,12 @@ class LogprobColumns:
     """The version of the weights that sampled each token; NaN where unknown."""
     rerouted: Mask | None = None
     """Tokens for which the two sides used other experts; None if the log does not have the experts of both."""
+    kept: Logprobs | None = None
+    """How many tokens sampling left to choose from at each; NaN where unknown."""
+    set_sizes: tuple[int, ...] = ()
+    """The same at some tokens, as their top-k logprobs show it."""
+    sampling: Mapping[str, float] = field(default_factory=dict)
+    """Temperature, top-p, top-k and min-p as the log names them."""
 
 
 BFLOAT16 = 0.075
@@ -66,10 +73,21 @@ _REST = 2.2
 """The median Renyi entropy of the alternatives of such a token at a temperature near 1, in nats."""
 _REST_RANGE = (0.4, 1.6)
 """What it is multiplied with at the ends of the interval: other models have other entropies."""
+_MOST_ENTROPY = 12.0
+"""The entropy of any vocabulary."""
 _LEAST_MASS = math.log(0.05)
 """Sampling that keeps less than 5 % of the probability is not believed."""
+_POINTS = 24
+"""Tokens of a row that a plot shows."""
 _BEHIND = 64
 """Tokens behind drift in which the changed context shows."""
+
+
+def limits_of(sampling: Mapping[str, float]) -> list[str]:
+    """Which of these settings leave tokens out."""
+    effective = {"top_p": sampling.get("top_p", 1.0) < 1, "top_k": sampling.get("top_k", 0.0) > 0}
+    effective["min_p"] = sampling.get("min_p", 0.0) > 0
+    return [name for name, limits in effective.items() if limits]
 
 
 def explained(columns: LogprobColumns, sampler: str, trainer: str, *, shifted: bool = False) -> RowMismatch:
@@ -140,7 +158,8 @@ def _fit(
     sizes = np.abs(logits[inside])
     usual = float(np.median(sizes)) if len(sizes) else 0.0
     if len(inside) >= _FEWEST:
-        cut = _truncated(columns.sampler[inside], columns.trainer[inside])
+        kept = None if columns.kept is None else columns.kept[inside]
+        cut = _truncated(columns.sampler[inside], columns.trainer[inside], kept, columns.set_sizes)
         if cut is not None:
             mass, kind, within = cut
             causes[inside] = np.where(within, _CODE[MismatchCause.TRUNCATED], _CODE[MismatchCause.UNKNOWN])
@@ -150,6 +169,9 @@ def _fit(
             interval, fits = heat
             causes[inside] = np.where(fits, _CODE[MismatchCause.TEMPERATURE], _CODE[MismatchCause.UNKNOWN])
             return {"temperature": interval}
+        if _tempered(columns.sampler[inside], columns.trainer[inside], columns.sampling):
+            causes[inside] = _CODE[MismatchCause.TEMPERED]
+            return {}
     beyond = sizes > max(_TAIL * usual, _LEAST_TAIL)
     if usual > _LEAST_TAIL and len(inside):
         in_band = (sizes > _BAND[0] * usual) & (sizes < _BAND[1] * usual)
@@ -162,15 +184,25 @@ def _fit(
     return {}
 
 
-def _truncated(sampler: Logprobs, trainer: Logprobs) -> tuple[Interval | None, str, Mask] | None:
+def _lost(differences: Logprobs) -> bool:
+    """Whether the sampler left out tokens that the trainer finds possible.
+
+    The mean of exp(trainer - sampler) over sampled tokens is the mass kept, where any full distribution has a mean
+    of 1.
+    """
+    ratios = np.exp(np.minimum(differences, 50.0))
+    return bool(ratios.mean() + 4 * ratios.std(ddof=1) / math.sqrt(len(ratios)) < 1)
+
+
+def _truncated(
+    sampler: Logprobs, trainer: Logprobs, kept: Logprobs | None, set_sizes: tuple[int, ...]
+) -> tuple[Interval | None, str, Mask] | None:
     """The mass kept, by what, and which tokens it fits; None where the columns do not look truncated.
 
-    Renormalised logprobs are higher than the trainer's at every token, by the logarithm of the mass kept; and the
-    mean of exp(trainer - sampler) over sampled tokens is that mass, where any full distribution has a mean of 1.
+    Renormalised logprobs are higher than the trainer's at every token, by the logarithm of the mass kept.
     """
     differences = trainer - sampler
-    ratios = np.exp(np.minimum(differences, 50.0))
-    if ratios.mean() + 4 * ratios.std(ddof=1) / math.sqrt(len(ratios)) >= 1:
+    if not _lost(differences):
         return None
     above, below = differences > 0, differences < 0
     higher, lower = float(differences[above].sum()), float(-differences[below].sum())
@@ -178,10 +210,15 @@ def _truncated(sampler: Logprobs, trainer: Logprobs) -> tuple[Interval | None, s
     strictly = higher <= 0.002 * lower
     if not strictly and not (higher <= 0.25 * lower and noise <= BFLOAT16):
         return None
-    alone = (sampler == 0) & (differences < -_LEAST_TAIL)
     slack = max(_TAIL * noise, _LEAST_TAIL)
+    if kept is None or np.isnan(kept).any():
+        alone = (sampler == 0) & (differences < -_LEAST_TAIL)
+        sizes = np.array(set_sizes)
+    else:
+        # Only tokens that the sampler chose from others may have a logprob below zero.
+        alone, strictly, sizes = (kept == 1) & (sampler > -slack), True, kept
     mass, kind, least = None, "", _LEAST_MASS
-    others = trainer[sampler < 0]
+    others = trainer[~alone & (sampler < 0)]
     if strictly and alone.sum() >= 3 and len(others):
         # A token is the only one of top-p where it has that probability by itself: a sharp threshold.
         last, first = float(others.max()), float(trainer[alone].min())
@@ -190,9 +227,25 @@ def _truncated(sampler: Logprobs, trainer: Logprobs) -> tuple[Interval | None, s
             mass, kind, least = Interval(math.exp((low + high) / 2), math.exp(low), math.exp(high)), "top-p", low
         else:
             kind = "min-p"
+    elif len(sizes) >= 8 and (np.diff(np.quantile(sizes, (0.05, 0.95))) == 0).all():
+        kind = "top-k"
     elif strictly and not alone.any() and (others > _SURER).sum() >= 3:
         kind = "top-k"
-    return mass, kind, (differences <= slack) & (differences >= least - slack)
+    fits = (differences <= slack) & (differences >= least - slack)
+    return mass, kind, fits
+
+
+def _tempered(sampler: Logprobs, trainer: Logprobs, sampling: Mapping[str, float]) -> bool:
+    """Whether a temperature and a limit that the log names are both missing in the trainer's logprobs.
+
+    Then the sampler's logprob is at least the trainer's divided by the temperature, if that is below 1; above 1 it
+    may be lower by as much as the entropy of a vocabulary allows. The columns alone do not tell the two apart.
+    """
+    degrees = sampling.get("temperature", 1.0)
+    if degrees <= 0 or degrees == 1 or not limits_of(sampling) or not _lost(trainer - sampler):
+        return False
+    slack = BFLOAT16 + max(0.0, 1 - 1 / degrees) * _MOST_ENTROPY
+    return bool((sampler >= trainer / degrees - slack).mean() >= 0.98)
 
 
 def _temperature(sampler: Logprobs, trainer: Logprobs) -> tuple[Interval, Mask] | None:
@@ -222,7 +275,7 @@ def _temperature(sampler: Logprobs, trainer: Logprobs) -> tuple[Interval, Mask] 
     # What R would have to be at each token: below 0, or above the entropy of any vocabulary, it is another cause.
     needed = change / best - base
     slack = (3 * abs(highest - lowest) * np.abs(base) + BFLOAT16) / abs(best) + 1.0
-    fits = (needed >= -slack) & (needed <= 12 + slack)
+    fits = (needed >= -slack) & (needed <= _MOST_ENTROPY + slack)
     fits |= (sampler >= _NEAR_ONE) & (trainer >= math.log(0.9))
     if fits.mean() < 0.9:
         return None
@@ -237,6 +290,13 @@ def _stale(version: Logprobs, inside: NDArray[np.intp], sizes: Logprobs, causes:
     newest = inside[newest]
     if _share(older, sizes).is_staler(_share(newest, sizes)):
         causes[older] = _CODE[MismatchCause.STALE]
+
+
+def points_of(sampler: Logprobs, trainer: Logprobs, numerics: Mask) -> tuple[tuple[float, float, bool], ...]:
+    """A few tokens at equal distances, for a plot."""
+    at = np.unique(np.linspace(0, len(sampler) - 1, _POINTS).astype(np.intp))
+    values = trainer[at].round(3), (sampler - trainer)[at].round(3), numerics[at]
+    return tuple(zip(*(column.tolist() for column in values), strict=True))
 
 
 def _share(tokens: NDArray[np.intp], sizes: Logprobs) -> CauseShare:
@@ -280,5 +340,6 @@ def _of_tokens(
         tuple(bins.tolist()),
         versions=tuple(versions),
         worst=tuple(worst),
+        points=points_of(columns.sampler, columns.trainer, causes == _CODE[MismatchCause.NUMERICS]),
         **details,  # type: ignore[arg-type]
     )

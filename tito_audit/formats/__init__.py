@@ -29,6 +29,7 @@ from tito_audit.formats._detection import (
     wrapped_at,
 )
 from tito_audit.formats._responses import chat_tools
+from tito_audit.formats._sampling import with_sampling
 from tito_audit.formats._text_logs import notice_of_text
 from tito_audit.registry import module_names, plugins
 from tito_audit.unknown import unknown
@@ -65,6 +66,7 @@ __all__ = [
     "told_by",
     "unmap_columns",
     "unread_columns",
+    "with_sampling",
 ]
 
 LOGPROBS = tuple(dict.fromkeys((*ROW_LOGPROBS, *CALL_LOGPROBS)))

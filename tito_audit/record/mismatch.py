@@ -13,6 +13,9 @@ MISMATCH = "mismatch"
 EDGES = (1e-5, 1e-4, 1e-3, 1e-2, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 """The edges of the histogram of |difference of the logits|; below the first and above the last is a bin each."""
 
+POINTS = 800
+"""The most tokens of a log that a plot shows."""
+
 
 class MismatchCause(StrEnum):
     """What makes the two differ at a token."""
@@ -22,6 +25,7 @@ class MismatchCause(StrEnum):
     ROUTING = "routing"
     TEMPERATURE = "temperature"
     TRUNCATED = "truncated sampling"
+    TEMPERED = "temperature and truncated sampling"
     STALE = "stale weights"
     SHIFTED = "shifted column"
     COPIED = "equal to the bit"
@@ -37,6 +41,7 @@ ADVICE = {
     "processed logprobs",
     MismatchCause.TRUNCATED: "log the sampler's raw logprobs, hand the kept set to the trainer, or sample with "
     "top-p 1 and without top-k",
+    MismatchCause.TEMPERED: "apply both in the trainer, or log the sampler's raw logprobs",
     MismatchCause.STALE: "update the sampler's weights more often, or mask tokens by their age",
     MismatchCause.SHIFTED: "log each value beside its own token",
     MismatchCause.COPIED: "compute one of the columns by the other engine: as logged, the ratio is 1 at every "
@@ -118,6 +123,10 @@ class RowMismatch:
     versions: tuple[tuple[int, CauseShare, CauseShare], ...] = ()
     """Each version of the weights with its tokens that numerics explains, and those that nothing explains."""
     worst: tuple[WorstToken, ...] = ()
+    notes: tuple[tuple[str, str], ...] = ()
+    """What else the log says: a cause and words on it."""
+    points: tuple[tuple[float, float, bool], ...] = ()
+    """Some tokens: the trainer's logprob, how much higher the sampler's is, whether that is numerics."""
 
     @property
     def size(self) -> float:
@@ -142,8 +151,14 @@ class Mismatch:
     truncations: Counter[str] = field(default_factory=Counter)
     """Rollouts by what truncated their sampling."""
     _versions: dict[int, tuple[CauseShare, CauseShare]] = field(default_factory=dict)
+    notes: dict[str, Counter[str]] = field(default_factory=dict)
+    """By cause, what else the log says on it, with the rollouts of each."""
     worst: dict[str, tuple[Place, WorstToken]] = field(default_factory=dict)
     """By cause, its token that differs most."""
+    points: list[tuple[float, float, bool]] = field(default_factory=list)
+    """Every n-th of the rollouts' points."""
+    _seen: int = 0
+    _every: int = 1
 
     def add(self, row: RowMismatch, place: Place) -> None:
         """Count a rollout."""
@@ -157,6 +172,14 @@ class Mismatch:
         for estimates, value in ((self.temperatures, row.temperature), (self.masses, row.mass)):
             if value is not None and len(estimates) < 1024:
                 estimates.append(value)
+        for point in row.points:
+            if self._seen % self._every == 0:
+                self.points.append(point)
+            self._seen += 1
+        if len(self.points) > POINTS:
+            self.points, self._every = self.points[::2], 2 * self._every
+        for cause, words in row.notes:
+            self.notes.setdefault(cause, Counter())[words] += 1
         if row.truncation:
             self.truncations[row.truncation] += 1
         for version, numerics, unknown in row.versions:

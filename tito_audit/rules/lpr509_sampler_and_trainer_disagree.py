@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
-from tito_audit.align.mismatch import explained
+from tito_audit.align.mismatch import explained, points_of
 from tito_audit.evidence.fill import FARTHEST
 from tito_audit.evidence.model import Evidence
 from tito_audit.evidence.needs import Needs
@@ -16,7 +17,7 @@ from tito_audit.record.finding import Hit, Severity
 from tito_audit.record.mismatch import MISMATCH, CauseShare, MismatchCause, RowMismatch
 from tito_audit.record.reading import places
 from tito_audit.rule import rule
-from tito_audit.rules._trainer import Pair, has_versions, other_base, pairs, together
+from tito_audit.rules._trainer import Pair, has_versions, notes, other_base, pairs, together
 from tito_audit.rules._words import counted, listed, quoted, shown
 from tito_audit.terminal.mismatch import cause_words
 from tito_audit.terminal.words import decimal, percent, signed
@@ -144,7 +145,7 @@ def _judged(evidence: Evidence, column: list[Pair], mismatches: list[RowMismatch
     )
     place = int(pair.at[at])
     offset = _moved(column) if above else 0
-    mismatch = explained(together(evidence, column), sampler, trainer, shifted=bool(offset))
+    mismatch = _explained(evidence, column, shifted=bool(offset))
     mismatches.append(mismatch)
     many_confident = mismatch.confident * _TOKENS_A_CONFIDENT >= mismatch.tokens > 0 and mismatch.confident
     severity = Severity.WARNING if above or many_confident else Severity.NOTE
@@ -172,13 +173,20 @@ def _judged(evidence: Evidence, column: list[Pair], mismatches: list[RowMismatch
     yield Hit(pair.where, place, place + 1, message, pair.turn, cause, severity, side)
 
 
+def _explained(evidence: Evidence, column: list[Pair], *, shifted: bool = False) -> RowMismatch:
+    mismatch = explained(together(evidence, column), *column[0].names, shifted=shifted)
+    return replace(mismatch, notes=tuple(notes(evidence, mismatch)))
+
+
 def _within_bound(evidence: Evidence, column: list[Pair], every: Logprobs, apart: Logprobs) -> RowMismatch:
     """The causes of a column near the sampler's: numerics, unless something cheap to see says otherwise."""
     above, (sampler, trainer) = (every > 0).sum(), column[0].names
     if not apart.any() or apart.max() > _STRANGE or above <= _ONE_SIDED * len(every) or has_versions(evidence):
-        return explained(together(evidence, column), sampler, trainer)
+        return _explained(evidence, column)
     share = CauseShare(len(apart), float(apart.sum()))
-    return RowMismatch(sampler, trainer, len(apart), ((MismatchCause.NUMERICS.value, share),))
+    values = np.concatenate([pair.sampler for pair in column]), np.concatenate([pair.trainer for pair in column])
+    points = points_of(*values, np.ones(len(apart), np.bool_))
+    return RowMismatch(sampler, trainer, len(apart), ((MismatchCause.NUMERICS.value, share),), points=points)
 
 
 def _moved(column: list[Pair]) -> int:
