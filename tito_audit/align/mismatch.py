@@ -63,6 +63,7 @@ _BAND, _MOST_IN_BAND, _FEWEST_IN_BAND = (5.0, 12.0), 0.0125, 4
 """Differences of so many medians are rare where arithmetic makes them (measured: 0.7 % of the tokens), as in a
 normal distribution. A few optimizer steps leave 4 % there."""
 _FEWEST_FILLS = 4
+_FEWEST_REROUTED = 4
 _LEAST_FILL = -5.0
 _CERTAIN = -1.0
 _NEAR_ONE = -1e-5
@@ -143,10 +144,12 @@ def _own_causes(columns: LogprobColumns, sizes: Logprobs, logits: Logprobs, caus
         causes[drift] = _CODE[MismatchCause.DRIFT]
     own = holder | drift
     if columns.rerouted is not None:
-        there, elsewhere = columns.rerouted & ~own, ~columns.rerouted & ~own
-        if there.any() and elsewhere.any() and sizes[there].mean() >= 2 * sizes[elsewhere].mean():
-            causes[there] = _CODE[MismatchCause.ROUTING]
-            own |= there
+        there, elsewhere = sizes[columns.rerouted & ~own], sizes[~columns.rerouted & ~own]
+        if min(len(there), len(elsewhere)) >= _FEWEST_REROUTED:
+            surely = there.mean() - 2 * there.std(ddof=1) / math.sqrt(len(there))
+            if surely > elsewhere.mean() <= there.mean() / 2:
+                causes[columns.rerouted & ~own] = _CODE[MismatchCause.ROUTING]
+                own |= columns.rerouted
     return np.asarray(own)
 
 
@@ -227,10 +230,10 @@ def _truncated(
             mass, kind, least = Interval(math.exp((low + high) / 2), math.exp(low), math.exp(high)), "top-p", low
         else:
             kind = "min-p"
-    elif len(sizes) >= 8 and (np.diff(np.quantile(sizes, (0.05, 0.95))) == 0).all():
-        kind = "top-k"
-    elif strictly and not alone.any() and (others > _SURER).sum() >= 3:
-        kind = "top-k"
+    else:
+        equal = len(sizes) >= _FEWEST and (np.diff(np.quantile(sizes, (0.05, 0.95))) == 0).all()
+        if equal or (strictly and not alone.any() and (others > _SURER).sum() >= 3):
+            kind = "top-k"
     fits = (differences <= slack) & (differences >= least - slack)
     return mass, kind, fits
 
@@ -320,15 +323,18 @@ def _of_tokens(
         turn, at = int(columns.turns[k]), int(columns.at[k])
         values = int(columns.ids[k]), float(columns.sampler[k]), float(columns.trainer[k])
         worst.append(WorstToken(_CAUSES[code].value, None if turn < 0 else turn, at, *values))
+
+    def unproven(where: Mask) -> tuple[CauseShare, CauseShare]:
+        numerics, unknown = (
+            _share(np.flatnonzero(where & (causes == _CODE[cause])), sizes)
+            for cause in (MismatchCause.NUMERICS, MismatchCause.UNKNOWN)
+        )
+        return numerics, unknown
+
     versions = []
     if columns.version is not None:
         for number in np.unique(columns.version[np.isfinite(columns.version)]).tolist():
-            of_version = columns.version == number
-            numerics, unknown = (
-                _share(np.flatnonzero(of_version & (causes == _CODE[cause])), sizes)
-                for cause in (MismatchCause.NUMERICS, MismatchCause.UNKNOWN)
-            )
-            versions.append((int(number), numerics, unknown))
+            versions.append((int(number), *unproven(columns.version == number)))
     confident = (columns.sampler > _SURE) & (columns.trainer < _UNLIKELY)
     bins = np.bincount(np.searchsorted(EDGES, np.abs(logits)), minlength=len(EDGES) + 1)
     return RowMismatch(
@@ -339,6 +345,7 @@ def _of_tokens(
         int(confident.sum()),
         tuple(bins.tolist()),
         versions=tuple(versions),
+        rerouted=None if columns.rerouted is None else unproven(columns.rerouted),
         worst=tuple(worst),
         points=points_of(columns.sampler, columns.trainer, causes == _CODE[MismatchCause.NUMERICS]),
         **details,  # type: ignore[arg-type]

@@ -69,6 +69,9 @@ class CauseShare:
         """Whether these tokens, of older weights, differ more than those of the newest by half as much again."""
         return min(self.tokens, newest.tokens) >= 16 and self.mean >= 1.5 * newest.mean + 1e-3
 
+    def __neg__(self) -> CauseShare:
+        return CauseShare(-self.tokens, -self.size)
+
     def __add__(self, other: CauseShare) -> CauseShare:
         return CauseShare(self.tokens + other.tokens, self.size + other.size)
 
@@ -122,6 +125,8 @@ class RowMismatch:
     """`top-p`, `top-k`, `min-p`, or "" if the log does not tell which."""
     versions: tuple[tuple[int, CauseShare, CauseShare], ...] = ()
     """Each version of the weights with its tokens that numerics explains, and those that nothing explains."""
+    rerouted: tuple[CauseShare, CauseShare] | None = None
+    """The same of tokens with other experts on both sides; None if the log does not have the experts of both."""
     worst: tuple[WorstToken, ...] = ()
     notes: tuple[tuple[str, str], ...] = ()
     """What else the log says: a cause and words on it."""
@@ -153,6 +158,7 @@ class Mismatch:
     _versions: dict[int, tuple[CauseShare, CauseShare]] = field(default_factory=dict)
     notes: dict[str, Counter[str]] = field(default_factory=dict)
     """By cause, what else the log says on it, with the rollouts of each."""
+    _rerouted: tuple[CauseShare, CauseShare] = CauseShare(), CauseShare()
     worst: dict[str, tuple[Place, WorstToken]] = field(default_factory=dict)
     """By cause, its token that differs most."""
     points: list[tuple[float, float, bool]] = field(default_factory=list)
@@ -185,6 +191,8 @@ class Mismatch:
         for version, numerics, unknown in row.versions:
             before = self._versions.get(version, (CauseShare(), CauseShare()))
             self._versions[version] = before[0] + numerics, before[1] + unknown
+        if row.rerouted is not None:
+            self._rerouted = self._rerouted[0] + row.rerouted[0], self._rerouted[1] + row.rerouted[1]
         for token in row.worst:
             if token.cause not in self.worst or token.size > self.worst[token.cause][1].size:
                 self.worst[token.cause] = place, token
@@ -192,19 +200,27 @@ class Mismatch:
     @property
     def shares(self) -> dict[str, CauseShare]:
         """By cause, the largest first. What grows with the distance from the newest version is of stale
-        weights.
+        weights; tokens with other experts that differ twice as much as others are of the routing.
         """
         shares = dict(self._shares)
+
+        def move(parts: tuple[CauseShare, CauseShare], cause: MismatchCause) -> None:
+            for source, part in zip((MismatchCause.NUMERICS, MismatchCause.UNKNOWN), parts, strict=True):
+                if part.tokens:
+                    shares[source] += -part
+                    shares[cause] = shares.get(cause, CauseShare()) + part
+
         wholes = {version: numerics + unknown for version, (numerics, unknown) in self._versions.items()}
         newest = max(wholes, default=0)
         for version, whole in wholes.items():
             if version < newest and whole.is_staler(wholes[newest]):
-                for cause, part in zip(
-                    (MismatchCause.NUMERICS, MismatchCause.UNKNOWN), self._versions[version], strict=True
-                ):
-                    if part.tokens:
-                        shares[cause] += CauseShare(-part.tokens, -part.size)
-                shares[MismatchCause.STALE] = shares.get(MismatchCause.STALE, CauseShare()) + whole
+                move(self._versions[version], MismatchCause.STALE)
+        rerouted = self._rerouted[0] + self._rerouted[1]
+        others = shares.get(MismatchCause.NUMERICS, CauseShare()) + shares.get(MismatchCause.UNKNOWN, CauseShare())
+        others += -rerouted
+        enough = MismatchCause.STALE not in shares and min(rerouted.tokens, others.tokens) >= 16
+        if enough and rerouted.mean >= 2 * others.mean:
+            move(self._rerouted, MismatchCause.ROUTING)
         shares = {cause: share for cause, share in shares.items() if share.tokens}
         return dict(sorted(shares.items(), key=lambda item: (-item[1].size, item[0])))
 

@@ -62,7 +62,7 @@ def _interval(interval: Interval) -> str:
 
 
 def mismatch_rows(mismatch: Mismatch) -> Iterator[tuple[float, str, str, int, str]]:
-    """The causes with at least half a percent: share, name, what is known of it, tokens, and the worst of these."""
+    """The causes of half a percent or more: share, name, what is known of it, tokens, the worst of these."""
     total = sum(share.size for share in mismatch.shares.values())
     for cause, share in mismatch.shares.items():
         if share.size < _LEAST * total:

@@ -137,8 +137,8 @@ def mismatch_charts(number: int, mismatch: Mismatch) -> list[Chart]:
     charts = []
     if mismatch.points:
         says = (
-            f"{len(mismatch.points):,} tokens of the log, by the trainer's logprob (across) and by how much higher the "
-            "sampler's is (up)."
+            f"{len(mismatch.points):,} tokens of the log, by the trainer's logprob (across) and by how much "
+            "higher the sampler's is (up)."
         )
         legend = ("numerics", "another cause")
         counts = [sum(point[2] is is_numerics for point in mismatch.points) for is_numerics in (True, False)]
