@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from .picture import pictures
-from .plant import COLUMNS, HELD_OUT, Planted, cause_of, log
+from .plant import HELD_OUT, Planted, cause_of, log
 
 ROOT = Path(__file__).resolve().parents[2]
 GUIDE = ROOT / "docs" / "mismatch.md"
@@ -208,5 +208,5 @@ if __name__ == "__main__":
         _, _, after = rest.partition("\n<!-- end -->")
         text = f"{before}<!-- python -m tests.mismatch -->\n{table}\n<!-- end -->{after}"
         GUIDE.write_text(text, encoding="utf-8")
-        for name, svg in pictures(COLUMNS):
+        for name, svg in pictures():
             (ROOT / "docs" / "pictures" / name).write_text(svg, encoding="utf-8")

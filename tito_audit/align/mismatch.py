@@ -41,9 +41,9 @@ class LogprobColumns:
     """The version of the weights that sampled each token; NaN where unknown."""
     rerouted: Mask | None = None
     """Tokens for which the two sides used other experts; None if the log does not have the experts of both."""
-    kept: Logprobs | None = None
+    set_sizes: Logprobs | None = None
     """How many tokens sampling left to choose from at each; NaN where unknown."""
-    set_sizes: tuple[int, ...] = ()
+    top_sizes: tuple[int, ...] = ()
     """The same at some tokens, as their top-k logprobs show it."""
     sampling: Mapping[str, float] = field(default_factory=dict)
     """Temperature, top-p, top-k and min-p as the log names them."""
@@ -59,11 +59,12 @@ Two sides in bfloat16 have up to the square root of 2 times that.
 _TAIL = 10.0
 """How many times the median difference arithmetic alone makes a token differ at most; measured: 9 times."""
 _LEAST_TAIL = 1e-3
+_CLEARLY = 0.06
+"""Logprobs of tokens near certainty that bfloat16 does not confuse."""
 _BAND, _MOST_IN_BAND, _FEWEST_IN_BAND = (5.0, 12.0), 0.0125, 4
 """Differences of so many medians are rare where arithmetic makes them (measured: 0.7 % of the tokens), as in a
 normal distribution. A few optimizer steps leave 4 % there."""
 _FEWEST_FILLS = 4
-_FEWEST_REROUTED = 4
 _LEAST_FILL = -5.0
 _CERTAIN = -1.0
 _NEAR_ONE = -1e-5
@@ -78,8 +79,6 @@ _MOST_ENTROPY = 12.0
 """The entropy of any vocabulary."""
 _LEAST_MASS = math.log(0.05)
 """Sampling that keeps less than 5 % of the probability is not believed."""
-_POINTS = 24
-"""Tokens of a row that a plot shows."""
 _BEHIND = 64
 """Tokens behind drift in which the changed context shows."""
 
@@ -145,7 +144,7 @@ def _own_causes(columns: LogprobColumns, sizes: Logprobs, logits: Logprobs, caus
     own = holder | drift
     if columns.rerouted is not None:
         there, elsewhere = sizes[columns.rerouted & ~own], sizes[~columns.rerouted & ~own]
-        if min(len(there), len(elsewhere)) >= _FEWEST_REROUTED:
+        if min(len(there), len(elsewhere)) >= 4:
             surely = there.mean() - 2 * there.std(ddof=1) / math.sqrt(len(there))
             if surely > elsewhere.mean() <= there.mean() / 2:
                 causes[columns.rerouted & ~own] = _CODE[MismatchCause.ROUTING]
@@ -161,8 +160,8 @@ def _fit(
     sizes = np.abs(logits[inside])
     usual = float(np.median(sizes)) if len(sizes) else 0.0
     if len(inside) >= _FEWEST:
-        kept = None if columns.kept is None else columns.kept[inside]
-        cut = _truncated(columns.sampler[inside], columns.trainer[inside], kept, columns.set_sizes)
+        sizes_of_sets = None if columns.set_sizes is None else columns.set_sizes[inside]
+        cut = _truncated(columns.sampler[inside], columns.trainer[inside], sizes_of_sets, columns.top_sizes)
         if cut is not None:
             mass, kind, within = cut
             causes[inside] = np.where(within, _CODE[MismatchCause.TRUNCATED], _CODE[MismatchCause.UNKNOWN])
@@ -172,8 +171,9 @@ def _fit(
             interval, fits = heat
             causes[inside] = np.where(fits, _CODE[MismatchCause.TEMPERATURE], _CODE[MismatchCause.UNKNOWN])
             return {"temperature": interval}
-        if _tempered(columns.sampler[inside], columns.trainer[inside], columns.sampling):
-            causes[inside] = _CODE[MismatchCause.TEMPERED]
+        stated = _as_stated(columns.sampler[inside], columns.trainer[inside], columns.sampling)
+        if stated is not None:
+            causes[inside] = _CODE[stated]
             return {}
     beyond = sizes > max(_TAIL * usual, _LEAST_TAIL)
     if usual > _LEAST_TAIL and len(inside):
@@ -198,7 +198,7 @@ def _lost(differences: Logprobs) -> bool:
 
 
 def _truncated(
-    sampler: Logprobs, trainer: Logprobs, kept: Logprobs | None, set_sizes: tuple[int, ...]
+    sampler: Logprobs, trainer: Logprobs, set_sizes: Logprobs | None, top_sizes: tuple[int, ...]
 ) -> tuple[Interval | None, str, Mask] | None:
     """The mass kept, by what, and which tokens it fits; None where the columns do not look truncated.
 
@@ -209,17 +209,18 @@ def _truncated(
         return None
     above, below = differences > 0, differences < 0
     higher, lower = float(differences[above].sum()), float(-differences[below].sum())
-    noise = float(np.median(np.abs(_logit(trainer) - _logit(sampler))[above])) if above.any() else 0.0
+    noises = np.abs(_logit(trainer) - _logit(sampler))[above]
+    noise, most = np.quantile(noises, (0.5, 0.95)).tolist() if len(noises) else (0.0, 0.0)
     strictly = higher <= 0.002 * lower
-    if not strictly and not (higher <= 0.25 * lower and noise <= BFLOAT16):
+    if not strictly and not (higher <= 0.15 * lower and noise <= 0.07 and most <= 0.25):
         return None
     slack = max(_TAIL * noise, _LEAST_TAIL)
-    if kept is None or np.isnan(kept).any():
+    if set_sizes is None or np.isnan(set_sizes).any():
         alone = (sampler == 0) & (differences < -_LEAST_TAIL)
-        sizes = np.array(set_sizes)
+        sizes = np.array(top_sizes)
     else:
         # Only tokens that the sampler chose from others may have a logprob below zero.
-        alone, strictly, sizes = (kept == 1) & (sampler > -slack), True, kept
+        alone, strictly, sizes = (set_sizes == 1) & (sampler > -slack), True, set_sizes
     mass, kind, least = None, "", _LEAST_MASS
     others = trainer[~alone & (sampler < 0)]
     if strictly and alone.sum() >= 3 and len(others):
@@ -228,7 +229,7 @@ def _truncated(
         if last <= first + slack and float(np.quantile(differences, 0.01)) >= last - slack:
             low, high = sorted((last, first))
             mass, kind, least = Interval(math.exp((low + high) / 2), math.exp(low), math.exp(high)), "top-p", low
-        else:
+        elif last - first > _CLEARLY:
             kind = "min-p"
     else:
         equal = len(sizes) >= _FEWEST and (np.diff(np.quantile(sizes, (0.05, 0.95))) == 0).all()
@@ -238,17 +239,26 @@ def _truncated(
     return mass, kind, fits
 
 
-def _tempered(sampler: Logprobs, trainer: Logprobs, sampling: Mapping[str, float]) -> bool:
-    """Whether a temperature and a limit that the log names are both missing in the trainer's logprobs.
+def _as_stated(sampler: Logprobs, trainer: Logprobs, sampling: Mapping[str, float]) -> MismatchCause | None:
+    """Whether a temperature that the log names is missing in the trainer's logprobs, with a limit or without.
 
-    Then the sampler's logprob is at least the trainer's divided by the temperature, if that is below 1; above 1 it
-    may be lower by as much as the entropy of a vocabulary allows. The columns alone do not tell the two apart.
+    The columns alone prove neither: with a limit they do not tell the two apart, and a high temperature leaves few
+    likely tokens. But tokens must not have gone the other way.
     """
     degrees = sampling.get("temperature", 1.0)
-    if degrees <= 0 or degrees == 1 or not limits_of(sampling) or not _lost(trainer - sampler):
-        return False
-    slack = BFLOAT16 + max(0.0, 1 - 1 / degrees) * _MOST_ENTROPY
-    return bool((sampler >= trainer / degrees - slack).mean() >= 0.98)
+    if degrees <= 0 or degrees == 1 or len(sampler) < _FEWEST:
+        return None
+    if limits_of(sampling):
+        # At least the trainer's divided by a temperature below 1; above 1, less the entropy of a vocabulary.
+        slack = BFLOAT16 + max(0.0, 1 - 1 / degrees) * _MOST_ENTROPY
+        fits = (sampler >= trainer / degrees - slack).mean() >= 0.98 and _lost(trainer - sampler)
+        return MismatchCause.TEMPERED if fits else None
+    base, change, slope = _logit(trainer), _logit(sampler) - _logit(trainer), 1 / degrees - 1
+    needed, slack = change / slope - base, 1.0 + BFLOAT16 / abs(slope)
+    fits = ((needed >= -slack) & (needed <= _MOST_ENTROPY + slack)).mean() >= 0.95
+    # Other weights move tokens at random; a temperature, the further the likelier they are.
+    follows = np.std(change) > 0 and np.corrcoef(base, change)[0, 1] * np.sign(slope) >= 0.5
+    return MismatchCause.TEMPERATURE if fits and follows else None
 
 
 def _temperature(sampler: Logprobs, trainer: Logprobs) -> tuple[Interval, Mask] | None:
@@ -297,7 +307,7 @@ def _stale(version: Logprobs, inside: NDArray[np.intp], sizes: Logprobs, causes:
 
 def points_of(sampler: Logprobs, trainer: Logprobs, numerics: Mask) -> tuple[tuple[float, float, bool], ...]:
     """A few tokens at equal distances, for a plot."""
-    at = np.unique(np.linspace(0, len(sampler) - 1, _POINTS).astype(np.intp))
+    at = np.unique(np.linspace(0, len(sampler) - 1, 24).astype(np.intp))
     values = trainer[at].round(3), (sampler - trainer)[at].round(3), numerics[at]
     return tuple(zip(*(column.tolist() for column in values), strict=True))
 

@@ -7,7 +7,14 @@ from functools import cache, lru_cache
 from tito_audit.errors import RecordError, SetupError
 from tito_audit.format import Format, Row
 from tito_audit.formats._call_log import LoggedCall, part_of
-from tito_audit.formats._calls import CALL_LISTS, CALL_LOGPROBS, COMPLETION_IDS, PROMPT_IDS, calls_unknown_tools
+from tito_audit.formats._calls import (
+    CALL_LISTS,
+    CALL_LOGPROBS,
+    COMPLETION_IDS,
+    PROMPT_IDS,
+    calls_unknown_tools,
+    with_sampling,
+)
 from tito_audit.formats._columns import FLAT_IDS, MASKS, ROW_LOGPROBS, SEGMENTS, STALE
 from tito_audit.formats._detection import (
     CANONICAL_COLUMNS,
@@ -29,7 +36,6 @@ from tito_audit.formats._detection import (
     wrapped_at,
 )
 from tito_audit.formats._responses import chat_tools
-from tito_audit.formats._sampling import with_sampling
 from tito_audit.formats._text_logs import notice_of_text
 from tito_audit.registry import module_names, plugins
 from tito_audit.unknown import unknown

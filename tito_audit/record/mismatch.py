@@ -13,9 +13,6 @@ MISMATCH = "mismatch"
 EDGES = (1e-5, 1e-4, 1e-3, 1e-2, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 """The edges of the histogram of |difference of the logits|; below the first and above the last is a bin each."""
 
-POINTS = 800
-"""The most tokens of a log that a plot shows."""
-
 
 class MismatchCause(StrEnum):
     """What makes the two differ at a token."""
@@ -182,7 +179,7 @@ class Mismatch:
             if self._seen % self._every == 0:
                 self.points.append(point)
             self._seen += 1
-        if len(self.points) > POINTS:
+        if len(self.points) > 800:
             self.points, self._every = self.points[::2], 2 * self._every
         for cause, words in row.notes:
             self.notes.setdefault(cause, Counter())[words] += 1

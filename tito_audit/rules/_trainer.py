@@ -16,7 +16,6 @@ from tito_audit.evidence.logprobs import ROUNDING, shifts
 from tito_audit.evidence.model import Evidence
 from tito_audit.evidence.needs import Needs
 from tito_audit.record.arrays import Ids, Logprobs, Mask, Offsets
-from tito_audit.record.beside import BesideTokens
 from tito_audit.record.by_name import SAMPLING, WEIGHTS, over_row, trainer_columns, version_column
 from tito_audit.record.column import Column, ColumnRole
 from tito_audit.record.finding import Where
@@ -39,8 +38,6 @@ _FEWEST = 12
 """Tokens with a ratio, the fewest from which a base is read."""
 _READABLE = -0.05
 """Logprobs above it are too close to zero for their ratio to mean anything."""
-_WHOLE = 1e-3
-"""How far the probabilities of all tokens that were left to choose from are from 1, as rounded."""
 _NEAR = 0.03
 """How far a ratio may be from that of two bases, as a share of it."""
 
@@ -100,8 +97,7 @@ def together(evidence: Evidence, column: list[Pair]) -> LogprobColumns:
     """The pairs of one trainer's column as one, with what else the log has on each token."""
     versions = [_versions(evidence, pair)[pair.at] for pair in column] if has_versions(evidence) else []
     experts = [_rerouted(evidence, pair) for pair in column]
-    kept = [_kept(evidence, pair) for pair in column]
-    turns = evidence.rollout.turns
+    sets = [_set_sizes(evidence, pair) for pair in column]
     return LogprobColumns(
         np.concatenate([pair.ids[pair.at] for pair in column]),
         np.concatenate([pair.at for pair in column]),
@@ -113,8 +109,14 @@ def together(evidence: Evidence, column: list[Pair]) -> LogprobColumns:
         np.concatenate([pair.drifted for pair in column]),
         np.concatenate(versions) if versions else None,
         _of_all([None if mask is None else mask[pair.at] for mask, pair in zip(experts, column, strict=True)]),
-        _of_all([None if sizes is None else sizes[pair.at] for sizes, pair in zip(kept, column, strict=True)]),
-        tuple(len(top) for turn in turns for top in turn.alternatives if _is_whole(top)),
+        _of_all([None if sizes is None else sizes[pair.at] for sizes, pair in zip(sets, column, strict=True)]),
+        # Renormalised, the logprobs of all that a token was sampled from add up to 1.
+        tuple(
+            sum(value > FLOOR for value in top)
+            for turn in evidence.rollout.turns
+            for top in turn.alternatives
+            if abs(sum(math.exp(min(value, 0.0)) for value in top) - 1) < 1e-3
+        ),
         sampling(evidence),
     )
 
@@ -123,11 +125,6 @@ def _of_all(parts: list[NDArray[Any] | None]) -> NDArray[Any] | None:
     """The parts as one; None if one is missing."""
     whole = [part for part in parts if part is not None]
     return np.concatenate(whole) if len(whole) == len(parts) else None
-
-
-def _is_whole(top: tuple[float, ...]) -> bool:
-    """Whether these logprobs are all that a token was sampled from: renormalised, they add up to 1."""
-    return abs(sum(math.exp(min(value, 0.0)) for value in top if value > FLOOR) - 1) < _WHOLE
 
 
 def sampling(evidence: Evidence) -> Mapping[str, float]:
@@ -147,6 +144,8 @@ def notes(evidence: Evidence, mismatch: RowMismatch) -> Iterator[tuple[str, str]
         elif heat.low <= 1 / degrees <= heat.high:
             words = "the trainer applied it, and the sampler's logprobs are raw"
         yield MismatchCause.TEMPERATURE, f"the log says temperature {decimal(degrees, 3)}: {words}"
+    elif MismatchCause.TEMPERATURE in causes and degrees:
+        yield MismatchCause.TEMPERATURE, f"the log says temperature {decimal(degrees, 3)}, which fits"
     limits = listed([f"{name.replace('_', '-')} {decimal(logged[name], 3)}" for name in limits_of(logged)])
     if MismatchCause.TRUNCATED in causes and logged:
         top_p = logged.get("top_p", 1.0) if mismatch.mass is not None else 1.0
@@ -164,14 +163,11 @@ def notes(evidence: Evidence, mismatch: RowMismatch) -> Iterator[tuple[str, str]
     if MismatchCause.TEMPERED in causes:
         words = f"the log says temperature {decimal(degrees or 1.0, 3)} with {limits}: the trainer left both out"
         yield MismatchCause.TEMPERED, words
-    if MismatchCause.UNKNOWN in causes and any(len(beside.routing) == 1 for beside in _beside(evidence)):
+    row, turns = evidence.rollout.training_row, evidence.rollout.turns
+    besides = (holder.beside for holder in (*(() if row is None else (row,)), *turns))
+    if MismatchCause.UNKNOWN in causes and any(len(beside.routing) == 1 for beside in besides):
         words = "the log has the experts of one side only; log the other's as `trainer_routed_experts`"
         yield MismatchCause.UNKNOWN, words
-
-
-def _beside(evidence: Evidence) -> Iterator[BesideTokens]:
-    row = evidence.rollout.training_row
-    yield from (holder.beside for holder in (*([] if row is None else [row]), *evidence.rollout.turns))
 
 
 def _rerouted(evidence: Evidence, pair: Pair) -> Mask | None:
@@ -188,9 +184,11 @@ def _rerouted(evidence: Evidence, pair: Pair) -> Mask | None:
         sides = turn.beside.routing
     else:
         sides = () if row is None else row.beside.routing
-        seen = [turn for turn in rollout.turns if turn.beside.routing and _starts(pair.ids, turn.seen_ids)]
-        if len(sides) == 1 and seen:
-            sides = (*sides, seen[-1].beside.routing[0])
+        for turn in reversed(rollout.turns):
+            seen = turn.seen_ids
+            begins = seen is not None and np.array_equal(pair.ids[: len(seen)], seen)
+            if len(sides) == 1 and turn.beside.routing and begins:
+                sides = (*sides, turn.beside.routing[0])
     if len(sides) != 2 or len({(side.start, side.experts.shape[1:]) for side in sides}) > 1:
         return None
     start, size = sides[0].start, min(len(side.experts) for side in sides)
@@ -205,11 +203,7 @@ def _rerouted(evidence: Evidence, pair: Pair) -> Mask | None:
     return out[before:]
 
 
-def _starts(ids: Ids, seen: Ids | None) -> bool:
-    return seen is not None and np.array_equal(ids[: len(seen)], seen)
-
-
-def _kept(evidence: Evidence, pair: Pair) -> Logprobs | None:
+def _set_sizes(evidence: Evidence, pair: Pair) -> Logprobs | None:
     """`[T]` how many tokens were left to choose from; NaN where the log does not say, None if it says nowhere."""
     rollout = evidence.rollout
     row, size = rollout.training_row, len(pair.ids)
