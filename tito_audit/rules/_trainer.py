@@ -95,7 +95,8 @@ def _other_base(evidence: Evidence) -> dict[str, tuple[str, str]]:
 
 def together(evidence: Evidence, column: list[Pair]) -> LogprobColumns:
     """The pairs of one trainer's column as one, with what else the log has on each token."""
-    versions = [_versions(evidence, pair)[pair.at] for pair in column] if has_versions(evidence) else []
+    named = Needs.WEIGHT_VERSIONS in evidence.present
+    versions = [_versions(evidence, pair)[pair.at] for pair in column] if named else []
     experts = [_rerouted(evidence, pair) for pair in column]
     sets = [_set_sizes(evidence, pair) for pair in column]
     return LogprobColumns(
@@ -222,11 +223,6 @@ def _set_sizes(evidence: Evidence, pair: Pair) -> Logprobs | None:
                 out[at] = np.where(counts > 0, counts, np.nan)
                 return out
     return None
-
-
-def has_versions(evidence: Evidence) -> bool:
-    """Whether the log names the weights that sampled the tokens."""
-    return Needs.WEIGHT_VERSIONS in evidence.present
 
 
 def _versions(evidence: Evidence, pair: Pair) -> Logprobs:

@@ -17,7 +17,7 @@ from tito_audit.record.finding import Hit, Severity
 from tito_audit.record.mismatch import MISMATCH, CauseShare, MismatchCause, RowMismatch
 from tito_audit.record.reading import places
 from tito_audit.rule import rule
-from tito_audit.rules._trainer import Pair, has_versions, notes, other_base, pairs, together
+from tito_audit.rules._trainer import Pair, notes, other_base, pairs, together
 from tito_audit.rules._words import counted, listed, quoted, shown
 from tito_audit.terminal.mismatch import cause_words
 from tito_audit.terminal.words import decimal, percent, signed
@@ -181,7 +181,8 @@ def _explained(evidence: Evidence, column: list[Pair], *, shifted: bool = False)
 def _within_bound(evidence: Evidence, column: list[Pair], every: Logprobs, apart: Logprobs) -> RowMismatch:
     """The causes of a column near the sampler's: numerics, unless something cheap to see says otherwise."""
     above, (sampler, trainer) = (every > 0).sum(), column[0].names
-    if not apart.any() or apart.max() > _STRANGE or above <= _ONE_SIDED * len(every) or has_versions(evidence):
+    strange = not apart.any() or apart.max() > _STRANGE or above <= _ONE_SIDED * len(every)
+    if strange or evidence.present & (Needs.WEIGHT_VERSIONS | Needs.EXPERTS):
         return _explained(evidence, column)
     share = CauseShare(len(apart), float(apart.sum()))
     values = np.concatenate([pair.sampler for pair in column]), np.concatenate([pair.trainer for pair in column])
