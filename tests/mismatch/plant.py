@@ -81,7 +81,7 @@ def stated_by(setting: str) -> dict[str, float]:
 
 def taken(setting: str, rng: np.random.Generator, source: Any = COLUMNS) -> Tokens:
     """Consecutive tokens of a setting; of the held-out ones, one to three rows in a row."""
-    columns = source[setting].astype(np.float64)
+    columns = (source if setting in source else COLUMNS)[setting].astype(np.float64)
     if f"lengths {setting}" not in source:
         size = TOKENS if source is COLUMNS else int(rng.integers(60, 500))
         start = rng.integers(0, columns.shape[1] - size)
