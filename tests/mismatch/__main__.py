@@ -156,7 +156,7 @@ def lines(scan: Scan = in_a_process) -> Iterator[str]:
         rest = ", ".join(
             f"{100 * share:.0f} % {name}"
             for name, share in others
-            if name not in (cause, "cannot tell") and share >= 0.005
+            if name not in (cause, "cannot tell") and share >= 0.005 and cause != "routing"
         )
         named = f"{100 * shares.get(cause, 0):.0f} %"
         if cause == "routing":

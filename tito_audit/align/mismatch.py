@@ -90,10 +90,12 @@ def limits_of(sampling: Mapping[str, float]) -> list[str]:
     return [name for name, limits in effective.items() if limits]
 
 
-def explained(columns: LogprobColumns, sampler: str, trainer: str, *, shifted: bool = False) -> RowMismatch:
+def explained(
+    columns: LogprobColumns, sampler: str, trainer: str, *, shifted: bool = False, near: bool = False
+) -> RowMismatch:
     """Why the columns with these names differ: each token has one cause, and a share is a sum over its tokens.
 
-    `shifted`: the trainer's values are those of other tokens.
+    `shifted`: the trainer's values are those of other tokens. `near`: what shows no cause is numerics.
     """
     differences = columns.trainer - columns.sampler
     sizes = np.abs(differences)
@@ -105,6 +107,8 @@ def explained(columns: LogprobColumns, sampler: str, trainer: str, *, shifted: b
     else:
         core = ~_own_causes(columns, sizes, logits, causes)
         details = _fit(columns, core, differences, logits, causes)
+        if near:
+            causes[causes == _CODE[MismatchCause.UNKNOWN]] = _CODE[MismatchCause.NUMERICS]
     return _of_tokens(columns, sampler, trainer, causes, logits, details)
 
 

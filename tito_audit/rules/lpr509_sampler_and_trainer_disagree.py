@@ -173,8 +173,10 @@ def _judged(evidence: Evidence, column: list[Pair], mismatches: list[RowMismatch
     yield Hit(pair.where, place, place + 1, message, pair.turn, cause, severity, side)
 
 
-def _explained(evidence: Evidence, column: list[Pair], *, shifted: bool = False) -> RowMismatch:
-    mismatch = explained(together(evidence, column), *column[0].names, shifted=shifted)
+def _explained(
+    evidence: Evidence, column: list[Pair], *, shifted: bool = False, near: bool = False
+) -> RowMismatch:
+    mismatch = explained(together(evidence, column), *column[0].names, shifted=shifted, near=near)
     return replace(mismatch, notes=tuple(notes(evidence, mismatch)))
 
 
@@ -183,7 +185,7 @@ def _within_bound(evidence: Evidence, column: list[Pair], every: Logprobs, apart
     above, (sampler, trainer) = (every > 0).sum(), column[0].names
     strange = not apart.any() or apart.max() > _STRANGE or above <= _ONE_SIDED * len(every)
     if strange or evidence.present & (Needs.WEIGHT_VERSIONS | Needs.EXPERTS):
-        return _explained(evidence, column)
+        return _explained(evidence, column, near=not strange)
     share = CauseShare(len(apart), float(apart.sum()))
     values = np.concatenate([pair.sampler for pair in column]), np.concatenate([pair.trainer for pair in column])
     points = points_of(*values, np.ones(len(apart), np.bool_))
@@ -197,7 +199,7 @@ def _moved(column: list[Pair]) -> int:
         in_place, moved = _apart(column, offset)
         # Values near zero agree at every offset: only tokens that differ in place show one.
         shows = (in_place > _BOUND) & (moved <= _BOUND)
-        if shows.sum() >= _FEWEST and moved.mean() <= _BOUND and 10 * moved.mean() <= in_place.mean():
+        if shows.sum() >= _FEWEST and moved.mean() <= 2 * _BOUND and 10 * moved.mean() <= in_place.mean():
             fits.append(offset)
     return fits[0] if len(fits) == 1 else 0
 
