@@ -136,8 +136,8 @@ def mismatch_object(mismatch: Mismatch) -> dict[str, Any]:
             place, token = mismatch.worst[cause]
             worst = {**fields(place, "file row item"), **fields(token, "turn at token_id sampler trainer")}
         part = share.size / size if size else 0.0
-        notes = mismatch.notes.get(cause, {})
-        causes[cause] = {**fields(share, "tokens size"), "share": part, "worst": worst, "notes": notes}
+        causes[cause] = {**fields(share, "tokens size"), "share": part, "worst": worst}
+        causes[cause]["notes"] = dict(mismatch.notes.get(cause, ()))
     return {
         **fields(mismatch, "sampler rollouts tokens"),
         "size": size,

@@ -6,10 +6,10 @@ are of tokens that a vLLM server sampled with its cache, scored by transformers 
 package were chosen on these.
 
 `heldout.npz` was measured after that, on other text and with other seeds: vLLM sampled with its own temperature,
-top-p, top-k and min-p and returned processed logprobs, transformers scored (`engines.py`); the weights of
-`versions=N` are N steps older, at another learning rate (`sample.py`); in `drift`, pairs of sampled tokens became
-two others with the same text, and everything after them was scored in that context; `experts NAME` is a small
-mixture of experts with the experts of both sides (`experts.py`). `lengths NAME` are those of its rows.
+top-p, top-k and min-p and returned processed logprobs, transformers scored (`engines.py`); in `drift`, pairs of
+sampled tokens became two others with the same text, and everything after them was scored in that context;
+`experts NAME` is a small mixture of experts with the experts of both sides (`experts.py`). `lengths NAME` are
+those of its rows. What it lacks (`versions=N`, weights N steps older) is taken from `smollm2.npz`.
 """
 
 from __future__ import annotations

@@ -156,12 +156,10 @@ def mismatch_charts(number: int, mismatch: Mismatch) -> list[Chart]:
             "Share of the tokens by the size of the difference, in logits; numerics stays below about 0.4 in "
             "bfloat16 and 0.0001 in float32. Only rollouts beyond the bounds."
         )
-        rows = tuple(
-            (name, f"{count:,}", share(count, total))
-            for name, count in zip(names, mismatch.histogram, strict=True)
-        )
+        counted = zip(names, mismatch.histogram, strict=True)
+        table = tuple((name, f"{count:,}", share(count, total)) for name, count in counted)
         name, title, head = f"histogram-{number}", "How far tokens are apart", ("from", "tokens", "share")
-        charts.append(Chart(name, title, says, "pair", (), _upright(names, [points]), head, rows))
+        charts.append(Chart(name, title, says, "pair", (), _upright(names, [points]), head, table))
     return charts
 
 
