@@ -62,9 +62,9 @@ def sampler_and_trainer_disagree(evidence: Evidence) -> Iterator[Hit]:
     sampler's to the bit is a note, unless its values are rounded.
 
     The message also says which shares of the total difference have which cause: drift, a temperature that one side
-    has, truncated sampling, stale weights, a placeholder, numerics; or that the log does not tell. The cause of
-    the finding is the one with most of it. The reports give the shares of the whole log. `tito-audit rescore`
-    compares the sampler's logprobs with a model's, as the column `rescored_logprobs`.
+    has, truncated sampling, stale weights, other experts, a placeholder, numerics; or that the log does not tell.
+    The cause of the finding is the one with most of it. The reports give the shares of the whole log. `tito-audit
+    rescore` compares the sampler's logprobs with a model's, as the column `rescored_logprobs`.
 
     ## Why it matters
     The gradient assumes that the tokens were sampled from the policy that is trained. Weights that were not
