@@ -450,13 +450,13 @@ def _named_reasons(row: object) -> tuple[str | None, ...]:
 
 # How tokens were sampled: a temperature per token in prime-rl, the sampling of a row or of each call elsewhere
 
-_SAMPLING = ("temperature", "top_p", "top_k", "min_p")
+_MOST_SAMPLING = {"temperature": 5.0, "top_p": 1.0, "top_k": math.inf, "min_p": 1.0}
 _SAMPLING_PER_TOKEN = ("temperatures", "completion_temperatures")
 _SAMPLING_HOLDERS = (
     *("sampling_params", "sampling_args", "sampling", "sampling_config", "generation_config", "generation_kwargs"),
     *("request", "response", "body", "config", "meta_info", "metadata", "extra_info", "extra_body"),
 )
-_MAY_NAME_SAMPLING = frozenset((*_SAMPLING, *_SAMPLING_PER_TOKEN, *_SAMPLING_HOLDERS, *CALL_LISTS))
+_MAY_NAME_SAMPLING = frozenset((*_MOST_SAMPLING, *_SAMPLING_PER_TOKEN, *_SAMPLING_HOLDERS, *CALL_LISTS))
 
 
 def with_sampling(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Rollout]:
@@ -485,7 +485,7 @@ def _sampling_of(row: Row) -> dict[str, float]:
         for call in calls[:_MOST_CALLS]
         if isinstance(call, dict | Mapping)
     ]
-    for name in _SAMPLING:
+    for name in _MOST_SAMPLING:
         values = {call.get(name) for call in calls}
         if len(values) > 1:
             settings.pop(name, None)  # calls that were sampled in several ways
@@ -499,9 +499,9 @@ def _sampling_in(holder: Mapping[str, Any], deep: int) -> dict[str, float]:
     for name in _SAMPLING_HOLDERS if deep else ():
         if isinstance(inner := holder.get(name), dict | Mapping):
             settings |= _sampling_in(inner, deep - 1)
-    for name in _SAMPLING:
+    for name in _MOST_SAMPLING:
         value = holder.get(name)
-        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+        if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= _MOST_SAMPLING[name]:
             settings[name] = float(value)
     for name in _SAMPLING_PER_TOKEN:
         if is_list(values := holder.get(name)) and len(values):
