@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import math
+import re
 
 import numpy as np
 import pytest
 
 from tests import toy
+from tests.mismatch import plant
 from tests.rescoring import OPEN, Formula, call, log_of, logprob, logprobs, rescored, token_ids
-from tito_audit.cli._rescored import page_parts
+from tito_audit.cli._rescored import page_parts, summary_object
 from tito_audit.errors import PluginError, ProviderError
+from tito_audit.provider import ScoredTokens
 from tito_audit.report import ReportOptions
+from tito_audit.rescore.html import page
 from tito_audit.rescore.model import Behind, Want
 from tito_audit.rescore.run import fitted
 from tito_audit.rescore.scoring import shared
@@ -23,6 +27,7 @@ from tito_audit.rescore.tables import (
     after_rows,
     agreement_rows,
     drifted_rows,
+    mismatch_cells,
 )
 from tito_audit.terminal.page import printed
 
@@ -302,3 +307,25 @@ def test_no_number_or_heading_of_the_page_is_cut(width):
     assert [cell for cell in (*heads, *(cell for row in rows for cell in row)) if cell not in page] == []
     assert "…" not in page
     assert max(map(len, page.splitlines()[2:])) <= width
+
+
+def test_the_run_says_which_share_of_the_difference_has_which_cause(tmp_path):
+    planted = plant.log([("temperature=0.7", 2), ("float32", 2)], np.random.default_rng(0))
+    model = {tuple(row["token_ids"]): row.pop("old_log_probs") for row in planted.rows}
+
+    class Trained(Formula):
+        async def score(self, ids, *, start=0, top=0):
+            if top:
+                raise ProviderError("no alternatives", status=400)
+            return ScoredTokens(tuple(ids), start, tuple(model[tuple(ids)][start:]))
+
+    _, run = rescored(planted.write(tmp_path / "log.jsonl"), Trained())
+    (cause, share, tokens, worst), *others = mismatch_cells(run.summary)
+    assert re.fullmatch(r"temperature \(the sampler's is 0\.\d+ \(.*\) times the model's\)", cause)
+    assert tokens == "800"
+    assert float(share.removeprefix("over ").removesuffix(" %")) > 99
+    assert worst.startswith("row ")
+    assert not others
+    shares = summary_object(run.summary)["mismatch"]["causes"]
+    assert shares["temperature"]["share"] > 0.99
+    assert "Why they differ" in page(run.summary, "", 0, str)

@@ -17,7 +17,7 @@ more than 64 bits), but `1e16` for `1e+16`, which would change the bytes of repo
               "gate", "headlines": [HEADLINE], "new": {"error", "warning", "note"}},
               and "mismatches": {COLUMN: MISMATCH} if a trainer's logprobs were compared with the sampler's
     MISMATCH {"sampler", "rollouts", "tokens", "size", "confident", "causes": {CAUSE: {"tokens", "size", "share",
-              "worst": TOKEN}}, "temperature": RANGE, "mass": RANGE, "truncations",
+              "worst": TOKEN, "notes": {WORDS: rollouts}}}, "temperature": RANGE, "mass": RANGE, "truncations",
               "histogram": {"edges", "tokens"}}
     TOKEN    {"file", "row", "item", "turn", "at", "token_id", "sampler", "trainer"}
     RANGE    {"best", "low", "high"}, or null
@@ -84,7 +84,7 @@ def summary_object(summary: Summary) -> dict[str, Any]:
         gate = {field.name: getattr(summary.gate, field.name) for field in dataclasses.fields(summary.gate)}
         gate["required"] = [_covered(count) for count in summary.gate.required]
         gate["min_audited"] = None if least is None else _covered(least)
-    compared = {column: _mismatch(mismatch) for column, mismatch in summary.mismatches.items()}
+    compared = {column: mismatch_object(mismatch) for column, mismatch in summary.mismatches.items()}
     return {
         "schema_version": SCHEMA_VERSION,
         **fields(summary, "rollouts turns tokens generated_tokens rows_unreadable"),
@@ -125,7 +125,7 @@ def summary_object(summary: Summary) -> dict[str, Any]:
     }
 
 
-def _mismatch(mismatch: Mismatch) -> dict[str, Any]:
+def mismatch_object(mismatch: Mismatch) -> dict[str, Any]:
     """Why a trainer's column differs from the sampler's."""
     shares = mismatch.shares
     size = sum(share.size for share in shares.values())
@@ -137,6 +137,7 @@ def _mismatch(mismatch: Mismatch) -> dict[str, Any]:
             worst = {**fields(place, "file row item"), **fields(token, "turn at token_id sampler trainer")}
         part = share.size / size if size else 0.0
         causes[cause] = {**fields(share, "tokens size"), "share": part, "worst": worst}
+        causes[cause]["notes"] = dict(mismatch.notes.get(cause, ()))
     return {
         **fields(mismatch, "sampler rollouts tokens"),
         "size": size,

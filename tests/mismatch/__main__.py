@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from .picture import pictures
-from .plant import COLUMNS, Planted, cause_of, log
+from .plant import HELD_OUT, Planted, cause_of, log
 
 ROOT = Path(__file__).resolve().parents[2]
 GUIDE = ROOT / "docs" / "mismatch.md"
@@ -33,6 +33,7 @@ CASES = (
     "bfloat16",
     "vllm bfloat16",
 )
+"""Settings of the data on which the thresholds were chosen."""
 ROWS = 12
 MIXTURES: dict[str, tuple[tuple[tuple[str, int], ...], dict[str, Any]]] = {
     "temperature 0.7 in 4 of 16 rows, top-p 0.9 in 4, 2 % of the tokens drifted in 4": (
@@ -60,6 +61,37 @@ MIXTURES: dict[str, tuple[tuple[tuple[str, int], ...], dict[str, Any]]] = {
 }
 UNTOLD = {"weights 8 versions old in 8 of 16 rows, versions not logged"}
 """Mixtures of which the log lacks what would tell the cause."""
+HELD_OUT_MIXTURES: dict[str, tuple[tuple[tuple[str, int], ...], dict[str, Any]]] = {
+    "temperature 0.75 in 4 of 16 rows, top-p 0.85 in 4, 2 % of the tokens drifted in 4": (
+        (("bfloat16/float32", 8), ("float32/float32 temperature=0.75", 4), ("float32/float32 top_p=0.85", 4)),
+        {"drift": 0.02},
+    ),
+    "a column one place late in 2 of 16 rows, top-k 40 in 4": (
+        (("bfloat16/bfloat16", 12), ("float32/float32 top_k=40", 4)),
+        {"shifted": 2},
+    ),
+    "temperature 0.6 in 4 of 20 rows, pairs of tokens encoded otherwise in 8, fills in 8": (
+        (("float32/float32", 8), ("float32/float32 temperature=0.6", 4), ("drift", 8)),
+        {"fills": 4},
+    ),
+    "weights 3, 5 and 8 versions old in 4 rows each, 8 rows of the newest, versions logged": (
+        (("float32/float32", 8), ("versions=3", 4), ("versions=5", 4), ("versions=8", 4)),
+        {"versions": True},
+    ),
+    "the same with temperature 0.75 in 4 rows": (
+        (("float32/float32", 8), ("versions=3", 4), ("versions=8", 4), ("float32/float32 temperature=0.75", 4)),
+        {"versions": True},
+    ),
+    "weights 8 versions old in 8 of 16 rows, versions not logged": (
+        (("float32/float32", 8), ("versions=8", 8)),
+        {},
+    ),
+    "a coarse router in 8 of 16 rows, the experts of both sides logged": (
+        (("float32/float32", 8), ("experts coarse router", 8)),
+        {},
+    ),
+    "a token of confident disagreement in each of 8 rows": ((("bfloat16/float32", 8),), {"confident": 1}),
+}
 Scan = Callable[[Path], str]
 """The JSON report on a log."""
 
@@ -81,47 +113,76 @@ def shares_of(mismatch: dict[str, Any]) -> dict[str, float]:
     return {cause: part["share"] for cause, part in mismatch.get("causes", {}).items()}
 
 
+def held_out_cases() -> list[tuple[str, bool]]:
+    """The settings of the held-out data, and whether the log names them."""
+    names = [name for name in HELD_OUT if not name.startswith(("lengths", "changed", "both", "versions"))]
+    names += [f"versions={steps}" for steps in (1, 3, 5, 8)]
+    mixed = [name for name in names if "+" in name or name.endswith("temperature=1.3")]
+    return [*((name, False) for name in names), *((name, True) for name in mixed)]
+
+
 def confusion(
-    scan: Scan = in_a_process, seed: int = 0
-) -> Iterator[tuple[str, str, dict[str, float], dict[str, Any]]]:
-    """Each setting alone: its cause, the shares that the tool gives, and its whole verdict."""
-    for number, case in enumerate(CASES):
-        mismatch = verdict(log([(case, ROWS)], np.random.default_rng((seed, number))), scan)
-        yield case, cause_of(case), shares_of(mismatch), mismatch
+    scan: Scan = in_a_process, seed: int = 1
+) -> Iterator[tuple[str, bool, str, int, dict[str, float], dict[str, float], dict[str, Any]]]:
+    """Each held-out setting alone, and whether the log names it: its cause, its tokens, the planted shares, those
+    that the tool gives, and its whole verdict.
+    """
+    for number, (case, stated) in enumerate(held_out_cases()):
+        rng = np.random.default_rng((seed, number))
+        of_versions = case.startswith("versions")
+        settings = [("float32/float32", ROWS), (case, ROWS)] if of_versions else [(case, ROWS)]
+        planted = log(settings, rng, source=HELD_OUT, stated=stated, versions=of_versions)
+        cause = "temperature and truncated sampling" if stated and "+" in case else cause_of(case)
+        mismatch = verdict(planted, scan)
+        yield case, stated, cause, mismatch["tokens"], planted.shares, shares_of(mismatch), mismatch
 
 
-def mixtures(scan: Scan = in_a_process, seed: int = 0) -> Iterator[tuple[str, dict[str, float], dict[str, float]]]:
-    """Each mixture: the planted shares, and the shares that the tool gives."""
-    for number, (name, (settings, more)) in enumerate(MIXTURES.items()):
-        planted = log(settings, np.random.default_rng((seed, 100 + number)), **more)
+def mixtures(scan: Scan = in_a_process, seed: int = 1) -> Iterator[tuple[str, dict[str, float], dict[str, float]]]:
+    """Each held-out mixture: the planted shares, and the shares that the tool gives."""
+    for number, (name, (settings, more)) in enumerate(HELD_OUT_MIXTURES.items()):
+        planted = log(settings, np.random.default_rng((seed, 100 + number)), source=HELD_OUT, **more)
         shares = planted.shares
         if name in UNTOLD:
             shares["cannot tell"] = shares.get("cannot tell", 0.0) + shares.pop("stale weights")
         yield name, shares, shares_of(verdict(planted, scan))
 
 
-def lines() -> Iterator[str]:
-    yield "| one side has | it is | named | what the verdict says |"
-    yield "| --- | --- | --- | --- |"
-    for case, cause, shares, mismatch in confusion():
+def lines(scan: Scan = in_a_process) -> Iterator[str]:
+    yield "| one side has | it is | tokens | named | cannot tell | another cause | the verdict says |"
+    yield "| --- | --- | --- | --- | --- | --- | --- |"
+    for case, stated, cause, tokens, planted, shares, mismatch in confusion(scan):
+        untold = 0.0 if cause == "cannot tell" else shares.get("cannot tell", 0.0)
+        others = sorted(shares.items(), key=lambda item: -item[1])
         rest = ", ".join(
-            f"{100 * share:.0f} % {name}" for name, share in shares.items() if name != cause and share >= 0.005
+            f"{100 * share:.0f} % {name}"
+            for name, share in others
+            if name not in (cause, "cannot tell") and share >= 0.005 and cause != "routing"
         )
         named = f"{100 * shares.get(cause, 0):.0f} %"
-        yield f"| {shown(case)} | {cause} | {named} | {estimate(mismatch) or rest or '–'} |"
+        if cause == "routing":
+            named += f" of {100 * planted[cause]:.0f} %"
+        words = f"{shown(case)}{', named in the log' if stated else ''}"
+        cells = (f"{tokens:,}", named, f"{100 * untold:.0f} %", rest or "–", estimate(mismatch) or "–")
+        yield f"| {words} | {cause} | {' | '.join(cells)} |"
     yield ""
     yield "| log | planted | in the report |"
     yield "| --- | --- | --- |"
-    for name, planted, shares in mixtures():
-        yield f"| {name} | {listed(planted)} | {listed(shares)} |"
+    for name, planted_shares, shares in mixtures(scan):
+        yield f"| {name} | {listed(planted_shares)} | {listed(shares)} |"
 
 
 def shown(case: str) -> str:
-    """`temperature 0.7 and top-p 0.9`, `top-p 0.9, in bfloat16`."""
-    dtype, _, setting = case.rpartition(" ")
+    """`temperature 0.7 and top-p 0.9`, `top-p 0.9, both in bfloat16`."""
+    if case.startswith("experts"):
+        return f"a mixture of experts: {case.removeprefix('experts ')}"
+    engines, _, setting = case.rpartition(" ") if " " in case else ("", "", case)
+    if "/" in setting:
+        engines, setting = setting, ""
+    where = {"bfloat16/float32": "sampled in bfloat16", "bfloat16/bfloat16": "both in bfloat16"}.get(engines, "")
     words = setting.replace("+", " and ").replace("=", " ").replace("_", "-")
-    words = {"float32": "two engines in float32", "bfloat16": "bfloat16 against float32"}.get(words, words)
-    return f"{words}, sampled by vLLM" if dtype == "vllm" else f"{words}, in {dtype}" if dtype else words
+    words = {"": "two engines", "drift": "pairs of tokens encoded otherwise"}.get(words, words)
+    words = words.replace("versions", "weights older by") if words.startswith("versions") else words
+    return f"{words}, {where}" if where else words
 
 
 def estimate(mismatch: dict[str, Any]) -> str:
@@ -148,5 +209,5 @@ if __name__ == "__main__":
         _, _, after = rest.partition("\n<!-- end -->")
         text = f"{before}<!-- python -m tests.mismatch -->\n{table}\n<!-- end -->{after}"
         GUIDE.write_text(text, encoding="utf-8")
-        for name, svg in pictures(COLUMNS):
+        for name, svg in pictures():
             (ROOT / "docs" / "pictures" / name).write_text(svg, encoding="utf-8")

@@ -7,7 +7,8 @@ much at certain tokens as at rare ones.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +41,12 @@ class LogprobColumns:
     """The version of the weights that sampled each token; NaN where unknown."""
     rerouted: Mask | None = None
     """Tokens for which the two sides used other experts; None if the log does not have the experts of both."""
+    set_sizes: Logprobs | None = None
+    """How many tokens sampling left to choose from at each; NaN where unknown."""
+    top_sizes: tuple[int, ...] = ()
+    """The same at some tokens, as their top-k logprobs show it."""
+    sampling: Mapping[str, float] = field(default_factory=dict)
+    """Temperature, top-p, top-k and min-p as the log names them."""
 
 
 BFLOAT16 = 0.075
@@ -52,6 +59,8 @@ Two sides in bfloat16 have up to the square root of 2 times that.
 _TAIL = 10.0
 """How many times the median difference arithmetic alone makes a token differ at most; measured: 9 times."""
 _LEAST_TAIL = 1e-3
+_CLEARLY = 0.06
+"""Logprobs of tokens near certainty that bfloat16 does not confuse."""
 _BAND, _MOST_IN_BAND, _FEWEST_IN_BAND = (5.0, 12.0), 0.0125, 4
 """Differences of so many medians are rare where arithmetic makes them (measured: 0.7 % of the tokens), as in a
 normal distribution. A few optimizer steps leave 4 % there."""
@@ -66,16 +75,27 @@ _REST = 2.2
 """The median Renyi entropy of the alternatives of such a token at a temperature near 1, in nats."""
 _REST_RANGE = (0.4, 1.6)
 """What it is multiplied with at the ends of the interval: other models have other entropies."""
+_MOST_ENTROPY = 12.0
+"""The entropy of any vocabulary."""
 _LEAST_MASS = math.log(0.05)
 """Sampling that keeps less than 5 % of the probability is not believed."""
 _BEHIND = 64
 """Tokens behind drift in which the changed context shows."""
 
 
-def explained(columns: LogprobColumns, sampler: str, trainer: str, *, shifted: bool = False) -> RowMismatch:
+def limits_of(sampling: Mapping[str, float]) -> list[str]:
+    """Which of these settings leave tokens out."""
+    effective = {"top_p": sampling.get("top_p", 1.0) < 1, "top_k": sampling.get("top_k", 0.0) > 0}
+    effective["min_p"] = sampling.get("min_p", 0.0) > 0
+    return [name for name, limits in effective.items() if limits]
+
+
+def explained(
+    columns: LogprobColumns, sampler: str, trainer: str, *, shifted: bool = False, near: bool = False
+) -> RowMismatch:
     """Why the columns with these names differ: each token has one cause, and a share is a sum over its tokens.
 
-    `shifted`: the trainer's values are those of other tokens.
+    `shifted`: the trainer's values are those of other tokens. `near`: what shows no cause is numerics.
     """
     differences = columns.trainer - columns.sampler
     sizes = np.abs(differences)
@@ -87,6 +107,8 @@ def explained(columns: LogprobColumns, sampler: str, trainer: str, *, shifted: b
     else:
         core = ~_own_causes(columns, sizes, logits, causes)
         details = _fit(columns, core, differences, logits, causes)
+        if near:
+            causes[causes == _CODE[MismatchCause.UNKNOWN]] = _CODE[MismatchCause.NUMERICS]
     return _of_tokens(columns, sampler, trainer, causes, logits, details)
 
 
@@ -125,10 +147,12 @@ def _own_causes(columns: LogprobColumns, sizes: Logprobs, logits: Logprobs, caus
         causes[drift] = _CODE[MismatchCause.DRIFT]
     own = holder | drift
     if columns.rerouted is not None:
-        there, elsewhere = columns.rerouted & ~own, ~columns.rerouted & ~own
-        if there.any() and elsewhere.any() and sizes[there].mean() >= 2 * sizes[elsewhere].mean():
-            causes[there] = _CODE[MismatchCause.ROUTING]
-            own |= there
+        there, elsewhere = sizes[columns.rerouted & ~own], sizes[~columns.rerouted & ~own]
+        if min(len(there), len(elsewhere)) >= 4:
+            surely = there.mean() - 2 * there.std(ddof=1) / math.sqrt(len(there))
+            if surely > elsewhere.mean() <= there.mean() / 2:
+                causes[columns.rerouted & ~own] = _CODE[MismatchCause.ROUTING]
+                own |= columns.rerouted
     return np.asarray(own)
 
 
@@ -140,7 +164,8 @@ def _fit(
     sizes = np.abs(logits[inside])
     usual = float(np.median(sizes)) if len(sizes) else 0.0
     if len(inside) >= _FEWEST:
-        cut = _truncated(columns.sampler[inside], columns.trainer[inside])
+        sizes_of_sets = None if columns.set_sizes is None else columns.set_sizes[inside]
+        cut = _truncated(columns.sampler[inside], columns.trainer[inside], sizes_of_sets, columns.top_sizes)
         if cut is not None:
             mass, kind, within = cut
             causes[inside] = np.where(within, _CODE[MismatchCause.TRUNCATED], _CODE[MismatchCause.UNKNOWN])
@@ -150,6 +175,10 @@ def _fit(
             interval, fits = heat
             causes[inside] = np.where(fits, _CODE[MismatchCause.TEMPERATURE], _CODE[MismatchCause.UNKNOWN])
             return {"temperature": interval}
+        stated = _as_stated(columns.sampler[inside], columns.trainer[inside], columns.sampling)
+        if stated is not None:
+            causes[inside] = _CODE[stated]
+            return {}
     beyond = sizes > max(_TAIL * usual, _LEAST_TAIL)
     if usual > _LEAST_TAIL and len(inside):
         in_band = (sizes > _BAND[0] * usual) & (sizes < _BAND[1] * usual)
@@ -162,37 +191,78 @@ def _fit(
     return {}
 
 
-def _truncated(sampler: Logprobs, trainer: Logprobs) -> tuple[Interval | None, str, Mask] | None:
+def _lost(differences: Logprobs) -> bool:
+    """Whether the sampler left out tokens that the trainer finds possible.
+
+    The mean of exp(trainer - sampler) over sampled tokens is the mass kept, where any full distribution has a mean
+    of 1.
+    """
+    ratios = np.exp(np.minimum(differences, 50.0))
+    return bool(ratios.mean() + 4 * ratios.std(ddof=1) / math.sqrt(len(ratios)) < 1)
+
+
+def _truncated(
+    sampler: Logprobs, trainer: Logprobs, set_sizes: Logprobs | None, top_sizes: tuple[int, ...]
+) -> tuple[Interval | None, str, Mask] | None:
     """The mass kept, by what, and which tokens it fits; None where the columns do not look truncated.
 
-    Renormalised logprobs are higher than the trainer's at every token, by the logarithm of the mass kept; and the
-    mean of exp(trainer - sampler) over sampled tokens is that mass, where any full distribution has a mean of 1.
+    Renormalised logprobs are higher than the trainer's at every token, by the logarithm of the mass kept.
     """
     differences = trainer - sampler
-    ratios = np.exp(np.minimum(differences, 50.0))
-    if ratios.mean() + 4 * ratios.std(ddof=1) / math.sqrt(len(ratios)) >= 1:
+    if not _lost(differences):
         return None
     above, below = differences > 0, differences < 0
     higher, lower = float(differences[above].sum()), float(-differences[below].sum())
-    noise = float(np.median(np.abs(_logit(trainer) - _logit(sampler))[above])) if above.any() else 0.0
+    noises = np.abs(_logit(trainer) - _logit(sampler))[above]
+    noise, most = np.quantile(noises, (0.5, 0.95)).tolist() if len(noises) else (0.0, 0.0)
     strictly = higher <= 0.002 * lower
-    if not strictly and not (higher <= 0.25 * lower and noise <= BFLOAT16):
+    if not strictly and not (higher <= 0.15 * lower and noise <= 0.07 and most <= 0.25):
         return None
-    alone = (sampler == 0) & (differences < -_LEAST_TAIL)
     slack = max(_TAIL * noise, _LEAST_TAIL)
+    if set_sizes is None or np.isnan(set_sizes).any():
+        alone = (sampler == 0) & (differences < -_LEAST_TAIL)
+        sizes = np.array(top_sizes)
+    else:
+        # Only tokens that the sampler chose from others may have a logprob below zero.
+        alone, strictly, sizes = (set_sizes == 1) & (sampler > -slack), True, set_sizes
     mass, kind, least = None, "", _LEAST_MASS
-    others = trainer[sampler < 0]
+    others = trainer[~alone & (sampler < 0)]
     if strictly and alone.sum() >= 3 and len(others):
         # A token is the only one of top-p where it has that probability by itself: a sharp threshold.
         last, first = float(others.max()), float(trainer[alone].min())
         if last <= first + slack and float(np.quantile(differences, 0.01)) >= last - slack:
             low, high = sorted((last, first))
             mass, kind, least = Interval(math.exp((low + high) / 2), math.exp(low), math.exp(high)), "top-p", low
-        else:
+        elif last - first > _CLEARLY:
             kind = "min-p"
-    elif strictly and not alone.any() and (others > _SURER).sum() >= 3:
-        kind = "top-k"
-    return mass, kind, (differences <= slack) & (differences >= least - slack)
+    else:
+        equal = len(sizes) >= _FEWEST and (np.diff(np.quantile(sizes, (0.05, 0.95))) == 0).all()
+        if equal or (strictly and not alone.any() and (others > _SURER).sum() >= 3):
+            kind = "top-k"
+    fits = (differences <= slack) & (differences >= least - slack)
+    return mass, kind, fits
+
+
+def _as_stated(sampler: Logprobs, trainer: Logprobs, sampling: Mapping[str, float]) -> MismatchCause | None:
+    """Whether a temperature that the log names is missing in the trainer's logprobs, with a limit or without.
+
+    The columns alone prove neither: with a limit they do not tell the two apart, and a high temperature leaves few
+    likely tokens. But tokens must not have gone the other way.
+    """
+    degrees = sampling.get("temperature", 1.0)
+    if degrees <= 0 or degrees == 1 or len(sampler) < _FEWEST:
+        return None
+    if limits_of(sampling):
+        # At least the trainer's divided by a temperature below 1; above 1, less the entropy of a vocabulary.
+        slack = BFLOAT16 + max(0.0, 1 - 1 / degrees) * _MOST_ENTROPY
+        fits = (sampler >= trainer / degrees - slack).mean() >= 0.98 and _lost(trainer - sampler)
+        return MismatchCause.TEMPERED if fits else None
+    base, change, slope = _logit(trainer), _logit(sampler) - _logit(trainer), 1 / degrees - 1
+    needed, slack = change / slope - base, 1.0 + BFLOAT16 / abs(slope)
+    fits = ((needed >= -slack) & (needed <= _MOST_ENTROPY + slack)).mean() >= 0.95
+    # Other weights move tokens at random; a temperature, the further the likelier they are.
+    follows = np.std(change) > 0 and np.corrcoef(base, change)[0, 1] * np.sign(slope) >= 0.5
+    return MismatchCause.TEMPERATURE if fits and follows else None
 
 
 def _temperature(sampler: Logprobs, trainer: Logprobs) -> tuple[Interval, Mask] | None:
@@ -222,7 +292,7 @@ def _temperature(sampler: Logprobs, trainer: Logprobs) -> tuple[Interval, Mask] 
     # What R would have to be at each token: below 0, or above the entropy of any vocabulary, it is another cause.
     needed = change / best - base
     slack = (3 * abs(highest - lowest) * np.abs(base) + BFLOAT16) / abs(best) + 1.0
-    fits = (needed >= -slack) & (needed <= 12 + slack)
+    fits = (needed >= -slack) & (needed <= _MOST_ENTROPY + slack)
     fits |= (sampler >= _NEAR_ONE) & (trainer >= math.log(0.9))
     if fits.mean() < 0.9:
         return None
@@ -237,6 +307,13 @@ def _stale(version: Logprobs, inside: NDArray[np.intp], sizes: Logprobs, causes:
     newest = inside[newest]
     if _share(older, sizes).is_staler(_share(newest, sizes)):
         causes[older] = _CODE[MismatchCause.STALE]
+
+
+def points_of(sampler: Logprobs, trainer: Logprobs, numerics: Mask) -> tuple[tuple[float, float, bool], ...]:
+    """A few tokens at equal distances, for a plot."""
+    at = np.unique(np.linspace(0, len(sampler) - 1, 24).astype(np.intp))
+    values = trainer[at].round(3), (sampler - trainer)[at].round(3), numerics[at]
+    return tuple(zip(*(column.tolist() for column in values), strict=True))
 
 
 def _share(tokens: NDArray[np.intp], sizes: Logprobs) -> CauseShare:
@@ -260,15 +337,18 @@ def _of_tokens(
         turn, at = int(columns.turns[k]), int(columns.at[k])
         values = int(columns.ids[k]), float(columns.sampler[k]), float(columns.trainer[k])
         worst.append(WorstToken(_CAUSES[code].value, None if turn < 0 else turn, at, *values))
+
+    def unproven(where: Mask) -> tuple[CauseShare, CauseShare]:
+        numerics, unknown = (
+            _share(np.flatnonzero(where & (causes == _CODE[cause])), sizes)
+            for cause in (MismatchCause.NUMERICS, MismatchCause.UNKNOWN)
+        )
+        return numerics, unknown
+
     versions = []
     if columns.version is not None:
         for number in np.unique(columns.version[np.isfinite(columns.version)]).tolist():
-            of_version = columns.version == number
-            numerics, unknown = (
-                _share(np.flatnonzero(of_version & (causes == _CODE[cause])), sizes)
-                for cause in (MismatchCause.NUMERICS, MismatchCause.UNKNOWN)
-            )
-            versions.append((int(number), numerics, unknown))
+            versions.append((int(number), *unproven(columns.version == number)))
     confident = (columns.sampler > _SURE) & (columns.trainer < _UNLIKELY)
     bins = np.bincount(np.searchsorted(EDGES, np.abs(logits)), minlength=len(EDGES) + 1)
     return RowMismatch(
@@ -279,6 +359,8 @@ def _of_tokens(
         int(confident.sum()),
         tuple(bins.tolist()),
         versions=tuple(versions),
+        rerouted=None if columns.rerouted is None else unproven(columns.rerouted),
         worst=tuple(worst),
+        points=points_of(columns.sampler, columns.trainer, causes == _CODE[MismatchCause.NUMERICS]),
         **details,  # type: ignore[arg-type]
     )

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tito_audit.report import ReportOptions
-from tito_audit.report_objects import as_json, fields, finding_object
+from tito_audit.report_objects import as_json, fields, finding_object, mismatch_object
 from tito_audit.rescore.html import Pieces, most_expensive, page, place_words
 from tito_audit.rescore.model import EDGES, NEAR, Agreement, Behind, Price, RescoredRollout
 from tito_audit.rescore.prompts import PromptSummary, Question
@@ -27,11 +27,13 @@ from tito_audit.rescore.tables import (
     AGREEMENT_LEGEND,
     DRIFTED_HEADS,
     DRIFTED_LEGEND,
+    MISMATCH_HEADS,
     Row,
     after_rows,
     agreement_rows,
     around,
     drifted_rows,
+    mismatch_cells,
 )
 from tito_audit.rescore.write import WrittenScores
 from tito_audit.summary import Summary
@@ -125,6 +127,9 @@ def page_parts(
         yield from _with_legend(_table(AGREEMENT_HEADS, rows), AGREEMENT_LEGEND)
     for words, number in summary.explanations.most_common():
         yield Text(f"{many(number, 'rollout')}: {visible(words)}.")
+    if shares := list(mismatch_cells(summary)):
+        yield from heading("Why they differ: shares of the difference")
+        yield from (_table(MISMATCH_HEADS, shares), Text(""))
     if summary.causes:
         # What drift costs, by cause: the drifted tokens, then the sampled tokens after them.
         yield from heading("What drift costs, in nats")
@@ -230,6 +235,7 @@ def summary_object(summary: RescoreSummary) -> dict[str, Any]:
             for turn, sums in sorted(summary.by_turn.items())
         ],
         "explanations": dict(summary.explanations),
+        "mismatch": None if summary.mismatch is None else mismatch_object(summary.mismatch),
         "causes": [
             {
                 **fields(cause, "code cause findings segments sampled_tokens other_tokens"),

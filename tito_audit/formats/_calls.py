@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from tito_audit.errors import RecordError
+from tito_audit.format import Row
 from tito_audit.formats._beside import BESIDE, beside_of
 from tito_audit.formats._columns import (
     EXPERTS,
@@ -23,6 +25,7 @@ from tito_audit.formats._columns import (
     is_nested,
     logprobs_as_logged,
     other_columns,
+    plain,
     same_ids,
 )
 from tito_audit.formats._update import Copy, added_column, call_counts, with_copies, with_counts, with_values
@@ -30,10 +33,10 @@ from tito_audit.formats._versions import spans_of, version_spans, weight_version
 from tito_audit.record.arrays import empty_ids
 from tito_audit.record.beside import NOTHING_BESIDE
 from tito_audit.record.build import call_columns
-from tito_audit.record.by_name import WEIGHTS
+from tito_audit.record.by_name import SAMPLING, WEIGHTS, versions_and_trainers
 from tito_audit.record.column import ColumnRole, MovePolicy
 from tito_audit.record.message import Message, ToolSpec, as_messages
-from tito_audit.record.rollout import TrainingRow, Turn
+from tito_audit.record.rollout import Rollout, TrainingRow, Turn
 from tito_audit.record.stated import Stated
 
 PROMPT_IDS = ("prompt_ids", "prompt_token_ids", "prompt_tokens", "input_tokens")
@@ -443,3 +446,67 @@ def _named_reasons(row: object) -> tuple[str | None, ...]:
                 return words
     word = next((text for name in _ONE if (text := _finish_word(row.get(name)))), None)
     return () if word is None else (word,)
+
+
+# How tokens were sampled: a temperature per token in prime-rl, the sampling of a row or of each call elsewhere
+
+_MOST_SAMPLING = {"temperature": 5.0, "top_p": 1.0, "top_k": math.inf, "min_p": 1.0}
+_SAMPLING_PER_TOKEN = ("temperatures", "completion_temperatures")
+_SAMPLING_HOLDERS = (
+    *("sampling_params", "sampling_args", "sampling", "sampling_config", "generation_config", "generation_kwargs"),
+    *("request", "response", "body", "config", "meta_info", "metadata", "extra_info", "extra_body"),
+)
+_MAY_NAME_SAMPLING = frozenset((*_MOST_SAMPLING, *_SAMPLING_PER_TOKEN, *_SAMPLING_HOLDERS, *CALL_LISTS))
+
+
+def with_sampling(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Rollout]:
+    """The rollouts of a row, those with a trainer's logprobs with what the row says about the sampling."""
+    if _MAY_NAME_SAMPLING.isdisjoint(row):
+        return rollouts
+    with_trainer = [versions_and_trainers(rollout)[1] for rollout in rollouts]
+    if not any(with_trainer):
+        return rollouts
+    settings = _sampling_of(row)
+    if not settings:
+        return rollouts
+    return [
+        replace(rollout, stated=rollout.stated.with_facts(**{SAMPLING: settings})) if compared else rollout
+        for rollout, compared in zip(rollouts, with_trainer, strict=True)
+    ]
+
+
+def _sampling_of(row: Row) -> dict[str, float]:
+    """What the row says, or what all of its calls say alike."""
+    settings = _sampling_in(row, 2)
+    lists = (value for name in CALL_LISTS if isinstance(value := row.get(name), list | tuple))
+    calls = [
+        _sampling_in(call, 2)
+        for calls in lists
+        for call in calls[:_MOST_CALLS]
+        if isinstance(call, dict | Mapping)
+    ]
+    for name in _MOST_SAMPLING:
+        values = {call.get(name) for call in calls}
+        if len(values) > 1:
+            settings.pop(name, None)  # calls that were sampled in several ways
+        elif values and (value := values.pop()) is not None:
+            settings[name] = value
+    return settings
+
+
+def _sampling_in(holder: Mapping[str, Any], deep: int) -> dict[str, float]:
+    settings: dict[str, float] = {}
+    for name in _SAMPLING_HOLDERS if deep else ():
+        if isinstance(inner := holder.get(name), dict | Mapping):
+            settings |= _sampling_in(inner, deep - 1)
+    for name in _MOST_SAMPLING:
+        value = holder.get(name)
+        if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= _MOST_SAMPLING[name]:
+            settings[name] = float(value)
+    for name in _SAMPLING_PER_TOKEN:
+        if is_list(values := holder.get(name)) and len(values):
+            # 0 where nothing was sampled.
+            distinct = {value for value in plain(values) if isinstance(value, int | float) and value}
+            if len(distinct) == 1:
+                settings["temperature"] = float(distinct.pop())
+    return settings

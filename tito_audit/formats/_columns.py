@@ -108,8 +108,9 @@ EXPERTS = (
     "expert_indices",
     "rollout_expert_indices",
     "routing_matrices",
+    "trainer_routed_experts",
 )
-"""Columns with the experts that an engine chose for each token, of prompts too."""
+"""Columns with the experts that an engine or the trainer chose for each token, of prompts too."""
 UNREBUILT = frozenset(
     (
         *EXPERTS,

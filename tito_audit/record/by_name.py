@@ -19,6 +19,8 @@ WeightSpans: TypeAlias = tuple[tuple[str, int, int], ...]
 """Versions of the weights, each with the tokens `[start, end)` of an answer that it sampled."""
 WEIGHTS = "weight_versions"
 """The column in which logs write versions as spans of tokens; in a record it has the version of each token."""
+SAMPLING = "sampling"
+"""The fact of a rollout with its temperature, top-p, top-k and min-p, as far as its row names them."""
 RESCORED = "rescored_logprobs"
 """The column in which `rescore` writes a model's logprobs."""
 TRAINERS = frozenset(

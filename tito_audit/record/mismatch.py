@@ -22,6 +22,7 @@ class MismatchCause(StrEnum):
     ROUTING = "routing"
     TEMPERATURE = "temperature"
     TRUNCATED = "truncated sampling"
+    TEMPERED = "temperature and truncated sampling"
     STALE = "stale weights"
     SHIFTED = "shifted column"
     COPIED = "equal to the bit"
@@ -37,6 +38,7 @@ ADVICE = {
     "processed logprobs",
     MismatchCause.TRUNCATED: "log the sampler's raw logprobs, hand the kept set to the trainer, or sample with "
     "top-p 1 and without top-k",
+    MismatchCause.TEMPERED: "apply both in the trainer, or log the sampler's raw logprobs",
     MismatchCause.STALE: "update the sampler's weights more often, or mask tokens by their age",
     MismatchCause.SHIFTED: "log each value beside its own token",
     MismatchCause.COPIED: "compute one of the columns by the other engine: as logged, the ratio is 1 at every "
@@ -63,6 +65,9 @@ class CauseShare:
     def is_staler(self, newest: CauseShare) -> bool:
         """Whether these tokens, of older weights, differ more than those of the newest by half as much again."""
         return min(self.tokens, newest.tokens) >= 16 and self.mean >= 1.5 * newest.mean + 1e-3
+
+    def __neg__(self) -> CauseShare:
+        return CauseShare(-self.tokens, -self.size)
 
     def __add__(self, other: CauseShare) -> CauseShare:
         return CauseShare(self.tokens + other.tokens, self.size + other.size)
@@ -117,7 +122,13 @@ class RowMismatch:
     """`top-p`, `top-k`, `min-p`, or "" if the log does not tell which."""
     versions: tuple[tuple[int, CauseShare, CauseShare], ...] = ()
     """Each version of the weights with its tokens that numerics explains, and those that nothing explains."""
+    rerouted: tuple[CauseShare, CauseShare] | None = None
+    """The same of tokens with other experts on both sides; None if the log does not have the experts of both."""
     worst: tuple[WorstToken, ...] = ()
+    notes: tuple[tuple[str, str], ...] = ()
+    """What else the log says: a cause and words on it."""
+    points: tuple[tuple[float, float, bool], ...] = ()
+    """Some tokens: the trainer's logprob, how much higher the sampler's is, whether that is numerics."""
 
     @property
     def size(self) -> float:
@@ -142,8 +153,15 @@ class Mismatch:
     truncations: Counter[str] = field(default_factory=Counter)
     """Rollouts by what truncated their sampling."""
     _versions: dict[int, tuple[CauseShare, CauseShare]] = field(default_factory=dict)
+    notes: dict[str, Counter[str]] = field(default_factory=dict)
+    """By cause, what else the log says on it, with the rollouts of each."""
+    _rerouted: tuple[CauseShare, CauseShare] = CauseShare(), CauseShare()
     worst: dict[str, tuple[Place, WorstToken]] = field(default_factory=dict)
     """By cause, its token that differs most."""
+    points: list[tuple[float, float, bool]] = field(default_factory=list)
+    """Every n-th of the rollouts' points."""
+    _seen: int = 0
+    _every: int = 1
 
     def add(self, row: RowMismatch, place: Place) -> None:
         """Count a rollout."""
@@ -157,11 +175,21 @@ class Mismatch:
         for estimates, value in ((self.temperatures, row.temperature), (self.masses, row.mass)):
             if value is not None and len(estimates) < 1024:
                 estimates.append(value)
+        for point in row.points:
+            if self._seen % self._every == 0:
+                self.points.append(point)
+            self._seen += 1
+        if len(self.points) > 800:
+            self.points, self._every = self.points[::2], 2 * self._every
+        for cause, words in row.notes:
+            self.notes.setdefault(cause, Counter())[words] += 1
         if row.truncation:
             self.truncations[row.truncation] += 1
         for version, numerics, unknown in row.versions:
             before = self._versions.get(version, (CauseShare(), CauseShare()))
             self._versions[version] = before[0] + numerics, before[1] + unknown
+        if row.rerouted is not None:
+            self._rerouted = self._rerouted[0] + row.rerouted[0], self._rerouted[1] + row.rerouted[1]
         for token in row.worst:
             if token.cause not in self.worst or token.size > self.worst[token.cause][1].size:
                 self.worst[token.cause] = place, token
@@ -169,19 +197,27 @@ class Mismatch:
     @property
     def shares(self) -> dict[str, CauseShare]:
         """By cause, the largest first. What grows with the distance from the newest version is of stale
-        weights.
+        weights; tokens with other experts that differ twice as much as others are of the routing.
         """
         shares = dict(self._shares)
+
+        def move(parts: tuple[CauseShare, CauseShare], cause: MismatchCause) -> None:
+            for source, part in zip((MismatchCause.NUMERICS, MismatchCause.UNKNOWN), parts, strict=True):
+                if part.tokens:
+                    shares[source] += -part
+                    shares[cause] = shares.get(cause, CauseShare()) + part
+
         wholes = {version: numerics + unknown for version, (numerics, unknown) in self._versions.items()}
         newest = max(wholes, default=0)
         for version, whole in wholes.items():
             if version < newest and whole.is_staler(wholes[newest]):
-                for cause, part in zip(
-                    (MismatchCause.NUMERICS, MismatchCause.UNKNOWN), self._versions[version], strict=True
-                ):
-                    if part.tokens:
-                        shares[cause] += CauseShare(-part.tokens, -part.size)
-                shares[MismatchCause.STALE] = shares.get(MismatchCause.STALE, CauseShare()) + whole
+                move(self._versions[version], MismatchCause.STALE)
+        rerouted = self._rerouted[0] + self._rerouted[1]
+        others = shares.get(MismatchCause.NUMERICS, CauseShare()) + shares.get(MismatchCause.UNKNOWN, CauseShare())
+        others += -rerouted
+        enough = MismatchCause.STALE not in shares and min(rerouted.tokens, others.tokens) >= 16
+        if enough and rerouted.mean >= 2 * others.mean:
+            move(self._rerouted, MismatchCause.ROUTING)
         shares = {cause: share for cause, share in shares.items() if share.tokens}
         return dict(sorted(shares.items(), key=lambda item: (-item[1].size, item[0])))
 

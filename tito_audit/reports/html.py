@@ -6,9 +6,10 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import Literal, TextIO
+from typing import TYPE_CHECKING, Literal, TextIO
 
 from tito_audit.record.finding import Result, Severity
+from tito_audit.record.mismatch import ADVICE, MismatchCause
 from tito_audit.report import Report, ReportOptions
 from tito_audit.reports import _verdict
 from tito_audit.reports._html.page import block
@@ -17,9 +18,13 @@ from tito_audit.reports._html.views import ViewBlocks
 from tito_audit.reports._verdict import LINES, skips_by_reason
 from tito_audit.reports._worst import Curable, next_steps
 from tito_audit.summary import RuleCount, Summary
+from tito_audit.terminal.mismatch import mismatch_rows
 from tito_audit.terminal.place import one_tokenizer, with_reading
-from tito_audit.terminal.words import many, share
+from tito_audit.terminal.words import many, percent, share
 from tito_audit.viewer.model import Measures, observed_of
+
+if TYPE_CHECKING:
+    from tito_audit.reports._html.charts import Chart
 
 # The top of the page: the verdict, facts about the log, how often each rule found something.
 
@@ -202,6 +207,47 @@ def skips(summary: Summary) -> list[tuple[str, str, str]]:
     return [(because, codes, many(number, "rollout")) for because, codes, number in skips_by_reason(summary)]
 
 
+@dataclass(frozen=True, slots=True)
+class HtmlMismatch:
+    """Why a trainer's column differs from the sampler's."""
+
+    title: str
+    says: str
+    rows: tuple[tuple[str, str, str, str, str, str, str], ...]
+    """Share, its bar, cause, what is known of it, tokens, the worst of these, what to do."""
+    charts: tuple[Chart, ...]
+
+
+def mismatch_facts(summary: Summary) -> Iterator[HtmlMismatch]:
+    """Every trainer's column that was compared."""
+    from tito_audit.reports._html.charts import mismatch_charts
+
+    for number, (column, mismatch) in enumerate(summary.mismatches.items()):
+        says = f"{many(mismatch.tokens, 'token')} of {many(mismatch.rollouts, 'rollout')}"
+        if mismatch.confident:
+            says += (
+                f", of which {mismatch.confident:,} have more than 0.99 at the sampler and less than 0.01 at the "
+                "trainer: no arithmetic does that"
+            )
+        yield HtmlMismatch(
+            f"{column} against {mismatch.sampler}",
+            f"{says}.",
+            tuple(
+                (
+                    percent(part),
+                    f"{100 * part:.2f}%",
+                    cause,
+                    estimate,
+                    f"{tokens:,}",
+                    worst,
+                    ADVICE[MismatchCause(cause)],
+                )
+                for part, cause, estimate, tokens, worst in mismatch_rows(mismatch)
+            ),
+            tuple(mismatch_charts(number, mismatch)),
+        )
+
+
 def _length(part: int, whole: int) -> str:
     return f"{100 * part / max(whole, 1):.2f}%"
 
@@ -247,6 +293,7 @@ def write(results: Iterable[Result], summary: Summary, out: TextIO, options: Rep
                 for severity in sorted(Severity, reverse=True)
             ],
             rules=rules(summary, options),
+            mismatches=list(mismatch_facts(summary)),
             skips=skips(summary),
             notices=summary.notices[:_NOTICES],
             fixed=summary.gate.fixed[:_FIXED] if summary.gate is not None else (),

@@ -19,10 +19,12 @@ from tito_audit.rescore.tables import (
     AGREEMENT_LEGEND,
     DRIFTED_HEADS,
     DRIFTED_LEGEND,
+    MISMATCH_HEADS,
     after_rows,
     agreement_rows,
     around,
     drifted_rows,
+    mismatch_cells,
 )
 from tito_audit.terminal.escape import visible
 from tito_audit.terminal.words import many, percent
@@ -62,6 +64,8 @@ def _parts(summary: RescoreSummary, verdict: str, worst: int, pieces: Pieces) ->
         rows = list(agreement_rows(summary, len(summary.by_turn)))
         table = _table(AGREEMENT_HEADS, rows) + _legend(AGREEMENT_LEGEND)
         yield _section("recorded", "Recorded against rescored logprobs", _plot(summary) + table)
+    if shares := list(mismatch_cells(summary)):
+        yield _section("mismatch", "Why they differ: shares of the difference", _table(MISMATCH_HEADS, shares))
     if summary.causes:
         priced = _table(DRIFTED_HEADS, list(drifted_rows(summary))) + _legend(DRIFTED_LEGEND)
         yield _section("price", "What drift costs, in nats", _bars(summary) + priced)

@@ -9,6 +9,7 @@ import numpy as np
 
 from tito_audit.record.arrays import Ids, Logprobs, Mask
 from tito_audit.record.finding import Finding, Where
+from tito_audit.record.mismatch import RowMismatch
 from tito_audit.record.rollout import Place
 
 BOUND = 0.05
@@ -184,6 +185,8 @@ class RescoredRollout:
     unscored: tuple[Unscored, ...] = ()
     findings: tuple[Finding, ...] = ()
     """LPR507 and LPR509, judged by the model's values."""
+    mismatches: tuple[RowMismatch, ...] = ()
+    """Why the recorded logprobs differ from the model's."""
     explanation: str = ""
     """The proven explanation of a disagreement; else "" """
     scored_tokens: int = 0

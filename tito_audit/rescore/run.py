@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Generic, TypeAlias, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,7 @@ from tito_audit.record.arrays import Ids, Logprobs
 from tito_audit.record.by_name import RESCORED, TRAINERS
 from tito_audit.record.column import Alignment, Column, ColumnRole, MovePolicy
 from tito_audit.record.finding import Finding, Where
+from tito_audit.record.mismatch import MISMATCH, RowMismatch
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.rescore.compare import agreement, compared, explained, is_above, is_logprob, used
 from tito_audit.rescore.journal import ScoreJournal
@@ -303,16 +304,16 @@ CODES = frozenset(("LPR507", "LPR509"))
 
 def judged_by_model(
     evidence: Evidence, scored: Sequence[tuple[Scorable, Logprobs]], rules: Sequence[Rule], codes: frozenset[str]
-) -> tuple[Finding, ...]:
-    """What these rules find with the model's values as the second engine's; each message names
-    `rescored_logprobs`.
+) -> tuple[tuple[Finding, ...], tuple[RowMismatch, ...]]:
+    """What these rules find with the model's values as the second engine's, and why the two differ; each message
+    names `rescored_logprobs`.
 
     Columns of a trainer in the log are left out: a scan judges those.
     """
     trainer_codes = codes & CODES
     if not trainer_codes or not scored:
-        return ()
-    memo = {JUDGEMENT: evidence.memo[JUDGEMENT]} if JUDGEMENT in evidence.memo else {}
+        return (), ()
+    memo: dict[Any, Any] = {JUDGEMENT: evidence.memo[JUDGEMENT]} if JUDGEMENT in evidence.memo else {}
     seen = replace(
         evidence,
         rollout=with_model(evidence.rollout, scored),
@@ -321,7 +322,8 @@ def judged_by_model(
     )
     trainer_rules = [rule for rule in rules if rule.code in CODES]
     findings, _ = check_explained(replace(seen, explained=()), trainer_rules, trainer_codes)
-    return tuple(finding for finding in findings if f"`{RESCORED}`" in finding.hit.message)
+    mismatches = tuple(each for each in memo.get(MISMATCH, ()) if each.trainer == RESCORED)
+    return tuple(finding for finding in findings if f"`{RESCORED}`" in finding.hit.message), mismatches
 
 
 def with_model(rollout: Rollout, scored: Sequence[tuple[Scorable, Logprobs]]) -> Rollout:
@@ -541,6 +543,7 @@ class Rescoring(ModelRun[RescoredRollout]):
         if agreed is not None and agreed.disagrees:
             because = explained(used(sequences), self.choices.tolerance)
             because = because or await self.temperature.explained(scored, used(sequences))
+        findings, mismatches = judged_by_model(work.evidence, scored, work.auditor.rules, work.auditor.codes)
         return RescoredRollout(
             work.place,
             sequences,
@@ -550,7 +553,8 @@ class Rescoring(ModelRun[RescoredRollout]):
             tuple(prices.changed),
             tuple(prices.near),
             (*plan.unscored, *missed),
-            judged_by_model(work.evidence, scored, work.auditor.rules, work.auditor.codes),
+            findings,
+            mismatches,
             because,
             sum(int(np.isfinite(values[part.offset :][part.sampled]).sum()) for part, values in scored),
             sum(_missing(part, values) for part, values in scored),

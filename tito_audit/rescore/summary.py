@@ -10,6 +10,7 @@ import numpy as np
 
 from tito_audit.record.arrays import Logprobs
 from tito_audit.record.finding import Finding
+from tito_audit.record.mismatch import Mismatch
 from tito_audit.record.rollout import Place
 from tito_audit.rescore.compare import used
 from tito_audit.rescore.model import (
@@ -140,6 +141,8 @@ class RescoreSummary:
     """By reason: how many calls and rows could not be scored, and where the first is."""
     findings: list[Finding] = field(default_factory=list)
     """LPR507 and LPR509, judged by the model's values."""
+    mismatch: Mismatch | None = None
+    """Why the recorded logprobs differ from the model's; None if none were compared."""
     explanations: Counter[str] = field(default_factory=Counter)
     weight_versions: Counter[str] = field(default_factory=Counter)
     counts: Counts = field(default_factory=Counts)
@@ -183,6 +186,9 @@ class RescoreSummary:
         for missing in result.unscored:
             self._unscored(missing.because, result.place)
         self.findings += result.findings
+        for mismatch in result.mismatches:
+            self.mismatch = self.mismatch or Mismatch(mismatch.sampler)
+            self.mismatch.add(mismatch, result.place)
         if result.explanation:
             self.explanations[result.explanation] += 1
         self.weight_versions.update(result.weight_versions)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from tito_audit.record.mismatch import MismatchCause
 from tito_audit.rescore.model import EDGES, NEAR
 from tito_audit.rescore.summary import CausePrice, RescoreSummary, Sums
 from tito_audit.terminal.escape import visible
+from tito_audit.terminal.mismatch import mismatch_rows
 from tito_audit.terminal.words import percent, unsigned
 
 _EDGES = tuple(f"> {edge:g}" for edge in EDGES)
@@ -24,6 +26,18 @@ DRIFTED_LEGEND = (
 )
 AFTER_HEADS: Row = ("rule, cause", "tokens", "mean change", "largest")
 AFTER_LEGEND = "The same tokens in another context, up to the next drift; changes are absolute."
+
+MISMATCH_HEADS: Row = ("cause", "share", "tokens", "the worst")
+
+
+def mismatch_cells(summary: RescoreSummary) -> Iterator[Row]:
+    """Why the recorded logprobs differ from the model's, which stands where a trainer's would."""
+    fine = {MismatchCause.NUMERICS, MismatchCause.COPIED}
+    if summary.mismatch is not None and not fine.issuperset(summary.mismatch.shares):
+        for part, cause, estimate, tokens, worst in mismatch_rows(summary.mismatch):
+            estimate = estimate.replace("the trainer's", "the model's")
+            words = f"{cause} ({estimate})" if estimate else cause
+            yield visible(words), percent(part), f"{tokens:,}", worst
 
 
 def agreement_rows(summary: RescoreSummary, turns: int) -> Iterator[Row]:

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from tito_audit.align.mismatch import LogprobColumns
+from tito_audit.align.mismatch import LogprobColumns, limits_of
 from tito_audit.evidence.fill import FLOOR, IMPOSSIBLE
 from tito_audit.evidence.logprobs import ROUNDING, shifts
 from tito_audit.evidence.model import Evidence
 from tito_audit.evidence.needs import Needs
 from tito_audit.record.arrays import Ids, Logprobs, Mask, Offsets
-from tito_audit.record.by_name import over_row, trainer_columns, version_column
+from tito_audit.record.by_name import SAMPLING, WEIGHTS, over_row, trainer_columns, version_column
 from tito_audit.record.column import Column, ColumnRole
 from tito_audit.record.finding import Where
+from tito_audit.record.mismatch import MismatchCause, RowMismatch
 from tito_audit.record.rollout import seen_by_loss
+from tito_audit.record.runs import trained_runs
+from tito_audit.rules._words import listed
+from tito_audit.terminal.words import decimal
 
 _CERTAIN = -1.0
 """A trainer's logprob above which the sampler's 0.0 may be a certain token; below, it is LPR505's placeholder."""
@@ -88,8 +94,11 @@ def _other_base(evidence: Evidence) -> dict[str, tuple[str, str]]:
 
 
 def together(evidence: Evidence, column: list[Pair]) -> LogprobColumns:
-    """The pairs of one trainer's column as one, with the version of each token where the log has it."""
-    versions = [_versions(evidence, pair) for pair in column] if has_versions(evidence) else []
+    """The pairs of one trainer's column as one, with what else the log has on each token."""
+    named = Needs.WEIGHT_VERSIONS in evidence.present
+    versions = [_versions(evidence, pair)[pair.at] for pair in column] if named else []
+    experts = [_rerouted(evidence, pair) for pair in column]
+    sets = [_set_sizes(evidence, pair) for pair in column]
     return LogprobColumns(
         np.concatenate([pair.ids[pair.at] for pair in column]),
         np.concatenate([pair.at for pair in column]),
@@ -100,16 +109,124 @@ def together(evidence: Evidence, column: list[Pair]) -> LogprobColumns:
         np.concatenate([pair.trainer for pair in column]),
         np.concatenate([pair.drifted for pair in column]),
         np.concatenate(versions) if versions else None,
+        _of_all([None if mask is None else mask[pair.at] for mask, pair in zip(experts, column, strict=True)]),
+        _of_all([None if sizes is None else sizes[pair.at] for sizes, pair in zip(sets, column, strict=True)]),
+        # Renormalised, the logprobs of all that a token was sampled from add up to 1.
+        tuple(
+            sum(value > FLOOR for value in top)
+            for turn in evidence.rollout.turns
+            for top in turn.alternatives
+            if abs(sum(math.exp(min(value, 0.0)) for value in top) - 1) < 1e-3
+        ),
+        sampling(evidence),
     )
 
 
-def has_versions(evidence: Evidence) -> bool:
-    """Whether the log names the weights that sampled the tokens."""
-    return Needs.WEIGHT_VERSIONS in evidence.present
+def _of_all(parts: list[NDArray[Any] | None]) -> NDArray[Any] | None:
+    """The parts as one; None if one is missing."""
+    whole = [part for part in parts if part is not None]
+    return np.concatenate(whole) if len(whole) == len(parts) else None
+
+
+def sampling(evidence: Evidence) -> Mapping[str, float]:
+    """Temperature, top-p, top-k and min-p as the log names them."""
+    settings = evidence.rollout.stated.facts.get(SAMPLING, {})
+    return settings if isinstance(settings, dict) else {}
+
+
+def notes(evidence: Evidence, mismatch: RowMismatch) -> Iterator[tuple[str, str]]:
+    """What else the log says on causes that were estimated, in words."""
+    logged, causes = sampling(evidence), dict(mismatch.shares)
+    heat, degrees = mismatch.temperature, logged.get("temperature")
+    if heat is not None and degrees:
+        words = "that is not it"
+        if heat.low <= degrees <= heat.high:
+            words = "the trainer left it out"
+        elif heat.low <= 1 / degrees <= heat.high:
+            words = "the trainer applied it, and the sampler's logprobs are raw"
+        yield MismatchCause.TEMPERATURE, f"the log says temperature {decimal(degrees, 3)}: {words}"
+    elif MismatchCause.TEMPERATURE in causes and degrees:
+        yield MismatchCause.TEMPERATURE, f"the log says temperature {decimal(degrees, 3)}, which fits"
+    limits = listed([f"{name.replace('_', '-')} {decimal(logged[name], 3)}" for name in limits_of(logged)])
+    if MismatchCause.TRUNCATED in causes and logged:
+        top_p = logged.get("top_p", 1.0) if mismatch.mass is not None else 1.0
+        differs = (
+            top_p < 1
+            and mismatch.mass is not None
+            and not (mismatch.mass.low - 0.01 <= top_p <= mismatch.mass.high + 0.01)
+        )
+        words = (
+            f"the log says {limits}{', which is not it' if differs else ''}"
+            if limits
+            else ("the log names no limit: a server's defaults may hold one (`generation_config.json`)")
+        )
+        yield MismatchCause.TRUNCATED, words
+    if MismatchCause.TEMPERED in causes:
+        words = f"the log says temperature {decimal(degrees or 1.0, 3)} with {limits}: the trainer left both out"
+        yield MismatchCause.TEMPERED, words
+    row, turns = evidence.rollout.training_row, evidence.rollout.turns
+    besides = (holder.beside for holder in (*(() if row is None else (row,)), *turns))
+    if MismatchCause.UNKNOWN in causes and any(len(beside.routing) == 1 for beside in besides):
+        words = "the log has the experts of one side only; log the other's as `trainer_routed_experts`"
+        yield MismatchCause.UNKNOWN, words
+
+
+def _rerouted(evidence: Evidence, pair: Pair) -> Mask | None:
+    """`[T]` tokens before which the two sides used other experts; None if the log has the experts of one side, or
+    of none.
+
+    The experts of a token make the logprob of the next one.
+    """
+    rollout = evidence.rollout
+    row, before = rollout.training_row, 0
+    if pair.turn is not None:
+        turn = rollout.turns[pair.turn]
+        before = 0 if turn.prompt_ids is None else len(turn.prompt_ids)
+        sides = turn.beside.routing
+    else:
+        sides = () if row is None else row.beside.routing
+        for turn in reversed(rollout.turns):
+            seen = turn.seen_ids
+            begins = seen is not None and np.array_equal(pair.ids[: len(seen)], seen)
+            if len(sides) == 1 and turn.beside.routing and begins:
+                sides = (*sides, turn.beside.routing[0])
+    if len(sides) != 2 or len({(side.start, side.experts.shape[1:]) for side in sides}) > 1:
+        return None
+    start, size = sides[0].start, min(len(side.experts) for side in sides)
+    left, right = (side.experts[:size].astype(np.int64) for side in sides)
+    if left.ndim == 3:
+        left, right = np.sort(left, axis=2), np.sort(right, axis=2)
+    left, right = left.reshape(size, -1), right.reshape(size, -1)
+    captured = np.asarray((left > 0).any(axis=1) & (right > 0).any(axis=1))
+    out = np.zeros(len(pair.ids) + before, np.bool_)
+    part = out[start + 1 : start + 1 + size]
+    part[:] = ((left != right).any(axis=1) & captured)[: len(part)]
+    return out[before:]
+
+
+def _set_sizes(evidence: Evidence, pair: Pair) -> Logprobs | None:
+    """`[T]` how many tokens were left to choose from; NaN where the log does not say, None if it says nowhere."""
+    rollout = evidence.rollout
+    row, size = rollout.training_row, len(pair.ids)
+    if pair.turn is not None:
+        sets, places = rollout.turns[pair.turn].beside.sets, [np.arange(size)]
+    elif row is None or row.loss_mask is None:
+        return None
+    else:
+        start = int(row.loss_mask.argmax()) if row.prompt_length is None else row.prompt_length
+        sets, places = row.beside.sets, [np.arange(size), np.arange(start, size), row.loss_mask.nonzero()[0]]
+    for each in sets:
+        counts = np.diff(each.offsets)
+        for at in places:
+            if len(at) == len(counts):
+                out = np.full(size, np.nan)
+                out[at] = np.where(counts > 0, counts, np.nan)
+                return out
+    return None
 
 
 def _versions(evidence: Evidence, pair: Pair) -> Logprobs:
-    """`[N]` the version of the weights that sampled each token of a pair; NaN where the log does not say."""
+    """`[T]` the version of the weights that sampled each token of a pair; NaN where the log does not say."""
     rollout, row = evidence.rollout, evidence.rollout.training_row
     out = np.full(len(pair.ids), np.nan)
     if pair.turn is not None:
@@ -119,15 +236,24 @@ def _versions(evidence: Evidence, pair: Pair) -> Logprobs:
     else:
         column = None if row is None else version_column(row.columns)
         values = None if column is None or row is None else over_row(column, row)
-        names, spans = tuple(map(str, dict.fromkeys(rollout.stated.policy_versions))), ()
+        names, spans = tuple(map(str, rollout.stated.policy_versions)), ()
+        of_calls = rollout.stated.facts.get(WEIGHTS) or [
+            "" if len(turn.weight_versions) != 1 else turn.weight_versions[0] for turn in rollout.turns
+        ]
+        # One for each call: those of a row are its runs of trained tokens.
+        runs = [] if row is None or row.loss_mask is None else trained_runs(row.loss_mask)
+        if not names and isinstance(of_calls, list | tuple):
+            names = tuple(map(str, of_calls))
+            spans = tuple((name, a, b) for name, (a, b) in zip(names, runs, strict=False))
+            spans = spans if len(runs) == len(names) else ()
     if values is not None:
         out = np.where(values >= 0, values, np.nan)
     elif spans:
         for version, start, end in spans:
             out[start:end] = _number(version)
-    elif len(names) == 1:
+    elif len(set(names)) == 1:
         out[:] = _number(names[0])
-    return np.asarray(out[pair.at])
+    return np.asarray(out)
 
 
 def _number(version: str) -> float:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
-from tito_audit.align.mismatch import explained
+from tito_audit.align.mismatch import explained, points_of
 from tito_audit.evidence.fill import FARTHEST
 from tito_audit.evidence.model import Evidence
 from tito_audit.evidence.needs import Needs
@@ -16,7 +17,7 @@ from tito_audit.record.finding import Hit, Severity
 from tito_audit.record.mismatch import MISMATCH, CauseShare, MismatchCause, RowMismatch
 from tito_audit.record.reading import places
 from tito_audit.rule import rule
-from tito_audit.rules._trainer import Pair, has_versions, other_base, pairs, together
+from tito_audit.rules._trainer import Pair, notes, other_base, pairs, together
 from tito_audit.rules._words import counted, listed, quoted, shown
 from tito_audit.terminal.mismatch import cause_words
 from tito_audit.terminal.words import decimal, percent, signed
@@ -61,9 +62,9 @@ def sampler_and_trainer_disagree(evidence: Evidence) -> Iterator[Hit]:
     sampler's to the bit is a note, unless its values are rounded.
 
     The message also says which shares of the total difference have which cause: drift, a temperature that one side
-    has, truncated sampling, stale weights, a placeholder, numerics; or that the log does not tell. The cause of
-    the finding is the one with most of it. The reports give the shares of the whole log. `tito-audit rescore`
-    compares the sampler's logprobs with a model's, as the column `rescored_logprobs`.
+    has, truncated sampling, stale weights, other experts, a placeholder, numerics; or that the log does not tell.
+    The cause of the finding is the one with most of it. The reports give the shares of the whole log. `tito-audit
+    rescore` compares the sampler's logprobs with a model's, as the column `rescored_logprobs`.
 
     ## Why it matters
     The gradient assumes that the tokens were sampled from the policy that is trained. Weights that were not
@@ -144,7 +145,7 @@ def _judged(evidence: Evidence, column: list[Pair], mismatches: list[RowMismatch
     )
     place = int(pair.at[at])
     offset = _moved(column) if above else 0
-    mismatch = explained(together(evidence, column), sampler, trainer, shifted=bool(offset))
+    mismatch = _explained(evidence, column, shifted=bool(offset))
     mismatches.append(mismatch)
     many_confident = mismatch.confident * _TOKENS_A_CONFIDENT >= mismatch.tokens > 0 and mismatch.confident
     severity = Severity.WARNING if above or many_confident else Severity.NOTE
@@ -172,13 +173,23 @@ def _judged(evidence: Evidence, column: list[Pair], mismatches: list[RowMismatch
     yield Hit(pair.where, place, place + 1, message, pair.turn, cause, severity, side)
 
 
+def _explained(
+    evidence: Evidence, column: list[Pair], *, shifted: bool = False, near: bool = False
+) -> RowMismatch:
+    mismatch = explained(together(evidence, column), *column[0].names, shifted=shifted, near=near)
+    return replace(mismatch, notes=tuple(notes(evidence, mismatch)))
+
+
 def _within_bound(evidence: Evidence, column: list[Pair], every: Logprobs, apart: Logprobs) -> RowMismatch:
     """The causes of a column near the sampler's: numerics, unless something cheap to see says otherwise."""
     above, (sampler, trainer) = (every > 0).sum(), column[0].names
-    if not apart.any() or apart.max() > _STRANGE or above <= _ONE_SIDED * len(every) or has_versions(evidence):
-        return explained(together(evidence, column), sampler, trainer)
+    strange = not apart.any() or apart.max() > _STRANGE or above <= _ONE_SIDED * len(every)
+    if strange or evidence.present & (Needs.WEIGHT_VERSIONS | Needs.EXPERTS):
+        return _explained(evidence, column, near=not strange)
     share = CauseShare(len(apart), float(apart.sum()))
-    return RowMismatch(sampler, trainer, len(apart), ((MismatchCause.NUMERICS.value, share),))
+    values = np.concatenate([pair.sampler for pair in column]), np.concatenate([pair.trainer for pair in column])
+    points = points_of(*values, np.ones(len(apart), np.bool_))
+    return RowMismatch(sampler, trainer, len(apart), ((MismatchCause.NUMERICS.value, share),), points=points)
 
 
 def _moved(column: list[Pair]) -> int:
@@ -188,7 +199,7 @@ def _moved(column: list[Pair]) -> int:
         in_place, moved = _apart(column, offset)
         # Values near zero agree at every offset: only tokens that differ in place show one.
         shows = (in_place > _BOUND) & (moved <= _BOUND)
-        if shows.sum() >= _FEWEST and moved.mean() <= _BOUND and 10 * moved.mean() <= in_place.mean():
+        if shows.sum() >= _FEWEST and moved.mean() <= 2 * _BOUND and 10 * moved.mean() <= in_place.mean():
             fits.append(offset)
     return fits[0] if len(fits) == 1 else 0
 

@@ -29,7 +29,22 @@ def cause_words(mismatch: RowMismatch | Mismatch) -> Iterator[str]:
 
 
 def estimate_words(mismatch: RowMismatch | Mismatch, cause: str) -> str:
-    """What was estimated of a cause: `the sampler's is 0.70 of the trainer's, between 0.66 and 0.74`."""
+    """What is known of a cause: `the sampler's is 0.70 (0.66 to 0.74) times the trainer's; the log says …`."""
+    return "; ".join(filter(None, (_estimate(mismatch, cause), _note(mismatch, cause))))
+
+
+def _note(mismatch: RowMismatch | Mismatch, cause: str) -> str:
+    """What else the log says on a cause; of a log, what most of its rollouts have."""
+    if isinstance(mismatch, RowMismatch):
+        return dict(mismatch.notes).get(cause, "")
+    counts = mismatch.notes.get(cause)
+    if not counts:
+        return ""
+    words, times = min(counts.items(), key=lambda item: (-item[1], item[0]))
+    return words if len(counts) == 1 else f"{words}, in {times:,} of {many(counts.total(), 'rollout')}"
+
+
+def _estimate(mismatch: RowMismatch | Mismatch, cause: str) -> str:
     if cause == MismatchCause.TEMPERATURE and mismatch.temperature is not None:
         return f"the sampler's is {_interval(mismatch.temperature)} times the trainer's"
     if cause == MismatchCause.TRUNCATED and mismatch.mass is not None:
@@ -46,18 +61,25 @@ def _interval(interval: Interval) -> str:
     return best if low == high else f"{best} ({low} to {high})"
 
 
-def mismatch_lines(mismatch: Mismatch) -> Iterator[tuple[str, str]]:
-    """Lines on a column of a log: a share, and its cause with the worst token and what to do."""
+def mismatch_rows(mismatch: Mismatch) -> Iterator[tuple[float, str, str, int, str]]:
+    """The causes of half a percent or more: share, name, what is known of it, tokens, the worst of these."""
     total = sum(share.size for share in mismatch.shares.values())
     for cause, share in mismatch.shares.items():
         if share.size < _LEAST * total:
             continue
-        estimate = estimate_words(mismatch, cause)
-        words = f"{cause}{f' ({estimate})' if estimate else ''}: {many(share.tokens, 'token')}"
+        worst = ""
         if cause in mismatch.worst and cause != MismatchCause.NUMERICS:
             place, token = mismatch.worst[cause]
             at = f"row {place.row}" + (f"[{place.item}]" if place.item else "")
             turn = "" if token.turn is None else f" turn {token.turn}"
-            values = f"{decimal(token.sampler, 3)} and {decimal(token.trainer, 3)}"
-            words += f", the worst in {at}{turn} token {token.at} ({values})"
-        yield percent(share.size / total), visible(f"{words}; {ADVICE[MismatchCause(cause)]}")
+            worst = f"{at}{turn} token {token.at} ({decimal(token.sampler, 3)} and {decimal(token.trainer, 3)})"
+        part = share.size / total if total else 0.0
+        yield part, cause, estimate_words(mismatch, cause), share.tokens, worst
+
+
+def mismatch_lines(mismatch: Mismatch) -> Iterator[tuple[str, str]]:
+    """Lines on a column of a log: a share, and its cause with the worst token and what to do."""
+    for part, cause, estimate, tokens, worst in mismatch_rows(mismatch):
+        words = f"{cause}{f' ({estimate})' if estimate else ''}: {many(tokens, 'token')}"
+        words += f", the worst in {worst}" if worst else ""
+        yield percent(part), visible(f"{words}; {ADVICE[MismatchCause(cause)]}")

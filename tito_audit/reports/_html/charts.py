@@ -9,6 +9,7 @@ from html import escape
 
 import numpy as np
 
+from tito_audit.record.mismatch import EDGES, Mismatch
 from tito_audit.terminal.cut import elided
 from tito_audit.terminal.escape import visible
 from tito_audit.terminal.words import share
@@ -39,7 +40,7 @@ class Chart:
     says: str
     """What it shows, in a sentence."""
     kind: str
-    """`severity` or `pair`: how its series are coloured."""
+    """`severity`, `pair` or `scatter`: how its series are coloured."""
     legend: tuple[str, ...]
     """Names of the series."""
     svg: str
@@ -129,6 +130,60 @@ def _logprobs(measures: Measures) -> Chart | None:
         says += f" {unknown:,} tokens without a logprob are left out."
     svg, title = _upright(names, series, stacked=False), "Logprob of drifted and other tokens"
     return Chart("logprobs", title, says, "pair", ("drifted", "not drifted"), svg, head, tuple(rows))
+
+
+def mismatch_charts(number: int, mismatch: Mismatch) -> list[Chart]:
+    """Single tokens of a trainer's column, and how far all of them are from the sampler's; without empty ones."""
+    charts = []
+    if mismatch.points:
+        says = (
+            f"{len(mismatch.points):,} tokens of the log, by the trainer's logprob (across) and by how much "
+            "higher the sampler's is (up)."
+        )
+        legend = ("numerics", "another cause")
+        counts = [sum(point[2] is is_numerics for point in mismatch.points) for is_numerics in (True, False)]
+        rows = tuple((word, f"{count:,}") for word, count in zip(legend, counts, strict=True))
+        svg = _scatter(mismatch.points)
+        name, title = f"mismatch-{number}", "Single tokens"
+        charts.append(Chart(name, title, says, "scatter", legend, svg, ("tokens of", "drawn"), rows))
+    total = sum(mismatch.histogram)
+    if total:
+        names = ["0+", *(f"{edge:g}+" for edge in EDGES)]
+        points = [
+            _point(count, total, name, "tokens") for name, count in zip(names, mismatch.histogram, strict=True)
+        ]
+        says = (
+            "Share of the tokens by the size of the difference, in logits; numerics stays below about 0.4 in "
+            "bfloat16 and 0.0001 in float32. Only rollouts beyond the bounds."
+        )
+        counted = zip(names, mismatch.histogram, strict=True)
+        table = tuple((name, f"{count:,}", share(count, total)) for name, count in counted)
+        name, title, head = f"histogram-{number}", "How far tokens are apart", ("from", "tokens", "share")
+        charts.append(Chart(name, title, says, "pair", (), _upright(names, [points]), head, table))
+    return charts
+
+
+def _scatter(points: Sequence[tuple[float, float, bool]]) -> str:
+    """Tokens by the trainer's logprob and by how much higher the sampler's is; those outside lie on the edge."""
+    least, far = -8.0, 1.0
+    words = "".join(f'<text x="100%" y="{_across(value, far) + 4:g}">{value:+g}</text>' for value in (-far, far))
+    parts = [f'<line class="base line" x1="0" x2="100%" y1="{y:g}" y2="{y:g}"/>' for y in (_across(0.0, far),)]
+    parts += [
+        f'<text x="{100 - 100 * value / least:g}%" y="{_LOW}">{value:g}</text>' for value in (-6.0, -4.0, -2.0)
+    ]
+    for number, is_numerics in enumerate((True, False)):
+        dots = "".join(
+            f'<circle cx="{100 - 100 * max(trainer, least) / least:.1f}%" '
+            f'cy="{_across(min(max(higher, -far), far), far):.0f}" r="2"/>'
+            for trainer, higher, of_numerics in points
+            if of_numerics is is_numerics
+        )
+        parts.append(f'<g class="dots color-{number}">{dots}</g>')
+    return f'<div class="axis">{_svg(_LOW + 8, [words])}</div><div class="plot">{_svg(_LOW + 8, parts)}</div>'
+
+
+def _across(value: float, far: float) -> float:
+    return (_TOP + _BASE) / 2 - value / far * (_BASE - _TOP) / 2
 
 
 def _median(counts: Counts) -> str:
