@@ -39,7 +39,7 @@ LAYERS = (
     ("sessions",),
     ("join",),
     ("storage", "formats", "rules", "repairs", "reports", "providers", "parsers"),
-    ("report_objects",),
+    ("report_objects", "levels"),
     ("viewer", "terminal"),
     ("format", "rule", "repair", "report", "provider", "parser", "registry"),
     ("sft",),
@@ -52,7 +52,7 @@ LAYERS = (
     ("align",),
     ("record", "settings", "summary", "signature"),
     ("unknown",),
-    ("errors", "signals", "version"),
+    ("errors", "signals", "version", "rows"),
     ("voice",),
 )
 """From the top down: a module imports only from lines below its own, and from its own room."""
