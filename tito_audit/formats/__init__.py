@@ -7,7 +7,14 @@ from functools import cache, lru_cache
 from tito_audit.errors import RecordError, SetupError
 from tito_audit.format import Format, Row
 from tito_audit.formats._call_log import LoggedCall, part_of
-from tito_audit.formats._calls import CALL_LISTS, CALL_LOGPROBS, COMPLETION_IDS, PROMPT_IDS, calls_unknown_tools
+from tito_audit.formats._calls import (
+    CALL_LISTS,
+    CALL_LOGPROBS,
+    COMPLETION_IDS,
+    PROMPT_IDS,
+    calls_unknown_tools,
+    real_name,
+)
 from tito_audit.formats._columns import FLAT_IDS, MASKS, ROW_LOGPROBS, SEGMENTS, STALE
 from tito_audit.formats._detection import (
     CANONICAL_COLUMNS,
@@ -62,6 +69,7 @@ __all__ = [
     "number_columns",
     "part_of",
     "pick_format",
+    "real_name",
     "told_by",
     "unmap_columns",
     "unread_columns",

@@ -12,6 +12,7 @@ import numpy as np
 import orjson
 
 from tito_audit.errors import ODD_VALUES
+from tito_audit.formats import real_name
 from tito_audit.levels.facts import (
     ASKED,
     EXPERTS_SEEN,
@@ -87,7 +88,7 @@ def _statements(rollout: Rollout, rows: Sequence[Record], form: FormatLevel) -> 
     """What a record states of its sampler, and whether it does."""
     turns, row, stated = rollout.turns, rollout.training_row, rollout.stated
     states = {
-        "model": stated.model is not None,
+        "model": _model(rollout, rows, form) is not None,
         "weights": (bool(turns) and all(turn.weight_versions for turn in turns))
         or bool(stated.policy_versions or stated.facts.get("weight_versions"))
         or (row is not None and any(column.name in _WEIGHT_COLUMNS for column in row.columns)),
@@ -98,7 +99,7 @@ def _statements(rollout: Rollout, rows: Sequence[Record], form: FormatLevel) -> 
         "template_digest": False,
     }
     for name, has in states.items():
-        holders = form.stops if name == "stop" else () if name == "sampling" else form.holders
+        holders = form.stops if name == "stop" else () if name in ("model", "sampling") else form.holders
         states[name] = has or any(_states(rows, holder, all_facts()[name].names) for holder in holders)
     return states
 
@@ -106,7 +107,7 @@ def _statements(rollout: Rollout, rows: Sequence[Record], form: FormatLevel) -> 
 def _beside(rollout: Rollout, rows: Sequence[Record], form: FormatLevel) -> tuple[dict[str, bool], list[str]]:
     """Kept sets, experts and images: whether the record holds them or has no use for them; and which are asked."""
     sampling = _sampling(rows, form)
-    model = rollout.stated.model or next(_texts(rows, form, all_facts()["model"].names), "")
+    model = _model(rollout, rows, form) or ""
     stated = any(_states(rows, holder, _EXPERTS) for holder in form.holders)
     parts = [
         part
@@ -220,12 +221,19 @@ def _states(rows: Sequence[Record], holder: str, names: Iterable[str]) -> bool:
     return bool(objects) and all(stating)
 
 
-def _texts(rows: Sequence[Record], form: FormatLevel, names: Iterable[str]) -> Iterator[str]:
-    """Texts under these names, where every row states one."""
+def _model(rollout: Rollout, rows: Sequence[Record], form: FormatLevel) -> str | None:
+    """The name of the model, where every row states one that is no placeholder."""
+    if rollout.stated.model is not None:
+        return rollout.stated.model
+    names = all_facts()["model"].names
     for holder in form.holders:
-        if _states(rows, holder, names):
-            each = next(_objects(rows[0], _steps(holder)))
-            yield from (value for name in names if each and isinstance(value := each.get(name), str) and value)
+        objects = [each for row in rows for each in _objects(row, _steps(holder))]
+        models = [
+            next(filter(None, (real_name(each.get(name)) for name in names if each)), None) for each in objects
+        ]
+        if models and all(models):
+            return models[0]
+    return None
 
 
 def _sampling(rows: Sequence[Record], form: FormatLevel) -> list[Record]:
