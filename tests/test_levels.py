@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+import random
 import subprocess
 import sys
 import tomllib
@@ -73,7 +74,7 @@ def log_of(*rows: Json, name: str = "log.jsonl") -> LogRecord:
 
 def test_each_row_of_each_fixture_has_its_level() -> None:
     table = {
-        name: {str(label_of(name, number)): told(row) for number, row in enumerate(fixture_rows(name))}
+        name: {str(label_of(name, number)): " | ".join(told(row)) for number, row in enumerate(fixture_rows(name))}
         for name in NAMES
     }
     text = json.dumps(table, indent=1, ensure_ascii=False) + "\n"
@@ -86,7 +87,7 @@ def test_each_row_of_each_fixture_has_its_level() -> None:
 def test_the_level_of_a_fixture_is_that_which_all_its_rows_have(name: str) -> None:
     (file,) = (path for path in FORMATS.glob(f"{name}.*") if path.suffix != ".py")
     rows = json.loads(TABLE.read_text(encoding="utf-8"))[name].values()
-    levels = [word.split(" ")[0] for words in rows for word in words]
+    levels = [word.split(" ")[0] for words in rows if words for word in words.split(" | ")]
     code, out, _ = run("validate", file, "--no-join", "-f", "json")
     (log,) = json.loads(out)["logs"]
     lowest = min(("NONE" if level == "unreadable" else level) for level in levels)
@@ -370,8 +371,8 @@ def test_validate_and_scan_give_the_same_reason(tmp_path: Path) -> None:
     (because,) = validated.because
     assert because == (
         f"{log} has L2 in 1 of 2 rollouts, L3 required: "
-        f"1 of 2 rollouts (first {log}:1) lacks the name of the model: "
-        'add `"model": "org/model"`'
+        f"1 of 2 rollouts (first {log}:1) lacks the name of the model "
+        "(`tito-audit validate` says how to log it)"
     )
 
 
@@ -446,15 +447,20 @@ def test_the_json_output_keeps_to_its_schema(name: str) -> None:
 
 def test_inspect_says_the_level_in_one_line() -> None:
     _, out, _ = run("inspect", FORMATS / "vllm.jsonl")
-    assert "  level L1, ids of prompts and answers; for L2 it lacks the sampler's logprobs\n" in out
+    assert "  level L1, ids of prompts and answers; L2 lacks logprobs\n" in out
     printed = json.loads(run("inspect", FORMATS / "vllm.jsonl", "-f", "json")[1])
     assert printed["record"]["level"] == "L1"
 
 
-def test_inspect_says_the_level_that_the_proposed_mapping_gives() -> None:
-    _, out, _ = run("inspect", ROOT / "tests/transcripts/logs/own.jsonl")
+def test_inspect_says_the_level_that_the_proposed_mapping_gives(tmp_path: Path) -> None:
+    chance, rows = random.Random(5), []
+    for size in range(9, 17):
+        ids = [chance.randrange(5, 30_000) for _ in range(2 * size)]
+        rows.append({"a": ids[:size], "b": ids[size:], "c": [-chance.expovariate(1.0) for _ in ids[size:]]})
+    _, out, _ = run("inspect", written(tmp_path / "own.jsonl", rows))
     assert "Suggested mapping" in out
-    assert "level L2, mask and logprobs" in out
+    assert "level L2, mask and logprobs; L3 lacks model, weights, stop, sampling\n" in out
+    assert "level" not in run("inspect", ROOT / "tests/transcripts/logs/own.jsonl")[1], "no row is read"
 
 
 def test_formats_are_listed_with_their_levels() -> None:

@@ -58,7 +58,8 @@ def _page(validated: Validated) -> Iterator[RenderableType]:
         yield Text()
     if len(validated.logs) > 1:
         level = validated.level
-        yield Text(f"All {len(validated.logs):,} logs: {level}, {level.words}")
+        logs = "Both" if len(validated.logs) == 2 else f"All {len(validated.logs):,}"
+        yield Text(f"{logs} logs: {level.in_words}")
         yield Text()
     for because in validated.because:
         yield Text(visible(f"failed: {because}"))
@@ -74,7 +75,7 @@ def _log(log: LogRecord) -> Iterator[RenderableType]:
     from tito_audit.terminal.escape import visible
     from tito_audit.terminal.words import listed, many, share
 
-    yield Text(visible(log.file)).append(f": {log.level}, {log.level.words}", style="bold")
+    yield Text(visible(log.file)).append(f": {log.level.in_words}", style="bold")
     if not log.rollouts:
         yield Text("  The log holds no rollouts.")
         return

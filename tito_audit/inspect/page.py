@@ -147,8 +147,8 @@ def page_lines(inspection: Inspection, vocabulary: Vocabulary | None) -> Iterato
         yield from _read_as(rows, inspection)
     if len(inspection.taken) > _KEYS:
         yield Text(f"  … and {len(inspection.taken) - _KEYS:,} more kinds of rows")
-    if inspection.record is not None and inspection.record.rollouts:
-        yield Text(f"  level {inspection.record.in_short}")
+    if inspection.record is not None and inspection.record.formats:
+        yield Text(f"  {inspection.record.in_short}")
     if inspection.calls is not None:
         yield from heading("Single calls")
         yield from _calls(inspection.calls, inspection)

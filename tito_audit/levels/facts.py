@@ -25,6 +25,11 @@ class RecordLevel(IntEnum):
         return "no level" if self is RecordLevel.NONE else self.name
 
     @property
+    def in_words(self) -> str:
+        """`L2, mask and logprobs`"""
+        return "no level" if self is RecordLevel.NONE else f"{self.name}, {self.words}"
+
+    @property
     def words(self) -> str:
         """What a record of this level holds, in a few words."""
         return _data().words[self]

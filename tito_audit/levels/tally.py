@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -119,17 +119,18 @@ class LogRecord:
     @property
     def sentence(self) -> str:
         """What lacks for the next level, with the line that logs it; "" at the highest."""
-        return f"For {RecordLevel(self.level + 1)}, {self.lacks}." if self.lacks else ""
+        lacks = self.lacks(
+            lambda lines: "; and ".join(f"{listed(words)}: {line}" for line, words in lines.items())
+        )
+        return f"For {RecordLevel(self.level + 1)}, {lacks}." if lacks else ""
 
-    @property
-    def lacks(self) -> str:
-        """The same, as part of a sentence."""
+    def lacks(self, shown: Callable[[Mapping[str, Sequence[str]]], str]) -> str:
+        """What lacks for the next level, as part of a sentence; `shown` gets facts by the line that logs them."""
         alike: dict[tuple[int, Place], dict[str, list[str]]] = {}
         for lack in self.lacking:
             alike.setdefault((lack.rollouts, lack.first), {}).setdefault(lack.line, []).append(lack.fact.words)
         parts = [
-            f"{self._share(number, first)} {'lacks' if number == 1 else 'lack'} "
-            + "; and ".join(f"{listed(words)}: {line}" for line, words in lines.items())
+            f"{self._share(number, first)} {'lacks' if number == 1 else 'lack'} {shown(lines)}"
             for (number, first), lines in alike.items()
         ]
         if self.unreadable:
@@ -142,9 +143,10 @@ class LogRecord:
     @property
     def in_short(self) -> str:
         """The level, and what the next one lacks, without the lines that log it."""
-        facts = list(dict.fromkeys(lack.fact.words for lack in self.lacking))
-        lacks = f"; for {RecordLevel(self.level + 1)} it lacks {listed(facts)}" if facts else ""
-        return f"{self.level}, {self.level.words}{lacks}"
+        facts = dict.fromkeys(lack.fact.name.replace("_", " ") for lack in self.lacking)
+        lacks = f"; {RecordLevel(self.level + 1)} lacks {', '.join(facts)}" if facts else ""
+        level = self.level.in_words if self.level is RecordLevel.NONE else f"level {self.level.in_words}"
+        return f"{level}{lacks}"
 
     def _share(self, number: int, first: Place) -> str:
         if number < self.rollouts:
@@ -204,5 +206,6 @@ def below(counts: RecordCounts, files: Sequence[str], settings: Settings) -> Ite
             continue
         short = sum(number for level, number in record.levels.items() if level < wanted)
         share = "" if short == record.rollouts else f" in {short:,} of {record.rollouts:,} rollouts"
-        why = f": {record.lacks}" if record.rollouts else ": there are no rollouts"
-        yield f"{record.file} has {record.level}{share}, {wanted} required{why}"
+        lacks = record.lacks(lambda lines: listed([word for words in lines.values() for word in words]))
+        lacks += " (`tito-audit validate` says how to log it)" if record.lacking else ""
+        yield f"{record.file} has {record.level}{share}, {wanted} required: {lacks or 'there are no rollouts'}"
