@@ -455,12 +455,11 @@ def test_inspect_says_the_level_in_one_line() -> None:
 def test_inspect_says_the_level_that_the_proposed_mapping_gives(tmp_path: Path) -> None:
     chance, rows = random.Random(5), []
     for size in range(9, 17):
-        ids = [chance.randrange(5, 30_000) for _ in range(2 * size)]
+        ids = [chance.randrange(5, 30_000) for _ in range(3 * size)]
         rows.append({"a": ids[:size], "b": ids[size:], "c": [-chance.expovariate(1.0) for _ in ids[size:]]})
     _, out, _ = run("inspect", written(tmp_path / "own.jsonl", rows))
     assert "Suggested mapping" in out
     assert "level L2, mask and logprobs; L3 lacks model, weights, stop, sampling\n" in out
-    assert "level" not in run("inspect", ROOT / "tests/transcripts/logs/own.jsonl")[1], "no row is read"
 
 
 def test_formats_are_listed_with_their_levels() -> None:
