@@ -26,6 +26,8 @@ from tito_audit.record.arrays import Logprobs, Mask
 from tito_audit.record.rollout import IdsFrom, Rollout, TrainingRow, Turn
 
 Record = Mapping[str, Any]
+Holders = list[list[Record | None]]
+"""For each path, the objects of all rows that may state facts; None for one that is not there."""
 
 _SAMPLING = ("sampling", "sampling_params", "sampling_args", "sampling_parameters")
 _TEMPERATURE = ("temperature", "temperatures", "gen_ai.request.temperature")
@@ -53,8 +55,9 @@ def record_of(rollout: Rollout, rows: Sequence[Record]) -> int | None:
     if form.others and not rollout.turns and rollout.training_row is None:
         return None  # a reward or another event
     try:
-        tokens = _tokens(rollout, rows) | _statements(rollout, rows, form)
-        beside, applying = _beside(rollout, rows, form)
+        holders = _holders(rows, form.holders)
+        tokens = _tokens(rollout, rows) | _statements(rollout, rows, holders, form)
+        beside, applying = _beside(rollout, rows, holders)
     except ODD_VALUES:  # of a row that states something in a form that nobody knows
         return NOTHING
     lacks = [name for name, has in (tokens | beside).items() if not has]
@@ -84,31 +87,26 @@ def _tokens(rollout: Rollout, rows: Sequence[Record]) -> dict[str, bool]:
     }
 
 
-def _statements(rollout: Rollout, rows: Sequence[Record], form: FormatLevel) -> dict[str, bool]:
+def _statements(rollout: Rollout, rows: Sequence[Record], holders: Holders, form: FormatLevel) -> dict[str, bool]:
     """What a record states of its sampler, and whether it does."""
-    turns, row, stated = rollout.turns, rollout.training_row, rollout.stated
-    states = {
-        "model": _model(rollout, rows, form) is not None,
-        "weights": (bool(turns) and all(turn.weight_versions for turn in turns))
-        or bool(stated.policy_versions or stated.facts.get("weight_versions"))
-        or (row is not None and any(column.name in _WEIGHT_COLUMNS for column in row.columns)),
-        "stop": (bool(turns) and all(turn.finish_reason is not None for turn in turns))
-        or (row is not None and bool(row.finish_reasons) and row.finish_reasons[-1] is not None),
-        "sampling": bool(_sampling(rows, form)),
-        "tokenizer_digest": False,
-        "template_digest": False,
+    turns, row, stated, facts = rollout.turns, rollout.training_row, rollout.stated, all_facts()
+    weights = bool(turns) and all(turn.weight_versions for turn in turns)
+    weights = weights or bool(stated.policy_versions or stated.facts.get("weight_versions"))
+    weights = weights or (row is not None and any(column.name in _WEIGHT_COLUMNS for column in row.columns))
+    stop = bool(turns) and all(turn.finish_reason is not None for turn in turns)
+    stop = stop or (row is not None and bool(row.finish_reasons) and row.finish_reasons[-1] is not None)
+    return {
+        "model": _model(rollout, holders) is not None,
+        "weights": weights or _states(holders, facts["weights"].names),
+        "stop": stop or _states(_holders(rows, form.stops), facts["stop"].names),
+        "sampling": bool(_sampling(holders)),
+        **{name: _states(holders, facts[name].names) for name in ("tokenizer_digest", "template_digest")},
     }
-    for name, has in states.items():
-        holders = form.stops if name == "stop" else () if name in ("model", "sampling") else form.holders
-        states[name] = has or any(_states(rows, holder, all_facts()[name].names) for holder in holders)
-    return states
 
 
-def _beside(rollout: Rollout, rows: Sequence[Record], form: FormatLevel) -> tuple[dict[str, bool], list[str]]:
+def _beside(rollout: Rollout, rows: Sequence[Record], holders: Holders) -> tuple[dict[str, bool], list[str]]:
     """Kept sets, experts and images: whether the record holds them or has no use for them; and which are asked."""
-    sampling = _sampling(rows, form)
-    model = _model(rollout, rows, form) or ""
-    stated = any(_states(rows, holder, _EXPERTS) for holder in form.holders)
+    sampling = _sampling(holders)
     parts = [
         part
         for messages in (rollout.messages, *(turn.prompt_messages or () for turn in rollout.turns))
@@ -117,7 +115,6 @@ def _beside(rollout: Rollout, rows: Sequence[Record], form: FormatLevel) -> tupl
         for part in message.content
         if part.get("type") in _IMAGE_PARTS
     ]
-    inside = bool(parts) and all(any(_says(part[name]) for name in part if name != "type") for part in parts)
     cut = any(
         each.get("min_p") or not (isinstance(value := each.get(name), int | float) and value in uncut)
         for each in sampling
@@ -125,13 +122,16 @@ def _beside(rollout: Rollout, rows: Sequence[Record], form: FormatLevel) -> tupl
     )
     applies = {
         "kept_sets": not sampling or cut,
-        "experts": stated or has_experts(model) or _experts_of(rollout),
+        "experts": _experts_of(rollout)
+        or _states(holders, _EXPERTS)
+        or has_experts(_model(rollout, holders) or ""),
         "images": bool(parts) or any(row.get("has_images") is True for row in rows),
     }
+    shown = bool(parts) and all(any(_says(part[name]) for name in part if name != "type") for part in parts)
     there = {
-        "kept_sets": _each(rollout, lambda part: bool(part.beside.sets)),
-        "experts": _each(rollout, lambda part: bool(part.beside.routing)),
-        "images": inside or any(_says(row.get(name)) for row in rows for name in _IMAGES),
+        "kept_sets": applies["kept_sets"] and _each(rollout, lambda part: bool(part.beside.sets)),
+        "experts": applies["experts"] and _each(rollout, lambda part: bool(part.beside.routing)),
+        "images": shown or (applies["images"] and any(_says(row.get(name)) for row in rows for name in _IMAGES)),
     }
     holds = {name: there[name] or not applies[name] for name in there}
     return holds, [name for name in applies if applies[name]]
@@ -183,6 +183,16 @@ def _steps(path: str) -> tuple[tuple[str, str | None], ...]:
     return tuple((step[1], step[2]) for step in steps if step is not None)
 
 
+def _holders(rows: Sequence[Record], paths: Sequence[str]) -> Holders:
+    """The objects at each path of all rows, without paths that no row has."""
+    holders = []
+    for path in paths:
+        steps = _steps(path)
+        if not steps or any(steps[0][0] in row for row in rows):
+            holders.append([each for row in rows for each in _objects(row, steps)])
+    return holders
+
+
 def _objects(row: Any, steps: tuple[tuple[str, str | None], ...]) -> Iterator[Record | None]:
     """The objects at a path of a row; None for one that is not there."""
     if isinstance(row, str) and row[:1] == "{" and len(row) < 1 << 16:
@@ -190,7 +200,7 @@ def _objects(row: Any, steps: tuple[tuple[str, str | None], ...]) -> Iterator[Re
             row = orjson.loads(row)
         except orjson.JSONDecodeError:
             row = None
-    if not isinstance(row, Mapping):
+    if not isinstance(row, dict | Mapping):
         yield None
         return
     if not steps:
@@ -201,7 +211,7 @@ def _objects(row: Any, steps: tuple[tuple[str, str | None], ...]) -> Iterator[Re
     if entry is None:
         yield from _objects(value, tuple(rest))
         return
-    entries = [each for each in value if isinstance(each, Mapping)] if isinstance(value, list | tuple) else []
+    entries = [each for each in value if isinstance(each, dict)] if isinstance(value, list | tuple) else []
     for each in entries:
         if not entry or _says(each.get(entry)):
             yield from _objects(each, tuple(rest))
@@ -211,23 +221,23 @@ def _says(value: Any) -> bool:
     """Whether a value says something: not null, NaN or empty."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return False
-    return not isinstance(value, str | Sequence | Mapping | np.ndarray) or len(value) > 0
+    return not isinstance(value, str | list | tuple | dict | np.ndarray) or len(value) > 0
 
 
-def _states(rows: Sequence[Record], holder: str, names: Iterable[str]) -> bool:
-    """Whether every object at a path of every row states one of these names."""
-    objects = [each for row in rows for each in _objects(row, _steps(holder))]
-    stating = (each is not None and any(_says(each.get(name)) for name in names) for each in objects)
-    return bool(objects) and all(stating)
+def _states(holders: Holders, names: Iterable[str]) -> bool:
+    """Whether every object at some path states one of these names."""
+    for objects in holders:
+        if objects and all(each is not None and any(_says(each.get(name)) for name in names) for each in objects):
+            return True
+    return False
 
 
-def _model(rollout: Rollout, rows: Sequence[Record], form: FormatLevel) -> str | None:
+def _model(rollout: Rollout, holders: Holders) -> str | None:
     """The name of the model, where every row states one that is no placeholder."""
     if rollout.stated.model is not None:
         return rollout.stated.model
     names = all_facts()["model"].names
-    for holder in form.holders:
-        objects = [each for row in rows for each in _objects(row, _steps(holder))]
+    for objects in holders:
         models = [
             next(filter(None, (real_name(each.get(name)) for name in names if each)), None) for each in objects
         ]
@@ -236,10 +246,9 @@ def _model(rollout: Rollout, rows: Sequence[Record], form: FormatLevel) -> str |
     return None
 
 
-def _sampling(rows: Sequence[Record], form: FormatLevel) -> list[Record]:
+def _sampling(holders: Holders) -> list[Record]:
     """The sampling parameters, with a temperature, that every row states; [] if one of them does not."""
-    for holder in form.holders:
-        objects = [each for row in rows for each in _objects(row, _steps(holder))]
+    for objects in holders:
         parts = [part for each in objects if (part := _with_temperature(each)) is not None]
         if objects and len(parts) == len(objects):
             return parts
@@ -250,7 +259,7 @@ def _with_temperature(holder: Record | None) -> Record | None:
     """The object that states a temperature: this one, or the sampling parameters in it; None if neither does."""
     if holder is None:
         return None
-    inside = (next(_objects(holder.get(name), ())) for name in _SAMPLING)
+    inside = (next(_objects(holder[name], ())) for name in _SAMPLING if name in holder)
     return next(
         (part for part in (holder, *inside) if part and any(_says(part.get(t)) for t in _TEMPERATURE)), None
     )
