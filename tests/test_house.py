@@ -168,7 +168,7 @@ BUDGETS = {
     "inspect": 2_770,
     "integrations": 693,
     "join": 3_513,
-    "levels": 600,
+    "levels": 610,
     "parsers": 1_651,
     "providers": 2_340,
     "record": 3_205,

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -179,8 +180,11 @@ def _has_text(rollout: Rollout, rows: Sequence[Record]) -> bool:
 @cache
 def _steps(path: str) -> tuple[tuple[str, str | None], ...]:
     """The steps of a path: a key, and None for an object, "" for each entry of a list, or a key of its entries."""
-    steps = (re.fullmatch(r"([\w]+)(?:\[(\w*)\])?", step) for step in path.split(".") if step)
-    return tuple((step[1], step[2]) for step in steps if step is not None)
+    steps = []
+    for step in path.split("."):
+        if (match := re.fullmatch(r"(\w+)(?:\[(\w*)\])?", step)) is not None:
+            steps.append((match[1], match[2]))
+    return tuple(steps)
 
 
 def _holders(rows: Sequence[Record], paths: Sequence[str]) -> Holders:
@@ -249,17 +253,11 @@ def _model(rollout: Rollout, holders: Holders) -> str | None:
 def _sampling(holders: Holders) -> list[Record]:
     """The sampling parameters, with a temperature, that every row states; [] if one of them does not."""
     for objects in holders:
-        parts = [part for each in objects if (part := _with_temperature(each)) is not None]
+        parts: list[Record] = []
+        for each in objects:
+            inside = [next(_objects(each[name], ())) for name in _SAMPLING if name in each] if each else []
+            named = (part for part in (each, *inside) if part and any(_says(part.get(t)) for t in _TEMPERATURE))
+            parts += islice(named, 1)
         if objects and len(parts) == len(objects):
             return parts
     return []
-
-
-def _with_temperature(holder: Record | None) -> Record | None:
-    """The object that states a temperature: this one, or the sampling parameters in it; None if neither does."""
-    if holder is None:
-        return None
-    inside = (next(_objects(holder[name], ())) for name in _SAMPLING if name in holder)
-    return next(
-        (part for part in (holder, *inside) if part and any(_says(part.get(t)) for t in _TEMPERATURE)), None
-    )
