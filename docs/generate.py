@@ -28,6 +28,8 @@ from pages.schema import SCHEMAS, schema
 from pages.speed import batch_speed
 from pages.words import Pages, linked, table
 
+from tito_audit.formats import all_formats
+from tito_audit.levels.facts import RecordLevel, all_facts, level_of_format
 from tito_audit.parser import Reads
 from tito_audit.parsers import all_parsers
 from tito_audit.rules import all_rules
@@ -79,6 +81,8 @@ def marked() -> dict[str, str]:
         "action-inputs": action_inputs(),
         "action-outputs": action_outputs(),
         "parsers": parsers(),
+        "levels": levels(),
+        "log-lines": log_lines(),
         "install-extras": install_extras(),
         "install-measured": install_measured(),
         "install-sizes": install_sizes(),
@@ -106,6 +110,29 @@ def parsers() -> str:
         for one in all_parsers()
     ]
     return table(("parser", "reads", "syntax", "other names"), rows)
+
+
+def levels() -> str:
+    """Each level, and the facts that it asks for."""
+    rows = []
+    for level in list(RecordLevel)[1:]:
+        names = [f"`{fact.name}`" for fact in all_facts().values() if fact.level is level]
+        rows.append((str(level), level.words, ", ".join(names)))
+    return table(("level", "holds", "facts"), rows)
+
+
+def log_lines() -> str:
+    """What to set in each framework for a fact that its log lacks."""
+    rows = []
+    for format in sorted(all_formats(), key=lambda format: format.title.lower()):
+        level = level_of_format(format.name)
+        lines: dict[str, list[str]] = {}
+        for name, line in level.lines.items():
+            lines.setdefault(line, []).append(all_facts()[name].words)
+        words = "; ".join(f"{', '.join(facts)}: {line}" for line, facts in lines.items())
+        if words:
+            rows.append((format.title, f"[{format.name}](_formats.md)", str(level.holds), words))
+    return table(("written by", "format", "holds", "to log it"), rows)
 
 
 def action_inputs() -> str:

@@ -26,6 +26,7 @@ from tests.gateway.stub_upstream import MODEL
 from tests.serving import client, close_clients, logged
 from tests.tiers import DEEP, some
 from tests.tiny_model import build_tiny_model
+from tito_audit.rows import record_digest
 
 AWAY = "vllm=http://127.0.0.1:9"
 """A server that nobody started."""
@@ -244,4 +245,7 @@ def test_a_server_that_comes_up_later_gives_its_name_to_the_first_call(tmp_path:
             assert server.get("/v1/models")["data"][0]["id"] == answer.model == MODEL
         close_clients()
         assert server.stop() == 0
-    assert [line["model"] for line in logged(log)] == [MODEL]
+    (line,) = logged(log)
+    assert line["model"] == MODEL
+    assert line["tokenizer_digest"] == record_digest(Path(TOY) / "tokenizer.json")
+    assert len(line["template_digest"]) == 64

@@ -235,7 +235,8 @@ def test_every_flag_of_a_command_that_reads_the_file_is_a_key_or_says_why_not() 
         "--report": {"repair", "rescore"},
         "--worst": {"repair", "rescore"},
         "--jobs": {"rescore"},
-        "--output-format": {"inspect", "identify", "template", "conformance", "show", "sft", "repair", "rescore"},
+        "--output-format": {"inspect", "identify", "template", "conformance", "show", "sft", "repair", "rescore"}
+        | {"validate"},
         "--limit": {"inspect"},
         "--tokenizer": {"identify", "conformance"},
         "--chat-template": {"identify", "conformance"},

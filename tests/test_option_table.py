@@ -22,7 +22,7 @@ from tito_audit.settings.options import FLAG_ONLY, KEYS, OPTIONS, filled, option
 CLI = Path(__file__).resolve().parents[1] / "tito_audit" / "cli"
 COMMANDS = (
     *("scan", "repair", "convert", "show", "identify", "inspect", "template", "rescore", "serve", "config"),
-    *("conformance", "sft", "list", "explain"),
+    *("conformance", "sft", "validate", "list", "explain"),
 )
 FILLED = (Settings, GateSettings, RepairSettings, RepairChoices)
 NO_OPTION = {(Settings, "row"), (Settings, "overrides"), (RepairSettings, "choices"), (RepairChoices, "rescored")}
@@ -151,6 +151,7 @@ LETTERS = {
 SAME_AS = {"--rows": "--limit"}
 """Flags that take another's letter, as they mean the same where the other is missing."""
 JSON = {
+    "validate",
     "conformance",
     "sft",
     "scan",

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from tito_audit.gate import gate_rollouts as gate_rollouts
     from tito_audit.inspect.page import InspectedLog as InspectedLog
     from tito_audit.inspect.page import inspect_rollouts as inspect_rollouts
+    from tito_audit.levels.facts import RecordLevel as RecordLevel
+    from tito_audit.levels.tally import LogRecord as LogRecord
     from tito_audit.provider import GenerationChunk as GenerationChunk
     from tito_audit.provider import GenerationResult as GenerationResult
     from tito_audit.provider import ProviderOptions as ProviderOptions
@@ -63,6 +65,11 @@ if TYPE_CHECKING:
     from tito_audit.rescore.close import LogprobComparison as LogprobComparison
     from tito_audit.rescore.close import TokenGap as TokenGap
     from tito_audit.rescore.close import check_logprobs_close as check_logprobs_close
+    from tito_audit.rows import CallRecord as CallRecord
+    from tito_audit.rows import CallRow as CallRow
+    from tito_audit.rows import RolloutRecord as RolloutRecord
+    from tito_audit.rows import RolloutRow as RolloutRow
+    from tito_audit.rows import record_digest as record_digest
     from tito_audit.run.auditor import load_renderer as load_renderer
     from tito_audit.run.batch import BatchAudit as BatchAudit
     from tito_audit.run.batch import BatchAuditor as BatchAuditor
@@ -72,6 +79,8 @@ if TYPE_CHECKING:
     from tito_audit.run.scan import Scan as Scan
     from tito_audit.run.scan import read_rollouts as read_rollouts
     from tito_audit.run.scan import scan_rollouts as scan_rollouts
+    from tito_audit.run.validate import Validated as Validated
+    from tito_audit.run.validate import validate_rollouts as validate_rollouts
     from tito_audit.run.write import write_rollouts as write_rollouts
     from tito_audit.sessions.delimiters import Delimiter as Delimiter
     from tito_audit.sessions.delimiters import Delimiters as Delimiters
@@ -137,6 +146,8 @@ _HOMES = {
     ),
     "gate": ("GatedScan", "gate_rollouts"),
     "inspect.page": ("InspectedLog", "inspect_rollouts"),
+    "levels.facts": ("RecordLevel",),
+    "levels.tally": ("LogRecord",),
     "align.mask_drift": ("mask_drift",),
     "chains.fork": ("ForkedRow", "fork_cost", "fork_rows"),
     "chains.splice": ("splice_prefix",),
@@ -170,9 +181,11 @@ _HOMES = {
         "tokenize_prompt_with_chat_template",
     ),
     "sessions.sample": ("Sample", "SampleStatus", "SampledTurn"),
+    "rows": ("CallRecord", "CallRow", "RolloutRecord", "RolloutRow", "record_digest"),
     "run.repair": ("Repairs", "repair_rollouts"),
     "summary": ("CoverageCount", "Fixed", "Gate", "RateCount", "Summary"),
     "tables.findings": ("findings_schema", "findings_table"),
+    "run.validate": ("Validated", "validate_rollouts"),
     "run.write": ("write_rollouts",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

@@ -217,6 +217,10 @@ class Gate:
         return sum(finding.times for finding in self.fixed)
 
 
+RECORD = "record"
+"""The count of a result that is no number: the mask of what its rollout's record lacks."""
+
+
 @dataclass(slots=True)
 class Summary:
     """Counts of a scan; complete once its results are used up."""
@@ -274,6 +278,8 @@ class Summary:
     """What rows for SFT show, by fact, added up; empty without such rows."""
     sampled: Sampled | None = None
     """None when every row was audited."""
+    records: dict[tuple[str, str, int], tuple[int, Place]] = field(default_factory=dict)
+    """With `require_level`: by file, format and mask of what rollouts lack, how many there are and the first."""
     gate: Gate | None = None
     """Set by the caller that gates the run, after the last result."""
 
@@ -305,6 +311,11 @@ class Summary:
         for name, number in result.counts.items() if "sft_rows" in result.counts else ():
             if name.startswith("sft_"):
                 self.sft[name.removeprefix("sft_")] += number
+        if RECORD in result.counts:
+            form = result.rollout.format if result.rollout is not None else ""
+            key = result.place.file, form, result.counts[RECORD]
+            number, first = self.records.get(key, (0, result.place))
+            self.records[key] = number + 1, first
         of_rollout = not result.of_log or result.between_rows
         for code in {finding.code for finding in result.findings}:
             if code not in self.findings:

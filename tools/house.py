@@ -15,7 +15,10 @@ FLOW = {
     "compares them": ("render", "tokens", "align", "chains", "ways", "evidence"),
     "judges them": ("rules", "repairs", "gate"),
     "and reports": ("reports", "tables", "viewer", "terminal"),
-    "Beside it": ("convert", "sft", "ray", "integrations", "inspect", "identify", "templates", "conformance"),
+    "Beside it": (
+        *("convert", "sft", "ray", "integrations", "inspect", "levels", "identify", "templates"),
+        "conformance",
+    ),
     "Live": ("providers", "parsers", "sessions", "serve", "agents", "rescore"),
     "Nouns": ("record",),
     "Contracts": (
@@ -31,6 +34,7 @@ FLOW = {
         "summary",
         "unknown",
         "errors",
+        "rows",
         "voice",
         "signals",
     ),

@@ -19,6 +19,7 @@ from tito_audit.cli.explain import GUIDES
 from tito_audit.convert.rows import makers_of
 from tito_audit.format import Format
 from tito_audit.formats import all_formats
+from tito_audit.levels.facts import level_of_format
 from tito_audit.repair import Repair
 from tito_audit.repairs import all_repairs
 from tito_audit.report import Report
@@ -73,15 +74,20 @@ def _repaired(rule: Rule) -> list[str]:
 
 def formats(intro: str) -> Pages:
     """The formats in the order in which they are tried, and a page for each."""
-    rows = [(f"[{one.name}]({one.name}.md)", one.title, one.signature.text) for one in all_formats()]
+    rows = [
+        (f"[{one.name}]({one.name}.md)", str(level_of_format(one.name).holds), one.title, one.signature.text)
+        for one in all_formats()
+    ]
     first, *more = re.split(r"^(?=## )", intro, flags=re.MULTILINE)
-    index = "\n".join([first, table(("format", "written by", "recognized by"), rows), "".join(more)])
+    index = "\n".join([first, table(("format", "level", "written by", "recognized by"), rows), "".join(more)])
     index += "\n" + toctree(sorted(one.name for one in all_formats()))
     return {**{f"formats/{one.name}.md": _format(one) for one in all_formats()}, "formats/index.md": index}
 
 
 def _format(one: Format) -> str:
+    holds = level_of_format(one.name).holds
     facts = [("Written by", one.title), ("Recognized by", one.signature.text)]
+    facts.append(("Can hold", f"[{holds}](/validate.md), {holds.words}"))
     if makers := makers_of(one):
         facts.append(("Made by", ", ".join(f"`tito-audit convert --to {maker.name}`" for maker in makers)))
     origin = inspect.cleandoc(importlib.import_module(f"tito_audit.formats.{one.name}").__doc__ or "")

@@ -10,7 +10,10 @@ from pages.words import Pages, table
 
 __all__ = ["SCHEMAS", "schema"]
 
-SCHEMAS = ("report.schema.json", "config.schema.json", "rescore.schema.json", "rescore-prompts.schema.json")
+SCHEMAS = (
+    *("report.schema.json", "config.schema.json", "rescore.schema.json", "rescore-prompts.schema.json"),
+    *("record.schema.json", "validate.schema.json"),
+)
 """Files of the package that the site offers as they are."""
 
 

@@ -34,6 +34,7 @@ from tito_audit.cli import (
     sft,
     show,
     template,
+    validate,
 )
 from tito_audit.cli import list as list_command
 from tito_audit.cli._ends import complain, give_up_stdout, ready_streams, refusal
@@ -117,6 +118,7 @@ app.command("show", cls=Command, short_help=SUMMARIES["show"])(show.show)
 app.command("sft", cls=Command, short_help=SUMMARIES["sft"])(sft.sft)
 app.command("identify", cls=Command, short_help=SUMMARIES["identify"])(identify.identify)
 app.command("inspect", cls=Command, short_help=SUMMARIES["inspect"])(inspect.inspect)
+app.command("validate", cls=Command, short_help=SUMMARIES["validate"])(validate.validate)
 app.command("template", cls=Command, short_help=SUMMARIES["template"])(template.template)
 app.command("conformance", cls=Command, short_help=SUMMARIES["conformance"])(conformance.conformance)
 app.command("rescore", cls=Command, short_help=SUMMARIES["rescore"])(rescore.rescore)

@@ -16,8 +16,8 @@ EXIT_CODES: Mapping[int, tuple[str, str]] = {
     FAILED: (
         "failed",
         "The run finished with a bad result: findings that fail the gate, rows that no repair fixed, data that a "
-        "conversion would lose, a log without a certain explanation, a chat template that changes "
-        "history, or logprobs that are not the model's.",
+        "conversion would lose, a log below a required level or without a certain explanation, a chat template "
+        "that changes history, or logprobs that are not the model's.",
     ),
     UNMADE: (
         "no result",

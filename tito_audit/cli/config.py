@@ -16,6 +16,10 @@ from tito_audit.settings.file import OVERRIDES, PATHS, Config, FileOverride, loo
 from tito_audit.settings.model import Override
 from tito_audit.settings.option import Option
 from tito_audit.settings.options import KEYS
+from tito_audit.unknown import unknown
+
+SCHEMAS = ("config", "record", "report", "rescore", "rescore-prompts", "validate")
+"""What `--schema` prints the JSON schema of."""
 
 
 @command("config")
@@ -26,7 +30,10 @@ def config(
     no_config: bool,
     report: list[str],
     logs: Annotated[
-        list[str] | None, typer.Argument(metavar="[LOG]...", help="Logs whose own settings are shown as well.")
+        list[str] | None,
+        typer.Argument(
+            metavar="[LOG]...", help="Logs whose own settings are shown as well; with --schema, the name of one."
+        ),
     ] = None,
 ) -> None:
     """Show the effective settings and where each comes from: a file, a flag or the default.
@@ -41,9 +48,11 @@ def config(
     from tito_audit.terminal.escape import inert, visible
 
     if schema:
-        print_json(
-            files("tito_audit").joinpath("schemas/config.schema.json").read_text(encoding="utf-8").rstrip("\n")
-        )
+        name = logs[0] if logs else "config"
+        if name not in SCHEMAS:
+            raise unknown("schema", name, SCHEMAS)
+        text = files("tito_audit").joinpath(f"schemas/{name}.schema.json").read_text(encoding="utf-8")
+        print_json(text.rstrip("\n"))
         return
     _refuse_what_no_run_takes(options, logs or [], report)
     current = effective(options.context, find_logs(logs or []))

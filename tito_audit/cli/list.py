@@ -40,6 +40,13 @@ def _with_fields(names: str) -> Callable[[Any], dict[str, Any]]:
     return lambda plugin: {name: getattr(plugin, name) for name in names.split()}
 
 
+def _level_of(format: str) -> Any:
+    """The level that rows of a format can have."""
+    from tito_audit.levels.facts import level_of_format
+
+    return level_of_format(format).holds
+
+
 def _reads(parser: Any) -> str:
     """What a parser reads: tools, reasoning or both."""
     from tito_audit.parser import Reads
@@ -52,10 +59,14 @@ _LISTINGS = {
     Listable.FORMATS: _Listing(
         "logs that can be read",
         lambda: import_module("tito_audit.formats").all_formats(),
-        ("format", "written by", "recognized by", "can be audited"),
-        lambda format: (format.name, format.title, format.signature.text, format.shows),
+        ("format", "level", "written by", "recognized by", "can be audited"),
+        lambda format: (
+            *(format.name, str(_level_of(format.name)), format.title),
+            *(format.signature.text, format.shows),
+        ),
         lambda format: {
             "name": format.name,
+            "level": str(_level_of(format.name)),
             "written_by": format.title,
             "told_by": format.signature.text,
             "can_be_audited": format.shows,

@@ -13,6 +13,7 @@ from tito_audit.formats._calls import (
     COMPLETION_IDS,
     PROMPT_IDS,
     calls_unknown_tools,
+    real_name,
     with_sampling,
 )
 from tito_audit.formats._columns import FLAT_IDS, MASKS, ROW_LOGPROBS, SEGMENTS, STALE
@@ -69,6 +70,7 @@ __all__ = [
     "number_columns",
     "part_of",
     "pick_format",
+    "real_name",
     "told_by",
     "unmap_columns",
     "unread_columns",

@@ -14,6 +14,7 @@ from pathlib import Path
 from tito_audit.errors import SetupError, StorageError
 from tito_audit.evidence.needs import Needs
 from tito_audit.gate.baseline import Entry, Key, LogNames, entry_of, folder_of, read_baseline, write_baseline
+from tito_audit.levels.tally import below
 from tito_audit.record.finding import Finding, Result, Severity
 from tito_audit.record.rollout import Place
 from tito_audit.rules import FAMILIES, all_rules
@@ -562,6 +563,7 @@ class Judge:
         required, min_audited = self._coverage.required(), self._coverage.min_audited()
         coverage_counts = (*required, *([] if min_audited is None else [min_audited]))
         because += [coverage_reason(count) for count in coverage_counts if count.failed]
+        because += below(self._summary.records, self._summary.files, self._settings)
         return Gate(
             failed=bool(because),
             because=tuple(because),

@@ -36,7 +36,11 @@ from tito_audit.inspect.mapping import (
 )
 from tito_audit.inspect.roles import Role, Roles, characters, roles_of
 from tito_audit.join import CallsSeen, calls_seen
+from tito_audit.levels.facts import NOTHING
+from tito_audit.levels.holds import record_of
+from tito_audit.levels.tally import LogRecord, RecordCounts, count_record
 from tito_audit.record.column import MaskEncoding, mask_encoding, trained_of
+from tito_audit.record.rollout import Place
 from tito_audit.run.auditor import Loader
 from tito_audit.settings.model import Settings
 from tito_audit.storage import lazy_pyarrow as pa
@@ -130,6 +134,8 @@ class Inspection:
     """The result of reading and scanning with the mapping; None without a mapping."""
     packed: PackedColumn | None = None
     """A column of unknown name that shows that rows hold several samples; None if there is none."""
+    record: LogRecord | None = None
+    """The level of these rows; None before it is known."""
     calls: CallsSeen | None = None
     """The rows that are one call each; None if there are not two."""
 
@@ -172,6 +178,7 @@ def inspect_log(
         if choice is not None:
             result.logprobs.append(choice)
     _map(result, read, settings)
+    result.record = _record(result, read, settings)
     result.packed = packed_by(result.columns, result.items.get("", []), result.mapping.get("token_ids"))
     if result.trial is not None:
         whole = not result.stopped
@@ -316,6 +323,27 @@ def _taken_for(rows: Sequence[tuple[int, Row]], settings: Settings) -> list[Take
         near = near_formats(row, all_formats(), name)
         formats.append(TakenFor(name, count, number, keys, because, near, tuple(notices.get(name, ()))))
     return formats
+
+
+def _record(result: Inspection, rows: Sequence[tuple[int, Row]], settings: Settings) -> LogRecord:
+    """The level of the rows, each read by itself; by the mapping if they are in no known format."""
+    counts, unknown = RecordCounts(), any(rows_of.format is None for rows_of in result.taken)
+    columns = settings.columns or (result.mapping if unknown else {})
+    named = settings.format or ("generic" if columns else None)
+    for number in result.unreadable:
+        count_record(counts, Place(result.file, number), "", NOTHING)
+    for number, row in rows:
+        place = Place(result.file, number)
+        try:
+            row = map_columns(row, columns) if columns else row
+            rollouts = (format_named(named) if named is not None else pick_format(row)).read(row, place)
+        except RecordError:
+            count_record(counts, place, "", NOTHING)
+            continue
+        for rollout in rollouts:
+            if (record := record_of(rollout, [row])) is not None:
+                count_record(counts, rollout.place, rollout.format, record)
+    return LogRecord.of(result.file, counts)
 
 
 def _map(result: Inspection, rows: Sequence[tuple[int, Row]], settings: Settings) -> None:

@@ -147,6 +147,8 @@ def page_lines(inspection: Inspection, vocabulary: Vocabulary | None) -> Iterato
         yield from _read_as(rows, inspection)
     if len(inspection.taken) > _KEYS:
         yield Text(f"  … and {len(inspection.taken) - _KEYS:,} more kinds of rows")
+    if inspection.record is not None and inspection.record.formats:
+        yield Text(f"  {inspection.record.in_short}")
     if inspection.calls is not None:
         yield from heading("Single calls")
         yield from _calls(inspection.calls, inspection)
@@ -608,6 +610,7 @@ def as_object(inspection: Inspection, vocabulary: Vocabulary | None) -> dict[str
             for scope, relations in inspection.relations.items()
             for relation in relations
         ],
+        "record": inspection.record.as_object() if inspection.record is not None else None,
         "calls": asdict(inspection.calls) if inspection.calls is not None else None,
         "masks": [asdict(mask) for mask in inspection.masks],
         "sentinels": [asdict(sentinel) for sentinel in inspection.sentinels],

@@ -19,6 +19,7 @@ from tito_audit.chains.ledger import BLOCK, Ledger
 from tito_audit.chains.trained_once import Cause, Double, Settled, settle
 from tito_audit.evidence.sft import BOS_ALONE, CUT, ENDLESS, ENDS_TRAINED, NOTHING, ROWS, UNFINISHED
 from tito_audit.evidence.trainings import hit_again
+from tito_audit.levels.tally import below
 from tito_audit.record.finding import Finding, Hit, Result, Severity, Where
 from tito_audit.record.reading import Slide, assume_flags, slides_in_words
 from tito_audit.record.rollout import Place
@@ -92,6 +93,7 @@ class RunCounts:
         """With `settings` the findings that fail by them are counted, for `gate`."""
         self.summary = summary
         self.failing = Failing()
+        self._required = settings
         self._bar = None if settings is None else cache(lambda file: Severity.bar(settings.at(file).fail_on))
         self.testimonies: dict[str, Testimony] = {}
         """By log, what the rows so far together say about how they were written."""
@@ -141,7 +143,10 @@ class RunCounts:
     def gate(self, fail_on: str) -> Gate:
         """The verdict on all results, without limits and baseline."""
         number = self.failing.findings.total()
-        return Gate(number > 0, (self.failing.words(),) if number else (), fail_on, number)
+        because = [self.failing.words()] if number else []
+        if self._required is not None:
+            because += below(self.summary.records, self.summary.files, self._required)
+        return Gate(bool(because), tuple(because), fail_on, number)
 
     def _counted(self, result: Result) -> Result:
         self.summary.add(result)

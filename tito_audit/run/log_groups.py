@@ -16,6 +16,8 @@ from typing import Any
 from tito_audit.errors import EncodeError, RecordError, SetupError
 from tito_audit.formats import Detection, Unread, unread_columns
 from tito_audit.join import Answers, Join, RowBatch, Work, contains_row, lines_of, shown_by
+from tito_audit.levels.facts import NOTHING
+from tito_audit.levels.holds import record_of
 from tito_audit.record.finding import Result
 from tito_audit.record.outcome import COLUMN
 from tito_audit.record.rollout import Place, Rollout
@@ -39,7 +41,7 @@ from tito_audit.run.rows import LogGroup, share_of
 from tito_audit.run.workers import Executor, ForkedProcesses, InProcess, can_fork, is_small, mapped
 from tito_audit.settings.model import Settings
 from tito_audit.storage import RawRow, RemoteFile, RowsInMemory, path_of
-from tito_audit.summary import Summary
+from tito_audit.summary import RECORD, Summary
 from tito_audit.tokens.tokenizer import Tokenizer
 
 EVERY = 8 << 20
@@ -180,7 +182,10 @@ class RowFlow:
         try:
             read = group.read(raw, place)
         except RecordError as error:
-            yield replace(unreadable(place, str(error), auditor.codes), misfit=auditor.misfit, told=auditor.told)
+            result = replace(
+                unreadable(place, str(error), auditor.codes), misfit=auditor.misfit, told=auditor.told
+            )
+            yield result if group.settings.require_level is None else replace(result, counts={RECORD: NOTHING})
             return
         detection.look(place.file, *shown_by(read.format, read.row))
         unread: Unread = ()
@@ -193,6 +198,10 @@ class RowFlow:
         for rollout in read.rollouts:
             result = detection.say(audit_rollout(rollout, auditor, viewed))
             result = replace(result, counts={**result.counts, "repaired": 1}) if repaired else result
+            if group.settings.require_level is not None:
+                record = record_of(rollout, group.rows_behind(raw, read))
+                more = {} if record is None else {RECORD: record}
+                result = replace(result, counts={**result.counts, **more})
             yield replace(result, unread=unread) if unread else result
 
     def choose_encoders(self) -> None:

@@ -118,7 +118,7 @@ def _code() -> str:
         with suppress(PackageNotFoundError):
             code.update(f"{name} {version(name)}\n".encode())
     folder = Path(__file__).parents[1]
-    for file in sorted((*folder.rglob("*.py"), *folder.rglob("*.json"))):
+    for file in sorted((*folder.rglob("*.py"), *folder.rglob("*.json"), *folder.rglob("*.toml"))):
         code.update(f"{file.relative_to(folder)}\n".encode() + file.read_bytes())
     return code.hexdigest()
 

@@ -198,7 +198,10 @@ class Status(StrEnum):
     """Its ids are placeholders, never sampled."""
 
 
-def answer_lines(call: Call, model: str, status: Status, threads: Mapping[int, str]) -> list[dict[str, Any]]:
+Facts = Mapping[str, str]
+
+
+def answer_lines(call: Call, sampler: Facts, status: Status, threads: Mapping[int, str]) -> list[dict[str, Any]]:
     """One line for each of these answers of a call, by number, in the threads that they belong to."""
     prompt, fields = call.prompt, call.fields
     parent, fork = prompt.parent, prompt.fork
@@ -216,7 +219,7 @@ def answer_lines(call: Call, model: str, status: Status, threads: Mapping[int, s
         "kept": prompt.kept,
         "proof": prompt.proof,
         **({"alike": prompt.alike} if prompt.alike else {}),
-        **_request(call, model),
+        **_request(call, sampler),
     }
     return [
         {
@@ -247,11 +250,11 @@ def closed_line(session_id: str, now: float, reward: float | None) -> dict[str, 
     return {"tito_audit_gateway": VERSION, "session_id": session_id, "closed": now, "reward": reward}
 
 
-def _request(call: Call, model: str) -> dict[str, Any]:
+def _request(call: Call, sampler: Facts) -> dict[str, Any]:
     fields = call.fields
     facts: dict[str, Any] = {
         "endpoint": fields.endpoint,
-        "model": model,
+        **sampler,
         "created": call.created,
         "weight_version": None,
         "sampling": fields.sampling_as_sent,
@@ -383,6 +386,8 @@ class Gateway:
     parsers: Parsers = (None, None)
     """Those that `start_parser` starts, for the grammars that force calls."""
     metrics: Metrics = field(default_factory=Metrics)
+    digests: Facts = field(default_factory=dict)
+    """Those of tokenizer and template, for the log."""
     clock: Callable[[], float] = time.time
     unchecked: Callable[[Gateway], Awaitable[None]] | None = None
     """What could not be asked of the provider's server at the start: asked before the first call. ProviderError
@@ -503,7 +508,9 @@ class Gateway:
         status = Status.DUMMY if getattr(self.provider, "dummy", False) else Status.ANSWERED
         self.metrics.sampled_tokens.inc(sum(len(result.output_ids) for result in results))
         # An answer that could not be logged is not kept in the session either: its client gets an error.
-        await self._log(answer_lines(call, self.model, status, dict(enumerate(threads))))
+        await self._log(
+            answer_lines(call, {"model": self.model, **self.digests}, status, dict(enumerate(threads)))
+        )
         call.session.commit(call.call_id, call.prompt, chat.call if chat else None, results, messages)
 
     def _log_partial(self, call: Call, status: Status) -> None:
@@ -511,7 +518,7 @@ class Gateway:
         self.metrics.unfinished.labels(status).inc()
         threads = {choice: new_thread(call.call_id, choice) for choice, a in enumerate(call.answers) if a.ids}
         try:
-            self.log.append_now(answer_lines(call, self.model, status, threads))
+            self.log.append_now(answer_lines(call, {"model": self.model, **self.digests}, status, threads))
         except StorageError:  # Its client has left or already has an error.
             self.metrics.log_errors.inc()
 

@@ -19,6 +19,7 @@ ToolArguments = Literal["auto", "object", "string"]
 Encoder = Literal["auto", "fastokens", "tokenizers"]
 Engine = Literal["local", "ray"]
 RowKind = Literal["auto", "sft", "rl"]
+RequiredLevel = Literal["L0", "L1", "L2", "L3", "L4"]
 MaskBy = Literal["span", "turn", "first-divergence"]
 MaskStyle = Literal["labels", "binary", "float", "bool"]
 Padding = Literal["none", "left", "right"]
@@ -32,6 +33,7 @@ _CHOICES = {
     "encoder": get_args(Encoder),
     "engine": get_args(Engine),
     "kind": get_args(RowKind),
+    "require_level": (*get_args(RequiredLevel), None),
 }
 _T = TypeVar("_T")
 _HOMES: dict[str, str] = {}
@@ -192,6 +194,8 @@ class Settings:
     ignore: tuple[str, ...] = ()
     """Prefixes of codes to leave out."""
     fail_on: FailOn = "error"
+    require_level: RequiredLevel | None = None
+    """The level that every rollout has to have, from L0 (text) to L4 (all that a trainer needs); None: any."""
     limit: int | None = None
     """Stop after this many rows of all logs together; with `sample`, only audited rows count."""
     sample: float | None = None
@@ -227,7 +231,7 @@ class Settings:
             changes["columns"] = {**self.columns, **map}
         for name, words in _CHOICES.items():
             if getattr(self, name) not in words:
-                raise unknown(name, str(getattr(self, name)), words)
+                raise unknown(name, str(getattr(self, name)), [word for word in words if word is not None])
         for name in ("tokenizer", "chat_template", "messages", "tools"):
             if isinstance(path := getattr(self, name), Path):
                 changes[name] = str(path)

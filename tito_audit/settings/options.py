@@ -22,6 +22,7 @@ from tito_audit.settings.model import (
     Padding,
     RepairChoices,
     RepairSettings,
+    RequiredLevel,
     RowKind,
     Settings,
     ToolArguments,
@@ -31,14 +32,14 @@ from tito_audit.settings.option import FlagOnly, Option, flag, numbered, under
 _T = TypeVar("_T")
 COMMANDS = (
     *("scan", "repair", "inspect", "show", "convert", "sft"),
-    *("identify", "template", "conformance", "rescore", "serve"),
+    *("validate", "identify", "template", "conformance", "rescore", "serve"),
 )
 """The commands that read the configuration file."""
 
 _AUDITS = ("scan", "repair", "show", "rescore")
 _RENDERED = (*_AUDITS, "convert", "sft", "template", "serve")
 _JOINED = (*_AUDITS, "identify", "template")
-_EVERY = ("scan", "repair", "convert", "show", "sft", "inspect", "identify", "template", "rescore")
+_EVERY = ("scan", "repair", "convert", "show", "sft", "inspect", "validate", "identify", "template", "rescore")
 _WRITERS = ("repair", "convert")
 
 _of_log = partial(flag, fills=Settings, per_log=True)
@@ -311,7 +312,7 @@ _LOOKING_UP = under(
     )("Rows to read."),
     flag(
         "shape",
-        ("inspect", "config", "identify", "template", "conformance", "show", "sft", "explain"),
+        ("inspect", "validate", "config", "identify", "template", "conformance", "show", "sft", "explain"),
         flag_name="output-format",
         short="-f",
         takes=("text", "json"),
@@ -329,7 +330,10 @@ _LOOKING_UP = under(
         takes=("text", "json", "markdown"),
         default="text",
     )("A table to read, one JSON object, or a Markdown table."),
-    flag("schema", ("config",), takes=bool)("Print the JSON schema of the configuration file, for editors."),
+    flag("schema", ("config",), takes=bool)(
+        "Print the JSON schema of the configuration file, for editors; or of what is named instead of a log: "
+        "record, report, rescore, rescore-prompts or validate."
+    ),
     flag("markdown", ("list",), takes=bool, hidden=True)("Print a Markdown table."),
 )
 
@@ -511,6 +515,10 @@ _RULES = under(
         "Exit 1 if a finding is at least this severe.",
         repair="Repair findings at least this severe; exit 1 if one is left.",
     ),
+    _of_log("require_level", ("scan", "validate"), takes=RequiredLevel, panel="Gate", unset="any level")(
+        "Fail unless every rollout has this level: L0 text, L1 ids, L2 mask and logprobs, L3 who sampled it, L4 "
+        "all that a trainer needs."
+    ),
     _of_gate(
         "max_rates",
         flag_name="max-rate",
@@ -602,7 +610,7 @@ _RUNNING = under(
     ),
     numbered(
         "limit",
-        ("scan", "identify", "rescore"),
+        ("scan", "validate", "identify", "rescore"),
         "a number of rows",
         1,
         short="-n",
@@ -625,7 +633,7 @@ _RUNNING = under(
     )("Audit about this share of the rows, 0.05 or 5%: the same rows every time."),
     numbered(
         "max_row_bytes",
-        ("scan", "repair", "convert", "inspect", "identify", "template", "rescore"),
+        ("scan", "repair", "convert", "inspect", "validate", "identify", "template", "rescore"),
         "a number of bytes",
         1,
         metavar="BYTES",
@@ -682,7 +690,13 @@ _RUNNING = under(
     flag("not_checked", ("scan",), takes=bool, key_takes=values.FLAG, panel="Reports")(
         "List everything that was not checked, with the reasons; otherwise the page names the most common."
     ),
-    flag("quiet", ("scan", "repair", "convert", "sft", "rescore"), short="-q", takes=bool, key_takes=values.FLAG)(
+    flag(
+        "quiet",
+        ("scan", "repair", "convert", "sft", "validate", "rescore"),
+        short="-q",
+        takes=bool,
+        key_takes=values.FLAG,
+    )(
         "No progress line, and only the reports that you name.",
         convert="No progress line, and no list of what is kept.",
     ),

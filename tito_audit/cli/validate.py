@@ -1,0 +1,91 @@
+"""`tito-audit validate`: the level of logs, and what lacks for the next."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import typer
+
+from tito_audit.cli._command import command
+from tito_audit.cli._options import Logs, Options
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rich.console import RenderableType
+
+    from tito_audit.levels.tally import LogRecord
+    from tito_audit.run.validate import Validated
+
+
+@command("validate")
+def validate(options: Options, logs: Logs, shape: str, quiet: bool) -> None:
+    """Show what logs hold, as the level of their record. With --require-level, exits 1 below it.
+
+    L0 is text, L1 the ids of prompts and answers, L2 mask and logprobs, L3 who sampled what with which weights,
+    and L4 all that a trainer needs. A log has the level that all its rollouts have. What lacks for the next level
+    is named with the line that logs it. Nothing is audited and no tokenizer is loaded.
+    """
+    from tito_audit.cli._exits import FAILED
+    from tito_audit.report_objects import as_json
+    from tito_audit.run.validate import validate_rollouts
+    from tito_audit.terminal.encoding import print_json
+    from tito_audit.terminal.page import print_page
+    from tito_audit.terminal.terminal import RunProgress, progress_shown
+
+    settings = options.settings()
+    if quiet:
+        validated = validate_rollouts(logs, settings)
+    else:
+        pace = RunProgress(limit=settings.limit)
+        with progress_shown(pace):
+            validated = validate_rollouts(logs, settings, pace)
+    if shape == "json":
+        print_json(as_json(validated.as_object()))
+    else:
+        print_page(_page(validated), (), options.notice())
+    if validated.because:
+        raise typer.Exit(FAILED)
+
+
+def _page(validated: Validated) -> Iterator[RenderableType]:
+    from rich.text import Text
+
+    from tito_audit.terminal.escape import visible
+
+    for log in validated.logs:
+        yield from _log(log)
+        yield Text()
+    if len(validated.logs) > 1:
+        level = validated.level
+        logs = "Both" if len(validated.logs) == 2 else f"All {len(validated.logs):,}"
+        yield Text(f"{logs} logs: {level.in_words}")
+        yield Text()
+    for because in validated.because:
+        yield Text(visible(f"failed: {because}"))
+    if validated.required and not validated.because:
+        yield Text("passed")
+
+
+def _log(log: LogRecord) -> Iterator[RenderableType]:
+    from rich.padding import Padding
+    from rich.text import Text
+
+    from tito_audit.levels.facts import RecordLevel
+    from tito_audit.terminal.escape import visible
+    from tito_audit.terminal.words import listed, many, share
+
+    yield Text(visible(log.file)).append(f": {log.level.in_words}", style="bold")
+    if not log.rollouts:
+        yield Text("  The log holds no rollouts.")
+        return
+    formats = listed([*log.formats]) or "no known format"
+    yield Text(f"  {many(log.rollouts, 'rollout')} read as {formats}, which can hold {log.holds}")
+    if len(log.levels) > 1:
+        for level, number in log.levels.items():
+            first = visible(str(log.firsts[level]))
+            yield Text(f"  {level!s:8}  {number:,} ({share(number, log.rollouts)}), first {first}")
+    if log.sentence:
+        yield Padding(Text(visible(log.sentence)), (0, 0, 0, 2))
+    if log.level >= RecordLevel.L3 and log.not_asked:
+        yield Padding(Text(log.not_asked), (0, 0, 0, 2))

@@ -1,0 +1,64 @@
+"""Logs read for what they hold: the level of each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tito_audit.errors import RecordError
+from tito_audit.levels.facts import NOTHING, RecordLevel
+from tito_audit.levels.holds import record_of
+from tito_audit.levels.tally import LogRecord, RecordCounts, below, count_record, records_of
+from tito_audit.run.log_groups import RowFlow
+from tito_audit.run.progress import Counted, Progress
+from tito_audit.settings.model import Settings
+from tito_audit.storage import Logs, find_logs, names_of
+from tito_audit.summary import Summary
+
+
+@dataclass(frozen=True, slots=True)
+class Validated:
+    """What logs hold: the level of each, and what lacks for the next."""
+
+    logs: tuple[LogRecord, ...]
+    because: tuple[str, ...] = ()
+    """Why logs are below the level that `Settings.require_level` asks of them; () if they are not."""
+
+    required: bool = False
+    """Whether a level was asked of any."""
+
+    def as_object(self) -> dict[str, Any]:
+        """Everything as one object, of the schema `validate.schema.json`."""
+        return {
+            "schema_version": 1,
+            "level": None if self.level is RecordLevel.NONE else str(self.level),
+            "failed": bool(self.because),
+            "because": list(self.because),
+            "logs": [log.as_object() for log in self.logs],
+        }
+
+    @property
+    def level(self) -> RecordLevel:
+        """The level that all logs have."""
+        return min((log.level for log in self.logs), default=RecordLevel.NONE)
+
+
+def validate_rollouts(logs: Logs, settings: Settings | None = None, progress: Progress | None = None) -> Validated:
+    """The level of logs: files, folders, globs, or rows in memory. Every row is read, none is audited."""
+    settings = replace(Settings.given(settings), row=None, tokenizer=None, chat_template=None)
+    flow, counts = RowFlow(find_logs(names_of(logs)), settings, audits=False), RecordCounts()
+    for raw, place in flow.rows(Summary(), progress, Counted()):
+        group = flow.groups[place.file]
+        try:
+            read = group.read(raw, place)
+        except RecordError:
+            count_record(counts, place, "", NOTHING)
+            continue
+        rows = group.rows_behind(raw, read)
+        for rollout in read.rollouts:
+            record = record_of(rollout, rows)
+            if record is not None:
+                count_record(counts, rollout.place, rollout.format, record)
+    required = any(group.settings.require_level is not None for group in flow.groups.values())
+    files = [str(file) for file in flow.files]
+    return Validated(tuple(records_of(counts, files)), tuple(below(counts, files, settings)), required)
