@@ -465,8 +465,8 @@ def way_out(name: str, verdict: str) -> str:
 
 
 def family_lines(tried: dict[str, Any]) -> list[str]:
-    """A line for each family and verdict."""
-    lines = []
+    """A row for each family and verdict."""
+    lines = ["| family | templates | verdict |", "| --- | --- | --- |"]
     for family, names in FAMILIES.items():
         verdicts: dict[str, list[str]] = {}
         for name in names:
@@ -476,7 +476,8 @@ def family_lines(tried: dict[str, Any]) -> list[str]:
                 verdict = verdict.replace("seek a variant with `template --training`", proved)
             verdict = re.sub(r"--template-arg .*", lambda flags: f"`{flags[0]}`", verdict)
             verdicts.setdefault(verdict, []).append(f"`{name}`")
-        lines += [f"- **{family}** ({', '.join(each)}): {verdict}." for verdict, each in verdicts.items()]
+        for verdict, each in verdicts.items():
+            lines.append(f"| {family} | {', '.join(each)} | {verdict.replace('|', chr(92) + '|')} |")
     return lines
 
 
