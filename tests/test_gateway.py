@@ -60,9 +60,9 @@ def plain(options: ParseOptions) -> Any:
     return start_answer(options=options)
 
 
-def errors_of(log: Path) -> list[str]:
+def errors_of(log: Path, *arguments: str) -> list[str]:
     """The codes of errors that a scan finds."""
-    _, out, _ = run("scan", str(log), "-t", str(TOY), "--report", "json")
+    _, out, _ = run("scan", str(log), "-t", str(TOY), *arguments, "--report", "json")
     found = orjson.loads(out)["findings"]
     return sorted({one["code"] for one in found if one["severity"] == "error"})
 

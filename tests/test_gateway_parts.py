@@ -9,8 +9,9 @@ import numpy as np
 
 from tests.serving import client, logged, make_gateway, served
 from tests.test_gateway import PLAIN, asked, errors_of, plain
+from tests.toy import toy_tokenizer
 from tito_audit.render.renderer import make_renderer
-from tito_audit.sessions.content import takes_parts
+from tito_audit.sessions.content import as_served, takes_parts
 from tito_audit.sessions.engine import Conversations
 
 CHAT = "/v1/chat/completions"
@@ -27,6 +28,12 @@ FORMS = {
     "{% macro text(content) %}{% for item in content %}{{ item.text }}{% endfor %}{% endmacro %}": True,
     "{% for m in messages %}{% for call in m.tool_calls %}{{ call }}{% endfor %}{% endfor %}": False,
     "{% for tool in tools %}{% for c in tool.content %}{{ c }}{% endfor %}{% endfor %}": False,
+    "{% macro text(parts) %}{% for part in parts %}{{ part.text }}{% endfor %}{% endmacro %}"
+    "{% for m in messages %}{{ text(m.content) }}{% endfor %}": True,
+    "{% macro text(parts, deep) %}{% for part in parts %}{{ part.text }}{% endfor %}{% endmacro %}"
+    "{% for m in messages %}{{ text(parts=m['content'], deep=true) }}{% endfor %}": True,
+    "{% macro text(parts) %}{% for part in parts %}{{ part }}{% endfor %}{% endmacro %}"
+    "{% for m in messages %}{{ text(m.tool_calls) }}{{ m.content }}{% endfor %}": False,
     "{% for broken": False,
 }
 
@@ -62,6 +69,61 @@ def test_text_parts_are_given_in_the_form_that_the_template_reads(tmp_path: Path
         if template is None:
             assert rows[0]["template_messages"] == [{"role": "user", "content": written}]
             assert errors_of(log) == []
+
+
+WANTS = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'tool' %}{{ m.content }}{% else %}"
+    "{% for part in m.content %}{{ part.text }}{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+EITHER = WANTS.replace("{% if m.role == 'tool' %}", "{% if m.content is string %}")
+PRINTS = "{% if messages[0].role == 'system' %}{{ messages[0].content }}{% endif %}" + WANTS
+
+
+def test_texts_stay_texts_where_the_template_would_print_a_list() -> None:
+    renderer = make_renderer(toy_tokenizer(), chat_template=PRINTS)
+    assert as_served(renderer) is renderer
+    wants = make_renderer(toy_tokenizer(), chat_template=WANTS)
+    served = as_served(wants)
+    assert served is not None
+    assert served.wraps_texts
+
+
+def test_texts_are_given_as_parts_where_the_template_writes_nothing_for_a_text(tmp_path: Path) -> None:
+    for name, template in (("wants", WANTS), ("either", EITHER)):
+        log = tmp_path / f"{name}.jsonl"
+        gateway, provider = make_gateway(log, [PLAIN, PLAIN], start_parser=plain)
+        renderer = make_renderer(gateway.tokenizer, chat_template=template)
+        gateway.conversations = Conversations(gateway.tokenizer, renderer)
+        with served(gateway) as address:
+            chat = client(address).chat.completions
+            history: list[Any] = [{"role": "user", "content": "One"}]
+            first = chat.create(model="toy", messages=history)
+            history += [
+                {"role": "assistant", "content": first.choices[0].message.content},
+                {"role": "tool", "content": "Two", "tool_call_id": "x"},
+                {"role": "user", "content": "Three"},
+            ]
+            chat.create(model="toy", messages=history)
+        first_prompt, prompt = (
+            gateway.tokenizer.vocabulary.text(np.array(ids, np.int32)) for ids in provider.prompts
+        )
+        assert first_prompt == "<|im_start|>user\nOne<|im_end|>\n<|im_start|>assistant\n"
+        added = "tool\nTwo<|im_end|>\n<|im_start|>user\nThree<|im_end|>\n<|im_start|>assistant\n"
+        assert prompt.startswith(first_prompt)
+        assert prompt.endswith(added)
+        rows = logged(log)
+        assert [row["branch"] for row in rows] == ["start", "continues"]
+        assert rows[1]["messages"] == history, "as the client sent them"
+        if name == "either":
+            assert "template_messages" not in rows[1]
+            continue
+        contents = [message["content"] for message in rows[1]["template_messages"]]
+        assert contents[0] == [{"type": "text", "text": "One"}]
+        assert contents[2:] == ["Two", [{"type": "text", "text": "Three"}]]
+        file = tmp_path / "wants.jinja"
+        file.write_text(template, "utf-8")
+        assert errors_of(log, "--chat-template", str(file)) == []
 
 
 def test_parts_that_are_no_text_are_refused_by_kind(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ def test_a_signal_that_another_thread_gets_comes_after_the_fork() -> None:
     ready.wait(30)
     before = signal.getsignal(signal.SIGINT), signal.pthread_sigmask(signal.SIG_BLOCK, ())
     try:
-        with pytest.raises(KeyboardInterrupt), HeldBack() as signals:
+        with pytest.raises(KeyboardInterrupt), HeldBack() as signals:  # noqa: PT012
             signal.pthread_kill(thread.ident or 0, signal.SIGINT)
             ends = time.monotonic() + 30
             while not signals.came and time.monotonic() < ends:

@@ -13,6 +13,7 @@ without a generation prompt. Each of its renderers declares that of itself.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -159,21 +160,9 @@ def _only(one: Verdicts, role: str, name: str) -> bool:
 
 
 def page(found: Sequence[Verdicts]) -> str:
-    """The table of the documentation."""
-    head = ("template", "before a tool", "before a user", "with reasoning", "TRL", "miles", "renderers", "")
-    rows = [head, ("---",) * len(head), *map(_row, found)]
-    table = "".join(f"| {' | '.join(row)} |\n" for row in rows)
-    used = {note for one in found for note in notes(one)}
-    why = "".join(f"| {key} | {text} |\n" for key, text in NOTES.items() if key in used)
-    return f"{table}\n| | why verdicts differ |\n| --- | --- |\n{why}"
-
-
-def _row(one: Verdicts) -> tuple[str, ...]:
-    kept = (one.kept("tool"), one.kept("user", reasoning=False), one.kept("user", reasoning=True))
-    miles = ", ".join(f"{len(one.failed(roles))} of {len(checks)}" for roles, checks in one.miles.items())
-    says = (*map(_word, kept), _word(one.trl), miles, _word(one.renderers))
-    return (f"`{one.name}`", *says, " ".join(sorted(notes(one))))
-
-
-def _word(verdict: bool | None) -> str:
-    return {True: "kept", False: "**changed**", None: "–"}[verdict]
+    """The table of the documentation: for how many templates verdicts differ, and why."""
+    differing = [set(notes(one)) for one in found]
+    agreed = f"| {differing.count(set())} | nothing differs |\n"
+    counts = Counter(note for each in differing for note in each)
+    rows = "".join(f"| {counts[note]} | {text} |\n" for note, text in NOTES.items() if counts[note])
+    return f"| of {len(found)} templates | |\n| ---: | --- |\n{agreed}{rows}"

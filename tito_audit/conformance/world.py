@@ -4,31 +4,37 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from datetime import datetime
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import numpy as np
+import orjson
 import tokenizers
 
 from tito_audit.conformance.corpus import CorpusConversation, SamplingForm
 from tito_audit.errors import RenderError
 from tito_audit.record.message import Message, ToolSpec
-from tito_audit.render.renderer import Renderer
+from tito_audit.render.globals import Clock
+from tito_audit.render.renderer import Chat, Renderer
 from tito_audit.run.template import NO_TOKENS, open_template
+from tito_audit.sessions.content import as_served
 from tito_audit.settings.model import Settings
-from tito_audit.templates.appends import sampled_text, turn_ends, unwritten
+from tito_audit.templates.appends import Step, sampled_text, turn_ends, unwritten
+from tito_audit.templates.breaks import Break, Breaks
 from tito_audit.templates.probes import part_text
-from tito_audit.tokens.load import digest_of
+from tito_audit.tokens.load import digest_of, load_tokenizer
 from tito_audit.tokens.tokenizer import Tokenizer
 
 Tokens = tuple[int, ...]
 
-_MARKER = re.compile(r"<[|｜]?[A-Za-z_/][^<>\s{}'\"()=]{0,40}>|\[/?[A-Z_]{2,24}\]")
+MARKER = re.compile(
+    r"<[|｜]?[A-Za-z_/][^<>\s{}'\"()=]{0,40}>|\[/?g?[A-Z_]{2,24}\]|\[\|[a-z_]{2,24}\|\]|\[e~\[|\]~!?b[\[\]]"
+)
 """What looks like a control token in the source of a template."""
 _MERGES = (("s", "u"), ("n", "n"), ("P", "a"), ("w", "e"))
 """The pairs of a stand-in for a vocabulary, so that a word can be written in other tokens."""
@@ -50,6 +56,40 @@ class Unsampled(Exception):
     """Nothing can be compared: why what was sampled is not known, or cannot be sampled with these tokens."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Once(Renderer):
+    """A renderer that writes each conversation once."""
+
+    texts: dict[bytes, tuple[Chat, str] | RenderError] = field(init=False, default_factory=dict, repr=False)
+
+    def accepted(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[ToolSpec] = (),
+        *,
+        add_generation_prompt: bool,
+        template_kwargs: Mapping[str, object] | None = None,
+    ) -> tuple[Chat, str]:
+        """The form of the messages that the template accepted, and the text that it wrote for them."""
+        what = [message.wire for message in messages], tools, add_generation_prompt, template_kwargs
+        key = orjson.dumps(what, default=dict)
+        if key not in self.texts:
+            try:
+                self.texts[key] = Renderer.accepted(
+                    self,
+                    messages,
+                    tools,
+                    add_generation_prompt=add_generation_prompt,
+                    template_kwargs=template_kwargs,
+                )
+            except RenderError as error:
+                self.texts[key] = error
+        written = self.texts[key]
+        if isinstance(written, RenderError):
+            raise written
+        return written
+
+
 @dataclass
 class World:
     """One template with one tokenizer."""
@@ -61,9 +101,15 @@ class World:
     """The template."""
     stand_in: bool = False
     """Whether the tokens are bytes and control tokens, in place of a model's vocabulary."""
-    _texts: dict[tuple[Any, ...], str | RenderError] = field(default_factory=dict, repr=False)
-    _asked_of: list[Sequence[Message]] = field(default_factory=list, repr=False)
     _ids: dict[str, Tokens] = field(default_factory=dict, repr=False)
+    _explained: dict[tuple[str, int, int], Break] = field(default_factory=dict, repr=False)
+    _samples: dict[tuple[str, SamplingForm, int], Drawn | Exception] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        served = as_served(self.renderer)
+        assert served is not None
+        own = {each.name: getattr(served, each.name) for each in fields(Renderer)}
+        self.renderer = _Once(**{**own, "clock": served.clock or Clock(datetime(2025, 1, 1))})
 
     @cached_property
     def digests(self) -> tuple[str, str]:
@@ -87,17 +133,19 @@ class World:
 
     def text(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), *, opens: bool) -> str:
         """What the template writes; RenderError as it raises."""
-        key = (tuple(map(id, messages)), bool(tools), opens)
-        if key not in self._texts:
-            try:
-                self._texts[key] = self.renderer.render(messages, tools, add_generation_prompt=opens)
-            except RenderError as error:
-                self._texts[key] = error
-            self._asked_of.append(messages)  # so that no other message gets its address
-        text = self._texts[key]
-        if isinstance(text, RenderError):
-            raise text
-        return text
+        return self.renderer.render(messages, tools, add_generation_prompt=opens)
+
+    def explained(self, step: Step) -> Break:
+        """What the template changes at a step, and the lines that decide it."""
+        key = step.probe.name, step.answer, step.until
+        if key not in self._explained:
+            self._explained[key] = self.breaks.explain(step)
+        return self._explained[key]
+
+    @cached_property
+    def breaks(self) -> Breaks:
+        """The explainer of this template."""
+        return Breaks(self.renderer)
 
     def ids(self, text: str) -> Tokens:
         """The ids of a text."""
@@ -111,6 +159,18 @@ class World:
 
     def sample(self, conversation: CorpusConversation, answer: int) -> Drawn:
         """What was sampled as one answer of a conversation; RenderError, or Unsampled with the reason."""
+        key = conversation.probe.name, conversation.sampled, answer
+        if key not in self._samples:
+            try:
+                self._samples[key] = self._drawn(conversation, answer)
+            except (RenderError, Unsampled) as error:
+                self._samples[key] = error
+        drawn = self._samples[key]
+        if isinstance(drawn, Exception):
+            raise drawn
+        return drawn
+
+    def _drawn(self, conversation: CorpusConversation, answer: int) -> Drawn:
         probe, message = conversation.probe, conversation.probe.messages[answer]
         prompt = self.text(probe.messages[:answer], probe.tools, opens=True)
         written = part_text(self.renderer, probe, answer + 1, opens=False)
@@ -194,10 +254,9 @@ def of_template(name: str, file: Path, settings: Settings) -> World:
 
     Builders that join ids do the same with these as with a model's vocabulary, but few tokens merge across a seam.
     """
-    source = (
-        open_template(replace(settings, tokenizer=None, chat_template=str(file))).renderer.template(False).source
-    )
-    markers = dict.fromkeys((*NO_TOKENS.values(), *sorted(set(_MARKER.findall(source)))))
+    renderer = open_template(replace(settings, tokenizer=None, chat_template=str(file))).renderer
+    source = renderer.template(False).source
+    markers = dict.fromkeys((*NO_TOKENS.values(), *sorted(set(MARKER.findall(source)))))
     pieces = [*sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet()), *map("".join, _MERGES)]
     model = tokenizers.models.BPE({piece: at for at, piece in enumerate(pieces)}, list(_MERGES))
     backend = tokenizers.Tokenizer(model)
@@ -208,8 +267,12 @@ def of_template(name: str, file: Path, settings: Settings) -> World:
         backend.save(str(Path(folder, "tokenizer.json")))
         config = {**NO_TOKENS, "chat_template": source}
         Path(folder, "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
-        own = replace(settings, tokenizer=folder, chat_template=None, template_name=None)
-        opened = open_template(own)
-        assert opened.tokenizer is not None
-        opened.tokenizer.load()
-    return World(name, opened.renderer, replace(opened.tokenizer, name=name, store=None), source, stand_in=True)
+        tokenizer = load_tokenizer(folder)
+        tokenizer.load()
+    vocabulary = tokenizer.vocabulary
+    renderer = replace(
+        renderer,
+        control_texts=tuple(vocabulary.piece(token) for token in sorted(vocabulary.special_ids)),
+        end_texts=tuple(vocabulary.piece(token) for token in tokenizer.eos_ids),
+    )
+    return World(name, renderer, replace(tokenizer, name=name, store=None), source, stand_in=True)

@@ -55,6 +55,8 @@ class Renderer:
     """The tokenizer's special tokens as text, for finding the end of a turn."""
     end_texts: tuple[str, ...] = ()
     """The special tokens that the tokenizer's files name as end tokens."""
+    wraps_texts: bool = False
+    """Whether texts, except results of tools, are given to the template as lists of one part."""
 
     def render(
         self,
@@ -79,7 +81,7 @@ class Renderer:
     ) -> tuple[Chat, str]:
         """The form of the messages that the template accepted, and the text that it wrote for them."""
         first: RenderError | None = None
-        for chat in _forms(messages, self.tool_arguments):
+        for chat in self._forms(messages):
             try:
                 text = self.write(
                     chat, tools, add_generation_prompt=add_generation_prompt, template_kwargs=template_kwargs
@@ -154,7 +156,7 @@ class Renderer:
             return [], None
         from tito_audit.render.fast.render import GivenUp
 
-        for chat in _forms(messages, self.tool_arguments, forms):
+        for chat in self._forms(messages, forms):
             try:
                 return chat, template.run(
                     {**variables, "messages": chat, "add_generation_prompt": add_generation_prompt}
@@ -192,6 +194,21 @@ class Renderer:
             return self.templates[self.name]
         by_tools = with_tools and not self.without_tools and "tool_use" in self.templates
         return self.templates["tool_use" if by_tools else "default"]
+
+    def _forms(self, messages: Sequence[Message], forms: Forms | None = None) -> Iterator[Chat]:
+        """The messages in each form that a template might accept, the usual form first, without repeats."""
+        if not messages:
+            return
+        forms = forms or Forms()
+        seen: list[Chat] = []
+        for no_content in _NO_CONTENT:
+            for parsed in {"auto": (True, False), "object": (True,), "string": (False,)}[self.tool_arguments]:
+                chat = forms.chat(messages, parsed=parsed, no_content=no_content)
+                if self.wraps_texts:
+                    chat = [as_parts(message) for message in chat]
+                if chat not in seen:
+                    seen.append(chat)
+                    yield chat
 
 
 def make_renderer(
@@ -288,22 +305,6 @@ class Forms:
         return form[1]
 
 
-def _forms(
-    messages: Sequence[Message], tool_arguments: ToolArguments, forms: Forms | None = None
-) -> Iterator[Chat]:
-    """The messages in each form that a template might accept, the usual form first, without repeats."""
-    if not messages:
-        return
-    forms = forms or Forms()
-    seen: list[Chat] = []
-    for no_content in _NO_CONTENT:
-        for parsed in {"auto": (True, False), "object": (True,), "string": (False,)}[tool_arguments]:
-            chat = forms.chat(messages, parsed=parsed, no_content=no_content)
-            if chat not in seen:
-                seen.append(chat)
-                yield chat
-
-
 def is_plain_text(wire: Mapping[str, Any]) -> bool:
     """Whether a message has only texts, none of which the forms rename: all its forms are the same."""
     return (
@@ -312,6 +313,14 @@ def is_plain_text(wire: Mapping[str, Any]) -> bool:
         and "content" in wire
         and _REASONING_KEYS.isdisjoint(wire)
     )
+
+
+def as_parts(message: Mapping[str, Any]) -> dict[str, Any]:
+    """A message in a form for templates, with its text as a list of one part; results of tools stay texts."""
+    content = message.get("content")
+    if message["role"] == "tool" or (content is not None and not isinstance(content, str)):
+        return dict(message)
+    return {**message, "content": [] if content is None else [{"type": "text", "text": content}]}
 
 
 def _wire(wire: Mapping[str, Any], *, parsed: bool, no_content: str) -> dict[str, Any]:

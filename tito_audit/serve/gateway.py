@@ -33,6 +33,7 @@ from tito_audit.parsers import (
 from tito_audit.provider import GenerationChunk, GenerationResult, TokenProvider, logged_spans
 from tito_audit.record.by_name import WeightSpans
 from tito_audit.record.prompt_ids import PromptIds
+from tito_audit.render.renderer import as_parts
 from tito_audit.serve.call_log import CallLog
 from tito_audit.serve.errors import Refused, of_provider
 from tito_audit.serve.request import Asked, ChatAsked, TextAsked
@@ -269,8 +270,9 @@ def _request(call: Call, sampler: Facts) -> dict[str, Any]:
             facts["forced"] = {"functions": list(fields.forced), "syntax": fields.syntax}
         # The messages given to the template, if they differ from those that the client sent.
         messages = None if call.prompt.written is None else call.prompt.written.messages
-        if messages is not None and messages is not fields.sent:
-            wires = [message.wire for message in messages]
+        wraps = call.session.wraps_texts
+        if messages is not None and (wraps or messages is not fields.sent):
+            wires = [as_parts(message.wire) if wraps else message.wire for message in messages]
             if wires != [message.wire for message in fields.sent]:
                 facts["template_messages"] = wires
         return facts

@@ -1,4 +1,9 @@
-"""Content parts in the form that a chat template reads, as vLLM finds it: a list of parts, or one text."""
+"""Content in the form that a chat template reads, as vLLM finds it: a list of parts, or one text.
+
+vLLM 0.32, `vllm/renderers/hf.py` (`_detect_content_format`) and `vllm/renderers/chat_utils.py`
+(`_parse_chat_message_content`): where a template loops over content, each text is given as a list of one part, and
+results of tools as one text.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +23,10 @@ from tito_audit.sessions.model import ChatCall
 
 _TEXTS = {"text": "text", "refusal": "refusal"}
 """Kinds of parts that are text, and where it is."""
+_ASKED = [
+    as_message({"role": role, "content": content}, "a probe")
+    for role, content in (("user", " One\n\n two\n"), ("assistant", " Three\n\n four\n"), ("user", "Five"))
+]
 
 
 def in_form(call: ChatCall, renderer: Renderer | None) -> ChatCall:
@@ -43,9 +52,29 @@ def _in_form(message: Message, parts: bool, where: str) -> Message:
             raise RenderError(f"{where} has a part of type {kind!r} without text: only text parts are supported")
         texts.append(text)
     # The parts of an answer are pieces of one text; vLLM joins those of other messages by line breaks.
+    parts = parts and message.role != "tool"
     content = [{"type": "text", "text": text} for text in texts] if parts else None
     joined = ("" if message.sampled else "\n").join(texts)
     return as_message({**message.wire, "content": joined if content is None else content}, where)
+
+
+def as_served(renderer: Renderer | None) -> Renderer | None:
+    """The renderer that gives texts as parts, if its template loops over content and writes something else, or
+    nothing, for one text; else the renderer itself, and where the template prints a list of parts as it is."""
+    if renderer is None or not any(takes_parts(template.source) for template in renderer.templates.values()):
+        return renderer
+    served = replace(renderer, wraps_texts=True)
+    system = as_message({"role": "system", "content": "Be\n\n brief.\n"}, "a probe")
+    texts = [(_written(renderer, chat), _written(served, chat)) for chat in (_ASKED, [system, *_ASKED])]
+    differs = any(parts not in (None, text) for text, parts in texts)
+    return served if differs and not any("'type'" in (parts or "") for _, parts in texts) else renderer
+
+
+def _written(renderer: Renderer, chat: list[Message]) -> str | None:
+    try:
+        return renderer.render(chat, add_generation_prompt=False)
+    except RenderError:
+        return None
 
 
 @lru_cache(maxsize=32)
@@ -62,7 +91,18 @@ def takes_parts(source: str) -> bool:
     for _ in assigned:  # until no name is new
         lists |= {name for name, value in assigned if name is not None and _source(value) in lists}
     messages = {_source(loop.target) for loop in loops if _source(loop.iter) in lists}
-    return any(_source(loop.iter) == "content" or _is_content(loop.iter, messages) for loop in loops)
+    if any(_source(loop.iter) == "content" or _is_content(loop.iter, messages) for loop in loops):
+        return True
+    macros = {macro.name: macro for macro in tree.find_all(nodes.Macro)}
+    for called in tree.find_all(nodes.Call):
+        macro = macros.get(_source(called.node) or "")
+        if macro is None:
+            continue
+        passed = {name.name for name, value in zip(macro.args, called.args) if _is_content(value, messages)}  # noqa: B905 - a call may leave arguments out
+        passed |= {pair.key for pair in called.kwargs if _is_content(pair.value, messages)}
+        if any(_source(loop.iter) in passed for loop in macro.find_all(nodes.For)):
+            return True
+    return False
 
 
 def _inside(node: nodes.Node | None) -> nodes.Node | None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import count
 
 from tito_audit.render.renderer import Renderer
-from tito_audit.sessions.content import in_form
+from tito_audit.sessions.content import as_served, in_form
 from tito_audit.sessions.index import Fit, Index
 from tito_audit.sessions.model import ChatCall
 from tito_audit.sessions.next_prompt import PromptWriter
@@ -46,8 +46,8 @@ class Conversations:
         new_id: Callable[[], str] | None = None,
     ) -> None:
         """`renderer` None: only text prompts. `new_id` makes ids for unnamed sessions; None: numbers."""
-        self._writer = PromptWriter(tokenizer, renderer)
-        self._renderer = renderer
+        self.renderer = as_served(renderer)
+        self._writer = PromptWriter(tokenizer, self.renderer)
         self._limits = limits or Limits()
         self._sessions: OrderedDict[str, Session] = OrderedDict()
         self._left: OrderedDict[str, None] = OrderedDict()
@@ -77,7 +77,7 @@ class Conversations:
 
     def in_form(self, call: ChatCall) -> ChatCall:
         """The call with content parts as the template reads them; RenderError for parts that are not text."""
-        return in_form(call, self._renderer)
+        return in_form(call, self.renderer)
 
     def find(self, call: ChatCall, *, now: float = 0.0) -> Session:
         """The session that answered the most of this history, else a new one.

@@ -134,6 +134,11 @@ class PromptWriter:
         return rewrites(before, text, "once the new messages follow", message)
 
     @property
+    def wraps_texts(self) -> bool:
+        """Whether the template is given texts as parts."""
+        return self._templates is not None and self._templates.wraps_texts
+
+    @property
     def _renderer(self) -> Renderer:
         if self._templates is None:
             raise RenderError("there is no chat template, so only text prompts can be answered")

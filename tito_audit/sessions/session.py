@@ -295,6 +295,11 @@ class Session:
         return tuple(self._nodes)
 
     @property
+    def wraps_texts(self) -> bool:
+        """Whether the template is given texts as parts."""
+        return self._writer.wraps_texts
+
+    @property
     def size(self) -> int:
         """The bytes that it holds in memory, as an estimate."""
         return self._bytes

@@ -214,7 +214,7 @@ _CONFORMANCE = (
     *under(
         "Output",
         flag("out", ("conformance",), short="-o", metavar="DIR", flag_only=FlagOnly.WRITTEN)(
-            "A folder for index.html, drift.jsonl and drift.parquet."
+            "A folder for index.html, drift.jsonl, drift.parquet and badge.svg."
         ),
         flag("against", ("conformance",), metavar="OLD", flag_only=FlagOnly.READ)(
             "The drift.jsonl of an earlier run: exit 1 if a cell got worse."

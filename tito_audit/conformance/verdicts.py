@@ -1,0 +1,185 @@
+"""One line for each template, which builders keep its tokens and what to do about the others, and a badge."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from html import escape
+from itertools import pairwise
+
+from tito_audit.conformance.corpus import CORPUS
+from tito_audit.conformance.matrix import DriftCell, TokenFate
+from tito_audit.conformance.world import World
+from tito_audit.templates.appends import append_only
+from tito_audit.templates.breaks import Altered
+from tito_audit.templates.facts import settings
+from tito_audit.templates.verdict import flags_of
+from tito_audit.terminal.words import listed
+
+_PROBES = {each.name: each.probe for each in CORPUS}
+_FOLLOWS = {
+    "user": ("each user turn", "some user turns"),
+    "tool": ("each result of a tool", "some results of tools"),
+    "system": ("each system message", "some system messages"),
+}
+_OF_TEMPLATES = frozenset(map(str, Altered))
+
+
+class Keeping(StrEnum):
+    """What becomes of the tokens of a template's conversations, with ids that are stored and joined."""
+
+    KEPT = "tokens kept"
+    FORKED = "forks"
+    BROKEN = "not all kept"
+    UNKNOWN = "not compared"
+
+
+_COMPARED = (TokenFate.KEPT, TokenFate.FORKED, TokenFate.OFF_TEMPLATE, TokenFate.BROKEN, TokenFate.RAISES)
+"""Outcomes of conversations that were compared."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """One template and its cells."""
+
+    name: str
+    template_sha256: str
+    tokenizer_digest: str
+    """Of the tokenizer's files; "" for a stand-in."""
+    cells: tuple[DriftCell, ...]
+    argument: str = ""
+    """The flags with which the template keeps usual conversations; "" if none are needed, or none do."""
+
+    @classmethod
+    def of(cls, world: World, cells: Iterable[DriftCell]) -> Tried:
+        """The cells of a world, with its digests."""
+        tried = cls(world.name, *world.digests, tuple(cells))
+        if tried.keeping in (Keeping.KEPT, Keeping.UNKNOWN):
+            return tried
+        better = settings(world.renderer, append_only(world.renderer))
+        flags = next((flags_of(each.arguments) for each in better if not each.append.broken), "")
+        return replace(tried, argument=flags)
+
+    def of_builder(self, builder: str) -> list[DriftCell]:
+        """The cells of one builder."""
+        return [cell for cell in self.cells if cell.builder == builder]
+
+    @property
+    def keeping(self) -> Keeping:
+        """What becomes of its tokens where ids are stored and joined: by the gateway's builder."""
+        score = DriftScore.of(self.of_builder("splice"))
+        if not score.compared:
+            return Keeping.UNKNOWN
+        if score.safe < score.compared:
+            return Keeping.BROKEN
+        return Keeping.FORKED if score.forked else Keeping.KEPT
+
+    @property
+    def safe(self) -> list[str]:
+        """The builders that keep every conversation that they take in one training row."""
+        scores = {name: DriftScore.of(self.of_builder(name)) for name in {cell.builder: 0 for cell in self.cells}}
+        return [name for name, score in scores.items() if score.compared and score.whole == score.compared]
+
+    @property
+    def verdict(self) -> str:
+        """`safe with splice`; where the gateway forks: at which turns, why, and the way out."""
+        if self.keeping is Keeping.UNKNOWN:
+            causes = Counter(cell.cause for cell in self.of_builder("splice"))
+            return f"nothing to compare: {causes.most_common(1)[0][0]}"
+        names = [f"{name} (results of tools)" if name == "trl" else name for name in self.safe]
+        parts = [f"safe with {listed(names)}"] if names else []
+        if self.keeping is not Keeping.KEPT:
+            score = DriftScore.of(self.of_builder("splice"))
+            what = "forks" if score.safe == score.compared else f"keeps {score}, and forks"
+            parts.append(f"splice {what} {_where(self)}{_why(self)}")
+            seek = "no argument helps: seek a variant with `template --training`"
+            parts.append(f"set {self.argument}" if self.argument else seek)
+        return "; ".join(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class DriftScore:
+    """What a builder does with the conversations of a template."""
+
+    whole: int
+    """Conversations that keep their tokens in one training row."""
+    forked: int
+    compared: int
+
+    @classmethod
+    def of(cls, cells: Iterable[DriftCell]) -> DriftScore:
+        """The score of these cells."""
+        each = Counter(cell.outcome for cell in cells)
+        return cls(each[TokenFate.KEPT], each[TokenFate.FORKED], sum(each[outcome] for outcome in _COMPARED))
+
+    @property
+    def safe(self) -> int:
+        """Conversations in which nothing is trained that was not sampled: kept, or forked."""
+        return self.whole + self.forked
+
+    def __str__(self) -> str:
+        """`27 of 30`, with forks `20 + 7 of 30`; a dash where nothing was compared."""
+        if not self.compared:
+            return "–"
+        return f"{self.whole}{f' + {self.forked}' if self.forked else ''} of {self.compared}"
+
+
+def _where(tried: Tried) -> str:
+    """At which turns the gateway forks, and in how many of these."""
+    forked, stayed = Counter[str](), Counter[str]()
+    for cell in tried.of_builder("splice"):
+        probe = _PROBES[cell.conversation]
+        answers = [index for index, message in enumerate(probe.messages) if message.sampled and index > 0]
+        nexts = [
+            probe.messages[answer + 1].role
+            for answer, _ in pairwise([*answers, len(probe.messages)])
+            if answer + 1 < len(probe.messages)
+        ]
+        if cell.outcome is TokenFate.FORKED and cell.turn is not None:
+            stayed.update(nexts[: cell.turn])
+            forked.update(nexts[cell.turn : cell.turn + 1])
+        elif cell.outcome is TokenFate.KEPT:
+            stayed.update(nexts)
+    places = [words[bool(stayed[role])] for role, words in _FOLLOWS.items() if forked[role]]
+    return f"at {listed(places)}" if places else "at times"
+
+
+def _why(tried: Tried) -> str:
+    """What the template does there most, with its lines."""
+    lines: dict[str, list[int | None]] = {}
+    for cell in tried.of_builder("render"):
+        if cell.cause in _OF_TEMPLATES:
+            lines.setdefault(cell.cause, []).append(cell.line)
+    most = sorted(lines, key=lambda cause: -len(lines[cause]))[:2]
+    reasons = [cause + (f" (line {line})" if (line := lines[cause][0]) is not None else "") for cause in most]
+    return f" because it {listed(reasons)}" if reasons else ""
+
+
+_COLOURS = {
+    Keeping.KEPT: "#2e7d32",
+    Keeping.FORKED: "#9a6700",
+    Keeping.BROKEN: "#b3261e",
+    Keeping.UNKNOWN: "#5f6368",
+}
+
+
+def badge(table: Sequence[Tried]) -> str:
+    """An SVG for a README: what becomes of the tokens of one template; of several, how many keep them."""
+    states = Counter(tried.keeping for tried in table)
+    worst = max(states, key=list(Keeping).index)
+    score = DriftScore.of(cell for tried in table for cell in tried.of_builder("splice"))
+    message = f"{worst} ({score})" if len(table) == 1 else f"{states[Keeping.KEPT]} of {len(table)} templates"
+    label, colour = "token-in, token-out", _COLOURS[worst]
+    left, right = (13 + round(6.6 * len(text)) for text in (label, message))
+    texts = "".join(
+        f'<text x="{at}" y="14">{escape(text)}</text>'
+        for at, text in ((left / 2, label), (left + right / 2, message))
+    )
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{left + right}" height="20" role="img" '
+        f'aria-label="{escape(f"{label}: {message}")}"><rect width="{left}" height="20" fill="#444"/>'
+        f'<rect x="{left}" width="{right}" height="20" fill="{colour}"/><g fill="#fff" text-anchor="middle" '
+        f'font-family="Verdana,DejaVu Sans,sans-serif" font-size="11">{texts}</g></svg>\n'
+    )
