@@ -12,6 +12,9 @@ from tito_audit.unknown import unknown
 from tito_audit.voice import spoken
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tito_audit.reports._html.site import Site as Site
     from tito_audit.reports._notebook import NotebookPage as NotebookPage
     from tito_audit.summary import Summary
 
@@ -21,6 +24,7 @@ __all__ = [
     "notebook_error",
     "notebook_page",
     "report_named",
+    "site_in",
     "verdict_line",
     "verdict_lines",
     "verdict_word",
@@ -90,3 +94,10 @@ def notebook_error(title: str, message: str) -> str:
     from tito_audit.reports._notebook import error_html
 
     return error_html(title, message)
+
+
+def site_in(folder: Path) -> Site:
+    """A site to write into a folder; SetupError if the folder holds anything else."""
+    from tito_audit.reports._html.site import Site
+
+    return Site(folder)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import Any, TextIO
 
 from tito_audit.evidence.model import Against
 from tito_audit.record.finding import RE_ENCODED, SAMPLED, Result, Severity
 from tito_audit.report_objects import fields
-from tito_audit.reports._html.page import block
-from tito_audit.reports._html.page_findings import finding_rows, linked, tables
+from tito_audit.reports._html.page import SitePage, block
+from tito_audit.reports._html.page_findings import BOUND, finding_rows, linked, tables
 from tito_audit.terminal.escape import visible
 from tito_audit.viewer.model import ShownStretch, Swap, View, ViewSequence, observed_of
 from tito_audit.viewer.replacements import SAMPLED as REPLACED_SAMPLED
@@ -30,6 +30,11 @@ _LABELS = {SEEN: "previous call", REPLACED_SAMPLED: SAMPLED, str(Against.REENCOD
 
 class ViewBlocks:
     """The rollouts that have a view, as data blocks, on disk until the page is written; `close` it then."""
+
+    findings = BOUND
+    """Maximum findings in the page."""
+    site: SitePage | None = None
+    """The place of the page in a site; None: it stands alone, with its data inside."""
 
     def __init__(self) -> None:
         self._room = ROOM
@@ -52,33 +57,41 @@ class ViewBlocks:
             return
         self._room -= len(text)
         self._waiting.write(text)
-        place, severities = result.place, [finding.severity for finding in result.findings]
-        counts = [severities.count(severity) for severity in sorted(Severity, reverse=True)]
-        codes = sorted({visible(finding.code) for finding in result.findings})
-        self.index.append([visible(place.file), place.row, place.item, *counts, codes])
+        self.index.append(index_entry(result))
 
-    def copy(self, out: TextIO) -> None:
-        """Write the blocks in the order of the rollouts."""
+    def write(self, findings: Iterable[dict[str, Any]], out: TextIO) -> None:
+        """Write the data of the page: its findings, and the blocks in the order of the rollouts."""
+        for chunk in findings:
+            out.write(block("findings", chunk))
+        out.write(block("views", self.index))
         self._waiting.seek(0)
         while part := self._waiting.read(1 << 20):
             out.write(part)
 
 
-def view_object(view: View, result: Result) -> dict[str, Any]:
-    """One rollout for the viewer: its sequences and findings."""
+def index_entry(result: Result) -> list[Any]:
+    """File, row, item, number of errors, warnings and notes, and codes of a rollout."""
+    place, severities = result.place, [finding.severity for finding in result.findings]
+    counts = [severities.count(severity) for severity in sorted(Severity, reverse=True)]
+    codes = sorted({visible(finding.code) for finding in result.findings})
+    return [visible(place.file), place.row, place.item, *counts, codes]
+
+
+def view_object(view: View, result: Result, *, columns: bool = False) -> dict[str, Any]:
+    """One rollout for the viewer: its sequences and findings; with `columns` all that was recorded by token."""
     return {
         "messages": [visible(role) for role in view.messages],
-        "sequences": [_sequence(sequence) for sequence in view.sequences],
+        "sequences": [_sequence(sequence, columns=columns) for sequence in view.sequences],
         "left_out": view.left_out,
         "findings": tables(list(linked(finding_rows(result.findings[:_FINDINGS])))),
         "more_findings": max(len(result.findings) - _FINDINGS, 0),
     }
 
 
-def _sequence(sequence: ViewSequence) -> dict[str, Any]:
+def _sequence(sequence: ViewSequence, *, columns: bool) -> dict[str, Any]:
     """One sequence; tokens are indices into a table of `[id, piece, bytes]`."""
     table: dict[tuple[Any, ...], int] = {}
-    stretches = [_stretch(stretch, table) for stretch in sequence.stretches]
+    stretches = [_stretch(stretch, table, columns=columns) for stretch in sequence.stretches]
     swaps = [
         {
             **fields(swap, "start end"),
@@ -108,10 +121,15 @@ def _sequence(sequence: ViewSequence) -> dict[str, Any]:
     }
 
 
-def _stretch(stretch: ShownStretch, table: dict[tuple[Any, ...], int]) -> dict[str, Any]:
+def _stretch(stretch: ShownStretch, table: dict[tuple[Any, ...], int], *, columns: bool) -> dict[str, Any]:
     out: dict[str, Any] = {"start": stretch.start, "tokens": _tokens(stretch, table)}
     if stretch.logprobs is not None:
         out["logprobs"] = [None if value is None else round(value, 5) for value in stretch.logprobs]
+    if columns and stretch.columns:
+        out["columns"] = {
+            visible(name): [None if value is None else round(value, 5) for value in values]
+            for name, values in stretch.columns.items()
+        }
     if stretch.trained is not None:
         out["trained"] = _runs([bool(flag) for flag in stretch.trained])
     if stretch.roles is not None:
