@@ -19,7 +19,7 @@ import secrets
 import shutil
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, closing
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
@@ -108,12 +108,12 @@ class Site:
     def add(self, results: Iterable[Result], summary: Summary, name: str, options: ReportOptions) -> None:
         """Write the page of one log."""
         files = self._free_name(name)
-        rows = SiteRows(self, files)
-        with (self._draft / "logs" / f"{files}.html").open(
-            "w", encoding="utf-8", errors="backslashreplace", newline="\n"
-        ) as out:
+        path = self._draft / "logs" / f"{files}.html"
+        with (
+            closing(SiteRows(self, files)) as rows,
+            path.open("w", encoding="utf-8", errors="backslashreplace", newline="\n") as out,
+        ):
             write_page(results, summary, out, options, rows, name)
-        rows.finish()
         judged = verdict(summary)
         codes = sorted(summary.findings, key=lambda code: -summary.findings[code].new.total())
         new = summary.new
@@ -180,9 +180,9 @@ class Site:
         data = base64.b64encode(zlib.compress(raw, 6)).decode("ascii")
         return self._file(f"{name}.js", f"titoAudit({escaped(as_json(name))}, {as_json(data)});\n")
 
-    def rows_of(self, files: str, number: int, views: Sequence[View], rows: Sequence[dict[str, Any]]) -> None:
+    def rows_of(self, files: str, number: int, views: Sequence[View], rows: Sequence[str]) -> None:
         """Write a file of rows, and what the search knows of it."""
-        self.put(f"{files}/rows-{number}", rows)
+        self.put(f"{files}/rows-{number}", f"[{','.join(rows)}]".encode())
         for view in views:
             for sequence in view.sequences:
                 for stretch in sequence.stretches:
@@ -240,7 +240,7 @@ class SiteRows(ViewBlocks):
         self.listed = 0
         """Findings in the page."""
         self._views: list[View] = []
-        self._rows: list[dict[str, Any]] = []
+        self._rows: list[str] = []
         self._written = self._long = 0
 
     def add(self, result: Result) -> None:
@@ -254,8 +254,8 @@ class SiteRows(ViewBlocks):
             [*index_entry(result), visible(view.row_id), view.digest, self._written, len(self._rows)]
         )
         self._views.append(view)
-        self._rows.append(row)
-        self._long += len(as_json(row))
+        self._rows.append(as_json(row))
+        self._long += len(self._rows[-1])
         if self._long >= _SHARD:
             self._end_file()
 
@@ -268,10 +268,6 @@ class SiteRows(ViewBlocks):
             self.listed += len(chunk["severity"])
         self._site.put(f"{self._files}/index", self.index)
         out.write(block("files", {"findings": number}))
-
-    def finish(self) -> None:
-        """Close what the page no longer needs."""
-        self.close()
 
     def _end_file(self) -> None:
         if self._rows:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from itertools import groupby
 from typing import Any, TextIO
 
@@ -110,15 +111,17 @@ def _sequence(sequence: ViewSequence, *, columns: bool) -> dict[str, Any]:
         "same_as": visible(_LABELS.get(sequence.same_as, sequence.same_as)),
         "stretches": stretches,
         "swaps": swaps,
-        "tokens": [
-            [
-                number,
-                None if piece is None else visible(piece[: _PIECE + 1], edges=True),
-                None if raw is None else visible(raw),
-            ]
-            for number, piece, raw in table
-        ],
+        "tokens": [_shown(*token) for token in table],
     }
+
+
+@lru_cache(1 << 16)
+def _shown(number: int, piece: str | None, raw: str | None) -> list[Any]:
+    return [
+        number,
+        None if piece is None else visible(piece[: _PIECE + 1], edges=True),
+        None if raw is None else visible(raw),
+    ]
 
 
 def _stretch(stretch: ShownStretch, table: dict[tuple[Any, ...], int], *, columns: bool) -> dict[str, Any]:
