@@ -426,7 +426,9 @@ def test_what_a_part_offers_holds_what_is_taken() -> None:
         part = known.copy()
         # Parts before this one that are not back yet are unknown to it.
         part = ViewQuota() if start % 300 == 0 else part
-        offered = {start + n for n, findings in enumerate(rollouts[start : start + 100]) if part.offer(findings, 0)}
+        offered = {
+            start + n for n, findings in enumerate(rollouts[start : start + 100]) if part.offer(findings, 0)
+        }
         now = {start + n for n, findings in enumerate(rollouts[start : start + 100]) if known.take(findings, 0)}
         assert now <= offered
         merged |= now

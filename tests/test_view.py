@@ -21,7 +21,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from tests.browser import driver
-from tests.browser.made import HOSTILE
+from tests.browser.made import HOSTILE, WORDS
 from tests.command import run, written
 from tests.test_html_browser import CONTRAST, UNNAMED, browser, press, texts, wait
 from tests.tiers import some
@@ -35,7 +35,6 @@ __all__ = ["browser"]
 pytestmark = pytest.mark.usefixtures("loaded_once")
 
 ENCODER = Tokenizer.from_file(str(TOY / "tokenizer.json"))
-WORDS = "the quick brown fox jumps over a lazy dog while seven wizards quietly bake pies for Zürich 日本 café".split()
 HARMFUL = HOSTILE.encode("utf-8", "replace").decode()
 
 
@@ -179,7 +178,9 @@ def test_a_run_that_fails_leaves_the_site_as_it_was(logs: Path, tmp_path: Path) 
 
 def test_logs_whose_names_are_alike_get_pages_of_their_own(logs: Path, tmp_path: Path) -> None:
     for name in ("A b.jsonl", "a?b.jsonl", "a b.jsonl"):
-        written(tmp_path / "logs" / name if (tmp_path / "logs").mkdir(exist_ok=True) is None else tmp_path, rows(1, 1))
+        written(
+            tmp_path / "logs" / name if (tmp_path / "logs").mkdir(exist_ok=True) is None else tmp_path, rows(1, 1)
+        )
     assert run("view", tmp_path / "logs", "-t", TOY, "-o", tmp_path / "site", "-q")[0] == 0
     pages = {path.name.lower() for path in (tmp_path / "site" / "logs").iterdir()}
     assert pages == {"a-b.jsonl.html", "a-b.jsonl-2.html", "a-b.jsonl-3.html"}
@@ -187,10 +188,10 @@ def test_logs_whose_names_are_alike_get_pages_of_their_own(logs: Path, tmp_path:
 
 def test_nothing_of_a_log_acts_in_the_files_of_a_site(site: Path) -> None:
     for name, raw in files_in(site).items():
-        text = raw.decode()
+        text, up = raw.decode(), "../" * name.startswith("logs/")
         if name.endswith(".html"):
             assert re.findall(r"<script(?![^>]* type=)[^>]*>", text) == [
-                f'<script src="{"../" * (name.startswith("logs/"))}data/{next((site / "data").iterdir()).name}/page.js">'
+                f'<script src="{up}data/{next((site / "data").iterdir()).name}/page.js">'
             ]
             (policy,) = re.findall(r'Content-Security-Policy" content="([^"]*)"', text)
             assert policy.replace("&#39;", "'") == (
@@ -293,7 +294,10 @@ def test_a_site_is_searched_and_a_hit_leads_to_its_token(browser: driver.Browser
         assert search(browser, json.dumps(ids)).startswith("2 hits")
         own_files_alone(browser, root)
         browser.js("document.querySelector('#search-hits a').click()")
-        wait(browser, "document.getElementById('viewer')?.open && document.activeElement.classList.contains('token')")
+        wait(
+            browser,
+            "document.getElementById('viewer')?.open && document.activeElement.classList.contains('token')",
+        )
         assert browser.js("return location.hash").startswith("#rollout=step_0.jsonl:1&token=.row.")
         assert browser.js("return document.activeElement.facts.id") == ids[0]
         assert texts(browser, ".token.here") == [browser.js("return document.activeElement.textContent")]
@@ -348,12 +352,13 @@ def test_two_runs_stand_side_by_side_by_the_ids_of_their_rows(browser: driver.Br
     browser.look(width=1400)
     go(browser, (site / "index.html").as_uri())
     browser.js(
-        """for (const box of [...document.querySelectorAll(".logs input")].filter((_, at) => at % 2 === 0)) box.click();
+        """for (const box of document.querySelectorAll(".logs tr:nth-child(odd) input")) box.click();
         document.getElementById("compare-two").click();"""
     )
     wait(browser, "document.getElementById('pairs-app') && document.documentElement.dataset.ready === 'yes'")
     assert texts(browser, "#compare-state") == [
-        "6 rows of both, by id; 5 with other tokens, 1 with other findings; 1 only in the first, 0 only in the second"
+        "6 rows of both, by id; 5 with other tokens, 1 with other findings; 1 only in the first, "
+        "0 only in the second"
     ]
     assert texts(browser, ".pairs td:nth-child(2)") == ["the same", *["differ"] * 5, "only in the first"]
     browser.js("document.querySelectorAll('.pairs tbody button')[1].click()")
@@ -380,13 +385,17 @@ def test_the_differences_of_a_comparison_are_the_fewest_edits(browser: driver.Br
     luck = random.Random(3)
     cases = [([], []), ([1], []), ([], [1]), ([1, 2, 3], [1, 2, 3])]
     cases += [
-        ([luck.randrange(4) for _ in range(luck.randrange(30))], [luck.randrange(4) for _ in range(luck.randrange(30))])
+        (
+            [luck.randrange(4) for _ in range(luck.randrange(30))],
+            [luck.randrange(4) for _ in range(luck.randrange(30))],
+        )
         for _ in range(200)
     ]
     found = browser.driver.execute_cdp_cmd(
         "Runtime.evaluate",
         {
-            "expression": f"(() => {{ {script[start:end]} return {json.dumps(cases)}.map(([a, b]) => differences(a, b)); }})()",
+            "expression": f"(() => {{ {script[start:end]} return {json.dumps(cases)}"
+            ".map(([a, b]) => differences(a, b)); })()",
             "returnByValue": True,
         },
     )["result"]["value"]

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @command("view")
 def view(options: Options, logs: Logs, out: str, rows: int, quiet: bool) -> None:
-    """Write a site of logs: pages that a browser opens from disk, with an index, a search and two runs side by side.
+    """Write a site of logs: pages that a browser opens from disk, to browse, search and compare them.
 
     Each log is audited by itself, as `scan LOG` does, and has the page that the html report writes, with all of
     its rollouts token by token. A site that exists is updated.
@@ -55,7 +55,9 @@ def view(options: Options, logs: Logs, out: str, rows: int, quiet: bool) -> None
     if (notice := skipped(logs)) is not None:
         left.append(notice)
     shown = f"{many(counts.logs, 'log')}, {many(counts.rollouts, 'rollout')}, {counts.size / 1e6:,.1f} MB"
-    sys.stdout.write(visible(f"{Path(out) / 'index.html'}: {shown}{''.join(f'; {words}' for words in left)}") + "\n")
+    sys.stdout.write(
+        visible(f"{Path(out) / 'index.html'}: {shown}{''.join(f'; {words}' for words in left)}") + "\n"
+    )
 
 
 def _add_logs(

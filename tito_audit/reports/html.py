@@ -223,6 +223,7 @@ def write_page(
 ) -> None:
     """Read all results, then write one page, with its data where `views` puts it."""
     from tito_audit.reports._html.charts import charts
+
     seen: Counter[Severity] = Counter()
     curable, with_findings, measures = Curable(), 0, None
     with closing(PageFindings(views.findings)) as page_findings:

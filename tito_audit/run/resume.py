@@ -446,7 +446,11 @@ def rows_with_views(recorder: Recorder, flow: RowFlow, file: Path, views: ViewQu
     viewed: dict[int, set[int]] = {}
     for row in recorder.rows(file) if views is not None else ():
         for at, result in enumerate(row.outcome.before):
-            if observed_of(result) is not None and views is not None and views.take(result.findings, result.place.row):
+            if (
+                observed_of(result) is not None
+                and views is not None
+                and views.take(result.findings, result.place.row)
+            ):
                 viewed.setdefault(result.place.row, set()).add(at)
     shown: dict[tuple[int, int], View] = {}
     for raw in read_again(group, group.open_quick(file), viewed):

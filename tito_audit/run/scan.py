@@ -171,7 +171,9 @@ class Scan(Shown):
 
     def _views(self) -> ViewQuota | None:
         """Which rollouts get a view; None: nothing is observed."""
-        return self.observe.copy() if isinstance(self.observe, ViewQuota) else ViewQuota() if self.observe else None
+        return (
+            self.observe.copy() if isinstance(self.observe, ViewQuota) else ViewQuota() if self.observe else None
+        )
 
     def _results(
         self, flow: RowFlow, counted: Counted, recorder: Recorder | None

@@ -658,7 +658,13 @@ _RUNNING = under(
         "Read settings from this file. [default: tito-audit.toml or pyproject.toml, here or in a folder above]"
     ),
     numbered(
-        "jobs", ("scan", "repair", "view"), "a number of processes", 1, short="-j", fills=Settings, unset="one per core"
+        "jobs",
+        ("scan", "repair", "view"),
+        "a number of processes",
+        1,
+        short="-j",
+        fills=Settings,
+        unset="one per core",
     )("How many processes to use; the result is the same. [default: one per core]"),
     _of_run("engine", ("scan", "repair"), takes=Engine)(
         "Where to work: in processes on this machine, or in tasks of a Ray cluster, --jobs of them at once or one "
@@ -694,7 +700,13 @@ _RUNNING = under(
     flag("not_checked", ("scan",), takes=bool, key_takes=values.FLAG, panel="Reports")(
         "List everything that was not checked, with the reasons; otherwise the page names the most common."
     ),
-    flag("quiet", ("scan", "repair", "convert", "sft", "rescore", "view"), short="-q", takes=bool, key_takes=values.FLAG)(
+    flag(
+        "quiet",
+        ("scan", "repair", "convert", "sft", "rescore", "view"),
+        short="-q",
+        takes=bool,
+        key_takes=values.FLAG,
+    )(
         "No progress line, and only the reports that you name.",
         convert="No progress line, and no list of what is kept.",
         view="No progress line, and no line about what was written.",

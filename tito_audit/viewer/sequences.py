@@ -260,7 +260,11 @@ def _columns(
     shown: dict[str, NDArray[np.float64]] = {}
     count = None if trained is None else int(np.count_nonzero(trained))
     named = [(each.name, each.values) for each in columns if each.role is ColumnRole.OTHER]
-    named += [(name, np.asarray(value)) for name, value in beside.credit.items() if isinstance(value, list | tuple | np.ndarray)]
+    named += [
+        (name, np.asarray(value))
+        for name, value in beside.credit.items()
+        if isinstance(value, list | tuple | np.ndarray)
+    ]
     for name, values in named:
         if values.ndim != 1 or values.dtype.kind not in "fiu" or name in shown or len(shown) == _COLUMNS:
             continue

@@ -1,8 +1,8 @@
 """Which rows may hold a text or a token sequence: an index that a search loads in small parts.
 
-Rows are told apart in blocks. Of each block one bit says whether any four bytes of its text with this hash occur in
-it, or any token id or pair of ids. A search loads only the parts with the hashes of what is searched, and then only
-rows of blocks that have all of them. `search.js` computes the same hashes.
+Rows are told apart in blocks. Of each block one bit says whether any four bytes of text with this hash occur in it,
+or any token id or pair of ids. A search loads only the parts with the hashes of what is searched, and then only rows
+of blocks that have them all. `search.js` computes the same hashes.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Grams:
         self._blocks += 1
 
     def buckets(self) -> Iterator[bytes]:
-        """The parts: `width` bytes for each hash in turn, a bit of which stands for a block, the first the highest."""
+        """The parts: `width` bytes for each hash in turn, with a bit for each block; the first is the highest."""
         if not self._blocks:
             return
         self._file.flush()

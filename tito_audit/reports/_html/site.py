@@ -170,7 +170,8 @@ class Site:
             _put_in_place(self._draft, self.folder, build)
         except OSError as error:
             raise StorageError(
-                f"{self.folder}: the site cannot be put there ({error.strerror or error}); its pages are as they were."
+                f"{self.folder}: the site cannot be put there ({error.strerror or error}).\n"
+                "Its pages are as they were; name a folder in a writable place."
             ) from error
         return counts
 
@@ -303,7 +304,7 @@ def _put_in_place(draft: Path, folder: Path, build: str) -> None:
     if not (folder / "data" / build).exists():
         (draft / "data" / build).rename(folder / "data" / build)
     pages = {path.name for path in (draft / "logs").iterdir()}
-    for name in (*(f"logs/{page}" for page in sorted(pages)), "compare.html", "index.html", MARK):
+    for name in (*(f"logs/{each}" for each in sorted(pages)), "compare.html", "index.html", MARK):
         (draft / name).replace(folder / name)
     for path in _stale(folder, build, pages):
         shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
