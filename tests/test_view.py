@@ -27,8 +27,9 @@ from tests.test_html_browser import CONTRAST, UNNAMED, browser, press, texts, wa
 from tests.tiers import some
 from tests.world import TOY
 from tito_audit.reports import site_in
-from tito_audit.reports._html.grams import BUCKETS, SLOTS, Grams, slots_of_ids, slots_of_text
-from tito_audit.reports._html.site import MARK
+from tito_audit.reports._html.views import MARK
+from tito_audit.reports.html import write_page
+from tito_audit.viewer.grams import BUCKETS, SLOTS, Grams, slots_of_ids, slots_of_text
 
 __all__ = ["browser"]
 
@@ -124,14 +125,14 @@ def test_a_site_is_the_same_however_many_processes_wrote_it(site: Path, logs: Pa
 
 
 def test_rows_beyond_the_limit_are_counted_and_said(logs: Path, tmp_path: Path) -> None:
-    code, said, _ = run("view", logs / "second", "-t", TOY, "-o", tmp_path / "site", "--rows", 1)
+    code, said, _ = run("view", logs / "second", "-t", TOY, "-o", tmp_path / "site", "--show-rows", 1)
     assert code == 0
-    assert "9 without their tokens (--rows)" in said
+    assert "9 without their tokens (--show-rows)" in said
     (data,) = (tmp_path / "site" / "data").iterdir()
     # The row with an error is beyond it, and shown as the html report shows it.
     assert [entry[7] for entry in value_of(data / "step_0.jsonl" / "index.js")] == ["task-0", "task-2"]
     page = (tmp_path / "site" / "index.html").read_text()
-    assert "the tokens of 9 rollouts, beyond <code>--rows</code>" in page
+    assert "the tokens of 9 rollouts, beyond <code>--show-rows</code>" in page
 
 
 def test_a_folder_of_something_else_is_never_written_to(logs: Path, tmp_path: Path) -> None:
@@ -475,7 +476,7 @@ def test_the_pages_can_be_read_at_both_widths_and_in_both_schemes(
 
 
 def test_a_site_is_put_in_place_only_when_it_is_complete(tmp_path: Path) -> None:
-    site = site_in(tmp_path / "site")
+    site = site_in(tmp_path / "site", write_page)
     assert not (tmp_path / "site").exists()
     site.close()
     assert list(tmp_path.iterdir()) == []

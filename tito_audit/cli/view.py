@@ -19,13 +19,14 @@ if TYPE_CHECKING:
 
 
 @command("view")
-def view(options: Options, logs: Logs, out: str, rows: int, quiet: bool) -> None:
+def view(options: Options, logs: Logs, out: str, show_rows: int, quiet: bool) -> None:
     """Write a site of logs: pages that a browser opens from disk, to browse, search and compare them.
 
     Each log is audited by itself, as `scan LOG` does, and has the page that the html report writes, with all of
     its rollouts token by token. A site that exists is updated.
     """
     from tito_audit.reports import site_in
+    from tito_audit.reports.html import write_page
     from tito_audit.storage import find_logs
     from tito_audit.terminal.encoding import ready_stdout
     from tito_audit.terminal.escape import visible
@@ -36,9 +37,9 @@ def view(options: Options, logs: Logs, out: str, rows: int, quiet: bool) -> None
         raise SetupError(f"-o {out}: a site is written to disk.\nName a folder on disk, and copy it from there.")
     files = find_logs(logs)
     pace = RunProgress()
-    with closing(site_in(Path(out))) as site:
+    with closing(site_in(Path(out), write_page)) as site:
         with nullcontext() if quiet else progress_shown(pace):
-            _add_logs(site, options, logs, files, rows, pace)
+            _add_logs(site, options, logs, files, show_rows, pace)
         counts = site.finish()
     if quiet:
         return
@@ -46,7 +47,7 @@ def view(options: Options, logs: Logs, out: str, rows: int, quiet: bool) -> None
     left = [
         words
         for number, words in (
-            (counts.rollouts - counts.shown, "without their tokens (--rows)"),
+            (counts.rollouts - counts.shown, "without their tokens (--show-rows)"),
             (counts.findings - counts.listed, "findings counted, not listed"),
         )
         if number
@@ -73,7 +74,7 @@ def _add_logs(
     from tito_audit.viewer.selection import ViewQuota, ViewSize
 
     assert isinstance(pace, RunProgress)
-    settings, gate, loader = all_cores(options.settings()), options.gate(), Loader()
+    settings, loader = all_cores(options.settings()), Loader()
     titles = {rule.code: rule.title for rule in all_rules()}
     docs = {rule.code: rule.doc for rule in all_rules()}
     folders = [folder for folder in map(Path, logs) if folder.is_dir()]
@@ -83,7 +84,7 @@ def _add_logs(
         name = inside if folder is None or len(logs) == 1 else f"{folder.resolve().name}/{inside}"
         pace.enter(f"{name} ({number:,} of {len(files):,})" if len(files) > 1 else "")
         quota = ViewQuota(rows, ViewSize(tokens=20_000, sequences=512))
-        run = gate_rollouts([str(file)], settings, gate, pace, observe=quota)
+        run = gate_rollouts([str(file)], settings, None, pace, observe=quota)
         run.scan.loader = loader
         notice = options.notice()
         run.summary.notices += [] if notice is None else [notice]

@@ -14,8 +14,9 @@ from tito_audit.voice import spoken
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tito_audit.reports._html.site import Site as Site
+    from tito_audit.reports._html.views import Site as Site
     from tito_audit.reports._notebook import NotebookPage as NotebookPage
+    from tito_audit.reports.html import HtmlVerdict
     from tito_audit.summary import Summary
 
 __all__ = [
@@ -96,8 +97,8 @@ def notebook_error(title: str, message: str) -> str:
     return error_html(title, message)
 
 
-def site_in(folder: Path) -> Site:
-    """A site to write into a folder; SetupError if the folder holds anything else."""
-    from tito_audit.reports._html.site import Site
+def site_in(folder: Path, write_page: Callable[..., HtmlVerdict]) -> Site:
+    """A site to write into a folder, with the pages of `reports.html`; SetupError if it holds anything else."""
+    from tito_audit.reports._html.views import Site
 
-    return Site(folder)
+    return Site(folder, write_page)

@@ -215,13 +215,18 @@ _FILES = 100
 def write(results: Iterable[Result], summary: Summary, out: TextIO, options: ReportOptions) -> None:
     """Read all results, then write one page; its findings and views wait on disk."""
     with closing(ViewBlocks()) as views:
-        write_page(results, summary, out, options, views, short_name(summary.files))
+        write_page(results, summary, out, options, views)
 
 
 def write_page(
-    results: Iterable[Result], summary: Summary, out: TextIO, options: ReportOptions, views: ViewBlocks, name: str
-) -> None:
-    """Read all results, then write one page, with its data where `views` puts it."""
+    results: Iterable[Result],
+    summary: Summary,
+    out: TextIO,
+    options: ReportOptions,
+    views: ViewBlocks,
+    name: str = "",
+) -> HtmlVerdict:
+    """Read all results, then write one page, with its data where `views` puts it; returns its verdict."""
     from tito_audit.reports._html.charts import charts
 
     seen: Counter[Severity] = Counter()
@@ -238,13 +243,13 @@ def write_page(
                 measures.add(observed.measures)
                 views.add(result)
         before, after = page(
-            name=name,
+            name=name or short_name(summary.files),
             site=views.site,
             files=summary.files[:_FILES],
             summary=summary,
             tokenizer=one_tokenizer(summary) or "",
             joining=with_reading(summary),
-            verdict=verdict(summary),
+            verdict=(judged := verdict(summary)),
             steps=list(next_steps(curable.first, curable, summary)),
             headlines=headlines(summary),
             causes=len(summary.ranked_headlines()),
@@ -269,6 +274,7 @@ def write_page(
         out.write(before)
         views.write(page_findings.chunks(), out)
         out.write(after)
+        return judged
 
 
 HTML = Report(

@@ -453,9 +453,10 @@ def rows_with_views(recorder: Recorder, flow: RowFlow, file: Path, views: ViewQu
             ):
                 viewed.setdefault(result.place.row, set()).add(at)
     shown: dict[tuple[int, int], View] = {}
+    size = None if views is None else views.size
     for raw in read_again(group, group.open_quick(file), viewed):
         place = Place(str(file), raw.index)
-        for at, result in enumerate(flow.audit(raw, place, Detection(), lambda *_: views and views.size)):
+        for at, result in enumerate(flow.audit(raw, place, Detection(), lambda *_: size)):
             observed = observed_of(result)
             if at in viewed[raw.index] and observed is not None and observed.view is not None:
                 shown[raw.index, at] = observed.view

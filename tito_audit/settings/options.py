@@ -309,7 +309,7 @@ _VIEWING = under(
     flag("out", ("view",), short="-o", metavar="DIR", required=True, flag_only=FlagOnly.WRITTEN)(
         "The folder of the site: a new one, or a site to update."
     ),
-    flag("rows", ("view",), metavar="N", takes=int, least=0, default=100_000, flag_only=FlagOnly.PURPOSE)(
+    flag("show_rows", ("view",), metavar="N", takes=int, least=0, default=100_000, flag_only=FlagOnly.PURPOSE)(
         "Show the first N rows of each log token by token; of the others, those that the html report would show."
     ),
 )

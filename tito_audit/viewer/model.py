@@ -202,10 +202,18 @@ def observed_of(result: Result) -> Observed | None:
     return result.observed if isinstance(result.observed, Observed) else None
 
 
-_IDS = ("rollout_id", "_ng_rollout_id", "id", "uid", "uuid", "trajectory_id", "traj_id", "episode_id", "sample_id")
+_IDS: tuple[str, ...] = (
+    "rollout_id",
+    "_ng_rollout_id",
+    "id",
+    "uid",
+    "uuid",
+    "trajectory_id",
+    "traj_id",
+    "episode_id",
+    "sample_id",
+)
 _IDS += ("request_id", "session_id", "conversation_id", "example_id", "task_id", "instance_id", "problem_id")
-_LONGEST = 200
-"""Maximum characters of an id."""
 
 
 def named(result: Result, row: Mapping[str, Any]) -> Result:
@@ -214,5 +222,5 @@ def named(result: Result, row: Mapping[str, Any]) -> Result:
     if observed is None or observed.view is None:
         return result
     ids = (row[name] for name in _IDS if isinstance(row.get(name), str | int) and row[name] is not True)
-    view = replace(observed.view, row_id=str(next(ids, ""))[:_LONGEST])
+    view = replace(observed.view, row_id=str(next(ids, ""))[:200])
     return replace(result, observed=replace(observed, view=view))

@@ -1,8 +1,8 @@
 """Which rows may hold a text or a token sequence: an index that a search loads in small parts.
 
-Rows are told apart in blocks. Of each block one bit says whether any four bytes of text with this hash occur in it,
-or any token id or pair of ids. A search loads only the parts with the hashes of what is searched, and then only rows
-of blocks that have them all. `search.js` computes the same hashes.
+Rows are told apart in blocks. Of each block one bit says whether any four bytes of text with this hash occur in
+it, or any token id or pair of ids. A search loads only the parts with the hashes of what is searched, and then
+only rows of blocks that have them all. `search.js` computes the same hashes.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Grams:
 def slots_of_text(text: str) -> NDArray[np.uint32]:
     """The hashes of all four consecutive bytes of a text in small letters."""
     data = np.frombuffer(text.lower().encode("utf-8", "replace"), np.uint8).astype(np.uint32)
-    four = data[:-3] | data[1:-2] << 8 | data[2:-1] << 16 | data[3:] << 24
+    four = data[:-3] | data[1:-2] << np.uint32(8) | data[2:-1] << np.uint32(16) | data[3:] << np.uint32(24)
     return _slots(four)
 
 
@@ -77,4 +77,5 @@ def slots_of_ids(ids: Sequence[int]) -> NDArray[np.uint32]:
 
 def _slots(keys: NDArray[np.uint32]) -> NDArray[np.uint32]:
     """20 bits of each key."""
-    return ((keys ^ keys >> 15) * _LAST) >> np.uint32(12)
+    mixed: NDArray[np.uint32] = (keys ^ keys >> np.uint32(15)) * _LAST
+    return mixed >> np.uint32(12)
