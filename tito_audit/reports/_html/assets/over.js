@@ -26,9 +26,15 @@ function fillOver(sections, over) {
   if (!select) return;
   const names = columnsOf(sections);
   const add = (value, words) => make("option", { value }, words);
-  select.replaceChildren(add("", "nothing"), ...names.map((name) => add(name, name)), ...(names.length > 1 ? [add(ALL_COLUMNS, `all: ${names.join(", ")}`)] : []));
+  select.replaceChildren(add("", "nothing"), ...names.map((name) => add(name, name)), ...(names.length > 1 ? [add(ALL_COLUMNS, "all")] : []));
   select.value = over === ALL_COLUMNS || names.includes(over) ? over : "";
   select.onchange = () => setState({ over: select.value }, { step: false });
+}
+
+/** Says in the legend what stands over the tokens, from the top down. */
+function sayOver(sections, over) {
+  const line = byId("over-words");
+  if (line) line.textContent = over === "" ? "" : `over the tokens: ${(over === ALL_COLUMNS ? columnsOf(sections) : [over]).join(", ")}`;
 }
 
 /** Writes the values of a column over the tokens of a sequence; "" takes them away. */

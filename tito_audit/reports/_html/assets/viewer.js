@@ -117,6 +117,7 @@ function viewerApp(index, places) {
 
   function drawOver(over) {
     for (const section of sections) writeOver(section, over);
+    sayOver(sections, over);
     pane.classList.toggle("with-over", over !== "");
   }
 
