@@ -480,3 +480,17 @@ def test_a_site_is_put_in_place_only_when_it_is_complete(tmp_path: Path) -> None
     assert not (tmp_path / "site").exists()
     site.close()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_is_missing_is_said(browser: driver.Browser, logs: Path, tmp_path: Path) -> None:
+    assert run("view", logs / "second", "-t", TOY, "-o", tmp_path / "site", "-q")[0] == 0
+    browser.look(width=1400)
+    page = tmp_path / "site" / "logs" / "step_0.jsonl.html"
+    go(browser, page.as_uri())
+    next((tmp_path / "site" / "data").glob("*/step_0.jsonl/rows-0.js")).unlink()
+    browser.js("document.querySelector('#rollouts-app tbody button').click()")
+    wait(browser, "!document.getElementById('said').hidden")
+    assert texts(browser, "#said") == [
+        "step_0.jsonl/rows-0.js cannot be loaded. If the site was updated, reload this page."
+    ]
+    assert not browser.js("return document.getElementById('viewer').open")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tito_audit.registry import plugin_of_module, plugins
 from tito_audit.report import Report
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
     from tito_audit.reports._html.views import Site as Site
     from tito_audit.reports._notebook import NotebookPage as NotebookPage
-    from tito_audit.reports.html import HtmlVerdict
     from tito_audit.summary import Summary
 
 __all__ = [
@@ -97,7 +96,7 @@ def notebook_error(title: str, message: str) -> str:
     return error_html(title, message)
 
 
-def site_in(folder: Path, write_page: Callable[..., HtmlVerdict]) -> Site:
+def site_in(folder: Path, write_page: Callable[..., Any]) -> Site:
     """A site to write into a folder, with the pages of `reports.html`; SetupError if it holds anything else."""
     from tito_audit.reports._html.views import Site
 

@@ -221,6 +221,6 @@ def named(result: Result, row: Mapping[str, Any]) -> Result:
     observed = observed_of(result)
     if observed is None or observed.view is None:
         return result
-    ids = (row[name] for name in _IDS if isinstance(row.get(name), str | int) and row[name] is not True)
+    ids = (row[name] for name in _IDS if isinstance(row.get(name), str | int) and type(row[name]) is not bool)
     view = replace(observed.view, row_id=str(next(ids, ""))[:200])
     return replace(result, observed=replace(observed, view=view))

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 from tito_audit.errors import SetupError, StorageError
 from tito_audit.evidence.model import Against
@@ -51,9 +51,6 @@ from tito_audit.viewer.grams import Grams
 from tito_audit.viewer.model import ShownStretch, Swap, View, ViewSequence, observed_of
 from tito_audit.viewer.replacements import SAMPLED as REPLACED_SAMPLED
 from tito_audit.viewer.replacements import SEEN
-
-if TYPE_CHECKING:
-    from tito_audit.reports.html import HtmlVerdict
 
 ROOM = 12_000_000
 """Maximum characters that all rollouts together take in the page."""
@@ -220,7 +217,8 @@ class Site:
     `close` it in the end: what is not complete is removed. SetupError if the folder holds anything else.
     """
 
-    def __init__(self, folder: Path, write_page: Callable[..., HtmlVerdict]) -> None:
+    def __init__(self, folder: Path, write_page: Callable[..., Any]) -> None:
+        """`write_page` is that of `reports.html`, which imports this module."""
         self._write_page = write_page
         self.folder = Path(os.path.realpath(folder))
         refuse_folder(folder)
@@ -228,7 +226,7 @@ class Site:
         self._build = secrets.token_hex(16)  # stands for the folder of data until its content names it
         self._digest = hashlib.sha256()
         self._logs: list[dict[str, Any]] = []
-        self._pages: list[str] = []
+        self._pages = ["page.css", "page.js"]
         self._grams = Grams()
         self._blocks: list[list[int]] = []
         """By block of the search: the number of a log, of a file of its rows, and so on."""

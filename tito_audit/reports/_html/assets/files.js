@@ -3,19 +3,23 @@
 const KEPT = 6; // files of rows that stay in memory
 
 const place = document.body.dataset;
-const handed = new Map();
-globalThis.titoAudit = (name, packed) => handed.get(name)?.(packed);
+const loading = new Map(); // by name: the promise of a file on its way, and what ends it
+globalThis.titoAudit = (name, packed) => loading.get(name)?.end(packed);
 
 /** A file of the site, as a response; the name is its path below the folder of data, without `.js`. */
 async function file(name) {
-  const packed = await new Promise((resolve, reject) => {
-    const script = make("script", { src: `${place.root}${place.data}/${name}.js` });
-    const end = (done) => (value) => { handed.delete(name); script.remove(); done(value); };
-    handed.set(name, end(resolve));
-    script.onerror = end(() => reject(new Error(`${name}.js cannot be loaded`)));
-    document.head.append(script);
-  });
-  return inflated(packed);
+  if (!loading.has(name)) {
+    const one = {};
+    one.promise = new Promise((resolve, reject) => {
+      const script = make("script", { src: `${place.root}${place.data}/${name}.js` });
+      const ending = (done) => (value) => { loading.delete(name); script.remove(); done(value); };
+      one.end = ending(resolve);
+      script.onerror = ending(() => reject(new Error(`${name}.js cannot be loaded. If the site was updated, reload this page.`)));
+      loading.set(name, one);
+      document.head.append(script);
+    });
+  }
+  return inflated(await loading.get(name).promise);
 }
 
 const json = async (name) => (await file(name)).json();

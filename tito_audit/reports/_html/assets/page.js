@@ -71,4 +71,4 @@ async function logPage() {
   keyboard(table, viewer);
 }
 
-start();
+start().catch(failed);

@@ -67,8 +67,8 @@ function viewerApp(index, places) {
     reopening = !dialog.open;
     if (!dialog.open) opened ??= document.activeElement;
     const [file, row, item] = index[number];
-    const view = await source.view(number);
-    if (open !== number) return;
+    const view = await source.view(number).catch(failed);
+    if (open !== number || !view) return;
     reopening = false;
     findings = grouped(findingsIn(view));
     for (const finding of findings) finding.place = places[number];
