@@ -25,11 +25,15 @@ from tests.browser.made import HOSTILE, WORDS
 from tests.command import run, written
 from tests.test_html_browser import CONTRAST, UNNAMED, browser, press, texts, wait
 from tests.tiers import some
-from tests.world import TOY
+from tests.world import FORMATS, TOY
+from tito_audit import Settings, scan_rollouts
 from tito_audit.reports import site_in
 from tito_audit.reports._html.views import MARK
 from tito_audit.reports.html import write_page
+from tito_audit.run.workers import InProcess
 from tito_audit.viewer.grams import BUCKETS, SLOTS, Grams, slots_of_ids, slots_of_text
+from tito_audit.viewer.model import observed_of
+from tito_audit.viewer.selection import ViewQuota
 
 __all__ = ["browser"]
 
@@ -115,6 +119,30 @@ def test_every_row_is_in_the_files_with_what_a_trainer_logged(site: Path, logs: 
     assert stretch["columns"] == {name: first[name] for name in ("old_log_probs", "advantages")}
     same = value_of(data / "second-step_0.jsonl" / "index.js")
     assert [entry[8] == other[8] for entry, other in zip(index, same, strict=False)] == [True] + [False] * 5
+
+
+def test_a_column_of_the_response_stands_over_the_response(tmp_path: Path) -> None:
+    log = FORMATS / "verl_batch.jsonl"
+    assert run("view", log, "-t", TOY, "-o", tmp_path / "site", "-q") == (0, "", "")
+    first = json.loads(log.read_text().splitlines()[0])
+    (data,) = (tmp_path / "site" / "data").iterdir()
+    (sequence,) = value_of(data / "verl_batch.jsonl" / "rows-0.js")[0]["sequences"]
+    shown = [value for stretch in sequence["stretches"] for value in stretch["columns"]["advantages"]]
+    length = len(shown) - shown.count(None)
+    assert shown[:-length] == [None] * (sequence["length"] - length)
+    assert shown[-length:] == [round(value, 5) for value in first["advantages"][0][:length]]
+
+
+@pytest.mark.parametrize("chunk", [None, 1, 1000])
+def test_the_same_rows_get_a_view_however_a_log_is_cut(logs: Path, chunk: int | None) -> None:
+    scan = scan_rollouts([logs / "second" / "step_0.jsonl"], Settings(tokenizer=str(TOY)), observe=ViewQuota(1))
+    if chunk is not None:
+        scan.chunk_bytes, scan.executor = chunk, InProcess()
+    views = {result.place.row: found.view for result in scan if (found := observed_of(result)) is not None}
+    assert [row for row, view in views.items() if view is not None] == [0, 2], (
+        "the first, and the one with an error"
+    )
+    assert [view.row_id for view in views.values() if view is not None] == ["task-0", "task-2"]
 
 
 def test_a_site_is_the_same_however_many_processes_wrote_it(site: Path, logs: Path, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from tito_audit.evidence.reference import pieces_of
 from tito_audit.evidence.roles import TURN_END, token_roles
 from tito_audit.record.arrays import Ids, Logprobs, Mask
 from tito_audit.record.beside import BesideTokens
-from tito_audit.record.column import Column, ColumnRole, alignment_by_length, spread
+from tito_audit.record.column import Alignment, Column, ColumnRole, alignment_by_length, spread
 from tito_audit.record.finding import Finding, Where
 from tito_audit.record.rollout import IdsFrom, TrainingRow
 from tito_audit.record.speakers import ASSISTANT
@@ -259,19 +259,25 @@ def _columns(
     """
     shown: dict[str, NDArray[np.float64]] = {}
     count = None if trained is None else int(np.count_nonzero(trained))
-    named = [(each.name, each.values) for each in columns if each.role is ColumnRole.OTHER]
-    named += [
-        (name, np.asarray(value))
-        for name, value in beside.credit.items()
-        if isinstance(value, list | tuple | np.ndarray)
-    ]
-    for name, values in named:
-        if values.ndim != 1 or values.dtype.kind not in "fiu" or name in shown or len(shown) == _COLUMNS:
+    named = [(each.name, each.values, each.alignment) for each in columns if each.role is ColumnRole.OTHER]
+    for name, value in beside.credit.items():
+        if isinstance(value, list | tuple | np.ndarray):
+            length = alignment_by_length(len(value), full=size, prompt_length=prompt, trained=count)
+            named.append((name, np.asarray(value), length))
+    for name, values, alignment in named:
+        if name in shown or len(shown) == _COLUMNS or values.ndim != 1 or values.dtype.kind not in "fiu":
             continue
-        fits = alignment_by_length(len(values), full=size, prompt_length=prompt, trained=count)
-        if fits is not None and size:
-            numbers = values.astype(np.float64)
-            shown[name] = spread(numbers, fits, full=size, prompt_length=prompt, trained=trained)
+        fits = Alignment.FULL if alignment is Alignment.CALL else alignment
+        try:
+            numbers = (
+                None
+                if fits is None
+                else spread(values.astype(np.float64), fits, full=size, prompt_length=prompt, trained=trained)
+            )
+        except ValueError:  # of another alignment, or of another length
+            continue
+        if numbers is not None and len(numbers) == size:
+            shown[name] = numbers
     return shown
 
 
