@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tito_audit.reports import Site
+    from tito_audit.terminal.terminal import RunProgress
 
 
 @command("view")
@@ -44,25 +45,18 @@ def view(options: Options, logs: Logs, out: str, show_rows: int, quiet: bool) ->
     if quiet:
         return
     ready_stdout("text")
-    left = [
-        words
-        for number, words in (
-            (counts.rollouts - counts.shown, "without their tokens (--show-rows)"),
-            (counts.findings - counts.listed, "findings counted, not listed"),
-        )
-        if number
-        for words in [f"{number:,} {words}"]
-    ]
-    if (notice := skipped(logs)) is not None:
-        left.append(notice)
-    shown = f"{many(counts.logs, 'log')}, {many(counts.rollouts, 'rollout')}, {counts.size / 1e6:,.1f} MB"
-    sys.stdout.write(
-        visible(f"{Path(out) / 'index.html'}: {shown}{''.join(f'; {words}' for words in left)}") + "\n"
+    left_out = (
+        (counts.rollouts - counts.shown, "without their tokens (--show-rows)"),
+        (counts.findings - counts.listed, "findings counted, not listed"),
     )
+    shown = f"{many(counts.logs, 'log')}, {many(counts.rollouts, 'rollout')}, {counts.size / 1e6:,.1f} MB"
+    words = [shown, *(f"{number:,} {what}" for number, what in left_out if number)]
+    words += filter(None, [skipped(logs)])
+    sys.stdout.write(visible(f"{Path(out) / 'index.html'}: {'; '.join(words)}") + "\n")
 
 
 def _add_logs(
-    site: Site, options: Options, logs: Sequence[str], files: Sequence[Path], rows: int, pace: object
+    site: Site, options: Options, logs: Sequence[str], files: Sequence[Path], rows: int, pace: RunProgress
 ) -> None:
     """Audit each log by itself, and write its page."""
     from tito_audit.gate import gate_rollouts
@@ -70,10 +64,8 @@ def _add_logs(
     from tito_audit.rules import all_rules
     from tito_audit.run.auditor import Loader
     from tito_audit.run.workers import all_cores
-    from tito_audit.terminal.terminal import RunProgress
     from tito_audit.viewer.selection import ViewQuota, ViewSize
 
-    assert isinstance(pace, RunProgress)
     settings, loader = all_cores(options.settings()), Loader()
     titles = {rule.code: rule.title for rule in all_rules()}
     docs = {rule.code: rule.doc for rule in all_rules()}
@@ -86,7 +78,6 @@ def _add_logs(
         quota = ViewQuota(rows, ViewSize(tokens=20_000, sequences=512))
         run = gate_rollouts([str(file)], settings, None, pace, observe=quota)
         run.scan.loader = loader
-        notice = options.notice()
-        run.summary.notices += [] if notice is None else [notice]
+        run.summary.notices += filter(None, [options.notice()])
         page = ReportOptions(titles=titles, docs=docs, ran=run.codes, fails=run.fails)
         site.add(run, run.summary, name, page)

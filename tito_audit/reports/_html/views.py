@@ -187,7 +187,6 @@ def _runs(values: Sequence[Any]) -> list[list[Any]]:
 
 
 MARK = "tito-audit-site"
-_OURS = ("index.html", "compare.html", "logs", "data", MARK)
 _SHARD = 1 << 19
 """Characters of JSON from which the rows of a file are enough."""
 _SHARDS = 8

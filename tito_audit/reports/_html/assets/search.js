@@ -150,16 +150,19 @@ function searchApp({ logs, search }) {
     let hits = 0;
     let progress = "";
     stop.hidden = false;
+    const tell = () => { state.textContent = `${many(hits, "hit")} for ${what} · ${progress}`; };
     const say = (done, of) => {
       progress = done < of ? `${count(done)} of ${many(of, "file")} read` : `${many(of, "file")} read in ${((performance.now() - begun) / 1000).toFixed(1)} s`;
-      state.textContent = `${many(hits, "hit")} for ${what} · ${progress}`;
+      tell();
     };
     try {
       for await (const each of found(wanted, say)) {
         if (own !== running) return;
         list.append(entry(each));
         hits += 1;
-        if (hits % HITS === 0 && !(await asked(own))) return;
+        if (hits % HITS > 0) continue;
+        tell();
+        if (!(await asked(own))) return;
       }
     } catch (error) {
       state.textContent = `The search failed: ${error.message}`;
