@@ -403,6 +403,20 @@ def test_two_runs_stand_side_by_side_by_the_ids_of_their_rows(browser: driver.Br
     browser.js("document.querySelector('.pairs tbody button').click()")
     wait(browser, "document.getElementById('viewer').open")
     assert texts(browser, ".jump .only") == ["second"]
+    go(browser, (site / "compare.html").as_uri() + "#a=first/step_0.jsonl")
+    assert texts(browser, "#compare-state") == ["Choose two logs, or two folders of logs."]
+    for name, value in (("b", "second/step_1.jsonl"), ("by", "row")):
+        browser.js(
+            """const select = document.getElementById(`compare-${arguments[0]}`);
+            delete document.documentElement.dataset.ready;
+            select.value = arguments[1];
+            select.dispatchEvent(new Event("change", {bubbles: true}));""",
+            name,
+            value,
+        )
+        wait(browser, "document.documentElement.dataset.ready === 'yes'")
+    assert "6 rows of both, by row number; 6 with other tokens" in texts(browser, "#compare-state")[0]
+    assert browser.js("return location.hash") == "#a=first/step_0.jsonl&b=second/step_1.jsonl&by=row"
     own_files_alone(browser, site.resolve().as_uri())
 
 
