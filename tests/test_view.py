@@ -250,7 +250,11 @@ def test_the_index_of_the_search_misses_no_block_and_leaves_most_out() -> None:
     bits = np.unpackbits(np.frombuffer(b"".join(parts), np.uint8).reshape(SLOTS, grams.width), axis=1)
     grams.close()
     for number, (ids, text) in enumerate(blocks):
-        for slots in (slots_of_ids(ids[40:44])[4:], slots_of_ids(ids[7:8]), slots_of_text(text[20:60])):
+        for slots in (
+            slots_of_ids(ids[40:44])[4:],
+            slots_of_ids(ids[7:8]),
+            *slots_of_text(text[20:60]),
+        ):
             there = bits[slots].all(axis=0)
             assert there[number]
             assert there.sum() < 4

@@ -1,8 +1,8 @@
 """Which rows may hold a text or a token sequence: an index that a search loads in small parts.
 
-Rows are told apart in blocks. Of each block one bit says whether any four bytes of text with this hash occur in
-it, or any token id or pair of ids. A search loads only the parts with the hashes of what is searched, and then
-only rows of blocks that have them all. `search.js` computes the same hashes.
+Rows are told apart in blocks. Of each block one bit says whether any four or eight bytes of text with this hash
+occur in it, or any token id or pair of ids. A search loads only the parts with the hashes of what is searched, and
+then only rows of blocks that have them all. `search.js` computes the same hashes.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class Grams:
     def add(self, ids: Sequence[int], data: Sequence[str]) -> None:
         """Add consecutive tokens to the open block: their ids, and their bytes in hexadecimal, if known."""
         whole = b"".join(bytes.fromhex(token.rstrip("…")) for token in data)
-        self._present[slots_of_text(whole.decode("utf-8", "replace"))] = True
-        self._present[slots_of_ids(ids)] = True
+        for slots in (*slots_of_text(whole.decode("utf-8", "replace")), slots_of_ids(ids)):
+            self._present[slots] = True
 
     def end_block(self) -> None:
         """Begin another block."""
@@ -61,11 +61,11 @@ class Grams:
             yield np.packbits(bits.T, axis=1).tobytes()
 
 
-def slots_of_text(text: str) -> NDArray[np.uint32]:
-    """The hashes of all four consecutive bytes of a text in small letters."""
+def slots_of_text(text: str) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
+    """The hashes of all four, and of all eight consecutive bytes of a text in small letters."""
     data = np.frombuffer(text.lower().encode("utf-8", "replace"), np.uint8).astype(np.uint32)
     four = data[:-3] | data[1:-2] << np.uint32(8) | data[2:-1] << np.uint32(16) | data[3:] << np.uint32(24)
-    return _slots(four)
+    return _slots(four), _slots((four[:-4] * _FIRST ^ four[4:]) * _SECOND)
 
 
 def slots_of_ids(ids: Sequence[int]) -> NDArray[np.uint32]:

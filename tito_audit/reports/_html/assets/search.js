@@ -8,12 +8,13 @@ const AROUND = 60; // characters shown around a hit
 const lowered = new TextEncoder();
 const slot = (key) => Math.imul(key ^ (key >>> 15), 0x9E3779B1) >>> 12;
 
-/** The hashes of four consecutive bytes each. */
+/** The hashes of eight consecutive bytes each, or of four where there are fewer. */
 function slotsOfText(text) {
   const data = lowered.encode(text.toLowerCase());
-  const slots = [];
-  for (let at = 0; at + 4 <= data.length; at += 1) slots.push(slot((data[at] | data[at + 1] << 8 | data[at + 2] << 16 | data[at + 3] << 24) >>> 0));
-  return slots;
+  const four = [];
+  for (let at = 0; at + 4 <= data.length; at += 1) four.push((data[at] | data[at + 1] << 8 | data[at + 2] << 16 | data[at + 3] << 24) >>> 0);
+  if (data.length < 8) return four.map(slot);
+  return four.slice(4).map((later, at) => slot(Math.imul((Math.imul(four[at], 0x85EBCA6B) ^ later) >>> 0, 0xC2B2AE35) >>> 0));
 }
 
 /** The hashes of pairs of ids, or of the only one. */
