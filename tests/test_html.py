@@ -235,7 +235,7 @@ def test_findings_beyond_the_bound_leave_neither_memory_nor_disk() -> None:
 
 
 def test_a_page_that_leaves_findings_out_says_how_many_and_counts_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tito_audit.reports.html.BOUND", 30)
+    monkeypatch.setattr("tito_audit.reports._html.views.ViewBlocks.findings", 30)
     text = made.written([result(row, *[finding("TOK101", Severity.NOTE)] * 4) for row in range(25)])
     assert "<b>30 of 100 findings are in this page</b>" in text
     assert headline(text)[2] == "No errors; 100 notes in 25 of 25 rollouts (100 %)."

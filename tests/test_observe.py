@@ -46,12 +46,11 @@ from tito_audit.viewer.model import (
     ViewSequence,
 )
 from tito_audit.viewer.replacements import SAMPLED, SEEN
+from tito_audit.viewer.selection import REPORTED
 from tito_audit.viewer.sequences import (
     MAX_PIECE,
-    MAX_SEQUENCES,
     MAX_SWAP,
     MAX_SWAPPED,
-    MAX_TOKENS,
     Excerpt,
     MarkedRange,
     choose_excerpts,
@@ -195,11 +194,11 @@ def holds(evidence: Evidence, findings: Sequence[Finding]) -> View:
     seen = view(evidence, findings)
     rollout, vocabulary = evidence.rollout, evidence.vocabulary
     assert len(seen.messages) == len(rollout.messages)
-    assert len(seen.sequences) <= MAX_SEQUENCES
+    assert len(seen.sequences) <= REPORTED.sequences
     recorded = [turn.prompt_ids for turn in rollout.turns] + [turn.completion_ids for turn in rollout.turns]
     there = sum(ids is not None for ids in recorded) + (rollout.training_row is not None)
     assert len(seen.sequences) + seen.left_out == there
-    assert sum(len(part.ids) for one in seen.sequences for part in one.stretches) <= MAX_TOKENS
+    assert sum(len(part.ids) for one in seen.sequences for part in one.stretches) <= REPORTED.tokens
     assert sum(len(swap.ids) for one in seen.sequences for swap in one.swaps) <= MAX_SWAPPED
     for one in seen.sequences:
         ids = sequence(rollout, one.where, one.turn)
@@ -595,7 +594,7 @@ def test_swapping_leads_from_what_was_said_to_what_was_heard_and_back(drifted: t
     log, turn = drifted
     evidence, findings = audited(log.rollout(), toy.toy_tokenizer(), None)
     seen = holds(evidence, findings)
-    if sum(len(ids) for ids in (*log.prompts, *log.completions, log.row_ids)) > MAX_TOKENS:
+    if sum(len(ids) for ids in (*log.prompts, *log.completions, log.row_ids)) > REPORTED.tokens:
         return
     assert applied(of(seen, Where.COMPLETION, turn)) == log.heard[turn]
     said = log.prompts[turn] + log.completions[turn]
@@ -630,8 +629,8 @@ def test_of_many_turns_those_with_findings_are_shown_and_the_rest_is_counted() -
     evidence = gather(long_rollout(100, 10), toy.toy_tokenizer(), None)
     finding = finding_at("TPL201", Severity.ERROR, Where.PROMPT, 90, 0, 4)
     seen = holds(evidence, [finding])
-    assert len(seen.sequences) == MAX_SEQUENCES
-    assert seen.left_out == 201 - MAX_SEQUENCES
+    assert len(seen.sequences) == REPORTED.sequences
+    assert seen.left_out == 201 - REPORTED.sequences
     assert of(seen, Where.PROMPT, 90).stretches[0].start == 0
     assert of(seen, Where.ROW).length == 1500
 
@@ -643,7 +642,7 @@ def test_of_a_long_rollout_what_is_found_is_shown_first_and_then_how_answers_beg
         finding_at("MSK401", Severity.ERROR, Where.ROW, None, 70_000, 100_000),
     ]
     seen = holds(evidence, findings)
-    assert sum(len(part.ids) for one in seen.sequences for part in one.stretches) == MAX_TOKENS
+    assert sum(len(part.ids) for one in seen.sequences for part in one.stretches) == REPORTED.tokens
     middle = [(part.start, len(part.ids)) for part in of(seen, Where.COMPLETION, 2).stretches]
     assert (29_980, 240) in middle
     row = [(part.start, len(part.ids)) for part in of(seen, Where.ROW).stretches]

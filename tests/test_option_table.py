@@ -22,7 +22,7 @@ from tito_audit.settings.options import FLAG_ONLY, KEYS, OPTIONS, filled, option
 CLI = Path(__file__).resolve().parents[1] / "tito_audit" / "cli"
 COMMANDS = (
     *("scan", "repair", "convert", "show", "identify", "inspect", "template", "rescore", "serve", "config"),
-    *("conformance", "sft", "validate", "list", "explain"),
+    *("conformance", "sft", "validate", "list", "explain", "view"),
 )
 FILLED = (Settings, GateSettings, RepairSettings, RepairChoices)
 NO_OPTION = {(Settings, "row"), (Settings, "overrides"), (RepairSettings, "choices"), (RepairChoices, "rescored")}

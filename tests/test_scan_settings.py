@@ -417,15 +417,17 @@ def test_what_a_part_offers_holds_what_is_taken() -> None:
         here = draw.choice(codes[: 2 + number // 50], draw.integers(0, 3), replace=False)
         rollouts.append([finding(str(code), int(draw.integers(0, 3))) for code in here])
     whole = ViewQuota()
-    taken = {number for number, findings in enumerate(rollouts) if whole.take(findings)}
+    taken = {number for number, findings in enumerate(rollouts) if whole.take(findings, 0)}
     assert len(taken) == MAX_VIEWS
     known, merged = ViewQuota(), set()
     for start in range(0, 3000, 100):
         part = known.copy()
         # Parts before this one that are not back yet are unknown to it.
         part = ViewQuota() if start % 300 == 0 else part
-        offered = {start + n for n, findings in enumerate(rollouts[start : start + 100]) if part.offer(findings)}
-        now = {start + n for n, findings in enumerate(rollouts[start : start + 100]) if known.take(findings)}
+        offered = {
+            start + n for n, findings in enumerate(rollouts[start : start + 100]) if part.offer(findings, 0)
+        }
+        now = {start + n for n, findings in enumerate(rollouts[start : start + 100]) if known.take(findings, 0)}
         assert now <= offered
         merged |= now
     assert merged == taken

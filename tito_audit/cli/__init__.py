@@ -35,6 +35,7 @@ from tito_audit.cli import (
     show,
     template,
     validate,
+    view,
 )
 from tito_audit.cli import list as list_command
 from tito_audit.cli._ends import complain, give_up_stdout, ready_streams, refusal
@@ -115,6 +116,7 @@ app.command("scan", cls=Command, short_help=SUMMARIES["scan"])(scan.scan)
 app.command("repair", cls=Command, short_help=SUMMARIES["repair"])(repair.repair)
 app.command("convert", cls=Command, short_help=SUMMARIES["convert"])(convert.convert)
 app.command("show", cls=Command, short_help=SUMMARIES["show"])(show.show)
+app.command("view", cls=Command, short_help=SUMMARIES["view"])(view.view)
 app.command("sft", cls=Command, short_help=SUMMARIES["sft"])(sft.sft)
 app.command("identify", cls=Command, short_help=SUMMARIES["identify"])(identify.identify)
 app.command("inspect", cls=Command, short_help=SUMMARIES["inspect"])(inspect.inspect)

@@ -23,6 +23,7 @@ SUMMARIES = {
     "repair": "Write a repaired copy of a log, with every repair proven.",
     "convert": "Write a log in another form, or as another framework's rows.",
     "show": "Show one rollout token by token, with its findings.",
+    "view": "Write a site to browse, search and compare logs.",
     "sft": "Show what SFT would train of chat data, before it is tokenized.",
     "identify": "Find what wrote a log: tokenizer, template, arguments.",
     "inspect": "Show a log's columns and format, and a mapping to paste.",

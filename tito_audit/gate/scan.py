@@ -15,6 +15,7 @@ from tito_audit.settings.model import GateSettings, Settings
 from tito_audit.storage import Logs, Name, RowsInMemory, find_logs, names_of
 from tito_audit.summary import Summary
 from tito_audit.tables import Shown
+from tito_audit.viewer.selection import ViewQuota
 
 
 def gate_rollouts(
@@ -23,7 +24,7 @@ def gate_rollouts(
     gate: GateSettings | None = None,
     progress: Progress | None = None,
     *,
-    observe: bool = False,
+    observe: bool | ViewQuota = False,
     resume: Path | None = None,
 ) -> GatedScan:
     """The audit of logs as by `scan_rollouts`, with `summary.gate` set once all results were iterated.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tito_audit.registry import plugin_of_module, plugins
 from tito_audit.report import Report
@@ -12,6 +12,9 @@ from tito_audit.unknown import unknown
 from tito_audit.voice import spoken
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tito_audit.reports._html.views import Site as Site
     from tito_audit.reports._notebook import NotebookPage as NotebookPage
     from tito_audit.summary import Summary
 
@@ -21,6 +24,7 @@ __all__ = [
     "notebook_error",
     "notebook_page",
     "report_named",
+    "site_in",
     "verdict_line",
     "verdict_lines",
     "verdict_word",
@@ -90,3 +94,10 @@ def notebook_error(title: str, message: str) -> str:
     from tito_audit.reports._notebook import error_html
 
     return error_html(title, message)
+
+
+def site_in(folder: Path, write_page: Callable[..., Any]) -> Site:
+    """A site to write into a folder, with the pages of `reports.html`; SetupError if it holds anything else."""
+    from tito_audit.reports._html.views import Site
+
+    return Site(folder, write_page)

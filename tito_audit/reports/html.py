@@ -12,8 +12,8 @@ from tito_audit.record.finding import Result, Severity
 from tito_audit.record.mismatch import ADVICE, MismatchCause
 from tito_audit.report import Report, ReportOptions
 from tito_audit.reports import _verdict
-from tito_audit.reports._html.page import block
-from tito_audit.reports._html.page_findings import BOUND, PageFindings, headline_name
+from tito_audit.reports._html.page import page, short_name
+from tito_audit.reports._html.page_findings import PageFindings, headline_name
 from tito_audit.reports._html.views import ViewBlocks
 from tito_audit.reports._verdict import LINES, skips_by_reason
 from tito_audit.reports._worst import Curable, next_steps
@@ -260,12 +260,24 @@ _FILES = 100
 
 def write(results: Iterable[Result], summary: Summary, out: TextIO, options: ReportOptions) -> None:
     """Read all results, then write one page; its findings and views wait on disk."""
+    with closing(ViewBlocks()) as views:
+        write_page(results, summary, out, options, views)
+
+
+def write_page(
+    results: Iterable[Result],
+    summary: Summary,
+    out: TextIO,
+    options: ReportOptions,
+    views: ViewBlocks,
+    name: str = "",
+) -> HtmlVerdict:
+    """Read all results, then write one page, with its data where `views` puts it; returns its verdict."""
     from tito_audit.reports._html.charts import charts
-    from tito_audit.reports._html.page import page, short_name
 
     seen: Counter[Severity] = Counter()
     curable, with_findings, measures = Curable(), 0, None
-    with closing(PageFindings(BOUND)) as page_findings, closing(ViewBlocks()) as views:
+    with closing(PageFindings(views.findings)) as page_findings:
         for result in results:
             seen.update(finding.severity for finding in result.findings)
             with_findings += bool(result.findings) and not result.of_log
@@ -277,12 +289,13 @@ def write(results: Iterable[Result], summary: Summary, out: TextIO, options: Rep
                 measures.add(observed.measures)
                 views.add(result)
         before, after = page(
-            name=short_name(summary.files),
+            name=name or short_name(summary.files),
+            site=views.site,
             files=summary.files[:_FILES],
             summary=summary,
             tokenizer=one_tokenizer(summary) or "",
             joining=with_reading(summary),
-            verdict=verdict(summary),
+            verdict=(judged := verdict(summary)),
             steps=list(next_steps(curable.first, curable, summary)),
             headlines=headlines(summary),
             causes=len(summary.ranked_headlines()),
@@ -306,11 +319,9 @@ def write(results: Iterable[Result], summary: Summary, out: TextIO, options: Rep
             with_findings=with_findings,
         )
         out.write(before)
-        for chunk in page_findings.chunks():
-            out.write(block("findings", chunk))
-        out.write(block("views", views.index))
-        views.copy(out)
+        views.write(page_findings.chunks(), out)
         out.write(after)
+        return judged
 
 
 HTML = Report(

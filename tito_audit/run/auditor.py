@@ -40,10 +40,11 @@ from tito_audit.tokens.load import load_tokenizer
 from tito_audit.tokens.tokenizer import Tokenizer
 from tito_audit.tokens.vocab import Vocabulary
 from tito_audit.viewer.model import Observed
+from tito_audit.viewer.selection import ViewSize
 from tito_audit.ways.writer import at_own_date
 
-Viewed = Callable[[Iterable[Finding]], bool]
-"""Whether a rollout with these findings gets a view; called once per rollout, in order."""
+Viewed = Callable[[Iterable[Finding], int], ViewSize | None]
+"""The size of the view of a rollout with these findings in this row; called once per rollout, in order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +215,8 @@ def _observed(evidence: Evidence, findings: tuple[Finding, ...], viewed: Viewed)
     from tito_audit.viewer.measures import measure  # slow to import, and rarely needed
     from tito_audit.viewer.sequences import view
 
-    return Observed(measure(evidence, findings), view(evidence, findings) if viewed(findings) else None)
+    size = viewed(findings, evidence.rollout.place.row)
+    return Observed(measure(evidence, findings), None if size is None else view(evidence, findings, size))
 
 
 def unreadable(place: Place, error: str, codes: frozenset[str]) -> Result:

@@ -43,6 +43,7 @@ from tito_audit.settings.model import Settings
 from tito_audit.storage import RawRow, RemoteFile, RowsInMemory, path_of
 from tito_audit.summary import RECORD, Summary
 from tito_audit.tokens.tokenizer import Tokenizer
+from tito_audit.viewer.model import named
 
 EVERY = 8 << 20
 """How many bytes of rows are read between two collections."""
@@ -197,6 +198,8 @@ class RowFlow:
         repaired = read.row.get(COLUMN) is not None or (isinstance(inside, Mapping) and COLUMN in inside)
         for rollout in read.rollouts:
             result = detection.say(audit_rollout(rollout, auditor, viewed))
+            if viewed is not None:
+                result = named(result, read.row)
             result = replace(result, counts={**result.counts, "repaired": 1}) if repaired else result
             if group.settings.require_level is not None:
                 record = record_of(rollout, group.rows_behind(raw, read))

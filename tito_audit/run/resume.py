@@ -446,12 +446,17 @@ def rows_with_views(recorder: Recorder, flow: RowFlow, file: Path, views: ViewQu
     viewed: dict[int, set[int]] = {}
     for row in recorder.rows(file) if views is not None else ():
         for at, result in enumerate(row.outcome.before):
-            if observed_of(result) is not None and views is not None and views.take(result.findings):
+            if (
+                observed_of(result) is not None
+                and views is not None
+                and views.take(result.findings, result.place.row)
+            ):
                 viewed.setdefault(result.place.row, set()).add(at)
     shown: dict[tuple[int, int], View] = {}
+    size = None if views is None else views.size
     for raw in read_again(group, group.open_quick(file), viewed):
         place = Place(str(file), raw.index)
-        for at, result in enumerate(flow.audit(raw, place, Detection(), lambda _: True)):
+        for at, result in enumerate(flow.audit(raw, place, Detection(), lambda *_: size)):
             observed = observed_of(result)
             if at in viewed[raw.index] and observed is not None and observed.view is not None:
                 shown[raw.index, at] = observed.view

@@ -54,7 +54,7 @@ class Scan(Shown):
 
     Creating one opens nothing; iterating raises SetupError or StorageError when the run is impossible. With more
     than one job (`Settings.jobs`) the rollout of a result keeps only its place and format. With `observe` results
-    come with their measures, and the first rollouts of each code with a view.
+    come with their measures, and the first rollouts of each code with a view, or those of a quota.
 
     `print(scan)`, the last line of a notebook's cell and `scan.verdict` show what it found, and run it if it has
     not run; `run()` runs it. Iterating again audits again.
@@ -66,7 +66,7 @@ class Scan(Shown):
         settings: Settings,
         progress: Progress | None = None,
         *,
-        observe: bool = False,
+        observe: bool | ViewQuota = False,
         resume: Path | None = None,
     ) -> None:
         self.logs = logs
@@ -164,10 +164,16 @@ class Scan(Shown):
         if journal is None and self.resume is not None:
             journal = stack.enter_context(closing(Journal(self.resume)))
         assert journal is not None
-        recorder = Recorder(journal, SCAN, flow, states, {"reports": self.observe})
+        recorder = Recorder(journal, SCAN, flow, states, {"reports": bool(self.observe)})
         self.resumed = len(recorder.logs)
         self.summary.notices += recorder.notices()
         return recorder
+
+    def _views(self) -> ViewQuota | None:
+        """Which rollouts get a view; None: nothing is observed."""
+        return (
+            self.observe.copy() if isinstance(self.observe, ViewQuota) else ViewQuota() if self.observe else None
+        )
 
     def _results(
         self, flow: RowFlow, counted: Counted, recorder: Recorder | None
@@ -188,14 +194,14 @@ class Scan(Shown):
             executor = InProcess()
         detection = Detection()
         if executor is None:
-            viewed = ViewQuota().take if self.observe else None
+            viewed = None if (views := self._views()) is None else views.take
             for raw, place in flow.rows(self.summary, self.progress, counted):
                 for result in flow.audit(raw, place, detection, viewed):
                     yield bare(result) if several else result
             return
         if not executor.here:
             flow.load()
-        chunked = ChunkedScan(flow, self.summary, counted, ViewQuota() if self.observe else None, recorder)
+        chunked = ChunkedScan(flow, self.summary, counted, self._views(), recorder)
         size = self.chunk_bytes or chunk_bytes(flow.size, executor.jobs)
         with closing(chunked.results(executor, size, self.progress)) as results:
             yield from detection.once(results)
@@ -268,7 +274,7 @@ def scan_rollouts(
     settings: Settings | None = None,
     progress: Progress | None = None,
     *,
-    observe: bool = False,
+    observe: bool | ViewQuota = False,
     resume: Path | None = None,
 ) -> Scan:
     """Audits logs: files, folders, globs, or rows in memory (`Logs`); results are computed as they are iterated.

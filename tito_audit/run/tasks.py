@@ -318,7 +318,7 @@ class ChunkedScan:
             self._last = self._start + number
             row = []
             for result in results:
-                row.append(_moved(self._with_view(result, chunk.views.get(passed)), self._start))
+                row.append(self._with_view(_moved(result, self._start), chunk.views.get(passed)))
                 passed += 1
             yield from self._noted(row, left)
         self.flow.encoders.add(chunk.encoders, self.summary)
@@ -372,7 +372,7 @@ class ChunkedScan:
     def _with_view(self, result: Result, packed: bytes | None) -> Result:
         """The result with its view, if it gets one."""
         observed = observed_of(result)
-        if self.views is None or observed is None or not self.views.take(result.findings):
+        if self.views is None or observed is None or not self.views.take(result.findings, result.place.row):
             return result
         assert packed is not None, "workers send the view of every rollout that may get one"
         view = pickle.loads(zlib.decompress(packed))  # from a worker of this run, never from a file

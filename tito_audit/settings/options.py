@@ -32,14 +32,28 @@ from tito_audit.settings.option import FlagOnly, Option, flag, numbered, under
 _T = TypeVar("_T")
 COMMANDS = (
     *("scan", "repair", "inspect", "show", "convert", "sft"),
-    *("validate", "identify", "template", "conformance", "rescore", "serve"),
+    *("validate", "identify", "template", "conformance", "rescore", "serve", "view"),
 )
 """The commands that read the configuration file."""
 
-_AUDITS = ("scan", "repair", "show", "rescore")
+_AUDITS = ("scan", "repair", "show", "rescore", "view")
 _RENDERED = (*_AUDITS, "convert", "sft", "template", "serve")
 _JOINED = (*_AUDITS, "identify", "template")
-_EVERY = ("scan", "repair", "convert", "show", "sft", "inspect", "validate", "identify", "template", "rescore")
+_EVERY = (
+    *(
+        "scan",
+        "repair",
+        "convert",
+        "show",
+        "sft",
+        "inspect",
+        "validate",
+        "identify",
+        "template",
+        "rescore",
+        "view",
+    ),
+)
 _WRITERS = ("repair", "convert")
 
 _of_log = partial(flag, fills=Settings, per_log=True)
@@ -305,6 +319,17 @@ _SHOWING = under(
 )
 
 
+_VIEWING = under(
+    "Output",
+    flag("out", ("view",), short="-o", metavar="DIR", required=True, flag_only=FlagOnly.WRITTEN)(
+        "The folder of the site: a new one, or a site to update."
+    ),
+    flag("show_rows", ("view",), metavar="N", takes=int, least=0, default=100_000, flag_only=FlagOnly.PURPOSE)(
+        "Show the first N rows of each log token by token; of the others, those that the html report would show."
+    ),
+)
+
+
 _LOOKING_UP = under(
     "Reports",
     numbered(
@@ -396,7 +421,7 @@ _TEXT = under(
     ),
     _of_log(
         "sampled_roles",
-        ("scan", "repair", "convert", "show", "sft", "identify", "template", "rescore"),
+        ("scan", "repair", "convert", "show", "sft", "identify", "template", "rescore", "view"),
         flag_name="sampled-role",
         metavar="ROLE",
         repeats=True,
@@ -511,7 +536,7 @@ _RULES = under(
     _codes("select", unset="all rules")("Rules to run, by code or prefix: TOK,TPL203. [default: all]"),
     _codes("extend_select")("More rules to run, unless a longer prefix in --ignore rules them out."),
     _codes("ignore")("Rules to skip, by code or prefix."),
-    _of_log("fail_on", ("scan", "repair"), takes=FailOn, panel="Gate")(
+    _of_log("fail_on", ("scan", "repair", "view"), takes=FailOn, panel="Gate")(
         "Exit 1 if a finding is at least this severe.",
         repair="Repair findings at least this severe; exit 1 if one is left.",
     ),
@@ -610,7 +635,7 @@ _RUNNING = under(
     ),
     numbered(
         "limit",
-        ("scan", "validate", "identify", "rescore"),
+        ("scan", "validate", "identify", "rescore", "view"),
         "a number of rows",
         1,
         short="-n",
@@ -621,10 +646,11 @@ _RUNNING = under(
     )(
         "Stop after this many rows, counted over all logs.",
         identify="Rows to read, the first of each log. [default: 400]",
+        view="Rows to audit, the first of each log.",
     ),
     _of_run(
         "sample",
-        ("scan", "rescore"),
+        ("scan", "rescore", "view"),
         metavar="SHARE",
         takes=readers.share,
         panel="Input",
@@ -633,7 +659,7 @@ _RUNNING = under(
     )("Audit about this share of the rows, 0.05 or 5%: the same rows every time."),
     numbered(
         "max_row_bytes",
-        ("scan", "repair", "convert", "inspect", "validate", "identify", "template", "rescore"),
+        ("scan", "repair", "convert", "inspect", "validate", "identify", "template", "rescore", "view"),
         "a number of bytes",
         1,
         metavar="BYTES",
@@ -642,7 +668,7 @@ _RUNNING = under(
     )("Report longer rows as REC001 instead of reading them."),
     _of_run(
         "trust_remote_code",
-        ("scan", "repair", "show", "inspect", "identify", "template", "rescore", "serve"),
+        ("scan", "repair", "show", "inspect", "identify", "template", "rescore", "serve", "view"),
         takes=bool,
         flag_only=FlagOnly.CODE,
     )("Let a tokenizer run its own Python code."),
@@ -654,7 +680,13 @@ _RUNNING = under(
         "Read settings from this file. [default: tito-audit.toml or pyproject.toml, here or in a folder above]"
     ),
     numbered(
-        "jobs", ("scan", "repair"), "a number of processes", 1, short="-j", fills=Settings, unset="one per core"
+        "jobs",
+        ("scan", "repair", "view"),
+        "a number of processes",
+        1,
+        short="-j",
+        fills=Settings,
+        unset="one per core",
     )("How many processes to use; the result is the same. [default: one per core]"),
     _of_run("engine", ("scan", "repair"), takes=Engine)(
         "Where to work: in processes on this machine, or in tasks of a Ray cluster, --jobs of them at once or one "
@@ -676,7 +708,7 @@ _RUNNING = under(
     flag("journal", ("scan", "repair"), metavar="FILE", flag_only=FlagOnly.WRITTEN)(
         "Record each finished log in this file. [default, with --resume: OUT.journal, beside what the run writes]"
     ),
-    _of_run("encoder", ("scan", "repair", "rescore"), takes=Encoder, key_after="sampled-roles")(
+    _of_run("encoder", ("scan", "repair", "rescore", "view"), takes=Encoder, key_after="sampled-roles")(
         "Which encoder runs first; tokenizers confirms every difference before it is reported. auto: fastokens "
         "for large logs."
     ),
@@ -692,13 +724,14 @@ _RUNNING = under(
     ),
     flag(
         "quiet",
-        ("scan", "repair", "convert", "sft", "validate", "rescore"),
+        ("scan", "repair", "convert", "sft", "validate", "rescore", "view"),
         short="-q",
         takes=bool,
         key_takes=values.FLAG,
     )(
         "No progress line, and only the reports that you name.",
         convert="No progress line, and no list of what is kept.",
+        view="No progress line, and no line about what was written.",
     ),
 )
 
@@ -713,6 +746,7 @@ OPTIONS: Final[tuple[Option, ...]] = (
         *_CONFORMANCE,
         *_WRITING,
         *_SHOWING,
+        *_VIEWING,
         *_LOOKING_UP,
     ),
     *(*_TEXT, *_LOG, *_RULES, *_RUNNING),

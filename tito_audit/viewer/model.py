@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from math import prod
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -122,6 +123,9 @@ class ShownStretch:
     """The loss mask; None if the sequence has none."""
     roles: tuple[str, ...] | None = None
     """The role of each token; None if unknown."""
+    columns: Mapping[str, tuple[float | None, ...]] = field(default_factory=dict)
+    """Other numbers that were recorded by token, by name: a trainer's logprobs, advantages; None for what is not
+    finite. Raw names: escape them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +182,10 @@ class View:
     sequences: tuple[ViewSequence, ...]
     left_out: int = 0
     """Sequences that are not shown."""
+    digest: str = ""
+    """16 hexadecimal digits of all recorded tokens: rollouts that share them have the same."""
+    row_id: str = ""
+    """The id that the row states, by which other runs name the same; "" if it states none. Raw: escape it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,3 +200,27 @@ class Observed:
 def observed_of(result: Result) -> Observed | None:
     """What was observed of a rollout; None if no report asked for it."""
     return result.observed if isinstance(result.observed, Observed) else None
+
+
+_IDS: tuple[str, ...] = (
+    "rollout_id",
+    "_ng_rollout_id",
+    "id",
+    "uid",
+    "uuid",
+    "trajectory_id",
+    "traj_id",
+    "episode_id",
+    "sample_id",
+)
+_IDS += ("request_id", "session_id", "conversation_id", "example_id", "task_id", "instance_id", "problem_id")
+
+
+def named(result: Result, row: Mapping[str, Any]) -> Result:
+    """The result with the id that its row states in its view, if it has one."""
+    observed = observed_of(result)
+    if observed is None or observed.view is None:
+        return result
+    ids = (row[name] for name in _IDS if isinstance(row.get(name), str | int) and type(row[name]) is not bool)
+    view = replace(observed.view, row_id=str(next(ids, ""))[:200])
+    return replace(result, observed=replace(observed, view=view))

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import hashlib
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from operator import attrgetter
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tito_audit.chains.links import Link, LinkKind
 from tito_audit.evidence.model import Evidence
 from tito_audit.evidence.reference import pieces_of
 from tito_audit.evidence.roles import TURN_END, token_roles
 from tito_audit.record.arrays import Ids, Logprobs, Mask
+from tito_audit.record.beside import BesideTokens
+from tito_audit.record.column import Alignment, Column, ColumnRole, alignment_by_length, spread
 from tito_audit.record.finding import Finding, Where
 from tito_audit.record.rollout import IdsFrom, TrainingRow
 from tito_audit.record.speakers import ASSISTANT
 from tito_audit.tokens.vocab import Vocabulary
 from tito_audit.viewer.model import ShownStretch, Swap, View, ViewSequence
 from tito_audit.viewer.replacements import Key, Replaced, replaced, same_as
+from tito_audit.viewer.selection import REPORTED, ViewSize
 
 # Chooses the tokens of a long rollout that are shown.
 
@@ -30,7 +36,7 @@ _WHOLE = 512
 """Ranges up to this length are shown whole, if there is room."""
 _GAP = 12
 """Shorter gaps are shown: a note about them would take as much room."""
-_FILL = (32, 128, 512, 2048, 8192)
+_FILL = (32, 128, 512, 2048, 8192, 1 << 20)
 """How many tokens of the start of each sequence are shown, round by round, while there is room."""
 
 
@@ -116,10 +122,6 @@ def choose_excerpts(
     return excerpts
 
 
-MAX_TOKENS = 3_000
-"""Maximum recorded tokens shown of a rollout."""
-MAX_SEQUENCES = 64
-"""Maximum sequences shown of a rollout."""
 MAX_SWAP = 512
 """Maximum canonical tokens shown of one swap."""
 MAX_SWAPPED = 3_000
@@ -130,6 +132,8 @@ CONTEXT = 8
 """Tokens already seen that are shown before what a prompt adds."""
 _ROLES_OF = 200_000
 """Maximum prompt tokens per rollout whose roles are determined."""
+_COLUMNS = 8
+"""Maximum columns shown of a sequence, besides its mask and its logprobs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,9 +148,10 @@ class _ViewedSequence:
     logprobs: Logprobs | None = None
     trained: Mask | None = None
     roles: Sequence[str] | None = None
+    columns: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
 
 
-def view(evidence: Evidence, findings: Sequence[Finding]) -> View:
+def view(evidence: Evidence, findings: Sequence[Finding], size: ViewSize = REPORTED) -> View:
     """The prompts, completions and training row of a rollout, bounded, with their replaced tokens.
 
     `evidence` comes from `check.explain`, for the codes of swaps. The surroundings of findings and swaps come
@@ -168,7 +173,7 @@ def view(evidence: Evidence, findings: Sequence[Finding]) -> View:
     # Among those without findings, the row and completions come first.
     order = [Where.ROW, Where.COMPLETION, Where.PROMPT]
     ranked = sorted(every, key=lambda sequence: (-severity.get(sequence.key, -1), order.index(sequence.key[0])))
-    chosen = {sequence.key for sequence in ranked[:MAX_SEQUENCES]}
+    chosen = {sequence.key for sequence in ranked[: size.sequences]}
     shown = [sequence for sequence in every if sequence.key in chosen]
     at = {seq.key: number for number, seq in enumerate(shown)}
     spots = [MarkedRange(at[key], start, end, worst) for key, start, end, worst in about if key in at]
@@ -176,7 +181,7 @@ def view(evidence: Evidence, findings: Sequence[Finding]) -> View:
     first = [Where.COMPLETION, Where.PROMPT, Where.ROW]
     by_kind = sorted(range(len(shown)), key=lambda number: first.index(shown[number].key[0]))
     fill = [(number, max(shown[number].new - CONTEXT, 0)) for number in by_kind]
-    excerpts = choose_excerpts([len(seq.ids) for seq in shown], spots, fill, MAX_TOKENS)
+    excerpts = choose_excerpts([len(seq.ids) for seq in shown], spots, fill, size.tokens)
     words = _Words(evidence.vocabulary)
     drawn = _swaps([swaps.get(seq.key, []) for seq in shown], excerpts, words)
     return View(
@@ -193,7 +198,17 @@ def view(evidence: Evidence, findings: Sequence[Finding]) -> View:
             for seq, excerpt, swapped in zip(shown, excerpts, drawn, strict=True)
         ),
         len(every) - len(shown),
+        _digest(every),
     )
+
+
+def _digest(every: Sequence[_ViewedSequence]) -> str:
+    """What two rollouts share whose recorded tokens are all the same."""
+    whole = hashlib.sha256()
+    for sequence in every:
+        whole.update(f"{sequence.key} {len(sequence.ids)}\n".encode())
+        whole.update(np.ascontiguousarray(sequence.ids, np.int64).tobytes())
+    return whole.hexdigest()[:16]
 
 
 def _sequences(evidence: Evidence) -> Iterator[_ViewedSequence]:
@@ -218,6 +233,7 @@ def _sequences(evidence: Evidence) -> Iterator[_ViewedSequence]:
                 note="; ".join(note for note in (ended, recovered) if note),
                 logprobs=turn.completion_logprobs,
                 roles=[TURN_END if i in evidence.end_ids else ASSISTANT for i in turn.completion_ids.tolist()],
+                columns=_columns(turn.columns, turn.beside, len(turn.completion_ids), 0, None),
             )
     row = evidence.rollout.training_row
     if row is not None:
@@ -229,7 +245,40 @@ def _sequences(evidence: Evidence) -> Iterator[_ViewedSequence]:
             logprobs=_scored(row, evidence),
             trained=row.loss_mask,
             roles=evidence.row.roles if evidence.row is not None else None,
+            columns=_columns(row.columns, row.beside, len(row.token_ids), row.prompt_length, row.loss_mask),
         )
+
+
+def _columns(
+    columns: Sequence[Column], beside: BesideTokens, size: int, prompt: int | None, trained: Mask | None
+) -> dict[str, NDArray[np.float64]]:
+    """What else was recorded of each token, by name: a trainer's logprobs, advantages, values; NaN where nothing.
+
+    The sampler's logprobs and the mask stand beside the tokens already. A column that fits no reading of its
+    length is left out.
+    """
+    shown: dict[str, NDArray[np.float64]] = {}
+    count = None if trained is None else int(np.count_nonzero(trained))
+    named = [(each.name, each.values, each.alignment) for each in columns if each.role is ColumnRole.OTHER]
+    for name, value in beside.credit.items():
+        if isinstance(value, list | tuple | np.ndarray):
+            length = alignment_by_length(len(value), full=size, prompt_length=prompt, trained=count)
+            named.append((name, np.asarray(value), length))
+    for name, values, alignment in named:
+        if name in shown or len(shown) == _COLUMNS or values.ndim != 1 or values.dtype.kind not in "fiu":
+            continue
+        fits = Alignment.FULL if alignment is Alignment.CALL else alignment
+        try:
+            numbers = (
+                None
+                if fits is None
+                else spread(values.astype(np.float64), fits, full=size, prompt_length=prompt, trained=trained)
+            )
+        except ValueError:  # of another alignment, or of another length
+            continue
+        if numbers is not None and len(numbers) == size:
+            shown[name] = numbers
+    return shown
 
 
 def _beyond(link: Link | None, prompt: Ids) -> tuple[int, str]:
@@ -281,18 +330,20 @@ class _Words:
 
 def _stretch(sequence: _ViewedSequence, words: _Words, start: int, end: int) -> ShownStretch:
     part = slice(start, end)
-    logprobs = None
-    if sequence.logprobs is not None:
-        values = sequence.logprobs[part]
-        pairs = zip(values.tolist(), np.isfinite(values).tolist(), strict=True)
-        logprobs = tuple(value if finite else None for value, finite in pairs)
     return ShownStretch(
         start,
         *words.of(sequence.ids[part]),
-        logprobs,
+        None if sequence.logprobs is None else _finite(sequence.logprobs[part]),
         None if sequence.trained is None else tuple(sequence.trained[part].tolist()),
         None if sequence.roles is None else tuple(sequence.roles[part]),
+        {_cut(name): _finite(values[part]) for name, values in sequence.columns.items()},
     )
+
+
+def _finite(values: NDArray[np.floating[Any]]) -> tuple[float | None, ...]:
+    """The values, None for those that are not finite."""
+    pairs = zip(values.tolist(), np.isfinite(values).tolist(), strict=True)
+    return tuple(value if finite else None for value, finite in pairs)
 
 
 def _swaps(

@@ -6,6 +6,8 @@ import base64
 import hashlib
 import re
 import zlib
+from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from pathlib import PurePath
@@ -21,8 +23,23 @@ if TYPE_CHECKING:
 
 CUT = "<!-- data -->\n"
 """The marker that the data blocks replace."""
-_SCRIPTS = ("store", "words", "state", "copy", "tokens", "rows", "findings", "sequence", "viewer", "keys", "page")
-_STYLES = ("style", "charts", "findings", "viewer", "narrow")
+_SCRIPTS = (
+    "store",
+    "words",
+    "state",
+    "copy",
+    "tokens",
+    "rows",
+    "findings",
+    "sequence",
+    "over",
+    "viewer",
+    "keys",
+    "page",
+)
+SITE_SCRIPTS = (*_SCRIPTS[:-1], "files", "search", "logs", "compare", _SCRIPTS[-1])
+"""Of the pages of a site: `page` starts what the page is for."""
+_STYLES = ("style", "charts", "findings", "viewer", "site", "narrow")
 _ICON = (
     "<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 16 16'>"
     "<rect width='16' height='16' rx='3' fill='#205493'/>"
@@ -34,19 +51,46 @@ _ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028",
 _ACTING = re.compile("[<>&\u2028\u2029]")
 
 
-def page(**values: Any) -> tuple[str, str]:
-    """The page before and after its data. Every string in `values` is made visible and escaped."""
-    style = "\n".join(_asset(f"{name}.css") for name in _STYLES)
-    script = "\n".join(_asset(f"{name}.js") for name in _SCRIPTS)
-    script = f'(() => {{\n"use strict";\n{script}}})();\n'
+@dataclass(frozen=True, slots=True)
+class SitePage:
+    """The place of a page in a site."""
+
+    root: str
+    """From the page to the site's folder: `../`, or "" for one that lies in it."""
+    data: str
+    """From the site's folder to that of its style, script and data."""
+    files: str = ""
+    """From there to the data of this page."""
+
+
+def page(template: str = "page.html", site: SitePage | None = None, **values: Any) -> tuple[str, str]:
+    """The page before and after its data. Every string in `values` is made visible and escaped.
+
+    A page of a site loads style, script and data from files beside it. A page that was opened from disk has no
+    origin of its own that browsers agree on, so `file:` stands beside `'self'`; neither admits a network.
+    """
+    style, script = style_of_pages(), script_of_pages(_SCRIPTS)
+    sources = ("'self' file:", "'self' file:") if site is not None else (_hash(script), _hash(style))
     policy = (
-        f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; img-src data:; "
+        f"default-src 'none'; script-src {sources[0]}; style-src {sources[1]}; img-src data:; "
         "base-uri 'none'; form-action 'none'"
     )
     icon = "data:image/svg+xml;base64," + base64.b64encode(_ICON.encode()).decode()
-    text = _template().render(style=style, script=script, policy=policy, icon=icon, **values)
+    shared = {"style": style, "script": script, "policy": policy, "icon": icon, "site": site}
+    text = _template(template).render(**shared, **values)
     before, _, after = text.partition(CUT)
     return before, after
+
+
+def style_of_pages() -> str:
+    """The style of every page."""
+    return "\n".join(_asset(f"{name}.css") for name in _STYLES)
+
+
+def script_of_pages(names: Iterable[str]) -> str:
+    """The script of a page, made of parts."""
+    script = "\n".join(_asset(f"{name}.js") for name in names)
+    return f'(() => {{\n"use strict";\n{script}}})();\n'
 
 
 def short_name(files: list[str]) -> str:
@@ -60,7 +104,7 @@ def short_name(files: list[str]) -> str:
 
 
 @cache
-def _template() -> Template:
+def _template(name: str) -> Template:
     from jinja2 import Environment, FunctionLoader, StrictUndefined
     from markupsafe import Markup
 
@@ -80,7 +124,7 @@ def _template() -> Template:
     environment.filters["rate"] = rate_number
     environment.filters["required"] = required_name
     environment.filters["covered"] = covered_share
-    return environment.get_template("page.html")
+    return environment.get_template(name)
 
 
 @cache

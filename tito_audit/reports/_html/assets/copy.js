@@ -60,6 +60,12 @@ function announce(words) {
   announce.waiting = setTimeout(() => { place.hidden = true; }, 1600);
 }
 
+/** Says that data is missing, for as long as the page is there. */
+function failed(error) {
+  announce(error.message);
+  clearTimeout(announce.waiting);
+}
+
 /** Gives each command that the page was written with its button. */
 function copyButtons() {
   for (const code of document.querySelectorAll("code[data-copy]")) {

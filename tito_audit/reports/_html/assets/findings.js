@@ -135,7 +135,7 @@ function findingsApp(findings, opener, folder) {
   }
 
   function update(state) {
-    const { rollout, finding, page, ...filters } = state;
+    const { rollout, finding, token, over, page, ...filters } = state;
     const at = Number.parseInt(page, 10) - 1 || 0;
     if (JSON.stringify(filters) !== drawn) {
       drawn = JSON.stringify(filters);

@@ -49,10 +49,18 @@ async function start() {
   tokenCards();
   sectionLinks();
   copyButtons();
-  const index = (await Promise.all(blocks("views").map(unpacked)))[0] ?? [];
+  if (byId("logs-app")) logsApp();
+  else if (byId("compare-app")) await compareApp();
+  else await logPage();
+  document.documentElement.dataset.ready = "yes";
+}
+
+/** The page of a log: its findings, and its rollouts token by token. */
+async function logPage() {
+  const index = await source.index();
   const findings = byId("findings-app") ? await allFindings() : [];
   const folder = commonFolder([...new Set([...index, ...findings].map((one) => one.file ?? one[0]))]);
-  const viewer = viewerApp(index, folder);
+  const viewer = viewerApp(index, index.map(([file, row, item]) => placeWords(file.slice(folder.length), row, item)));
   if (index.length) rolloutsApp(index, viewer);
   prepare(findings, folder);
   const table = byId("findings-app") ? findingsApp(findings, viewer, folder) : null;
@@ -61,7 +69,6 @@ async function start() {
     if (finding) table.reveal(finding);
   });
   keyboard(table, viewer);
-  document.documentElement.dataset.ready = "yes";
 }
 
-start();
+start().catch(failed);

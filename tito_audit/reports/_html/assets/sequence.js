@@ -8,7 +8,7 @@ function spread(runs) {
 
 /** The findings in a sequence. */
 function hitsOf(sequence, findings) {
-  return findings.filter((finding) => finding.where === sequence.where && (finding.where === "row" || finding.turn === sequence.turn));
+  return findings.filter((finding) => finding.only !== "second" && finding.where === sequence.where && (finding.where === "row" || finding.turn === sequence.turn));
 }
 
 const sequenceWords = (sequence) => (sequence.turn === null ? "" : `turn ${sequence.turn} · `) + (sequence.where === "row" ? "training row" : sequence.where);
@@ -16,7 +16,7 @@ const sequenceWords = (sequence) => (sequence.turn === null ? "" : `turn ${seque
 const FIRST_SIDES = ["sampled", "previous call"]; // what was sampled, or what it was sampled after, is drawn first
 
 /** What a sequence holds, in a word, as the head of its column. */
-const ownLabel = (sequence) => ({ completion: "sampled", row: "training row" })[sequence.where] ?? sequence.where;
+const ownLabel = (sequence) => sequence.own ?? ({ completion: "sampled", row: "training row" })[sequence.where] ?? sequence.where;
 
 /** One sequence as pairs of lines: its own tokens (`left`), and the other side's (`right`), which is drawn first
  * if it was sampled. `boxes` are its own tokens by position, `swapped` the nodes of each place that differs. */
@@ -60,10 +60,12 @@ function drawSequence(sequence, findings) {
     const covering = hits.filter((finding) => finding.start <= position && position < Math.max(finding.end, finding.start + 1));
     const facts = { of: ownLabel(sequence), position, hits: covering.map((finding) => `${SEVERITIES[finding.severity]} ${finding.code}`) };
     if (stretch.logprobs) facts.logprob = stretch.logprobs[index];
+    if (stretch.columns) facts.columns = Object.fromEntries(Object.entries(stretch.columns).map(([name, values]) => [name, values[index]]));
     if (stretch.maskOf) facts.trained = stretch.maskOf[index];
     if (stretch.roleOf) facts.role = stretch.roleOf[index];
     const classes = [swap ? "drift" : "", facts.trained ? "trained" : "", covering.length ? "hit" : ""];
     const box = tokenBox(sequence.tokens[stretch.tokens[index]], classes.filter(Boolean).join(" "), facts);
+    box.key = tokenKey(sequence, position);
     root.boxes.set(position, box);
     return box;
   }
@@ -73,7 +75,7 @@ function drawSequence(sequence, findings) {
     const words = (text) => make("span", { class: "nothing" }, text);
     const empty = swap.start === swap.end ? [words("nothing")] : [];
     pair.left.append(...empty);
-    const nodes = swap.tokens.map((token) => tokenBox(sequence.tokens[token], "today", { of: from }));
+    const nodes = swap.tokens.map((token, at) => tokenBox(sequence.tokens[token], "today", { of: from, ...swap.facts?.[at] }));
     if (!nodes.length) nodes.push(words("nothing"));
     root.swapped.push({ start: swap.start, end: swap.end, nodes: [...empty, ...nodes] });
     if (swap.total > swap.tokens.length) nodes.push(words(`… ${many(swap.total - swap.tokens.length, "more token")}`));
@@ -106,7 +108,7 @@ function drawSequence(sequence, findings) {
       }
       const box = ownBox(stretch, position - stretch.start, null);
       pair.left.append(box);
-      if (other) pair.right.append(tokenBox(sequence.tokens[stretch.tokens[position - stretch.start]], "", { of: "both", position }));
+      if (other) pair.right.append(tokenBox(sequence.tokens[stretch.tokens[position - stretch.start]], "", { of: "both", position, ...stretch.other?.[position - stretch.start] }));
       pair.size += 1;
       position += 1;
       if (pair.size >= LINE || box.textContent.endsWith("⏎")) finish();

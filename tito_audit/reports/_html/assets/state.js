@@ -1,6 +1,6 @@
 // The state of the page, kept in the address: filters, order, page, the open rollout and finding.
 // Back and forward, a reload and a pasted link all lead to the same view.
-const STATE = { q: "", severity: "", code: "", cause: "", headline: "", log: "", known: "", fold: "", sort: "severity", page: "1", rollout: "", finding: "" };
+const STATE = { q: "", severity: "", code: "", cause: "", headline: "", log: "", known: "", fold: "", sort: "severity", page: "1", rollout: "", finding: "", token: "", over: "", a: "", b: "", by: "", show: "" };
 
 const listeners = [];
 
@@ -40,8 +40,11 @@ addEventListener("hashchange", () => {
 /** What names a finding within its rollout: `TOK101.0.completion.12-14`. */
 const findingKey = (finding) => `${finding.code}.${finding.turn ?? ""}.${finding.where}.${finding.start}-${finding.end}`;
 
+/** What names a token within its rollout, by turn, sequence and position: `3.completion.120`. */
+const tokenKey = (sequence, position) => `${sequence.turn ?? ""}.${sequence.where}.${position}`;
+
 /** The fragment that opens a finding, next to the filters of now. */
-const findingHash = (finding) => stateHash({ ...readState(), rollout: finding.place, finding: findingKey(finding) });
+const findingHash = (finding) => stateHash({ ...readState(), rollout: finding.place, finding: findingKey(finding), token: "" });
 
 /** The address of a finding by itself, without the filters of now: to send to someone. */
 const findingLink = (finding) => location.href.split("#")[0] + stateHash({ ...STATE, rollout: finding.place, finding: findingKey(finding) });

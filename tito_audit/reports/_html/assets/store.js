@@ -18,16 +18,27 @@ const count = (number) => number.toLocaleString("en-US");
 const many = (number, noun) => `${count(number)} ${noun}${number === 1 ? "" : "s"}`;
 
 /** The value of one block of data. */
-async function unpacked(script) {
-  if (!script.dataset.packed) return JSON.parse(script.textContent);
-  const text = atob(script.textContent);
-  const bytes = new Uint8Array(text.length);
-  for (let at = 0; at < text.length; at += 1) bytes[at] = text.charCodeAt(at);
-  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream(script.dataset.packed));
-  return new Response(stream).json();
+const unpacked = async (script) => (script.dataset.packed ? inflated(script.textContent).json() : JSON.parse(script.textContent));
+
+/** What a text of compressed bytes stands for, as a response that is read as JSON or as bytes. */
+function inflated(text) {
+  const packed = atob(text);
+  const bytes = new Uint8Array(packed.length);
+  for (let at = 0; at < packed.length; at += 1) bytes[at] = packed.charCodeAt(at);
+  return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate")));
 }
 
 const blocks = (kind) => [...document.querySelectorAll(`script[data-kind="${kind}"]`)];
+
+/** Where the page's data is: in blocks of the page. In a site it is in files beside the page (`files.js`). */
+const source = {
+  /** The rollouts that can be shown: file, row, item, numbers of errors, warnings and notes, codes, and more in a site. */
+  index: async () => (await Promise.all(blocks("views").map(unpacked)))[0] ?? [],
+  /** The findings, in chunks. */
+  findings: () => Promise.all(blocks("findings").map(unpacked)),
+  /** The sequences and findings of a rollout, by its number in the index. */
+  view: (number) => unpacked(blocks("view")[number]),
+};
 
 /** The findings of one block as objects that share the strings of the block. */
 function findingsOf(block) {
@@ -69,7 +80,7 @@ function linked(findings) {
 
 /** All findings of the page, numbered in the order of the log. */
 async function allFindings() {
-  const parts = await Promise.all(blocks("findings").map(unpacked));
+  const parts = await source.findings();
   const all = parts.flatMap(findingsOf);
   all.forEach((finding, at) => { finding.at = at; });
   return linked(all);

@@ -47,6 +47,7 @@ function factRows(facts) {
   if (facts.piece !== null && facts.piece !== undefined) rows.push(["reads", facts.piece]);
   if (facts.data) rows.push(["bytes", facts.data.replace(/(..)(?=.)/g, "$1 ")]);
   if ("logprob" in facts) rows.push(["logprob", facts.logprob === null ? "unknown" : `${facts.logprob}`]);
+  for (const [name, value] of Object.entries(facts.columns ?? {})) rows.push([name, value === null ? "unknown" : `${value}`]);
   if ("trained" in facts) rows.push(["mask", facts.trained ? "trained" : "not trained"]);
   if ("role" in facts) rows.push(["role", facts.role]);
   if (facts.of) rows.push(["side", facts.of]);

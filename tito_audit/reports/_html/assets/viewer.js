@@ -22,17 +22,18 @@ function summed(roles) {
   return words.join(", ") + (runs.length > most ? ` and ${count(runs.length - most)} more` : "");
 }
 
+/** The findings of a view, linked. */
+const findingsIn = (view) => (Array.isArray(view.findings) ? view.findings : linked(findingsOf(view.findings)));
+
 /** Findings in the order of their roots, the worst first, each followed by what follows from it. */
 function grouped(findings) {
   const after = (finding) => [finding, ...(finding.follows ?? []).flatMap(after)];
   return findings.filter((finding) => !finding.root).sort(SORTS.severity).flatMap(after);
 }
 
-function viewerApp(index, folder) {
+function viewerApp(index, places) {
   const dialog = byId("viewer");
   const pane = byId("viewer-tokens");
-  const scripts = blocks("view");
-  const places = index.map(([file, row, item]) => placeWords(file.slice(folder.length), row, item));
   const numbers = new Map(places.map((place, at) => [place, at]));
   let open = -1; // the rollout that is shown or on its way
   let sections = [];
@@ -42,6 +43,7 @@ function viewerApp(index, folder) {
   let opened = null; // what had the focus before
   let reopening = false; // a rollout was asked for after the last was closed, and is not there yet
   let last = ""; // what was asked for last, if it is not in the page
+  let marking = false; // a token was chosen with the pointer: nothing moves
   let elsewhere = () => {}; // shows a finding whose rollout is not in the page
 
   function apply(state) {
@@ -55,26 +57,27 @@ function viewerApp(index, folder) {
         elsewhere(state);
       }
       last = asked;
-    } else if (number === open && dialog.open) jump(findings.find((one) => findingKey(one) === state.finding));
-    else show(number, state.finding);
+    } else if (number !== open || !dialog.open) show(number, state);
+    else if (!marking && !toToken(state.token)) jump(findings.find((one) => findingKey(one) === state.finding));
+    drawOver(state.over);
   }
 
-  async function show(number, key) {
+  async function show(number, { finding: key, token, over }) {
     open = number;
     reopening = !dialog.open;
     if (!dialog.open) opened ??= document.activeElement;
     const [file, row, item] = index[number];
-    const view = await unpacked(scripts[number]);
-    if (open !== number) return;
+    const view = await source.view(number).catch(failed);
+    if (open !== number || !view) return;
     reopening = false;
-    findings = grouped(linked(findingsOf(view.findings)));
+    findings = grouped(findingsIn(view));
     for (const finding of findings) finding.place = places[number];
     byId("viewer-title").replaceChildren(make("span", { title: placeWords(file, row, item) }, places[number]));
     byId("viewer-copy").replaceChildren(
       copyButton(placeWords(file, row, item), "the place"),
       copyButton(() => location.href, "a link to this view"));
     byId("viewer-copy").lastChild.classList.add("link");
-    byId("viewer-line").textContent = [many(findings.length + view.more_findings, "finding"),
+    byId("viewer-line").textContent = [index[number][7] ? `id ${index[number][7]}` : "", many(findings.length + view.more_findings, "finding"),
       `${many(view.messages.length, "message")}${view.messages.length ? `: ${summed(view.messages)}` : ""}`,
       view.left_out ? `${many(view.left_out, "sequence")} left out` : ""].filter(Boolean).join(" · ");
     sections = view.sequences.map((sequence) => drawSequence(sequence, findings));
@@ -88,7 +91,34 @@ function viewerApp(index, folder) {
     byId("rollout-number").textContent = `rollout ${count(number + 1)} of ${count(index.length)}`;
     if (!dialog.open) { dialog.showModal(); document.body.classList.add("viewing"); }
     byId("viewer-title").focus();
+    fillOver(sections, over);
+    drawOver(over);
     jump(findings.find((one) => findingKey(one) === key));
+    if (token && !toToken(token)) announce("This token is not shown");
+  }
+
+  /** Goes to the token with a key; false if there is none. */
+  function toToken(key) {
+    const box = key ? sections.map((section) => section.boxes.get(Number(key.split(".")[2]))).find((one) => one?.key === key) : null;
+    if (!box) return false;
+    clearHere();
+    box.classList.add("here");
+    focusToken(box);
+    return true;
+  }
+
+  /** Names a token in the address once it is pointed at or chosen with Enter, so that the link leads to it. */
+  function name(box) {
+    if (!box?.key || box.key === readState().token) return;
+    marking = true;
+    setState({ token: box.key }, { step: false });
+    marking = false;
+  }
+
+  function drawOver(over) {
+    for (const section of sections) writeOver(section, over);
+    sayOver(sections, over);
+    pane.classList.toggle("with-over", over !== "");
   }
 
   /** Scrolls to the first difference, else to the first token of a finding. */
@@ -109,7 +139,7 @@ function viewerApp(index, folder) {
     for (const finding of findings) {
       const turn = finding.turn === null ? "" : `turn ${finding.turn} `;
       const button = make("button", { type: "button", class: "jump" },
-        make("span", { class: "head" }, badge(finding.severity), make("b", {}, finding.code), make("span", { class: "quiet" }, turn + rangeWords(finding))),
+        make("span", { class: "head" }, badge(finding.severity), make("b", {}, finding.code), finding.only ? make("span", { class: "only" }, finding.only) : null, make("span", { class: "quiet" }, turn + rangeWords(finding))),
         make("span", { class: "says" }, finding.message));
       button.finding = finding;
       button.onclick = () => { if (finding === current) jump(finding); else go(finding); };
@@ -121,7 +151,7 @@ function viewerApp(index, folder) {
   }
 
   /** Makes a finding the open one, in the address too; steps within a rollout are none for Back. */
-  const go = (finding) => setState({ finding: findingKey(finding) }, { step: false });
+  const go = (finding) => setState({ finding: findingKey(finding), token: "" }, { step: false });
 
   /** Highlights the tokens of a finding on both sides and brings them into view; without one, shows the first difference. */
   function jump(finding) {
@@ -202,9 +232,9 @@ function viewerApp(index, folder) {
     const next = findings[at < 0 && by < 0 ? -1 : at + by];
     if (next) go(next);
     else if (index[open + by]) {
-      const view = await unpacked(scripts[open + by]);
-      const there = grouped(linked(findingsOf(view.findings))).at(by > 0 ? 0 : -1);
-      setState({ rollout: places[open + by], finding: there ? findingKey(there) : "" }, { step: false });
+      const view = await source.view(open + by);
+      const there = grouped(findingsIn(view)).at(by > 0 ? 0 : -1);
+      setState({ rollout: places[open + by], finding: there ? findingKey(there) : "", token: "" }, { step: false });
     }
   }
 
@@ -213,12 +243,12 @@ function viewerApp(index, folder) {
     hideTip();
     document.body.classList.remove("viewing");
     open = -1;
-    if (numbers.has(readState().rollout)) setState({ rollout: "", finding: "" });
+    if (numbers.has(readState().rollout)) setState({ rollout: "", finding: "", token: "" });
     opened?.focus({ preventScroll: true });
     opened = null;
   }
 
-  const toRollout = (number) => setState({ rollout: places[number], finding: "" }, { step: false });
+  const toRollout = (number) => setState({ rollout: places[number], finding: "", token: "" }, { step: false });
   dialog.addEventListener("close", close);
   dialog.addEventListener("cancel", (event) => {
     if (!byId("tip").hidden) { event.preventDefault(); hideTip(); }
@@ -231,6 +261,8 @@ function viewerApp(index, folder) {
   byId("previous-difference").onclick = () => difference(-1);
   byId("next-difference").onclick = () => difference(1);
   pane.addEventListener("scroll", followTip);
+  pane.addEventListener("click", (event) => name(event.target.closest(".token")));
+  pane.addEventListener("keydown", (event) => { if (event.key === "Enter") name(event.target.closest(".token")); });
   addEventListener("resize", () => { if (dialog.open && target?.isConnected) bring(target, 0.35); });
   drawLegend();
 
@@ -240,7 +272,7 @@ function viewerApp(index, folder) {
       if (event.ctrlKey || event.metaKey || event.shiftKey) return; // in a tab of its own
       event.preventDefault();
       if (!dialog.open) opened = link;
-      setState({ rollout: finding.place, finding: findingKey(finding) });
+      setState({ rollout: finding.place, finding: findingKey(finding), token: "" });
     };
     return link;
   }
@@ -258,7 +290,7 @@ function viewerApp(index, folder) {
     },
     open(number, from) {
       opened = from;
-      setState({ rollout: places[number], finding: "" });
+      setState({ rollout: places[number], finding: "", token: "" });
     },
     /** Follows the address from now on; `other` shows findings whose rollouts are not in the page. */
     start(other) {
@@ -274,15 +306,23 @@ function viewerApp(index, folder) {
 function rolloutsApp(index, opener) {
   const root = byId("rollouts-app");
   const body = root.querySelector("tbody");
+  let shown = index.map((_, number) => number);
   const pages = pager(root, 25, (from, to) => {
-    body.replaceChildren(...index.slice(from, to).map(([file, row, item, errors, warnings, notes, codes], at) => {
-      const button = make("button", { type: "button", class: "small", title: placeWords(file, row, item) }, opener.places[from + at]);
-      button.onclick = () => opener.open(from + at, button);
-      const cell = (number) => make("td", { class: "n" }, number ? count(number) : "");
-      return make("tr", {}, make("th", { scope: "row" }, button), cell(errors), cell(warnings), cell(notes), make("td", { class: "mono" }, codes.join(" ")));
+    body.replaceChildren(...shown.slice(from, to).map((number) => {
+      const [file, row, item, errors, warnings, notes, codes, id] = index[number];
+      const button = make("button", { type: "button", class: "small", title: placeWords(file, row, item) }, opener.places[number]);
+      button.onclick = () => opener.open(number, button);
+      const cell = (of) => make("td", { class: "n" }, of ? count(of) : "");
+      return make("tr", {}, make("th", { scope: "row" }, button), id === undefined ? null : make("td", {}, id),
+        cell(errors), cell(warnings), cell(notes), make("td", { class: "mono" }, codes.join(" ")));
     }));
   });
-  byId("rollouts-shown").textContent = many(index.length, "rollout");
-  pages.reset(index.length);
+  const show = (chosen) => {
+    shown = chosen;
+    byId("rollouts-shown").textContent = shown.length === index.length ? many(index.length, "rollout") : `${count(shown.length)} of ${many(index.length, "rollout")}`;
+    pages.reset(shown.length);
+  };
+  if (byId("rollout-filters")) rolloutFilters(index, opener.places, show);
+  show(shown);
   root.hidden = false;
 }

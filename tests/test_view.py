@@ -1,0 +1,542 @@
+"""`tito-audit view`: the site of many logs, as files, and in a browser from disk and from a server."""
+
+from __future__ import annotations
+
+import base64
+import functools
+import http.server
+import json
+import os
+import random
+import re
+import threading
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer
+
+from tests.browser import driver
+from tests.browser.made import HOSTILE, WORDS
+from tests.command import run, written
+from tests.test_html_browser import CONTRAST, UNNAMED, browser, press, texts, wait
+from tests.tiers import some
+from tests.world import FORMATS, TOY
+from tito_audit import Settings, scan_rollouts
+from tito_audit.reports import site_in
+from tito_audit.reports._html.views import MARK
+from tito_audit.reports.html import write_page
+from tito_audit.run.workers import InProcess
+from tito_audit.viewer.grams import BUCKETS, SLOTS, Grams, slots_of_ids, slots_of_text
+from tito_audit.viewer.model import observed_of
+from tito_audit.viewer.selection import ViewQuota
+
+__all__ = ["browser"]
+
+pytestmark = pytest.mark.usefixtures("loaded_once")
+
+ENCODER = Tokenizer.from_file(str(TOY / "tokenizer.json"))
+HARMFUL = HOSTILE.encode("utf-8", "replace").decode()
+
+
+def row(name: str, prompt: str, answer: str, **columns: Any) -> dict[str, Any]:
+    """A training row, with a trainer's logprobs and advantages."""
+    head, tail = (ENCODER.encode(text, add_special_tokens=False).ids for text in (prompt, answer))
+    size = len(head) + len(tail)
+    luck = random.Random(prompt + answer)
+    sampled = [0.0] * len(head) + [-luck.randrange(1, 4000) / 1000 for _ in tail]
+    return {
+        "id": name,
+        "token_ids": [*head, *tail],
+        "loss_mask": [0] * len(head) + [1] * len(tail),
+        "logprobs": sampled,
+        "old_log_probs": [round(value - luck.randrange(20) / 1000 * (value < 0), 4) for value in sampled],
+        "advantages": [0.125] * size,
+        **columns,
+    }
+
+
+def rows(seed: int, number: int = 6) -> list[dict[str, Any]]:
+    luck = random.Random(seed)
+    prompts = [" ".join(random.Random(at).choices(WORDS, k=8)) for at in range(number)]
+    return [row(f"task-{at}", prompt, " ".join(luck.choices(WORDS, k=12))) for at, prompt in enumerate(prompts)]
+
+
+@pytest.fixture(scope="module")
+def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two runs of two steps; a row of the first is hostile, one of the second has a finding."""
+    folder = tmp_path_factory.mktemp("runs")
+    for at, name in enumerate(("first", "second")):
+        (folder / name).mkdir()
+        several = rows(at)
+        several[0] = rows(0)[0]  # the same in both
+        several[1] = row("task-1", "the marker zebra-4711 of ZÜRICH", "it is " + name)
+        if name == "first":
+            several.append(row("task-</script><img src=x onerror=window.owned=8>", HARMFUL, HARMFUL[:200]))
+        else:
+            several[2]["logprobs"][-1] = 0.5
+        written(folder / name / "step_0.jsonl", several)
+        written(folder / name / "step_1.jsonl", rows(at + 2))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def site(logs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("out") / "site"
+    code, said, err = run("view", logs, "-t", TOY, "-o", out)
+    assert (code, err) == (0, "")
+    assert re.fullmatch(rf"{re.escape(str(out))}/index.html: 4 logs, 25 rollouts, [\d.]+ MB\n", said)
+    return out
+
+
+def value_of(file: Path) -> Any:
+    """What a file of data hands over."""
+    name, data = json.loads("[" + file.read_text().removeprefix("titoAudit(").removesuffix(");\n") + "]")
+    assert file.as_posix().endswith(f"/{name}.js")
+    return json.loads(zlib.decompress(base64.b64decode(data)))
+
+
+def files_in(folder: Path) -> dict[str, bytes]:
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+# --- the folder -----------------------------------------------------------------------------------------------
+
+
+def test_every_row_is_in_the_files_with_what_a_trainer_logged(site: Path, logs: Path) -> None:
+    (data,) = (site / "data").iterdir()
+    index = value_of(data / "first-step_0.jsonl" / "index.js")
+    assert [entry[7] for entry in index][:2] == ["task-0", "task-1"]
+    assert len(index) == 7
+    first = json.loads((logs / "first" / "step_0.jsonl").read_text().splitlines()[0])
+    (sequence,) = value_of(data / "first-step_0.jsonl" / "rows-0.js")[0]["sequences"]
+    (stretch,) = sequence["stretches"]
+    assert [sequence["tokens"][token][0] for token in stretch["tokens"]] == first["token_ids"]
+    assert stretch["columns"] == {name: first[name] for name in ("old_log_probs", "advantages")}
+    same = value_of(data / "second-step_0.jsonl" / "index.js")
+    assert [entry[8] == other[8] for entry, other in zip(index, same, strict=False)] == [True] + [False] * 5
+
+
+def test_a_column_of_the_response_stands_over_the_response(tmp_path: Path) -> None:
+    log = FORMATS / "verl_batch.jsonl"
+    assert run("view", log, "-t", TOY, "-o", tmp_path / "site", "-q") == (0, "", "")
+    first = json.loads(log.read_text().splitlines()[0])
+    (data,) = (tmp_path / "site" / "data").iterdir()
+    (sequence,) = value_of(data / "verl_batch.jsonl" / "rows-0.js")[0]["sequences"]
+    shown = [value for stretch in sequence["stretches"] for value in stretch["columns"]["advantages"]]
+    length = len(shown) - shown.count(None)
+    assert shown[:-length] == [None] * (sequence["length"] - length)
+    assert shown[-length:] == [round(value, 5) for value in first["advantages"][0][:length]]
+
+
+@pytest.mark.parametrize("chunk", [None, 1, 1000])
+def test_the_same_rows_get_a_view_however_a_log_is_cut(logs: Path, chunk: int | None) -> None:
+    scan = scan_rollouts([logs / "second" / "step_0.jsonl"], Settings(tokenizer=str(TOY)), observe=ViewQuota(1))
+    if chunk is not None:
+        scan.chunk_bytes, scan.executor = chunk, InProcess()
+    views = {result.place.row: found.view for result in scan if (found := observed_of(result)) is not None}
+    assert [row for row, view in views.items() if view is not None] == [0, 2], (
+        "the first, and the one with an error"
+    )
+    assert [view.row_id for view in views.values() if view is not None] == ["task-0", "task-2"]
+
+
+def test_a_site_is_the_same_however_many_processes_wrote_it(site: Path, logs: Path, tmp_path: Path) -> None:
+    assert run("view", logs, "-t", TOY, "-o", tmp_path / "site", "-q", "--jobs", 2) == (0, "", "")
+    mine, other = files_in(site), files_in(tmp_path / "site")
+    assert mine.keys() == other.keys()
+    assert {name for name in mine if mine[name] != other[name] and not name.startswith("logs/")} == set()
+
+
+def test_rows_beyond_the_limit_are_counted_and_said(logs: Path, tmp_path: Path) -> None:
+    code, said, _ = run("view", logs / "second", "-t", TOY, "-o", tmp_path / "site", "--show-rows", 1)
+    assert code == 0
+    assert "9 without their tokens (--show-rows)" in said
+    (data,) = (tmp_path / "site" / "data").iterdir()
+    # The row with an error is beyond it, and shown as the html report shows it.
+    assert [entry[7] for entry in value_of(data / "step_0.jsonl" / "index.js")] == ["task-0", "task-2"]
+    page = (tmp_path / "site" / "index.html").read_text()
+    assert "the tokens of 9 rollouts, beyond <code>--show-rows</code>" in page
+
+
+def test_a_folder_of_something_else_is_never_written_to(logs: Path, tmp_path: Path) -> None:
+    taken = tmp_path / "taken"
+    taken.mkdir()
+    (taken / "thesis.tex").write_text("years of work")
+    (tmp_path / "file").write_text("x")
+    for out, words in ((taken, "holds files of something else"), (tmp_path / "file", "this is a file")):
+        code, said, err = run("view", logs, "-t", TOY, "-o", out)
+        assert (code, said) == (2, "")
+        assert words in err
+    assert files_in(tmp_path) == {"taken/thesis.tex": b"years of work", "file": b"x"}
+    code, _, err = run("view", logs, "-o", "s3://bucket/site")
+    assert code == 2
+    assert "a site is written to disk" in err
+
+
+def test_a_second_run_updates_a_site_and_leaves_what_is_not_of_it(logs: Path, tmp_path: Path) -> None:
+    out = tmp_path / "runs" / "site"
+    assert run("view", logs, "-t", TOY, "-o", tmp_path / "none" / "site", "-q")[0] == 0, "folders are made"
+    out.mkdir(parents=True)
+    assert run("view", logs, "-t", TOY, "-o", out, "-q") == (0, "", ""), "an empty folder is as good as none"
+    (out / "CNAME").write_text("logs.example.org")
+    before = files_in(out)
+    written(out.parent / "new.jsonl", rows(9))
+    assert run("view", out.parent, "-t", TOY, "-o", out, "-q") == (0, "", ""), "a site in a folder of logs is none"
+    after = files_in(out)
+    assert after["CNAME"] == b"logs.example.org"
+    assert {name for name in after if name.startswith("logs/")} == {"logs/new.jsonl.html"}
+    assert len({name.split("/")[1] for name in after if name.startswith("data/")}) == 1
+    assert json.loads(after[MARK])["logs"] == ["new.jsonl"]
+    assert before[MARK] != after[MARK]
+    assert [path.name for path in out.parent.iterdir() if path.name.startswith(".")] == []
+
+
+def test_a_run_that_fails_leaves_the_site_as_it_was(logs: Path, tmp_path: Path) -> None:
+    out = tmp_path / "site"
+    assert run("view", logs / "first", "-t", TOY, "-o", out, "-q")[0] == 0
+    before = files_in(tmp_path)
+    assert run("view", tmp_path / "nothing.jsonl", "-t", TOY, "-o", out)[0] == 2
+    assert run("view", logs, "-t", tmp_path / "no-tokenizer", "-o", out)[0] == 2
+    assert files_in(tmp_path) == before
+
+
+def test_logs_whose_names_are_alike_get_pages_of_their_own(logs: Path, tmp_path: Path) -> None:
+    for name in ("A b.jsonl", "a?b.jsonl", "a b.jsonl"):
+        written(
+            tmp_path / "logs" / name if (tmp_path / "logs").mkdir(exist_ok=True) is None else tmp_path, rows(1, 1)
+        )
+    assert run("view", tmp_path / "logs", "-t", TOY, "-o", tmp_path / "site", "-q")[0] == 0
+    pages = {path.name.lower() for path in (tmp_path / "site" / "logs").iterdir()}
+    assert pages == {"a-b.jsonl.html", "a-b.jsonl-2.html", "a-b.jsonl-3.html"}
+
+
+def test_nothing_of_a_log_acts_in_the_files_of_a_site(site: Path) -> None:
+    for name, raw in files_in(site).items():
+        text, up = raw.decode(), "../" * name.startswith("logs/")
+        if name.endswith(".html"):
+            assert re.findall(r"<script(?![^>]* type=)[^>]*>", text) == [
+                f'<script src="{up}data/{next((site / "data").iterdir()).name}/page.js">'
+            ]
+            (policy,) = re.findall(r'Content-Security-Policy" content="([^"]*)"', text)
+            assert policy.replace("&#39;", "'") == (
+                "default-src 'none'; script-src 'self' file:; style-src 'self' file:; img-src data:; "
+                "base-uri 'none'; form-action 'none'"
+            )
+            assert " style=" not in text
+            assert "onerror=window" not in re.sub(r'<script type="application/json".*?</script>', "", text)
+        elif name.startswith("data/") and not name.endswith(("page.js", "page.css")):
+            assert re.fullmatch(r'titoAudit\("[\w./-]+", "[A-Za-z0-9+/=]+"\);\n', text)
+
+
+# --- the index of the search ------------------------------------------------------------------------------------
+
+
+def test_the_index_of_the_search_misses_no_block_and_leaves_most_out() -> None:
+    luck = np.random.default_rng(7)
+    grams, blocks = Grams(), []
+    for number in range(11):
+        ids = luck.integers(0, 150_000, 300).tolist()
+        text = f"block {number} " + "".join(chr(one) for one in luck.integers(32, 500, 300))
+        grams.add(ids, [text.encode().hex(), "e697a5…"])
+        grams.end_block()
+        blocks.append((ids, text))
+    parts = list(grams.buckets())
+    assert len(parts) == BUCKETS
+    bits = np.unpackbits(np.frombuffer(b"".join(parts), np.uint8).reshape(SLOTS, grams.width), axis=1)
+    grams.close()
+    for number, (ids, text) in enumerate(blocks):
+        for slots in (
+            slots_of_ids(ids[40:44])[4:],
+            slots_of_ids(ids[7:8]),
+            *slots_of_text(text[20:60]),
+        ):
+            there = bits[slots].all(axis=0)
+            assert there[number]
+            assert there.sum() < 4
+    assert not bits[:, 11:].any()
+
+
+# --- in a browser -----------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[str]:
+    """The address of a plain server of files."""
+
+    class Quiet(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=folder)) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+
+
+def go(one: driver.Browser, address: str) -> None:
+    """Open an address and wait until its page is ready."""
+    one.driver.get("about:blank")
+    one.listen()
+    one.requests, one.complaints = [], []
+    one.driver.get(address)
+    wait(one, "document.documentElement.dataset.ready === 'yes'")
+
+
+def own_files_alone(one: driver.Browser, root: str) -> None:
+    """Nothing was complained of, and nothing but files of the site was asked for."""
+    one.listen()
+    assert one.complaints == []
+    assert [asked for asked in one.requests if not asked.startswith((root, "data:image/svg+xml"))] == []
+    assert not [line for line in one.proxy.asked if "evil" in line]
+    assert one.js("return window.owned") is None
+
+
+def search(one: driver.Browser, words: str, read_as: str = "") -> str:
+    one.js(
+        """delete document.documentElement.dataset.searched;
+        document.getElementById("search-words").value = arguments[0];
+        document.getElementById("search-as").value = arguments[1];
+        document.getElementById("search-form").requestSubmit();""",
+        words,
+        read_as,
+    )
+    wait(one, "document.documentElement.dataset.searched")
+    return str(one.js("return document.getElementById('search-state').textContent"))
+
+
+@pytest.mark.parametrize("way", ["disk", "server"])
+def test_a_site_is_searched_and_a_hit_leads_to_its_token(browser: driver.Browser, site: Path, way: str) -> None:
+    browser.look(width=1400)
+    with served(site) as server:
+        root = site.resolve().as_uri() if way == "disk" else server
+        go(browser, f"{root}/index.html")
+        assert texts(browser, ".logs .word") == ["Passed", "Passed", "Failed", "Passed"]
+        assert re.match(r"2 hits for the text · \d file", search(browser, "ZEBRA-4711 of zürich"))
+        assert texts(browser, "#search-hits mark") == ["zebra-4711 of ZÜRICH"] * 2
+        assert "0 hits for the text · 0 files read" in search(browser, "certainly-not-in-there")
+        assert "0 hits" in search(browser, "qqq"), "too short for the index: every file is read"
+        ids = ENCODER.encode(" zebra-4711", add_special_tokens=False).ids
+        assert re.match(rf"2 hits for {len(ids)} token ids", search(browser, " ".join(map(str, ids))))
+        assert re.match(r"\d+ hits? for 1 token id", search(browser, str(ids[0]), "ids"))
+        assert search(browser, json.dumps(ids)).startswith("2 hits")
+        own_files_alone(browser, root)
+        browser.js("document.querySelector('#search-hits a').click()")
+        wait(
+            browser,
+            "document.getElementById('viewer')?.open && document.activeElement.classList.contains('token')",
+        )
+        assert browser.js("return location.hash").startswith("#rollout=step_0.jsonl:1&token=.row.")
+        assert browser.js("return document.activeElement.facts.id") == ids[0]
+        assert texts(browser, ".token.here") == [browser.js("return document.activeElement.textContent")]
+        own_files_alone(browser, root)
+
+
+def test_all_rows_of_a_log_are_shown_with_what_a_trainer_logged(
+    browser: driver.Browser, site: Path, logs: Path
+) -> None:
+    browser.look(width=1400)
+    go(browser, (site / "logs" / "second-step_0.jsonl.html").as_uri())
+    assert texts(browser, "#rollouts-shown") == ["6 rollouts"]
+    browser.js(
+        """const code = document.getElementById("rollout-code");
+        code.value = [...code.options].find((one) => one.textContent.startsWith("LPR504")).value;
+        code.dispatchEvent(new Event("change"));"""
+    )
+    assert texts(browser, "#rollouts-shown") == ["1 of 6 rollouts"]
+    assert texts(browser, ".rollouts tbody td")[0] == "task-2"
+    browser.js("document.querySelector('.rollouts tbody button').click()")
+    wait(browser, "document.getElementById('viewer').open && document.getElementById('over').options.length > 2")
+    assert texts(browser, "#over option") == [
+        *("nothing", "mask", "logprob", "old_log_probs", "advantages"),
+        "all",
+    ]
+    over = """const select = document.getElementById("over");
+        select.value = arguments[0];
+        select.dispatchEvent(new Event("change"));
+        return [...document.querySelectorAll(".left .token")].at(-2).dataset.over"""
+    shown = [browser.js(over, name) for name in ("mask", "logprob", "old_log_probs", "advantages", "all", "")]
+    logged = json.loads((logs / "second" / "step_0.jsonl").read_text().splitlines()[2])
+    numbers = [f"{float(f'{logged[name][-2]:.3g}'):g}" for name in ("logprobs", "old_log_probs", "advantages")]
+    assert shown == ["1", *numbers, "\n".join(["1", *numbers]), None]
+    browser.js(over, "advantages")
+    browser.js("[...document.querySelectorAll('.left .token')].at(4).click()")
+    assert browser.js("return location.hash") == "#rollout=step_0.jsonl:2&token=.row.4&over=advantages"
+    address = browser.js("return location.href")
+    go(browser, address)
+    wait(browser, "document.activeElement.classList.contains('token')")
+    assert browser.js("return document.activeElement.key") == ".row.4"
+    assert browser.js("return document.activeElement.dataset.over") == "0.125"
+    press(browser, "\ue014")  # to the right: the card of the next token
+    assert browser.js("return [...document.querySelectorAll('#tip dt')].map((one) => one.textContent)")[3:6] == [
+        *("logprob", "old_log_probs", "advantages")
+    ]
+    go(browser, address.replace(".row.4", ".row.99999"))
+    wait(browser, "document.getElementById('said').textContent === 'This token is not shown'")
+    own_files_alone(browser, site.resolve().as_uri())
+
+
+def test_two_runs_stand_side_by_side_by_the_ids_of_their_rows(browser: driver.Browser, site: Path) -> None:
+    browser.look(width=1400)
+    go(browser, (site / "index.html").as_uri())
+    browser.js(
+        """for (const box of document.querySelectorAll(".logs tr:nth-child(odd) input")) box.click();
+        document.getElementById("compare-two").click();"""
+    )
+    wait(browser, "document.getElementById('pairs-app') && document.documentElement.dataset.ready === 'yes'")
+    assert texts(browser, "#compare-state") == [
+        "6 rows of both, by id; 5 with other tokens, 1 with other findings; 1 only in the first, "
+        "0 only in the second"
+    ]
+    assert texts(browser, ".pairs td:nth-child(2)") == ["the same", *["differ"] * 5, "only in the first"]
+    browser.js("document.querySelectorAll('.pairs tbody button')[1].click()")
+    wait(browser, "document.getElementById('viewer').open")
+    assert texts(browser, ".columns div") == ["", "first/step_0.jsonl", "second/step_0.jsonl"]
+    assert "".join(texts(browser, ".left .drift")).replace("·", "") == "first"
+    assert "".join(texts(browser, ".right .today")).replace("·", "") == "second"
+    assert browser.js("return document.querySelector('.right .today').facts.logprob") < 0
+    go(browser, (site / "compare.html").as_uri() + "#a=first/&b=second/&show=findings")
+    assert texts(browser, "#pairs-shown") == ["1 of 13 pairs"]
+    assert texts(browser, ".pairs tbody button") == ["step_0.jsonl · task-2"]
+    assert texts(browser, ".pairs td:nth-child(4)") == ["LPR504"]
+    browser.js("document.querySelector('.pairs tbody button').click()")
+    wait(browser, "document.getElementById('viewer').open")
+    assert texts(browser, ".jump .only") == ["second"]
+    go(browser, (site / "compare.html").as_uri() + "#a=first/step_0.jsonl")
+    assert texts(browser, "#compare-state") == ["Choose two logs, or two folders of logs."]
+    for name, value in (("b", "second/step_1.jsonl"), ("by", "row")):
+        browser.js(
+            """const select = document.getElementById(`compare-${arguments[0]}`);
+            delete document.documentElement.dataset.ready;
+            select.value = arguments[1];
+            select.dispatchEvent(new Event("change", {bubbles: true}));""",
+            name,
+            value,
+        )
+        wait(browser, "document.documentElement.dataset.ready === 'yes'")
+    assert "6 rows of both, by row number; 6 with other tokens" in texts(browser, "#compare-state")[0]
+    assert browser.js("return location.hash") == "#a=first/step_0.jsonl&b=second/step_1.jsonl&by=row"
+    own_files_alone(browser, site.resolve().as_uri())
+
+
+def test_the_differences_of_a_comparison_are_the_fewest_edits(browser: driver.Browser, site: Path) -> None:
+    """Both sides are put together again from the differences, on random sequences."""
+    script = (next((site / "data").iterdir()) / "page.js").read_text()
+    start, end = script.index("const MOST_EDITS"), script.index("/** The first run of shown tokens")
+    go(browser, (site / "index.html").as_uri())
+    luck = random.Random(3)
+    cases = [([], []), ([1], []), ([], [1]), ([1, 2, 3], [1, 2, 3])]
+    cases += [
+        (
+            [luck.randrange(4) for _ in range(luck.randrange(30))],
+            [luck.randrange(4) for _ in range(luck.randrange(30))],
+        )
+        for _ in range(200)
+    ]
+    found = browser.driver.execute_cdp_cmd(
+        "Runtime.evaluate",
+        {
+            "expression": f"(() => {{ {script[start:end]} return {json.dumps(cases)}"
+            ".map(([a, b]) => differences(a, b)); })()",
+            "returnByValue": True,
+        },
+    )["result"]["value"]
+    for (a, b), ranges in zip(cases, found, strict=True):
+        made: list[int] = []
+        at = edits = 0
+        for start, end, other, other_end in ranges:
+            made += [*a[at:start], *b[other:other_end]]
+            at, edits = end, edits + end - start + other_end - other
+        assert made + a[at:] == b
+        assert edits == len(a) + len(b) - 2 * shared(a, b)
+
+
+def shared(a: list[int], b: list[int]) -> int:
+    """The length of the longest common subsequence."""
+    line = [0] * (len(b) + 1)
+    for one in a:
+        before = 0
+        for at, other in enumerate(b, 1):
+            before, line[at] = line[at], before + 1 if one == other else max(line[at], line[at - 1])
+    return line[-1]
+
+
+def test_logs_are_filtered_and_sorted_from_the_keyboard(browser: driver.Browser, site: Path) -> None:
+    browser.look(width=1400)
+    go(browser, (site / "index.html").as_uri())
+    press(browser, "/")
+    assert browser.js("return document.activeElement.id") == "search-words"
+    press(browser, *"zebra", "\ue007")
+    wait(browser, "document.getElementById('search-hits').children.length === 2")
+    assert browser.js("return location.hash") == "#q=zebra"
+    browser.js("document.querySelector('th[data-sort=errors] button').focus()")
+    press(browser, "\ue007")
+    assert texts(browser, ".logs tbody a")[0] == "second/step_0.jsonl"
+    assert browser.js("return document.querySelector('th[data-sort=errors]').ariaSort") == "descending"
+    browser.js("document.getElementById('log-find').focus()")
+    press(browser, *"first")
+    assert texts(browser, ".logs tbody a") == ["first/step_0.jsonl", "first/step_1.jsonl"]
+    assert texts(browser, "#logs-shown") == ["2 of 4 logs"]
+    browser.driver.get(browser.js("return location.href").replace("zebra", "marker"))
+    wait(browser, "document.querySelector('#search-hits mark')?.textContent === 'marker'")
+    own_files_alone(browser, site.resolve().as_uri())
+
+
+@pytest.mark.parametrize(
+    ("width", "dark"),
+    some([(390, False), (1400, False), (390, True), (1400, True)], 2),
+    ids=lambda one: {False: "light", True: "dark"}[one] if isinstance(one, bool) else str(one),
+)
+def test_the_pages_can_be_read_at_both_widths_and_in_both_schemes(
+    browser: driver.Browser, site: Path, tmp_path: Path, width: int, dark: bool
+) -> None:
+    folder = Path(os.environ.get("TITO_AUDIT_SCREENSHOTS") or tmp_path)
+    folder.mkdir(parents=True, exist_ok=True)
+    browser.look(width=width, dark=dark)
+    hostile = "#rollout=step_0.jsonl:6&over=all"
+    pages = {
+        "index": "index.html#q=the",
+        "compare": "compare.html#a=first/step_0.jsonl&b=second/step_0.jsonl",
+        "pair": "compare.html#a=first/step_0.jsonl&b=second/step_0.jsonl&rollout=task-1",
+        "log": "logs/second-step_0.jsonl.html",
+        "hostile": f"logs/first-step_0.jsonl.html{hostile}",
+    }
+    for name, page in pages.items():
+        go(browser, f"{site.resolve().as_uri()}/{page}")
+        if name == "index":
+            wait(browser, "document.querySelector('#search-hits mark')")
+        if name in ("pair", "hostile"):
+            wait(browser, "document.querySelector('#viewer[open] .token')")
+        browser.picture(folder / f"site-{name}-{width}-{'dark' if dark else 'light'}.png", whole=name == "index")
+        assert browser.js(CONTRAST.read_text()) == []
+        assert browser.js(UNNAMED.read_text()) == []
+        assert browser.js("return document.documentElement.scrollWidth") <= width, name
+        ids = browser.js("return [...document.querySelectorAll('[id]')].map((node) => node.id)")
+        assert len(ids) == len(set(ids))
+        own_files_alone(browser, site.resolve().as_uri())
+
+
+def test_a_site_is_put_in_place_only_when_it_is_complete(tmp_path: Path) -> None:
+    site = site_in(tmp_path / "site", write_page)
+    assert not (tmp_path / "site").exists()
+    site.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_is_missing_is_said(browser: driver.Browser, logs: Path, tmp_path: Path) -> None:
+    assert run("view", logs / "second", "-t", TOY, "-o", tmp_path / "site", "-q")[0] == 0
+    browser.look(width=1400)
+    page = tmp_path / "site" / "logs" / "step_0.jsonl.html"
+    go(browser, page.as_uri())
+    next((tmp_path / "site" / "data").glob("*/step_0.jsonl/rows-0.js")).unlink()
+    browser.js("document.querySelector('#rollouts-app tbody button').click()")
+    wait(browser, "!document.getElementById('said').hidden")
+    assert texts(browser, "#said") == [
+        "step_0.jsonl/rows-0.js cannot be loaded. If the site was updated, reload this page."
+    ]
+    assert not browser.js("return document.getElementById('viewer').open")
