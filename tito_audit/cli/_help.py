@@ -27,7 +27,7 @@ SUMMARIES = {
     "sft": "Show what SFT would train of chat data, before it is tokenized.",
     "identify": "Find what wrote a log: tokenizer, template, arguments.",
     "inspect": "Show a log's columns and format, and a mapping to paste.",
-    "validate": "Show what a log holds: its level, and what lacks for more.",
+    "validate": "Show what a log holds: its level, and what it lacks.",
     "template": "Show what a chat template does, and whether it only appends.",
     "conformance": "Show which templates keep tokens, by each way to prompt.",
     "rescore": "Compare logprobs with a model's, and price the drift.",
