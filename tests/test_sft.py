@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from tests.command import run
+from tests.format_cases import fixture_of
 from tests.frameworks.ask import asked
 from tests.sft.conversations import conversations
 from tests.sft.faults import FAULTS, Family, Rows, planted, runs
@@ -234,6 +235,26 @@ def test_white_space_and_headers_that_trainers_train_are_no_fault(tmp_path: Path
                 if at < len(row["input_ids"]):
                     row["labels"][at] = row["input_ids"][at]
     assert findings(scanned(tmp_path, rows)) == set()
+
+
+def test_an_end_left_out_is_found_where_line_feeds_behind_ends_are_trained(tmp_path: Path) -> None:
+    (row,) = made(tmp_path, [{"messages": [ASK, ANSWER, ASK, ANSWER]}])
+    (first, last), labels = runs(row["labels"]), row["labels"]
+    for _, end in (first, last):
+        labels[end] = row["input_ids"][end]
+    assert findings(scanned(tmp_path, [row])) == set()
+    labels[first[1] - 1] = labels[first[1]] = -100
+    assert findings(scanned(tmp_path, [row])) == {("MSK404", "warning", 0)}
+
+
+@pytest.mark.parametrize(
+    ("name", "label"), [("fireworks", "trained-one-token-early"), ("llamafactory", "a-question-trained")]
+)
+def test_sets_of_these_formats_are_judged_in_the_words_of_sft(name: str, label: str, tmp_path: Path) -> None:
+    results = scanned(tmp_path, [dict(fixture_of(name, label))])
+    said = [finding.hit.message for result in results for finding in result.findings]
+    assert any("not written by the assistant" in message for message in said)
+    assert not any("sampled" in message for message in said)
 
 
 # Before it is tokenized

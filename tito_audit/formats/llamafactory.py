@@ -1,0 +1,90 @@
+"""Tokenized sets of LLaMA-Factory: the Arrow folder of `tokenized_path`, each row one sample or several packed.
+
+hiyouga/LLaMA-Factory 0.9.5 `data/processor/supervised.py` writes `images`, `videos` and `audios` into every row,
+null where there are none, and `data/loader.py` saves the splits. With `packing` each row is padded to the cutoff
+length, and the padding is visible: only its positions, all 0, tell it from tokens. With `neat_packing` the
+attention mask numbers the samples, and is 0 there; `packing_params` says where they end. Rows of its preference
+stages are `preference_pair`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from tito_audit.errors import RecordError
+from tito_audit.format import Format, Row
+from tito_audit.formats._columns import as_logged, is_list, plain
+from tito_audit.formats._kit import SampleRows, packed, sample_rollout, updated_sample
+from tito_audit.formats._update import with_values
+from tito_audit.record.repaired import RepairedRollout
+from tito_audit.record.rollout import Place, Rollout
+from tito_audit.record.sources import Sources
+from tito_audit.signature import keys, one_way
+
+_IDS, _LABELS, _SEEN, _POSITIONS = "input_ids", "labels", "attention_mask", "position_ids"
+_MEDIA, _BOUNDS = ("images", "videos", "audios"), "packing_params"
+
+
+def _hiding_padding(row: Row) -> Row:
+    """The row with an attention mask that hides its padding; the row itself if it has none, or hides it."""
+    places, mask = row.get(_POSITIONS), row.get(_SEEN)
+    if not is_list(places) or not is_list(mask) or not len(places) == len(mask) == len(row[_IDS]) or not len(mask):
+        return row
+    some = np.flatnonzero(np.asarray(places))
+    start = int(some[-1]) + 1 if len(some) else 0
+    trained = np.flatnonzero(np.asarray(row[_LABELS]) != -100)
+    if not 0 < start < len(mask) or not mask[start] or (len(trained) and trained[-1] >= start):
+        return row
+    return {**row, _SEEN: as_logged([*plain(mask)[:start], *[0] * (len(mask) - start)], mask)}
+
+
+def _update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
+    """The row with its repaired samples, and with its padding visible again.
+
+    RecordError if `packing_params` would say of other tokens where samples end.
+    """
+    hiding = _hiding_padding(row)
+    new = _ROWS.update(hiding, repaired)
+    if row.get(_BOUNDS) is not None and any(each[_SEEN] is not hiding[_SEEN] for each in new):
+        raise RecordError(f"{_BOUNDS} counts the tokens of each sample and of the padding, which would be others")
+    if hiding is row:
+        return new
+    return [
+        row
+        if each is hiding
+        else with_values(each, {_SEEN: row[_SEEN] if each[_SEEN] is hiding[_SEEN] else _shown(each, row)})
+        for each in new
+    ]
+
+
+def _shown(row: Row, logged: Row) -> object:
+    return as_logged([1] * len(row[_SEEN]), logged[_SEEN])
+
+
+def _read(row: Row, place: Place) -> Sequence[Rollout]:
+    return _ROWS.read(_hiding_padding(row), place)
+
+
+def _sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
+    return _ROWS.sources(_hiding_padding(row), rollouts)
+
+
+_ROWS = SampleRows(
+    lambda row, place: sample_rollout(row, place, FORMAT.name, (_IDS,)),
+    updated_sample,
+    packed,
+)
+FORMAT = Format(
+    name="llamafactory",
+    title="LLaMA-Factory tokenized sets",
+    signature=one_way(_IDS, _LABELS, *_MEDIA[:2], keys(_MEDIA[2], before=" and ")),
+    precedence=196,
+    matches=lambda row: {_LABELS, *_MEDIA} <= row.keys() and is_list(row.get(_IDS)),
+    read=_read,
+    sources=_sources,
+    update=_update,
+    shows="The row for SFT, with its mask from the labels; each sample of a packed row. No messages, tools or "
+    "logprobs: nothing in it was sampled. Pairs of its preference stages are `preference_pair`.",
+)
