@@ -51,16 +51,11 @@ def _update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
         raise RecordError(f"{_BOUNDS} counts the tokens of each sample and of the padding, which would be others")
     if hiding is row:
         return new
+    shown = [as_logged([1] * len(each[_SEEN]), row[_SEEN]) for each in new]
     return [
-        row
-        if each is hiding
-        else with_values(each, {_SEEN: row[_SEEN] if each[_SEEN] is hiding[_SEEN] else _shown(each, row)})
-        for each in new
+        row if each is hiding else with_values(each, {_SEEN: row[_SEEN] if each[_SEEN] is hiding[_SEEN] else mask})
+        for each, mask in zip(new, shown, strict=True)
     ]
-
-
-def _shown(row: Row, logged: Row) -> object:
-    return as_logged([1] * len(row[_SEEN]), logged[_SEEN])
 
 
 def _read(row: Row, place: Place) -> Sequence[Rollout]:

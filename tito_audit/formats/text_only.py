@@ -103,13 +103,13 @@ def _of_alpaca(row: Row) -> list[dict[str, Any]] | None:
     follows the instruction on its own line, `history` holds earlier questions and answers.
     """
     texts = [row.get(name) for name in ("instruction", "input")]
-    asked = "\n".join(text for text in texts if isinstance(text, str) and text)
-    if not isinstance(texts[0], str) or not asked or not isinstance(row.get("output"), str):
+    prompt = "\n".join(text for text in texts if isinstance(text, str) and text)
+    if not isinstance(texts[0], str) or not prompt or not isinstance(row.get("output"), str):
         return None
     system, history = row.get("system"), parsed(row, "history") or ()
     if not all(is_list(pair) and len(pair) == 2 and {*map(type, pair)} == {str} for pair in history):
         return None
-    turns = [*history, (asked, row["output"])]
+    turns = [*history, (prompt, row["output"])]
     messages = [{"role": "system", "content": system}] if isinstance(system, str) and system else []
     for question, answer in turns:
         messages += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
