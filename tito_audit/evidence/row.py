@@ -391,8 +391,8 @@ def _view_by_roles(recorded: Pieces, rollout: Rollout, reference: Reference) -> 
     row = rollout.training_row
     if is_sft(rollout) and row is not None and row.loss_mask is not None and not sampled.any():
         # It may end before an answer begins, or train inside of what was given.
-        given = roles.among(GIVEN_SPEAKERS)
-        nameless |= bool((given & row.loss_mask if row.loss_mask.any() else given).any())
+        by_others = roles.among(GIVEN_SPEAKERS)
+        nameless |= bool((by_others & row.loss_mask if row.loss_mask.any() else by_others).any())
     return _view(roles, sampled) if nameless or sampled.any() or roles.unclear().any() else None
 
 

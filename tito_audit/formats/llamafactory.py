@@ -19,8 +19,6 @@ from tito_audit.formats._columns import as_logged, is_list, plain
 from tito_audit.formats._kit import SampleRows, packed, sample_rollout, updated_sample
 from tito_audit.formats._update import with_values
 from tito_audit.record.repaired import RepairedRollout
-from tito_audit.record.rollout import Place, Rollout
-from tito_audit.record.sources import Sources
 from tito_audit.signature import keys, one_way
 
 _IDS, _LABELS, _SEEN, _POSITIONS = "input_ids", "labels", "attention_mask", "position_ids"
@@ -58,14 +56,6 @@ def _update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
     ]
 
 
-def _read(row: Row, place: Place) -> Sequence[Rollout]:
-    return _ROWS.read(_hiding_padding(row), place)
-
-
-def _sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
-    return _ROWS.sources(_hiding_padding(row), rollouts)
-
-
 _ROWS = SampleRows(
     lambda row, place: sample_rollout(row, place, FORMAT.name, (_IDS,)),
     updated_sample,
@@ -77,8 +67,8 @@ FORMAT = Format(
     signature=one_way(_IDS, _LABELS, *_MEDIA[:2], keys(_MEDIA[2], before=" and ")),
     precedence=196,
     matches=lambda row: {_LABELS, *_MEDIA} <= row.keys() and is_list(row.get(_IDS)),
-    read=_read,
-    sources=_sources,
+    read=lambda row, place: _ROWS.read(_hiding_padding(row), place),
+    sources=lambda row, rollouts: _ROWS.sources(_hiding_padding(row), rollouts),
     update=_update,
     shows="The row for SFT, with its mask from the labels; each sample of a packed row. No messages, tools or "
     "logprobs: nothing in it was sampled. Pairs of its preference stages are `preference_pair`.",
