@@ -21,6 +21,7 @@ from tito_audit.formats._update import with_values
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.signature import keys, one_way
 
+_NAME = "llamafactory"
 _IDS, _LABELS, _SEEN, _POSITIONS = "input_ids", "labels", "attention_mask", "position_ids"
 _MEDIA, _BOUNDS = ("images", "videos", "audios"), "packing_params"
 
@@ -57,12 +58,12 @@ def _update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
 
 
 _ROWS = SampleRows(
-    lambda row, place: sample_rollout(row, place, FORMAT.name, (_IDS,)),
+    lambda row, place: sample_rollout(row, place, _NAME, (_IDS,)),
     updated_sample,
     packed,
 )
 FORMAT = Format(
-    name="llamafactory",
+    name=_NAME,
     title="LLaMA-Factory tokenized sets",
     signature=one_way(_IDS, _LABELS, *_MEDIA[:2], keys(_MEDIA[2], before=" and ")),
     precedence=196,
