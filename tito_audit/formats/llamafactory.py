@@ -39,6 +39,27 @@ def _hiding_padding(row: Row) -> Row:
     return {**row, _SEEN: as_logged([*plain(mask)[:start], *[0] * (len(mask) - start)], mask)}
 
 
+def _without_targets(row: Row) -> Row:
+    """The row without labels that are no token of it: with `efficient_eos` (Gemma), the first token behind an
+    answer has the end of sequence as its label. The row itself if it has none."""
+    labels, ids = row.get(_LABELS), row[_IDS]
+    if not is_list(labels) or len(labels) != len(ids):
+        return row
+    targets = _targets(np.asarray(labels), np.asarray(ids))
+    if not targets.any():
+        return row
+    return {**row, _LABELS: as_logged(np.where(targets, -100, labels), labels)}
+
+
+def _targets(labels: NDArray[Any], ids: NDArray[Any]) -> Mask:
+    """`[T]` labels of one other token, each right behind trained ones and before one that is not trained."""
+    other = (labels != -100) & (labels != ids)
+    after = np.append(labels[1:] == -100, True)
+    before = np.append(False, (labels[:-1] != -100) & ~other[:-1])
+    alone: Mask = other & after & before
+    return alone if len(set(labels[alone].tolist())) == 1 and (alone == other).all() else np.zeros_like(alone)
+
+
 def _update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
     """The row with its repaired samples, and with its padding visible again.
 
