@@ -45,7 +45,8 @@ def with_edges(view: RowView, row: TrainingRow, reference: Reference) -> RowView
     """The view with what its writer trains at the edges of whole answers counted as theirs.
 
     Trainers train white space after a turn end (the line feed in LLaMA-Factory's templates and inside TRL's
-    `{% generation %}`), and some the header of the answer too (TRL's template for DeepSeek-V3).
+    `{% generation %}`, with an end of sequence behind the last one), and some the header of the answer too (TRL's
+    template for DeepSeek-V3).
     """
     if row.loss_mask is None or view.proven or not isinstance(view.roles, Roles):
         return view
@@ -53,7 +54,8 @@ def with_edges(view: RowView, row: TrainingRow, reference: Reference) -> RowView
     assert mask is not None
     shut = np.zeros_like(out)
     header = view.roles.among((GENERATION_PROMPT,))
-    after, ends = view.roles.among((TEMPLATE,)), view.roles.among((TURN_END,))
+    closing = np.isin(row.token_ids, list(reference.end_ids()))
+    after, ends = view.roles.among((TEMPLATE,)) & ~closing, view.roles.among((TURN_END,))
     for start, end in trained_runs(view.sampled):
         if not mask[start:end].all():
             continue
@@ -64,7 +66,11 @@ def with_edges(view: RowView, row: TrainingRow, reference: Reference) -> RowView
             last += 1
         if first and mask[first - 1] and not view.sampled[first - 1]:
             first = start
-        if (last < len(mask) and mask[last]) or reference.text(row.token_ids[end:last]).strip():
+        if reference.text(row.token_ids[end:last]).strip():
+            last = end
+        elif end < last == len(mask) - 1 and mask[last] and closing[last]:
+            last += 1  # an end of sequence behind the last turn
+        elif last < len(mask) and mask[last]:
             last = end
         out[first:last] = True
         shut[end:last] = ends[end - 1]  # an answer whose end is not trained lacks both

@@ -10,14 +10,17 @@ stages are `preference_pair`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
 from tito_audit.formats._columns import as_logged, is_list, plain
 from tito_audit.formats._kit import SampleRows, packed, sample_rollout, updated_sample
 from tito_audit.formats._update import with_values
+from tito_audit.record.arrays import Mask
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.signature import keys, one_way
 
@@ -51,12 +54,21 @@ def _without_targets(row: Row) -> Row:
     return {**row, _LABELS: as_logged(np.where(targets, -100, labels), labels)}
 
 
+def _with_targets(new: Row, bare: Row, row: Row) -> Row:
+    """A written row with the labels that are no token of it; RecordError if it is unclear where they belong."""
+    if bare is row or new[_LABELS] is bare[_LABELS]:
+        return new if bare is row else {**new, _LABELS: row[_LABELS]}
+    if len(new[_IDS]) != len(row[_IDS]) or plain(new[_IDS]) != plain(row[_IDS]):
+        raise RecordError("labels that are no tokens of the row would belong to others")
+    targets = _targets(np.asarray(row[_LABELS]), np.asarray(row[_IDS]))
+    return {**new, _LABELS: as_logged(np.where(targets, row[_LABELS], new[_LABELS]), row[_LABELS])}
+
+
 def _targets(labels: NDArray[Any], ids: NDArray[Any]) -> Mask:
-    """`[T]` labels of one other token, each right behind trained ones and before one that is not trained."""
+    """`[T]` labels of one other token, if no token behind them is trained."""
     other = (labels != -100) & (labels != ids)
     after = np.append(labels[1:] == -100, True)
-    before = np.append(False, (labels[:-1] != -100) & ~other[:-1])
-    alone: Mask = other & after & before
+    alone: Mask = other & after
     return alone if len(set(labels[alone].tolist())) == 1 and (alone == other).all() else np.zeros_like(alone)
 
 
@@ -65,15 +77,18 @@ def _update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
 
     RecordError if `packing_params` would say of other tokens where samples end.
     """
-    hiding = _hiding_padding(row)
-    new = _ROWS.update(hiding, repaired)
+    bare = _without_targets(row)
+    hiding = _hiding_padding(bare)
+    new = [_with_targets(each, bare, row) for each in _ROWS.update(hiding, repaired)]
     if row.get(_BOUNDS) is not None and any(each[_SEEN] is not hiding[_SEEN] for each in new):
         raise RecordError(f"{_BOUNDS} counts the tokens of each sample and of the padding, which would be others")
-    if hiding is row:
-        return new
+    if hiding is bare:
+        return [row if all(each[name] is row[name] for name in row) else each for each in new]
     shown = [as_logged([1] * len(each[_SEEN]), row[_SEEN]) for each in new]
     return [
-        row if each is hiding else with_values(each, {_SEEN: row[_SEEN] if each[_SEEN] is hiding[_SEEN] else mask})
+        row
+        if all(each[name] is row[name] or each[name] is hiding[name] for name in row)
+        else with_values(each, {_SEEN: row[_SEEN] if each[_SEEN] is hiding[_SEEN] else mask})
         for each, mask in zip(new, shown, strict=True)
     ]
 
@@ -89,8 +104,8 @@ FORMAT = Format(
     signature=one_way(_IDS, _LABELS, *_MEDIA[:2], keys(_MEDIA[2], before=" and ")),
     precedence=196,
     matches=lambda row: {_LABELS, *_MEDIA} <= row.keys() and is_list(row.get(_IDS)),
-    read=lambda row, place: _ROWS.read(_hiding_padding(row), place),
-    sources=lambda row, rollouts: _ROWS.sources(_hiding_padding(row), rollouts),
+    read=lambda row, place: _ROWS.read(_hiding_padding(_without_targets(row)), place),
+    sources=lambda row, rollouts: _ROWS.sources(_hiding_padding(_without_targets(row)), rollouts),
     update=_update,
     shows="The row for SFT, with its mask from the labels; each sample of a packed row. No messages, tools or "
     "logprobs: nothing in it was sampled. Pairs of its preference stages are `preference_pair`.",
