@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from tests.command import run
+from tests.format_cases import fixture_of
 from tests.frameworks.ask import asked
 from tests.sft.conversations import conversations
 from tests.sft.faults import FAULTS, Family, Rows, planted, runs
@@ -94,6 +95,30 @@ def test_sharegpt_rows_are_the_same_conversation(tmp_path: Path) -> None:
     assert shared == plain
 
 
+def test_rows_of_alpaca_are_the_same_conversation(tmp_path: Path) -> None:
+    row = {"instruction": "Hello", "input": "Oslo?", "output": "It is a cat.", "system": "Be brief."}
+    history = [["Hello", "The cat said hello."]]
+    last = [{"role": "user", "content": "Hello\nOslo?"}, {"role": "assistant", "content": "It is a cat."}]
+    first = {"role": "system", "content": "Be brief."}
+    (plain,) = made(tmp_path, [{"messages": [first, ASK, ANSWER, *last]}])
+    assert made(tmp_path, [{**row, "history": history}]) == [plain]
+    assert plan(str(tmp_path / "text.jsonl"), "-t", TOY)["trained"] == sum(t != -100 for t in plain["labels"])
+    # A history that is something else leaves a row of text.
+    assert not scanned(tmp_path, [{**row, "history": ["Hello"]}])[0].findings
+
+
+def test_a_prompt_and_a_completion_are_joined_as_they_are(tmp_path: Path) -> None:
+    texts = {"prompt": "Hello\n", "completion": "The cat said hello."}
+    (row,) = made(tmp_path, [texts])
+    vocabulary = load_tokenizer(TOY).vocabulary
+    assert vocabulary.text(np.array(row["input_ids"])) == "Hello\nThe cat said hello.<|im_end|>"
+    assert [vocabulary.text(np.array(row["input_ids"][a:b])) for a, b in runs(row["labels"])] == [
+        "The cat said hello.<|im_end|>"
+    ]
+    shown = plan(str(written(tmp_path / "a.jsonl", [texts])), "-t", TOY, "--row", "0")["row"]
+    assert (shown["ids"], shown["trained"]) == (row["input_ids"], [label != -100 for label in row["labels"]])
+
+
 def test_markers_of_the_template_decide_where_it_has_them(tmp_path: Path) -> None:
     template = tmp_path / "marked.jinja"
     template.write_text(MARKED.replace("END", "'<|im_end|>\n'"), encoding="utf-8")
@@ -107,7 +132,7 @@ def test_markers_of_the_template_decide_where_it_has_them(tmp_path: Path) -> Non
 def test_a_row_that_proves_nothing_is_named_and_left_out(tmp_path: Path) -> None:
     log = written(
         tmp_path / "log.jsonl",
-        [{"messages": [ASK]}, {"messages": [ASK, ANSWER]}, {"prompt": "a", "completion": "b"}],
+        [{"messages": [ASK]}, {"messages": [ASK, ANSWER]}, {"prompt": ["a"], "completion": ["b"]}],
     )
     ran = run("convert", str(log), "--to", "sft", "-o", str(tmp_path / "out.jsonl"), "-t", TOY, "--lossy")
     assert ran[0] == 1
@@ -234,6 +259,26 @@ def test_white_space_and_headers_that_trainers_train_are_no_fault(tmp_path: Path
                 if at < len(row["input_ids"]):
                     row["labels"][at] = row["input_ids"][at]
     assert findings(scanned(tmp_path, rows)) == set()
+
+
+def test_an_end_left_out_is_found_where_line_feeds_behind_ends_are_trained(tmp_path: Path) -> None:
+    (row,) = made(tmp_path, [{"messages": [ASK, ANSWER, ASK, ANSWER]}])
+    (first, last), labels = runs(row["labels"]), row["labels"]
+    for _, end in (first, last):
+        labels[end] = row["input_ids"][end]
+    assert findings(scanned(tmp_path, [row])) == set()
+    labels[first[1] - 1] = labels[first[1]] = -100
+    assert findings(scanned(tmp_path, [row])) == {("MSK404", "warning", 0)}
+
+
+@pytest.mark.parametrize(
+    ("name", "label"), [("fireworks", "trained-one-token-early"), ("llamafactory", "a-question-trained")]
+)
+def test_sets_of_these_formats_are_judged_in_the_words_of_sft(name: str, label: str, tmp_path: Path) -> None:
+    results = scanned(tmp_path, [dict(fixture_of(name, label))])
+    said = [finding.hit.message for result in results for finding in result.findings]
+    assert any("not written by the assistant" in message for message in said)
+    assert not any("sampled" in message for message in said)
 
 
 # Before it is tokenized

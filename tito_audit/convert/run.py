@@ -28,7 +28,7 @@ from tito_audit.run.log_groups import RowFlow
 from tito_audit.run.progress import Progress
 from tito_audit.run.rows import LogGroup
 from tito_audit.settings.model import Settings
-from tito_audit.sft.tokenized import as_sft_row
+from tito_audit.sft.tokenized import as_sft_row, texts_of
 from tito_audit.storage import find_logs, open_log, output_path, paths_of, same_place
 from tito_audit.storage.atomic import refuse_target
 from tito_audit.storage.inside import wrapper_keys
@@ -219,16 +219,18 @@ class Conversion:
             tally.rollouts += 1
             facts = _with_stated(own_facts, rollout, place.row if several else None)
             key = ("row", place) if several else _group_key(facts, place)
-            yield from ((key, sample) for sample in self._converted(rollout, facts, builder))
+            yield from ((key, sample) for sample in self._converted(rollout, facts, builder, read.row))
 
-    def _converted(self, rollout: Rollout, facts: Mapping[str, Any], builder: RowBuilder) -> Iterator[MakerInput]:
-        """The samples that a rollout becomes."""
+    def _converted(
+        self, rollout: Rollout, facts: Mapping[str, Any], builder: RowBuilder, row: Mapping[str, Any]
+    ) -> Iterator[MakerInput]:
+        """The samples that a rollout of a row becomes."""
         tally = builder.tally
         try:
             if self.maker.tokens_only and not rollout.turns and rollout.training_row is None:
                 auditor, _ = self._auditor(rollout.place.file)
                 reference = None if auditor.tokenizer is None else Reference(auditor.tokenizer, auditor.renderer)
-                rollout = replace(rollout, training_row=as_sft_row(rollout, reference))
+                rollout = replace(rollout, training_row=as_sft_row(rollout, reference, texts_of(row)))
             converted = as_rows(rollout) if self.maker.holds is Holds.ROWS else as_calls(rollout, facts)
         except RecordError as error:
             tally.refuse(rollout.place, str(error))

@@ -171,7 +171,7 @@ def gather(
         written = rendered_differences(rollout, chains, texts, reference) if texts else ()
         several = [group for group in (*again, written) if group]
         if differences or several:
-            differences = _together(differences, several, reference)
+            differences = _together(differences, several, reference, rollout.training_row)
             differences = with_constructions(rollout, differences, reference)
     rendered = bool(texts) or (row is not None and not rollout.turns and bool(rollout.messages))
     compared = frozenset(texts)
@@ -332,9 +332,13 @@ def _strings_only(turn: Turn) -> bool:
 
 
 def _together(
-    differences: Sequence[Difference], several: Sequence[Sequence[Difference]], reference: Reference
+    differences: Sequence[Difference],
+    several: Sequence[Sequence[Difference]],
+    reference: Reference,
+    row: TrainingRow | None,
 ) -> Sequence[Difference]:
-    """The differences with those of others that none from before covers; no image that a processor expanded."""
+    """The differences with those of others that none from before covers; no image that a processor expanded, and
+    nothing that neither the model sees nor the loss trains."""
     if not differences and len(several) == 1:
         differences = several[0]
     elif several:
@@ -342,6 +346,11 @@ def _together(
         for group in several:
             union.add(group)
         differences = union.every
+    if row is not None and row.hidden is not None:
+        unseen = row.hidden if row.loss_mask is None else row.hidden & ~row.loss_mask
+        differences = [
+            each for each in differences if each.where is not Where.ROW or not unseen[each.start : each.end].any()
+        ]
     tokens = image_tokens(reference.vocabulary)
     if tokens is None:
         return differences

@@ -389,8 +389,10 @@ def _view_by_roles(recorded: Pieces, rollout: Rollout, reference: Reference) -> 
     sampled = roles.among((ASSISTANT, TURN_END))
     nameless = any(unknown_role_name(message.speaker) is not None for message in rollout.messages)
     row = rollout.training_row
-    if is_sft(rollout) and row is not None and row.loss_mask is not None and not row.loss_mask.any():
-        nameless |= bool(roles.among(GIVEN_SPEAKERS).any())  # it may end before an answer begins
+    if is_sft(rollout) and row is not None and row.loss_mask is not None and not sampled.any():
+        # It may end before an answer begins, or train inside of what was given.
+        by_others = roles.among(GIVEN_SPEAKERS)
+        nameless |= bool((by_others & row.loss_mask if row.loss_mask.any() else by_others).any())
     return _view(roles, sampled) if nameless or sampled.any() or roles.unclear().any() else None
 
 

@@ -26,13 +26,15 @@ def is_sft(rollout: Rollout) -> bool:
     """Whether a rollout is a row for SFT: as the run states, else by labels or assistant masks without logprobs.
 
     TRL writes `labels`, `assistant_masks` and `completion_mask` over the whole row (huggingface/trl
-    `trl/trainer/sft_trainer.py`), axolotl and LLaMA-Factory `labels`.
+    `trl/trainer/sft_trainer.py`), axolotl and LLaMA-Factory `labels`, Fireworks weights.
     """
     row, kind = rollout.training_row, rollout.stated.kind
     if row is None or rollout.turns or kind is not None:
         return row is not None and not rollout.turns and kind == "sft"
-    if rollout.format != "generic" or row.loss_mask is None or row.prompt_length is not None:
+    if row.loss_mask is None or row.prompt_length is not None:
         return False
+    if rollout.format != "generic":
+        return rollout.format in _SETS
     if ColumnRole.LOGPROBS in map(attrgetter("role"), row.columns):
         return False
     names = {column.name for column in row.columns if column.alignment is not None}
@@ -43,14 +45,17 @@ def with_edges(view: RowView, row: TrainingRow, reference: Reference) -> RowView
     """The view with what its writer trains at the edges of whole answers counted as theirs.
 
     Trainers train white space after a turn end (the line feed in LLaMA-Factory's templates and inside TRL's
-    `{% generation %}`), and some the header of the answer too (TRL's template for DeepSeek-V3).
+    `{% generation %}`, with an end of sequence behind the last one), and some the header of the answer too (TRL's
+    template for DeepSeek-V3).
     """
     if row.loss_mask is None or view.proven or not isinstance(view.roles, Roles):
         return view
     mask, out = seen_by_loss(row), view.sampled.copy()
     assert mask is not None
+    shut = np.zeros_like(out)
     header = view.roles.among((GENERATION_PROMPT,))
-    after = view.roles.among((TEMPLATE,))
+    closing = np.isin(row.token_ids, list(reference.end_ids()))
+    after, ends = view.roles.among((TEMPLATE,)) & ~closing, view.roles.among((TURN_END,))
     for start, end in trained_runs(view.sampled):
         if not mask[start:end].all():
             continue
@@ -61,10 +66,17 @@ def with_edges(view: RowView, row: TrainingRow, reference: Reference) -> RowView
             last += 1
         if first and mask[first - 1] and not view.sampled[first - 1]:
             first = start
-        if (last < len(mask) and mask[last]) or reference.text(row.token_ids[end:last]).strip():
+        if reference.text(row.token_ids[end:last]).strip():
+            last = end
+        elif end < last == len(mask) - 1 and mask[last] and closing[last]:
+            last += 1  # an end of sequence behind the last turn
+        elif last < len(mask) and mask[last]:
             last = end
         out[first:last] = True
-    return view if np.array_equal(out, view.sampled) else replace(view, sampled=out, spans=())
+        shut[end:last] = ends[end - 1]  # an answer whose end is not trained lacks both
+    if np.array_equal(out, view.sampled):
+        return view
+    return replace(view, sampled=out, roles=view.roles.with_role(TURN_END, shut), spans=())
 
 
 def with_ends(view: RowView) -> RowView:
@@ -117,6 +129,8 @@ def _facts(evidence: Evidence) -> dict[str, int]:
     return facts
 
 
+_SETS = frozenset(("fireworks", "llamafactory"))
+"""Formats of sets for SFT."""
 _OF_SFT = frozenset(("labels", "assistant_masks", "assistant_mask", "completion_mask"))
 _OF_RL = frozenset(("advantages", "advantage", "returns", "rewards", "old_logprobs", "ref_logprobs"))
 """Names of columns that rows for SFT have, and that they never have."""

@@ -10,8 +10,9 @@ Which columns hold them depends on the trainer and its version:
 - With `chosen_labels` beside them, `chosen_input_ids` is prompt and answer: TRL's ORPO and CPO
   (`orpo_trainer.py`), hiyouga/LLaMA-Factory `data/processor/pairwise.py`. TRL's KTO had `completion_input_ids` and
   `completion_labels`, LLaMA-Factory has `kto_tags` (`feedback.py`).
-- axolotl's ORPO: `input_ids` and `labels` of the chosen answer, `rejected_input_ids` and `rejected_labels`
-  (axolotl-ai-cloud/axolotl `prompt_strategies/orpo/chat_template.py`); its reward models: `input_ids_chosen`.
+- axolotl's ORPO: `input_ids` and `labels` of the chosen answer, `rejected_ids` or `rejected_input_ids`, and
+  `rejected_labels` (axolotl-ai-cloud/axolotl 0.19 `prompt_strategies/orpo/chat_template.py`); its reward models:
+  `input_ids_chosen`. For DPO and KTO its prepared folders hold text, which TRL tokenizes.
 
 Every token of an answer is trained, so an answer that its labels train whole is read as a call, any other as a
 training row. Ids are never changed: only labels can be repaired. `KL_…` columns, which pair a prompt with the
@@ -71,6 +72,7 @@ _ONE = {_WHOLE: "input_ids", _LABELS: "labels", _SEEN: "attention_mask"}
 _SHAPES = (
     _Shape(_PAIR, _BOTH),
     _Shape(_PAIR, _BOTH, first=_ONE),
+    _Shape(_PAIR, {**_BOTH, _WHOLE: "{}_ids"}, first=_ONE),
     _Shape(_PAIR, {_PROMPT: "prompt_ids", _ANSWER: "{}_ids"}),
     _Shape(_PAIR, {_PROMPT: "prompt_input_ids", _ANSWER: "{}_input_ids"}),
     _Shape(_PAIR, {_WHOLE: "{}_ids"}),
@@ -232,6 +234,7 @@ FORMAT = Format(
     signature=Signature.of(
         way("chosen_input_ids", "chosen_labels", "rejected_input_ids", "rejected_labels"),
         way("input_ids", "labels", "rejected_input_ids", "rejected_labels"),
+        way("input_ids", "labels", "rejected_ids", "rejected_labels"),
         way("prompt_ids", "chosen_ids", "rejected_ids"),
         way("prompt_input_ids", "chosen_input_ids", "rejected_input_ids"),
         way("chosen_ids", "rejected_ids", absent("prompt_ids")),

@@ -1,7 +1,8 @@
 """Rows of text without ids: they cannot be audited, and a notice says what to save instead.
 
 Which known tools write such logs, and what to save instead, says the table in `_text_logs.py`; others hold a
-prompt and a completion, or chat data in ShareGPT form. Rows with only `messages` are read as `generic`.
+prompt and a completion, or chat data in the columns of ShareGPT or Alpaca. Rows with only `messages` are read as
+`generic`.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import numpy as np
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
 from tito_audit.formats._calls import stated_facts
-from tito_audit.formats._columns import holds_ids, is_messages, parsed
+from tito_audit.formats._columns import holds_ids, is_list, is_messages, parsed
 from tito_audit.formats._kit import SampleRows
 from tito_audit.formats._text_logs import TOKEN_COLUMNS, known_text, notice_of_text
 from tito_audit.formats._update import object_at
@@ -60,6 +61,8 @@ def _read(row: Row, place: Place) -> Rollout:
         stated = stated.with_facts(prompt_messages=len(before))
     elif not messages and (shared := _shared(row)) is not None:
         messages = as_messages(shared, "conversations")
+    elif not messages and not stated.notice:
+        messages = as_messages(_of_alpaca(row), "instruction")
     kwargs = object_at(row, "chat_template_kwargs")
     return Rollout(place, FORMAT.name, messages, as_tools(parsed(row, "tools"), "tools"), kwargs, stated=stated)
 
@@ -90,6 +93,26 @@ def _shared(row: Row) -> list[dict[str, Any]] | None:
     system = row.get("system")
     if isinstance(system, str) and system and messages[0]["role"] != "system":
         messages.insert(0, {"role": "system", "content": system})
+    return messages
+
+
+def _of_alpaca(row: Row) -> list[dict[str, Any]] | None:
+    """The messages of a row in Alpaca's columns, in chat form; None of other rows.
+
+    As hiyouga/LLaMA-Factory reads them (`src/llamafactory/data/converter.py`, `AlpacaDatasetConverter`): `input`
+    follows the instruction on its own line, `history` holds earlier questions and answers.
+    """
+    texts = [row.get(name) for name in ("instruction", "input")]
+    prompt = "\n".join(text for text in texts if isinstance(text, str) and text)
+    if not isinstance(texts[0], str) or not prompt or not isinstance(row.get("output"), str):
+        return None
+    system, history = row.get("system"), parsed(row, "history") or ()
+    if not all(is_list(pair) and len(pair) == 2 and {*map(type, pair)} == {str} for pair in history):
+        return None
+    turns = [*history, (prompt, row["output"])]
+    messages = [{"role": "system", "content": system}] if isinstance(system, str) and system else []
+    for question, answer in turns:
+        messages += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
     return messages
 
 
@@ -146,5 +169,6 @@ FORMAT = Format(
     shows="Nothing: no ids were recorded. A notice says what it is and what to log instead: text logs of verl, "
     "TRL, ms-swift, SkyRL, AReaL and tinker-cookbook; annotations of prime-rl; logs of SWE-agent, mini-SWE-agent, "
     "OpenHands, inspect_ai and terminal-bench; LiteLLM, Langfuse and OpenTelemetry; transcripts of Claude Code "
-    "and Codex; fine-tuning files of OpenAI; preference data as text; chat data in ShareGPT form.",
+    "and Codex; fine-tuning files of OpenAI; preference data as text; chat data in the columns of ShareGPT or "
+    "Alpaca.",
 )

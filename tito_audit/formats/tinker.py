@@ -3,7 +3,8 @@
 thinking-machines-lab/tinker-cookbook `tinker_cookbook/rl/data_processing.py` (`trajectory_to_data`); the SDK
 `tinker` 0.38.0, `types/datum.py` and `types/tensor_data.py`. `model_input` is all tokens but the last, in chunks;
 entry *i* of every column of `loss_fn_inputs` is about token *i + 1*; columns are lists or tensors
-(`{"data": [...], "dtype": ..., "shape": [...]}`). The targets of images are 0.
+(`{"data": [...], "dtype": ..., "shape": [...]}`). The targets of images are 0, which is no token there: they are
+read as hidden.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from tito_audit.formats._calls import stated_facts, with_finishes
 from tito_audit.formats._columns import as_logged, as_objects, first_given, is_list, is_numbers, parsed, policy_of
 from tito_audit.formats._kit import sample
 from tito_audit.formats._update import changed_columns, object_at
-from tito_audit.record.arrays import Ids, as_ids
+from tito_audit.record.arrays import Ids, Mask, as_ids
 from tito_audit.record.build import training_row
 from tito_audit.record.column import Alignment, ColumnRole, MovePolicy
 from tito_audit.record.edits import Edit, Path, with_edits
@@ -49,12 +50,12 @@ def _read(row: Row, place: Place) -> Rollout:
     if inputs[_TARGETS] is None:
         return Rollout(place, FORMAT.name, messages, tools, stated=stated.without_ids())
     targets = as_ids(_data(inputs[_TARGETS], _TARGETS), f"loss_fn_inputs.{_TARGETS}")
-    ids = _all_tokens(row, targets)
-    trained = _training_row(ids, inputs) if len(ids) else None
+    ids, of_images = _all_tokens(row, targets)
+    trained = _training_row(ids, inputs, of_images) if len(ids) else None
     return Rollout(place, FORMAT.name, messages, tools, training_row=with_finishes(trained, row), stated=stated)
 
 
-def _training_row(ids: Ids, inputs: Mapping[str, Any]) -> TrainingRow:
+def _training_row(ids: Ids, inputs: Mapping[str, Any], of_images: Mask | None) -> TrainingRow:
     mask = first_given(inputs, _MASKS)
     other: dict[str, tuple[Any, MovePolicy]] = {}
     for name, value in inputs.items():
@@ -82,13 +83,17 @@ def _training_row(ids: Ids, inputs: Mapping[str, Any]) -> TrainingRow:
     return replace(
         row,
         columns=columns,
+        hidden=of_images,
         loss_mask=None if ColumnRole.LOSS_MASK in unfit else row.loss_mask,
         logprobs=None if ColumnRole.LOGPROBS in unfit else row.logprobs,
     )
 
 
-def _all_tokens(row: Row, targets: Ids) -> Ids:
-    """The whole sequence `[T]`: the first input and all targets; RecordError if inputs and targets disagree."""
+def _all_tokens(row: Row, targets: Ids) -> tuple[Ids, Mask | None]:
+    """The whole sequence `[T]`: the first input and all targets; `[T]` which of it are images, None if none are.
+
+    RecordError if inputs and targets disagree.
+    """
     chunks = _chunks(row["model_input"], len(targets))
     inputs = np.concatenate([chunk for chunk, _ in chunks]) if chunks else np.empty(0, np.int32)
     is_text = np.concatenate([np.full(len(chunk), text) for chunk, text in chunks]) if chunks else inputs > 0
@@ -101,7 +106,8 @@ def _all_tokens(row: Row, targets: Ids) -> Ids:
             f"model_input holds token {inputs[at + 1]} where {_TARGETS} holds {targets[at]} (target {at}): they "
             "are the same token of the sequence, so one of them is wrong"
         )
-    return np.concatenate([inputs[:1], targets])
+    of_images = None if is_text.all() else np.append(~is_text, False)
+    return np.concatenate([inputs[:1], targets]), of_images
 
 
 def _apart(inputs: int, targets: int) -> RecordError:

@@ -17,6 +17,7 @@ from tito_audit.run.progress import Progress
 from tito_audit.run.template import opened_beside
 from tito_audit.settings.model import Settings
 from tito_audit.sft.preflight import PlannedRow, Planner, SetPlan
+from tito_audit.sft.tokenized import texts_of
 from tito_audit.storage import find_logs
 
 _NONE = "there is no tokenizer to write the messages with.\nPass -t with a folder or a Hugging Face name."
@@ -84,9 +85,7 @@ class PreFlight:
             done += log.size
 
     def _of_texts(self, row: Mapping[str, Any], place: Place) -> PlannedRow:
-        prompt, completion = row.get("prompt"), row.get("completion")
-        if not isinstance(completion, str):
-            prompt, completion = "", row.get("text")
-        if not isinstance(prompt, str) or not isinstance(completion, str):
+        texts = texts_of(row)
+        if texts is None:
             return self.planner.refused(place, "it holds neither messages nor a prompt and a completion")
-        return self.planner.of_texts(place, prompt, completion)
+        return self.planner.of_texts(place, *texts)

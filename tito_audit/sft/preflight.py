@@ -13,11 +13,10 @@ from tito_audit.evidence.reference import Reference
 from tito_audit.record.arrays import Ids, Mask
 from tito_audit.record.finding import Severity
 from tito_audit.record.message import Message
-from tito_audit.record.prefix import common_prefix
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.render.renderer import Renderer
 from tito_audit.render.span_builder import common_start
-from tito_audit.sft.tokenized import TokenizedChat, tokenized
+from tito_audit.sft.tokenized import TokenizedChat, tokenized, tokenized_texts
 
 _THINK = "think"
 """What the tags of reasoning hold in all published templates that have them."""
@@ -161,18 +160,11 @@ class Planner:
         return PlannedRow(rollout.place, ids, mask, len(answers), ends, tuple(problems), chat.marked is not None)
 
     def of_texts(self, place: Place, prompt: str, completion: str) -> PlannedRow:
-        """A prompt and a completion as text, joined as they are, with the end-of-sequence token behind them.
-
-        As huggingface/trl `trl/trainer/sft_trainer.py` does: the completion begins where the tokens of the prompt
-        and of both together part.
-        """
-        eos = self.reference.tokenizer.special_tokens.get("eos_token", "")
-        whole = prompt + completion + ("" if completion.endswith(eos) else eos)
+        """A prompt and a completion as text."""
         try:
-            ids, alone = self.reference.encode(whole), self.reference.encode(prompt)
+            ids, alone, start = tokenized_texts(prompt, completion, self.reference)
         except RecordError as error:
             return self.refused(place, str(error))
-        start = common_prefix(alone, ids)
         mask = np.arange(len(ids)) >= start
         problems: list[tuple[Problem, str]] = []
         if start < len(alone):

@@ -9,14 +9,16 @@ lack the markers. Then the rendering shows it: marks around each answer, which t
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from tito_audit.errors import RecordError, RenderError
 from tito_audit.evidence.reference import Reference
 from tito_audit.record.arrays import Ids, Mask, Offsets
+from tito_audit.record.prefix import common_prefix
 from tito_audit.record.rollout import Rollout, TrainingRow
 from tito_audit.render.sentinels import SpanKind
 from tito_audit.render.spans import Rendering, spans
@@ -164,8 +166,32 @@ def _bytes_of(ids: Ids, text: str, reference: Reference) -> _Bytes:
     return composed
 
 
-def as_sft_row(rollout: Rollout, reference: Reference | None) -> TrainingRow:
-    """The ids of a conversation with the mask of what the assistant wrote; RecordError if nothing proves it."""
+def texts_of(row: Mapping[str, Any]) -> tuple[str, str] | None:
+    """The prompt and the completion of a row, as text; None of other rows. All of a `text` is a completion."""
+    prompt, completion = row.get("prompt"), row.get("completion")
+    if not isinstance(completion, str):
+        prompt, completion = "", row.get("text")
+    return (prompt, completion) if isinstance(prompt, str) and isinstance(completion, str) else None
+
+
+def tokenized_texts(prompt: str, completion: str, reference: Reference) -> tuple[Ids, Ids, int]:
+    """A prompt and a completion joined as they are, with the end-of-sequence token behind them; the prompt alone;
+    and where the completion begins, which is where the two part.
+
+    As huggingface/trl `trl/trainer/sft_trainer.py` does.
+    """
+    eos = reference.tokenizer.special_tokens.get("eos_token", "")
+    whole = prompt + completion + ("" if completion.endswith(eos) else eos)
+    ids, alone = reference.encode(whole), reference.encode(prompt)
+    return ids, alone, common_prefix(alone, ids)
+
+
+def as_sft_row(rollout: Rollout, reference: Reference | None, texts: tuple[str, str] | None = None) -> TrainingRow:
+    """The ids of a conversation, or of a prompt and a completion as `texts`, with the mask of what the assistant
+    wrote; RecordError if nothing proves it."""
+    if texts is not None and not rollout.messages and reference is not None:
+        ids, _, start = tokenized_texts(*texts, reference)
+        return TrainingRow(ids, np.arange(len(ids)) >= start, None)
     if not any(message.sampled for message in rollout.messages):
         raise RecordError("it holds neither token ids nor a conversation with an answer")
     if reference is None or reference.renderer is None:
