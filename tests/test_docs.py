@@ -419,6 +419,8 @@ def schema_of(value: Any) -> list[str]:
 def test_a_recipe_is_a_file_that_its_system_takes(block: Block, tmp_path: Path) -> None:
     # `on` is a word of YAML 1.1 for true.
     value = {("on" if key is True else key): one for key, one in yaml.safe_load(block.text).items()}
+    if {"dataset", "datasets"} & value.keys():
+        return  # a trainer's configuration, not a recipe for CI
     checker = schema_of(value)
     file = tmp_path / "recipe.yaml"
     file.write_text(block.text)
