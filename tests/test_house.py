@@ -162,7 +162,7 @@ BUDGETS = {
     "conformance": 1_067,
     "convert": 2_198,
     "evidence": 6_891,
-    "formats": 13_100,
+    "formats": 13_112,
     "gate": 924,
     "identify": 891,
     "inspect": 2_739,
