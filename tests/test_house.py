@@ -162,7 +162,7 @@ BUDGETS = {
     "conformance": 1_377,
     "convert": 2_198,
     "evidence": 6_911,
-    "formats": 13_176,
+    "formats": 13_189,
     "gate": 927,
     "identify": 891,
     "inspect": 2_770,

@@ -21,6 +21,7 @@ from tito_audit.formats._columns import as_logged, is_list, plain
 from tito_audit.formats._kit import SampleRows, packed, sample_rollout, updated_sample
 from tito_audit.formats._update import with_values
 from tito_audit.record.arrays import Mask
+from tito_audit.record.prefix import common_ends
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.signature import keys, one_way
 
@@ -56,12 +57,15 @@ def _without_targets(row: Row) -> Row:
 
 def _with_targets(new: Row, bare: Row, row: Row) -> Row:
     """A written row with the labels that are no token of it; RecordError if it is unclear where they belong."""
-    if bare is row or new[_LABELS] is bare[_LABELS]:
+    if bare is row or new.get(_LABELS) is bare[_LABELS]:
         return new if bare is row else {**new, _LABELS: row[_LABELS]}
-    if len(new[_IDS]) != len(row[_IDS]) or plain(new[_IDS]) != plain(row[_IDS]):
-        raise RecordError("labels that are no tokens of the row would belong to others")
-    targets = _targets(np.asarray(row[_LABELS]), np.asarray(row[_IDS]))
-    return {**new, _LABELS: as_logged(np.where(targets, row[_LABELS], new[_LABELS]), row[_LABELS])}
+    old, ids, labels = np.asarray(row[_IDS]), np.asarray(new[_IDS]), plain(new[_LABELS])
+    head, tail = common_ends(old, ids)
+    for at in np.flatnonzero(_targets(np.asarray(row[_LABELS]), old)).tolist():
+        if head <= at < len(old) - tail:
+            raise RecordError("a label that is no token of the row would belong to another token")
+        labels[at if at < head else at + len(ids) - len(old)] = int(row[_LABELS][at])
+    return {**new, _LABELS: as_logged(labels, row[_LABELS])}
 
 
 def _targets(labels: NDArray[Any], ids: NDArray[Any]) -> Mask:
@@ -72,22 +76,31 @@ def _targets(labels: NDArray[Any], ids: NDArray[Any]) -> Mask:
     return alone if len(set(labels[alone].tolist())) == 1 and (alone == other).all() else np.zeros_like(alone)
 
 
-def _update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
-    """The row with its repaired samples, and with its padding visible again.
+def _with_bounds(row: Row) -> Row:
+    """The row with the bounds of its samples and of its padding, as its attention mask numbers them."""
+    seen = np.asarray(row[_SEEN])
+    edges = [0, *(np.flatnonzero(np.diff(seen)) + 1).tolist(), len(seen)]
+    padding = edges[-1] - edges[-2] if not seen[-1] else 0
+    bounds = {
+        "sequence_boundaries": as_logged(edges, row[_BOUNDS]["sequence_boundaries"]),
+        "right_padding_length": padding,
+    }
+    return {**row, _BOUNDS: {**row[_BOUNDS], **bounds}}
 
-    RecordError if `packing_params` would say of other tokens where samples end.
-    """
+
+def _update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
+    """The row with its repaired samples, and with its padding visible again."""
     bare = _without_targets(row)
     hiding = _hiding_padding(bare)
     new = [_with_targets(each, bare, row) for each in _ROWS.update(hiding, repaired)]
-    if row.get(_BOUNDS) is not None and any(each[_SEEN] is not hiding[_SEEN] for each in new):
-        raise RecordError(f"{_BOUNDS} counts the tokens of each sample and of the padding, which would be others")
+    if row.get(_BOUNDS) is not None:
+        new = [each if each.get(_SEEN) is hiding.get(_SEEN) else _with_bounds(each) for each in new]
     if hiding is bare:
-        return [row if all(each[name] is row[name] for name in row) else each for each in new]
+        return [row if all(each.get(name) is row[name] for name in row) else each for each in new]
     shown = [as_logged([1] * len(each[_SEEN]), row[_SEEN]) for each in new]
     return [
         row
-        if all(each[name] is row[name] or each[name] is hiding[name] for name in row)
+        if all(each.get(name) is row[name] or each.get(name) is hiding[name] for name in row)
         else with_values(each, {_SEEN: row[_SEEN] if each[_SEEN] is hiding[_SEEN] else mask})
         for each, mask in zip(new, shown, strict=True)
     ]
