@@ -346,7 +346,7 @@ def test_a_log_has_the_level_that_all_its_rows_have_and_shows_the_others(tmp_pat
     assert f"{log}: L2, mask and logprobs" in out.replace("\n", "")
     assert "L2        1 (33 %), first" in out
     assert "L4        2 (67 %), first" in out
-    assert 'lacks the version of the weights: add `"weight_version": step`.' in " ".join(out.split())
+    assert 'lacks: - the version of the weights: add `"weight_version": step`' in " ".join(out.split())
 
 
 @pytest.mark.parametrize(("level", "code"), [("L0", 0), ("L2", 0), ("L3", 1), ("L4", 1)])

@@ -80,12 +80,16 @@ def _log(log: LogRecord) -> Iterator[RenderableType]:
         yield Text("  The log holds no rollouts.")
         return
     formats = listed([*log.formats]) or "no known format"
-    yield Text(f"  {many(log.rollouts, 'rollout')} read as {formats}, which can hold {log.holds}")
+    yield Text(f"  {many(log.rollouts, 'rollout')} read as {formats}, whose logs hold up to {log.holds}")
     if len(log.levels) > 1:
         for level, number in log.levels.items():
             first = visible(str(log.firsts[level]))
             yield Text(f"  {level!s:8}  {number:,} ({share(number, log.rollouts)}), first {first}")
-    if log.sentence:
-        yield Padding(Text(visible(log.sentence)), (0, 0, 0, 2))
+    for who, lines in log.groups():
+        yield Text(visible(f"  For {RecordLevel(log.level + 1)}, {who}:"))
+        for line, words in lines.items():
+            yield Padding(Text(visible(f"- {listed(words)}: {line}")), (0, 0, 0, 4))
+    for unread in log.unread:
+        yield Padding(Text(visible(f"{unread}.")), (0, 0, 0, 2))
     if log.level >= RecordLevel.L3 and log.not_asked:
         yield Padding(Text(log.not_asked), (0, 0, 0, 2))

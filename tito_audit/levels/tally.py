@@ -126,19 +126,25 @@ class LogRecord:
 
     def lacks(self, shown: Callable[[Mapping[str, Sequence[str]]], str]) -> str:
         """What lacks for the next level, as part of a sentence; `shown` gets facts by the line that logs them."""
+        return "; ".join([*(f"{who} {shown(lines)}" for who, lines in self.groups()), *self.unread])
+
+    def groups(self) -> list[tuple[str, dict[str, list[str]]]]:
+        """Which rollouts lack something for the next level (`both rollouts lack`), and what, by line to add."""
         alike: dict[tuple[int, Place], dict[str, list[str]]] = {}
         for lack in self.lacking:
             alike.setdefault((lack.rollouts, lack.first), {}).setdefault(lack.line, []).append(lack.fact.words)
-        parts = [
-            f"{self._share(number, first)} {'lacks' if number == 1 else 'lack'} {shown(lines)}"
+        return [
+            (f"{self._share(number, first)} {'lacks' if number == 1 else 'lack'}", lines)
             for (number, first), lines in alike.items()
         ]
-        if self.unreadable:
-            place = self.firsts[RecordLevel.NONE]
-            parts.append(
-                f"{many(self.unreadable, 'row')} cannot be read (first {place}): `tito-audit scan` says why"
-            )
-        return "; ".join(parts)
+
+    @property
+    def unread(self) -> Sequence[str]:
+        """What is said of rows that cannot be read, if there are some."""
+        if not self.unreadable:
+            return ()
+        place = self.firsts[RecordLevel.NONE]
+        return (f"{many(self.unreadable, 'row')} cannot be read (first {place}): `tito-audit scan` says why",)
 
     @property
     def in_short(self) -> str:
