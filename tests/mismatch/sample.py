@@ -1,9 +1,9 @@
-"""Draws tokens of `smollm2.npz`: `python tests/mismatch/sample.py MODEL IDS OUT [SEED RATE]`, where torch is
-installed; with RATE, only the versions, for `heldout.npz`.
+"""Draws tokens of `smollm2.npz`: `python tests/mismatch/sample.py MODEL IDS OUT`, where torch and transformers are
+installed.
 
 IDS is JSON, a list of conversations as `[ids, number of prompt tokens]`. At each answered token, one token is
 drawn from what each setting makes of the model's distribution there, in float32; the trainer's value is the plain
-logprob. Weights of version k are the model's after k steps of AdamW (RATE, else 2e-5; three conversations a
+logprob. Weights of version k are the model's after k steps of AdamW (three conversations a
 step); each samples, and those of version 8 score. In bfloat16 the model samples, and in float32 it scores.
 """
 
