@@ -56,6 +56,13 @@ def test_the_shares_of_a_mixture_are_the_planted_ones(name: str) -> None:
     assert {cause: reported.get(cause, 0.0) for cause in shares} == pytest.approx(shares, abs=0.1)
 
 
+@pytest.mark.parametrize("steps", some([2, 3, 4, 5, 6, 7, 8], 2))
+def test_training_that_sharpens_a_policy_is_no_temperature(steps: int) -> None:
+    settings = [("float32/float32", 12), (f"versions={steps}", 24)]
+    planted = log(settings, np.random.default_rng(steps), source=HELD_OUT, versions=True)
+    assert shares_of(verdict(planted, scanned)).get("stale weights", 0.0) >= 0.97
+
+
 @pytest.mark.parametrize("case", ["float32", "bfloat16", "vllm bfloat16"])
 def test_two_engines_with_the_same_weights_have_no_finding(case: str, tmp_path: Path) -> None:
     report = json.loads(scanned(log([(case, 4)], np.random.default_rng(3)).write(tmp_path / "log.jsonl")))
@@ -211,7 +218,8 @@ def test_names_and_values_of_a_log_do_nothing_on_the_page(tmp_path: Path) -> Non
     notes = ((MismatchCause.TEMPERATURE.value, HOSTILE),)
     summary = Summary(files=["log.jsonl"])
     mismatch = Mismatch(HOSTILE)
-    mismatch.add(RowMismatch(HOSTILE, HOSTILE, 3, share, notes=notes, points=((-1.0, 0.5, False),)), Place("log", 0))
+    points = ((-1.0, 0.5, False),)
+    mismatch.add(RowMismatch(HOSTILE, HOSTILE, 3, share, notes=notes, points=points), Place("log", 0))
     summary.mismatches[HOSTILE] = mismatch
     text = made.written([], summary)
     assert text.count("&lt;/script&gt;&lt;script&gt;window.owned") >= 3

@@ -33,14 +33,16 @@ def main(folder, out, seed):
     for number, (name, rate) in enumerate(RATES.items()):
         torch.manual_seed(seed + number)
         rng = np.random.default_rng(seed + number)
-        measured(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval(), tokenizer, rng, rate, name, out)
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        packed = dict(np.load(out)) if Path(out).exists() else {}
+        np.savez_compressed(out, **{**packed, **measured(model, tokenizer, rng, rate, name)})
 
 
-def measured(model, tokenizer, rng, rate, prefix, out):
-    """One run with one learning rate."""
+def measured(model, tokenizer, rng, rate, prefix):
+    """The columns of one run with one learning rate."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.95), weight_decay=0.0)
     drawn, rows = [], list(prompts(tokenizer, rng, ROWS, SHORTEST, LONGEST))
-    for version in range(VERSIONS):
+    for _ in range(VERSIONS):
         drawn.append([])
         optimizer.zero_grad()
         trained = set(rng.permutation(ROWS)[:TRAINED].tolist())
@@ -57,14 +59,14 @@ def measured(model, tokenizer, rng, rate, prefix, out):
         optimizer.step()
     with torch.no_grad():
         newest = [distributions(model, ids) for ids in rows]
-    packed = dict(np.load(out)) if Path(out).exists() else {}
-    for version, pairs in enumerate(drawn):
+    columns = {}
+    for distance, pairs in enumerate(reversed(drawn), start=1):
         scored = [each.gather(1, tokens)[:, 0] for each, (tokens, _) in zip(newest, pairs, strict=True)]
-        name = f"{prefix}versions={VERSIONS - version}"
-        packed[name] = torch.stack((torch.cat([values for _, values in pairs]), torch.cat(scored))).numpy()
-        packed[f"lengths {name}"] = np.array([len(each) for each in scored], np.int32)
-        print(name, packed[name].shape[1], np.abs(np.diff(packed[name], axis=0)).mean(), flush=True)
-    np.savez_compressed(out, **packed)
+        name = f"{prefix}versions={distance}"
+        columns[name] = torch.stack((torch.cat([values for _, values in pairs]), torch.cat(scored))).numpy()
+        columns[f"lengths {name}"] = np.array([len(each) for each in scored], np.int32)
+        print(name, columns[name].shape[1], np.abs(np.diff(columns[name], axis=0)).mean(), flush=True)
+    return columns
 
 
 if __name__ == "__main__":
