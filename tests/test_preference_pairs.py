@@ -89,6 +89,16 @@ FAULTS: dict[str, tuple[str, Callable[[Row], Any], tuple[str, str, str]]] = {
         ("REC016", "warning", "answers are the same"),
     ),
     "the answers are swapped": ("trl-1-dpo-0", swap, ("REC006", "warning", "content is not in the ids")),
+    "the end comes twice": (
+        "trl-1-dpo-0",
+        lambda row: row.update(chosen_ids=[*row["chosen_ids"][:-1], *row["chosen_ids"][-2:]]),
+        ("REC016", "warning", "end repeated"),
+    ),
+    "the prompt is empty": (
+        "trl-1-dpo-0",
+        lambda row: row.update(prompt_ids=[]),
+        ("TPL207", "warning", "generation prompt missing"),
+    ),
     "the generation prompt is missing": (
         "trl-1-dpo-0",
         lambda row: row.update(prompt_ids=row["prompt_ids"][:-3]),

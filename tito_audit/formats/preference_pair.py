@@ -159,6 +159,8 @@ def _tokens(row: Row, messages: tuple[Message, ...], sent: int) -> tuple[Trainin
     """The tokens of a side: a call if all of its answer is trained, else a training row."""
     if _ANSWER in row:
         turn = turn_of_tokens((_PROMPT, row[_PROMPT]), (_ANSWER, row[_ANSWER]), lambda: None, {})
+        if turn.prompt_ids is None and is_list(row[_PROMPT]):
+            turn = replace(turn, prompt_ids=empty_ids())  # it is logged, and holds nothing
         ids, whole = turn.seen_ids, None
         if ids is not None and turn.prompt_ids is not None:
             mask = np.arange(len(ids)) >= len(turn.prompt_ids)

@@ -23,10 +23,10 @@ def uneven_pair(evidence: Evidence) -> Iterator[Hit]:
     ## What it finds
     Two sides whose prompts are not the same tokens (error; a warning if only the last token differs, which the
     encoder merged with an answer). Two answers that are the same tokens. An answer without an end token, which a
-    maximum length or a template cut off. An answer whose first token also holds the end of the prompt, where
-    prompt and answer were encoded in one piece. Where no messages show what the prompt should be: one that begins
-    with two BOS tokens, and one that lost its end to a maximum length, so that the answer begins inside a message
-    of the user. All but the first two are found in KTO rows as well.
+    maximum length or a template cut off, or with the same one several times in a row. An answer whose first token
+    also holds the end of the prompt, where prompt and answer were encoded in one piece. Where no messages show
+    what the prompt should be: one that begins with two BOS tokens, and one that lost its end to a maximum length,
+    so that the answer begins inside a message of the user. All but the first two are found in KTO rows as well.
 
     ## Why it matters
     A preference loss compares the probabilities of two answers to one prompt. With two prompts it compares
@@ -80,6 +80,15 @@ def uneven_pair(evidence: Evidence) -> Iterator[Hit]:
         yield Hit(
             where, start + at, start + at + 1, message, turn, cause, recorded=shown(evidence, ids[at : at + 1])
         )
+    run = _repeated_end(evidence, ids, start)
+    if run is not None:
+        first, last = run
+        message = (
+            f"the {side.name} answer trains the same end token {last - first} times in a row: padding is in the "
+            "loss, or template and tokenizer both write the end"
+        )
+        of = shown(evidence, ids[first:last])
+        yield Hit(where, start + first, start + last, message, turn, "end repeated", recorded=of)
     more = prompt_in_answer(evidence) if turn is not None else ""
     if more:
         message = (
@@ -135,3 +144,16 @@ def _unended(evidence: Evidence, ids: Ids, start: int) -> tuple[int, str, str]:
     if row is not None and row.loss_mask is not None and not row.loss_mask[start + ends].any():
         return int(ends[-1]), "does not train its end token", "end not trained"
     return 0, "", ""
+
+
+def _repeated_end(evidence: Evidence, ids: Ids, start: int) -> tuple[int, int] | None:
+    """The first run of one end token in an answer, all of it trained; None if no end comes twice in a row."""
+    row = evidence.rollout.training_row
+    same = np.isin(ids[1:], list(evidence.end_ids)) & (ids[1:] == ids[:-1])
+    if row is not None and row.loss_mask is not None:
+        same &= row.loss_mask[start + 1 :] & row.loss_mask[start:-1]
+    if not same.any():
+        return None
+    first = int(same.argmax())
+    rest = (~same[first:]).nonzero()[0]
+    return first, first + 1 + (int(rest[0]) if len(rest) else len(same) - first)
