@@ -29,8 +29,9 @@ from tito_audit.conformance.corpus import CORPUS
 from tito_audit.conformance.world import Tokens, Unsampled, World, of_template, of_tokenizer
 from tito_audit.errors import RenderError
 from tito_audit.record.message import as_messages, as_tools
-from tito_audit.run.template import NO_TOKENS
 from tito_audit.render.renderer import make_renderer
+from tito_audit.render.span_builder import common_start
+from tito_audit.run.template import NO_TOKENS
 from tito_audit.settings.model import Settings
 from tito_audit.tokens.load import load_tokenizer
 
@@ -107,7 +108,9 @@ def plain(turn: AnsweredTurn) -> list[dict[str, Any]]:
     return [as_plain(message) for message in turn.probe.messages[: turn.until]]
 
 
-def compared(peer: str, tmp_path: Path, *, tools_only: bool) -> tuple[Counter[bool], dict[Path, Counter[bool]], Any]:
+def compared(
+    peer: str, tmp_path: Path, *, tools_only: bool
+) -> tuple[Counter[bool], dict[Path, Counter[bool]], Any]:
     """How many prompts are the same as those of a package that appends ids: on templates, and by tokenizer."""
     turns = {
         folder: [
@@ -174,7 +177,9 @@ def test_the_classes_of_miles_append_what_our_description_appends(tmp_path: Path
         for folder, each in turns.items()
     }
     assert {name: count for name, count in same.items() if count[False]} == {}
-    says("miles", f"{sum(count[True] for count in same.values())} of {sum(map(Counter.total, same.values()))} turns")
+    says(
+        "miles", f"{sum(count[True] for count in same.values())} of {sum(map(Counter.total, same.values()))} turns"
+    )
 
 
 ROUND = ("pass", "tail_marker", "history_rewrite")
@@ -191,7 +196,8 @@ NAMED_OTHERWISE = {
     ("reasoning_alt_field", "poolside-Laguna-XS.2"),
     ("reasoning_alt_field", "poolside-Laguna-XS-2.1"),
 }
-"""Conversations with reasoning under one name that these templates read under another: servers give it under each."""
+"""Conversations with reasoning under one name that these templates read under another: servers give it under
+each."""
 
 
 def as_chatlint_says(world: World, prompts: Sequence[Any], tools: Sequence[Any]) -> str:
@@ -201,7 +207,7 @@ def as_chatlint_says(world: World, prompts: Sequence[Any], tools: Sequence[Any])
         texts = [world.text(chat, known, opens=True) for chat in chats]
         for chat, (before, after) in zip(chats, pairwise(texts), strict=False):
             if not after.startswith(before):
-                lost = before[len(os.path.commonprefix([before, after])) :]
+                lost = before[common_start(before, after) :]
                 closed = world.text(chat, known, opens=False)
                 inside = before.startswith(closed) and before.removeprefix(closed).endswith(lost)
                 marker = inside or (not before.startswith(closed) and len(lost) <= 64)
@@ -299,11 +305,19 @@ def test_the_templates_of_mistral_common_give_the_ids_of_its_samples(tmp_path: P
         folder.mkdir()
         shutil.copy(entry["file"], folder / "tokenizer.model")
         tokens = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
-        config = {**tokens, "tokenizer_class": "LlamaTokenizer", "chat_template": entry["template"], "legacy": True}
+        config = {
+            **tokens,
+            "tokenizer_class": "LlamaTokenizer",
+            "chat_template": entry["template"],
+            "legacy": True,
+        }
         (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
         tokenizer = load_tokenizer(str(folder))
         for sample in samples:
-            golden, chat = sample / f"tokens_{version}.json", json.loads((sample / "sample.json").read_text("utf-8"))
+            golden, chat = (
+                sample / f"tokens_{version}.json",
+                json.loads((sample / "sample.json").read_text("utf-8")),
+            )
             if not golden.is_file():
                 continue
             try:

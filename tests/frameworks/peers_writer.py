@@ -9,7 +9,8 @@ For chatlint: a list of files. It prints as `shapes` its conversations, by name,
 prompts and tools; and as `verdicts`, for each file and conversation, what `check_prefix_stability` says: `pass`,
 `skip`, or the kind of its failure.
 
-For mistral: a list of versions of its tokenizer. It prints for each the chat template, and the file of the tokenizer.
+For mistral: a list of versions of its tokenizer. It prints for each the chat template, and the file of the
+tokenizer.
 
 miles needs torch and a server to be imported, so only its file is: it renders with the template environment of
 `tests/template_oracle/chat.py`.

@@ -1,7 +1,7 @@
 """What TRL appends for results of tools: `python trl_suffix_writer.py ASKED`, as JSON.
 
-ASKED is a JSON file: for each folder with a tokenizer, a list of lists of messages. It prints for each of these the
-ids that `GRPOTrainer._get_tool_suffix_ids` gives, or null where it raises.
+ASKED is a JSON file: for each folder with a tokenizer, a list of lists of messages. It prints for each of these
+the ids that `GRPOTrainer._get_tool_suffix_ids` gives, or null where it raises.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What verl appends for new messages: `python verl_suffix_writer.py ASKED`, as JSON.
 
-ASKED is a JSON file: for each folder with a tokenizer, a list of lists of messages. It prints for each of these the
-ids that verl's agent loops append (`ToolAgentLoop`: the separator of turns, and the messages alone without the
-system prompt), or null where that raises; and as `"FOLDER texts"` the ids of the texts in `TEXTS`.
+ASKED is a JSON file: for each folder with a tokenizer, a list of lists of messages. It prints for each of these
+the ids that verl's agent loops append (`ToolAgentLoop`: the separator of turns, and the messages alone without
+the system prompt), or null where that raises; and as `"FOLDER texts"` the ids of the texts in `TEXTS`.
 """
 
 from __future__ import annotations
