@@ -162,6 +162,14 @@ def test_a_verdict_says_where_a_template_forks_why_and_the_way_out(tmp_path: Pat
     )
 
 
+def test_a_verdict_speaks_of_no_fork_where_there_is_none(tmp_path: Path) -> None:
+    path = template(tmp_path, "{% for m in messages %}{{ m.content }}{% endfor %}")
+    _, page, _ = run("conformance", "--chat-template", path)
+    (verdict,) = re.findall(r"^mine: (.*)$", page, re.MULTILINE)
+    assert re.search(r"splice keeps (\d+) of (?!\1)\d+; no argument helps", verdict)
+    assert "forks" not in verdict
+
+
 def beside(folder: Path, *arguments: str) -> str:
     """What the command prints with the packages of a folder beside ours."""
     begin = f"import sys; sys.path.append({str(folder)!r}); from tito_audit.cli import main; main()"
