@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from tests import toy
 from tests.tiers import examples
-from tito_audit.align.blocks import BlockKind, Blocks, join_blocks, one_block
-from tito_audit.align.drift import Pair, _cut, align, align_cuts, opcodes
+from tito_audit.align.blocks import BlockKind, Blocks, GrowingBlocks, join_blocks, one_block
+from tito_audit.align.drift import Pair, _cut, add_cuts, align, opcodes
 from tito_audit.align.pieces import Pieces
 from tito_audit.evidence.reference import Reference
 from tito_audit.tokens.load import load_tokenizer
@@ -138,6 +138,12 @@ def cutting(draw: st.DrawFn, data: bytes) -> Pieces:
 def two_cuttings(draw: st.DrawFn) -> tuple[Pieces, Pieces]:
     data = draw(st.binary(max_size=12))
     return draw(cutting(data)), draw(cutting(data))
+
+
+def align_cuts(recorded: Pieces, canonical: Pieces) -> Blocks:
+    out = GrowingBlocks()
+    add_cuts(out, recorded, canonical)
+    return out.done()
 
 
 WORDS = st.sampled_from([CONTROL, CONTROL, b"a", b"b", b"ab", b"ba", b"abab", b"", b" ", b"<", b"c", b">", b"<c"])

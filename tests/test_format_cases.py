@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.format_cases import CASES, expected, outcome, shapes_of, shown
+from tests.format_cases import CASES, FOLDER, cases_of, expected, outcome, shapes_of, shown, text_of
 from tito_audit.formats import all_formats
 
 
@@ -15,6 +15,11 @@ from tito_audit.formats import all_formats
 def test_a_row_is_read_and_written_as_its_case_says(path: Path, case: dict[str, Any]) -> None:
     for row in shapes_of(path, case):
         assert shown(outcome(case, row)) == shown(expected(path, case))
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.json")), ids=lambda path: path.stem)
+def test_a_file_of_cases_is_laid_out_as_it_is_written_anew(path: Path) -> None:
+    assert path.read_text(encoding="utf-8") == text_of(list(cases_of(path).values()))
 
 
 def test_every_format_has_cases() -> None:

@@ -19,6 +19,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from tests.command import run as command
 from tests.frameworks.ask import asked
 from tests.tiers import some
 from tito_audit import BatchAuditor, Settings, SetupError, scan_rollouts
@@ -38,6 +39,13 @@ def row(number: int, fault: bool = False) -> dict[str, Any]:
 
 def rows(faulty: int = 1, size: int = 8) -> list[dict[str, Any]]:
     return [row(number, number < faulty) for number in range(size)]
+
+
+def shown(log: Path | str) -> str:
+    """What `tito-audit show` prints of the first row of a quarantine."""
+    code, page, error = command("show", log, "--row", "0")
+    assert (code, error) == (0, "")
+    return page
 
 
 # The gate
@@ -60,6 +68,7 @@ def test_failing_rows_are_masked_counted_and_kept_as_a_log_that_a_scan_reads(tmp
     ]
     assert codes == [[finding["code"] for finding in line["tito_gate"]["findings"]] for line in lines]
     assert gate.failed == 3
+    assert "error LPR504 row 15:16" in shown(log)
 
 
 def test_a_gate_that_does_not_mask_still_counts_and_keeps(tmp_path: Path) -> None:
@@ -231,6 +240,7 @@ def test_slime_removes_failing_samples_and_logs_the_counts(
         hook(4, args, samples(8), None, 1.0)
     results = list(scan_rollouts(log))
     assert {result.rollout.format for result in results if result.rollout} == {"slime"}
+    assert "error LPR504" in shown(log)
     assert hook(6, args, samples(), None, 1.0) is False  # no tracker at hand: not silently
     assert [record.levelname for record in caplog.records if record.name.endswith(".slime")] == ["WARNING"]
     assert [{f.code for f in result.findings if f.code != "REC009"} for result in results][:2] == [{"LPR504"}] * 2
@@ -295,6 +305,7 @@ def test_nemo_rl_masks_failing_samples_before_the_policy_is_trained(
     (result,) = scan_rollouts(log)
     assert result.rollout is not None
     assert (result.rollout.format, [finding.code for finding in result.findings]) == ("nemo_rl", ["LPR504"])
+    assert "error LPR504" in shown(log)
 
 
 class TrainingSample(msgspec.Struct, array_like=True, gc=False, omit_defaults=True):
@@ -358,6 +369,7 @@ def test_prime_rl_does_not_send_failing_samples(
         "prime_rl_sample",
         ["LPR504"],
     )
+    assert "error LPR504" in shown(log)
     for sample in batch.samples[:2]:
         sample.logprobs[15] = 0.5
     with pytest.raises(GateError, match=r"^step 7: 2 of 7"):
@@ -403,6 +415,7 @@ def test_a_fault_stops_a_run_of_trl_at_its_step(fault: str, model: Path) -> None
     settings = Settings(fail_on="warning", tokenizer=str(model / "model"), ignore=("REC009",))
     codes = [{finding.code for finding in result.findings} for result in scan_rollouts(run["log"], settings)]
     assert codes == [{finding["code"] for finding in kept["findings"]} for kept in run["quarantined"]]
+    assert FAULTS[fault] in command("show", run["log"], "--row", "0", "-t", model / "model")[1]
 
 
 def test_failing_rows_leave_the_loss_of_trl_and_the_run_goes_on(model: Path) -> None:
@@ -428,6 +441,7 @@ def test_verl_masks_failing_rows_of_a_batch_before_the_actor_is_updated(tmp_path
         (result, *_) = scan_rollouts(run["log"])
         assert result.rollout is not None
         assert (result.rollout.format, [f.code for f in result.findings]) == ("verl_batch", ["LPR504"])
+        assert "error LPR504" in shown(run["log"])
 
 
 def test_importing_the_package_imports_no_trainer_and_no_torch() -> None:

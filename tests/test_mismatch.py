@@ -10,12 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.browser import made
+from tests.browser.made import HOSTILE
 from tests.command import run
 from tests.mismatch.__main__ import CASES, GUIDE, MIXTURES, UNTOLD, held_out_cases, shares_of, shown, verdict
 from tests.mismatch.picture import pictures
 from tests.mismatch.plant import COLUMNS, HELD_OUT, Planted, cause_of, log, taken
 from tests.tiers import some
 from tito_audit import audit_batch
+from tito_audit.record.mismatch import CauseShare, Mismatch, MismatchCause, RowMismatch
+from tito_audit.record.rollout import Place
+from tito_audit.summary import Summary
 
 
 def scanned(path: Path) -> str:
@@ -49,6 +54,13 @@ def test_the_shares_of_a_mixture_are_the_planted_ones(name: str) -> None:
         assert reported["cannot tell"] >= 0.75
         return
     assert {cause: reported.get(cause, 0.0) for cause in shares} == pytest.approx(shares, abs=0.1)
+
+
+@pytest.mark.parametrize("steps", some([2, 3, 4, 5, 6, 7, 8], 2))
+def test_training_that_sharpens_a_policy_is_no_temperature(steps: int) -> None:
+    settings = [("float32/float32", 12), (f"versions={steps}", 24)]
+    planted = log(settings, np.random.default_rng(steps), source=HELD_OUT, versions=True)
+    assert shares_of(verdict(planted, scanned)).get("stale weights", 0.0) >= 0.97
 
 
 @pytest.mark.parametrize("case", ["float32", "bfloat16", "vllm bfloat16"])
@@ -189,6 +201,29 @@ def test_the_page_shows_the_causes_with_plots(tmp_path: Path) -> None:
     ]
     run("scan", Planted(rows).write(path), "--report", f"html={page}")
     assert "Why sampler and trainer differ" not in page.read_text(encoding="utf-8")
+
+
+def test_names_and_values_of_a_log_do_nothing_on_the_page(tmp_path: Path) -> None:
+    rows = rows_of("temperature=0.7", 3, sampling_params={"temperature": HOSTILE}, version=HOSTILE)
+    for row in rows:
+        row[HOSTILE] = row.pop("logprobs")
+    path, page = Planted(rows).write(tmp_path / "<img src=x>.jsonl"), tmp_path / "page.html"
+    run("scan", path, "--report", f"html={page}", "--map", f"logprobs={HOSTILE}")
+    text = page.read_text(encoding="utf-8")
+    assert "Why sampler and trainer differ" in text
+    assert "<img" not in text
+
+    # Whatever a name or a note of a verdict may hold one day.
+    share = ((MismatchCause.TEMPERATURE.value, CauseShare(3, 1.0)),)
+    notes = ((MismatchCause.TEMPERATURE.value, HOSTILE),)
+    summary = Summary(files=["log.jsonl"])
+    mismatch = Mismatch(HOSTILE)
+    points = ((-1.0, 0.5, False),)
+    mismatch.add(RowMismatch(HOSTILE, HOSTILE, 3, share, notes=notes, points=points), Place("log", 0))
+    summary.mismatches[HOSTILE] = mismatch
+    text = made.written([], summary)
+    assert text.count("&lt;/script&gt;&lt;script&gt;window.owned") >= 3
+    assert not re.search(r"<img|<svg/|<script>window|\x1b|\u202e", text)
 
 
 def batch(sampler: list[float], trainer: list[float]) -> list[tuple[str, str, str]]:

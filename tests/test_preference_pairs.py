@@ -57,6 +57,12 @@ def with_other_token(row: Row, place: int) -> None:
     row["rejected_input_ids"][place] = 17
 
 
+def without_end_of_prompt(row: Row) -> None:
+    for side in ("chosen", "rejected"):
+        for column in ("input_ids", "labels", "attention_mask"):
+            del row[f"{side}_{column}"][8:14]
+
+
 def without_last_labels(row: Row) -> None:
     row["chosen_labels"] = row["chosen_labels"][:-2]
 
@@ -112,6 +118,11 @@ FAULTS: dict[str, tuple[str, Callable[[Row], Any], tuple[str, str, str]]] = {
         "llama-factory",
         lambda row: with_other_token(row, 13),
         ("REC016", "warning", "prompts differ at the seam"),
+    ),
+    "the maximum length cut the prompts": (
+        "llama-factory",
+        without_end_of_prompt,
+        ("REC016", "warning", "prompt cut"),
     ),
     "the prompt is trained": (
         "llama-factory",

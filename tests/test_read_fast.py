@@ -206,7 +206,7 @@ def test_the_value_of_untrained_tokens_is_the_only_one_they_have(tokens: list[tu
         logprobs=("logprobs", np.array([value for value, _ in tokens])),
     )
     sentinel = plain_sentinel(row)
-    found = _flat._finished(row, Padding(), None)
+    found = _flat._finished(row, {}, Padding(), None)
     assert found.sentinel == sentinel
     for column in found.columns:
         assert column.sentinel == (sentinel if column.role is ColumnRole.LOGPROBS else None)

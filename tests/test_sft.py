@@ -271,6 +271,24 @@ def test_an_end_left_out_is_found_where_line_feeds_behind_ends_are_trained(tmp_p
     assert findings(scanned(tmp_path, [row])) == {("MSK404", "warning", 0)}
 
 
+@pytest.mark.parametrize("case", ["lost", "none in the data", "one row has some"])
+def test_spaces_that_a_trainer_dropped_are_one_warning_of_the_log(case: str, tmp_path: Path) -> None:
+    dense = "".join(f"Thecatsaidhello{number}andwentaway" for number in range(9))
+    rows = made(tmp_path, [{"messages": [ASK, {"role": "assistant", "content": dense}]}] * 8)
+    tokenizer = load_tokenizer(TOY)
+    if case != "none in the data":
+        for row in rows:
+            at = next(i for i, label in enumerate(row["labels"]) if label >= 0)
+            apart = [int(token) for letter in "Thecat" for token in tokenizer.encode(letter)]
+            for name in ("input_ids", "labels"):
+                row[name][at:at] = apart
+            row["attention_mask"] = [1] * len(row["input_ids"])
+    if case == "one row has some":
+        rows += made(tmp_path, [{"messages": [ASK, ANSWER]}])
+    seen = {finding for finding in findings(scanned(tmp_path, rows)) if finding[0] == "TOK107"}
+    assert seen == ({("TOK107", "warning", None)} if case == "lost" else set())
+
+
 @pytest.mark.parametrize(
     ("name", "label"), [("fireworks", "trained-one-token-early"), ("llamafactory", "a-question-trained")]
 )

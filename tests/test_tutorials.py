@@ -150,7 +150,7 @@ def test_an_agent_loop_that_is_kept_leaves_the_rows_that_are_scanned(
 def test_responses_of_an_executor_are_kept_as_they_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    names = code_of("verl", monkeypatch)
+    names = code_of("openrlhf", monkeypatch)
     response = {"prompt": "a", "observation_tokens": [1, 2], "action_ranges": [(1, 2)], "truncated": False}
     response |= {"rollout_log_probs": [0.0, -0.5], "mm_train_inputs": object()}
 
@@ -169,6 +169,12 @@ def test_responses_of_an_executor_are_kept_as_they_are_read(
     assert rollout.training_row is not None
     assert rollout.training_row.loss_mask is not None
     assert rollout.training_row.loss_mask.tolist() == [False, True]
+
+
+def test_a_range_begins_where_an_answer_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens, ranges = [5], list[tuple[int, int]]()
+    code_of("openrlhf", monkeypatch)["append"](tokens, ranges, [6, 7], [8])
+    assert (tokens, ranges) == ([5, 6, 7, 8], [(3, 4)])
 
 
 def test_what_a_template_adds_is_not_trained(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,9 +232,12 @@ def test_a_group_of_a_managed_server_is_a_row_that_passes(tmp_path: Path, monkey
     assert (code, "8 rollouts" in said) == (0, True), said
 
 
-def test_a_logged_call_of_a_server_is_read_with_its_ids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    names = code_of("vllm", monkeypatch)
-    calls = rows_of(LOGS / "vllm_ids.jsonl")
+@pytest.mark.parametrize(("page", "name"), [("vllm", "vllm_ids"), ("dynamo", "dynamo")])
+def test_a_logged_call_of_a_server_is_read_with_its_ids(
+    page: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = code_of(page, monkeypatch)
+    calls = rows_of(LOGS / f"{name}.jsonl")
     asked: list[Any] = []
 
     def create(**request: Any) -> Any:
@@ -240,7 +249,8 @@ def test_a_logged_call_of_a_server_is_read_with_its_ids(tmp_path: Path, monkeypa
     for call in calls:
         given = {name: call["request"][name] for name in ("model", "messages", "tools")}
         names["logged"](client, call["session_id"], path=log, **given)
-    assert all(one["logprobs"] and one["extra_body"]["return_token_ids"] for one in asked)
+    wanted = {key: calls[0]["request"][key] for key in ("return_token_ids", "nvext") if key in calls[0]["request"]}
+    assert all(one["logprobs"] and one["extra_body"] == wanted for one in asked)
     flags = ("-t", str(TOKENIZERS / "toy_bpe"), "-f", "concise")
-    said = [run("scan", path, *flags)[1].replace(str(path), "LOG") for path in (log, LOGS / "vllm_ids.jsonl")]
+    said = [run("scan", path, *flags)[1].replace(str(path), "LOG") for path in (log, LOGS / f"{name}.jsonl")]
     assert said[0] == said[1]

@@ -32,6 +32,7 @@ VALUES = {
     "min_audited": "0.5",
     "on": "id=other_id",
     "padding": "left",
+    "require_level": "L2",
     "sample": "0.25",
     "sampled_roles": "planner",
     "sentinel": "null",

@@ -15,7 +15,7 @@ from typing import Any
 _CLASSES = {
     "Settings": "tokenizer chat-template template-name template-arg template-seconds tool-arguments clock "
     "sampled-role convention assume encoder format kind map rows-at messages tools on session join no-join select "
-    "extend-select ignore fail-on limit sample max-row-bytes trust-remote-code jobs engine address",
+    "extend-select ignore fail-on require-level limit sample max-row-bytes trust-remote-code jobs engine address",
     "GateSettings": "max-rate require min-audited baseline update-baseline notes",
     "RepairSettings": "with unsafe quarantine force",
     "RepairChoices": "mask-by sentinel mask-style padding",

@@ -393,9 +393,13 @@ class _Refusals:
     def __exit__(self, kind: object, error: object, trace: object) -> bool:
         if isinstance(error, openai.APIStatusError | anthropic.APIStatusError):
             self.call.refused, self.call.error = error.status_code, error.message
-        elif isinstance(error, openai.APIError | anthropic.APIError):
+            return True
+        # A stream that breaks off is an error of the HTTP client, whichever one the SDK has.
+        broken = "TransportError" in {each.__name__ for each in type(error).__mro__}
+        if broken or isinstance(error, openai.APIError | anthropic.APIError):
             self.call.refused, self.call.error = 0, str(error)
-        return isinstance(error, openai.APIError | anthropic.APIError)
+            return True
+        return False
 
 
 def _wire(body: dict[str, Any]) -> dict[str, Any]:

@@ -115,8 +115,7 @@ def shares_of(mismatch: dict[str, Any]) -> dict[str, float]:
 
 def held_out_cases() -> list[tuple[str, bool]]:
     """The settings of the held-out data, and whether the log names them."""
-    names = [name for name in HELD_OUT if not name.startswith(("lengths", "changed", "both", "versions"))]
-    names += [f"versions={steps}" for steps in (1, 3, 5, 8)]
+    names = [name for name in HELD_OUT if not name.startswith(("lengths", "changed", "both"))]
     mixed = [name for name in names if "+" in name or name.endswith("temperature=1.3")]
     return [*((name, False) for name in names), *((name, True) for name in mixed)]
 
@@ -129,7 +128,7 @@ def confusion(
     """
     for number, (case, stated) in enumerate(held_out_cases()):
         rng = np.random.default_rng((seed, number))
-        of_versions = case.startswith("versions")
+        of_versions = "versions" in case
         settings = [("float32/float32", ROWS), (case, ROWS)] if of_versions else [(case, ROWS)]
         planted = log(settings, rng, source=HELD_OUT, stated=stated, versions=of_versions)
         cause = "temperature and truncated sampling" if stated and "+" in case else cause_of(case)
@@ -181,7 +180,8 @@ def shown(case: str) -> str:
     where = {"bfloat16/float32": "sampled in bfloat16", "bfloat16/bfloat16": "both in bfloat16"}.get(engines, "")
     words = setting.replace("+", " and ").replace("=", " ").replace("_", "-")
     words = {"": "two engines", "drift": "pairs of tokens encoded otherwise"}.get(words, words)
-    words = words.replace("versions", "weights older by") if words.startswith("versions") else words
+    words = words.replace("versions", "weights older by")
+    where = where or (engines if engines.startswith("small") else "")
     return f"{words}, {where}" if where else words
 
 

@@ -32,7 +32,7 @@ IN_BFLOAT16 = ({}, {"temperature": 0.7}, {"temperature": 1.3}, {"top_p": 0.85}, 
 ROWS, SHORTEST, LONGEST = 10, 30, 220
 
 
-def prompts(tokenizer, rng, count):
+def prompts(tokenizer, rng, count, shortest=12, longest=40):
     """Ids of pieces of prose and code, in equal parts."""
     import argparse
     import asyncio.base_events
@@ -45,7 +45,7 @@ def prompts(tokenizer, rng, count):
     for number in range(count):
         parts = (prose, code)[number % 2]
         ids = tokenizer(parts[rng.integers(len(parts))])["input_ids"]
-        yield ids[: rng.integers(12, 40)]
+        yield ids[: rng.integers(shortest, longest)]
 
 
 def scored(model, prompt, ids):

@@ -8,8 +8,8 @@ package were chosen on these.
 `heldout.npz` was measured after that, on other text and with other seeds: vLLM sampled with its own temperature,
 top-p, top-k and min-p and returned processed logprobs, transformers scored (`engines.py`); in `drift`, pairs of
 sampled tokens became two others with the same text, and everything after them was scored in that context;
-`experts NAME` is a small mixture of experts with the experts of both sides (`experts.py`). `lengths NAME` are
-those of its rows. What it lacks (`versions=N`, weights N steps older) is taken from `smollm2.npz`.
+`experts NAME` is a small mixture of experts with the experts of both sides (`experts.py`); `versions=N` are
+weights of a small RL loop that are N steps older (`stale.py`). `lengths NAME` are those of its rows.
 """
 
 from __future__ import annotations
@@ -81,11 +81,10 @@ def stated_by(setting: str) -> dict[str, float]:
 
 def taken(setting: str, rng: np.random.Generator, source: Any = COLUMNS) -> Tokens:
     """Consecutive tokens of a setting; of the held-out ones, one to three rows in a row."""
-    columns = (source if setting in source else COLUMNS)[setting].astype(np.float64)
-    if f"lengths {setting}" not in source:
-        size = TOKENS if source is COLUMNS else int(rng.integers(60, 500))
-        start = rng.integers(0, columns.shape[1] - size)
-        return Tokens(columns[:, start : start + size].copy())
+    columns = source[setting].astype(np.float64)
+    if source is COLUMNS:
+        start = rng.integers(0, columns.shape[1] - TOKENS)
+        return Tokens(columns[:, start : start + TOKENS].copy())
     ends = np.cumsum(source[f"lengths {setting}"])
     first = rng.integers(0, len(ends))
     last = min(first + rng.integers(1, 4), len(ends)) - 1

@@ -1,10 +1,10 @@
-"""Draws tokens of `smollm2.npz`: `python tests/mismatch/sample.py MODEL IDS OUT [SEED RATE]`, where torch is
-installed; with RATE, only the versions, for `heldout.npz`.
+"""Draws tokens of `smollm2.npz`: `python tests/mismatch/sample.py MODEL IDS OUT`, where torch and transformers are
+installed.
 
 IDS is JSON, a list of conversations as `[ids, number of prompt tokens]`. At each answered token, one token is
 drawn from what each setting makes of the model's distribution there, in float32; the trainer's value is the plain
-logprob. Weights of version k are the model's after k steps of AdamW (RATE, else 2e-5; three conversations a
-step); each samples, and those of version 8 score. In bfloat16 the model samples, and in float32 it scores.
+logprob. Weights of version k are the model's after k steps of AdamW (three conversations a step); each samples,
+and those of version 8 score. In bfloat16 the model samples, and in float32 it scores.
 """
 
 # mypy: ignore-errors
@@ -67,23 +67,19 @@ def columns(sampler, trainer, setting):
     return torch.stack((values, trainer.gather(1, ids)[:, 0])).numpy()
 
 
-def main(folder, path, out, seed=0, rate=None):
-    torch.manual_seed(int(seed))
+def main(folder, path, out):
+    torch.manual_seed(0)
     conversations = json.loads(Path(path).read_text(encoding="utf-8"))
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     plain = distributions(model, conversations)
     measured = dict(np.load(out)) if Path(out).exists() else {}
-    if rate is None:
-        measured |= {
-            "+".join(f"{k}={v}" for k, v in each.items()): columns(plain, plain, each) for each in SETTINGS
-        }
-        model_in_half = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
-        half = distributions(model_in_half, conversations)
-        for each in IN_BFLOAT16:
-            name = " ".join(["bfloat16", *(f"{k}={v}" for k, v in each.items())])
-            measured[name] = columns(half, plain, each)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=float(rate or 2e-5), betas=(0.9, 0.95), weight_decay=0.0)
-    rng, drawn, current = np.random.default_rng(int(seed)), [], plain
+    measured |= {"+".join(f"{k}={v}" for k, v in each.items()): columns(plain, plain, each) for each in SETTINGS}
+    half = distributions(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval(), conversations)
+    for each in IN_BFLOAT16:
+        name = " ".join(["bfloat16", *(f"{k}={v}" for k, v in each.items())])
+        measured[name] = columns(half, plain, each)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-5, betas=(0.9, 0.95), weight_decay=0.0)
+    rng, drawn, current = np.random.default_rng(0), [], plain
     for _ in range(VERSIONS):
         drawn.append(draw(current, {}))
         model.train()

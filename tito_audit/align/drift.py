@@ -172,19 +172,12 @@ def _ends(left: Sequence[Hashable], right: Sequence[Hashable]) -> list[Match]:
 # Two tokenizations of the same bytes, paired where tokens end at the same byte.
 
 
-def align_cuts(recorded: Pieces, canonical: Pieces) -> Blocks:
-    """Blocks between the byte ends that both sequences have. Both must spell the same bytes.
+def add_cuts(out: GrowingBlocks, recorded: Pieces, canonical: Pieces) -> None:
+    """Add the blocks between the byte ends that both sequences have. Both must spell the same bytes.
 
     [he, llo] against [hello] gives one MERGE block. A token without bytes joins the block before it, or the block
     after it at the very start.
     """
-    out = GrowingBlocks()
-    add_cuts(out, recorded, canonical)
-    return out.done()
-
-
-def add_cuts(out: GrowingBlocks, recorded: Pieces, canonical: Pieces) -> None:
-    """Add the same blocks to an alignment of what precedes them."""
     if same_ids(recorded.ids, canonical.ids):
         out.block(BlockKind.SAME, len(recorded.ids), len(canonical.ids))
     elif not recorded.data:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 from operator import attrgetter
+from string import ascii_letters
 
 import numpy as np
 
-from tito_audit.evidence.model import Evidence, RowView
+from tito_audit.evidence.model import Against, Evidence, RowView
 from tito_audit.evidence.reference import Reference
 from tito_audit.evidence.roles import GENERATION_PROMPT, TEMPLATE, TURN_END, Roles
 from tito_audit.record.column import ColumnRole
@@ -18,8 +19,12 @@ from tito_audit.record.speakers import ASSISTANT
 ROWS, TOKENS, TRAINED, NOTHING, CUT = "rows", "tokens", "trained", "nothing_trained", "cut_before_answer"
 ENDS, ENDS_TRAINED, ENDLESS, UNFINISHED = "ends", "ends_trained", "no_end_trained", "answer_without_end"
 TWO_BOS, BOS_ALONE, PACKED = "two_bos", "two_bos_not_compared", "packed"
+SPACED, UNSPACED, SPLIT_OTHERWISE = "with_spaces", "without_spaces", "without_spaces_split_otherwise"
 """What the facts of a row count: `ends` are turn ends of answers that it trains; `packed` is 1 for the second
-sample of a row, so that packed rows are counted once."""
+sample of a row, so that packed rows are counted once. A long text without one space is counted again if it
+re-encodes as other tokens."""
+_OTHERS = bytes(set(range(256)) - set(ascii_letters.encode()))
+"""All bytes but letters."""
 
 
 def is_sft(rollout: Rollout) -> bool:
@@ -115,6 +120,7 @@ def _facts(evidence: Evidence) -> dict[str, int]:
         facts |= {TRAINED: int(np.count_nonzero(mask)), NOTHING: int(not mask.any())}
     if evidence.bos_id is not None and size > 1 and (row.token_ids[:2] == evidence.bos_id).all():
         facts |= {TWO_BOS: 1, BOS_ALONE: int(not evidence.rendered)}
+    facts |= _spaces(evidence, row)
     if view is None or mask is None or not isinstance(view.roles, Roles):
         return facts
     ends = view.roles.among((TURN_END,))
@@ -127,6 +133,16 @@ def _facts(evidence: Evidence) -> dict[str, int]:
     facts[UNFINISHED] = int(last[1] == size and bool(mask[slice(*last)].any()) and not ends[slice(*last)].any())
     facts[CUT] = int(not mask.any() and not answers)
     return facts
+
+
+def _spaces(evidence: Evidence, row: TrainingRow) -> dict[str, int]:
+    data = b" " if evidence.vocabulary is None else evidence.vocabulary.data(row.token_ids)
+    if b" " in data:
+        return {SPACED: 1}
+    if len(data.translate(None, _OTHERS)) < 200:
+        return {}  # short, or not written in these letters
+    again = any(difference.against is Against.REENCODED for difference in evidence.differences)
+    return {UNSPACED: 1, SPLIT_OTHERWISE: int(again)}
 
 
 _SETS = frozenset(("fireworks", "llamafactory"))

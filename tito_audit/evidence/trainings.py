@@ -56,29 +56,18 @@ def _sequences(rollout: Rollout) -> Iterator[tuple[int, int, list[_Span]]]:
     if row is not None and len(spans := _of_row(row, stated.facts)):
         yield -1, 0, spans
     ids = stated.answer_ids or ((stated.facts.get("id"),) if len(turns) == 1 else ())
-    before = _Hashed()
+    hasher, hashed = blake2b(digest_size=8), empty_ids()
     for number, turn in enumerate(turns):
-        if turn.prompt_ids is None or turn.completion_ids is None or turn.ids_from is not IdsFrom.LOGGED:
+        prompt, completion = turn.prompt_ids, turn.completion_ids
+        if prompt is None or completion is None or turn.ids_from is not IdsFrom.LOGGED:
             continue  # its context is unknown
-        before = before.then(turn.prompt_ids)
-        if len(spans := _of_call(turn.completion_ids, turn, before)):
+        if not starts_with(prompt, hashed):
+            hasher, hashed = blake2b(digest_size=8), empty_ids()
+        more = prompt[len(hashed) :]  # most prompts go on from the one before
+        hasher.update(np.ascontiguousarray(more, np.int32).data)
+        hashed = prompt
+        if len(spans := _of_call(completion, turn, hasher.copy(), len(prompt))):
             yield number, _answer_id(ids[number]) if len(ids) == len(turns) else 0, spans
-
-
-class _Hashed:
-    """The hash of a prompt, begun with that of the prompt before it if it goes on from there."""
-
-    def __init__(self) -> None:
-        self.ids = empty_ids()
-        self.hasher = blake2b(digest_size=8)
-
-    def then(self, prompt: Ids) -> _Hashed:
-        """The hash of the next prompt."""
-        known = self if starts_with(prompt, self.ids) else _Hashed()
-        longer = _Hashed()
-        longer.ids, longer.hasher = prompt, known.hasher.copy()
-        longer.hasher.update(_bytes(prompt)[4 * len(known.ids) :])
-        return longer
 
 
 def _of_row(row: TrainingRow, facts: Mapping[str, object]) -> list[_Span]:
@@ -92,12 +81,13 @@ def _of_row(row: TrainingRow, facts: Mapping[str, object]) -> list[_Span]:
     return _spans(row.token_ids[:end], _runs(mask[:end]), row.logprobs, blake2b(digest_size=8))
 
 
-def _of_call(ids: Ids, turn: Turn, before: _Hashed) -> list[_Span]:
-    """The spans of a call after its prompt: its completion `[C]`, or the sampled parts of it."""
+def _of_call(ids: Ids, turn: Turn, hasher: blake2b, before: int) -> list[_Span]:
+    """The spans of a call after `before` hashed tokens of its prompt: its completion `[C]`, or what is sampled of
+    it."""
     sampled = _sampled(turn.columns, len(ids))
     runs = [(0, len(ids))] if sampled is None else _runs(sampled)
     trained = [run for run in runs if run[1] > run[0]]
-    return _spans(ids, trained, turn.completion_logprobs, before.hasher.copy(), len(before.ids))
+    return _spans(ids, trained, turn.completion_logprobs, hasher, before)
 
 
 def _sampled(columns: Sequence[Column], size: int) -> Mask | None:
@@ -128,7 +118,7 @@ def _spans(
     """
     if not runs:
         return []
-    data, at = _bytes(ids), 0
+    data, at = np.ascontiguousarray(ids, np.int32).data.cast("B"), 0
     spans: list[_Span] = []
     ends = [edge for run in runs[:-1] for edge in (run, (run[1] + 1, run[1] + 1))]
     ends += [runs[-1], *((end, end) for end in _ends_after(runs[-1][1], len(ids)))]
@@ -138,10 +128,6 @@ def _spans(
         total = np.nan if logprobs is None or start == end else _sum(logprobs[start:end])
         spans.append((int.from_bytes(hasher.digest(), "little"), before + end, end - start, total))
     return spans
-
-
-def _bytes(ids: Ids) -> memoryview:
-    return np.ascontiguousarray(ids, np.int32).data.cast("B")
 
 
 def _ends_after(last: int, size: int) -> list[int]:

@@ -38,6 +38,7 @@ from tito_audit.formats._detection import (
 )
 from tito_audit.formats._responses import chat_tools
 from tito_audit.formats._text_logs import notice_of_text
+from tito_audit.formats._verifiers import with_updates
 from tito_audit.registry import module_names, plugins
 from tito_audit.unknown import unknown
 
@@ -75,6 +76,7 @@ __all__ = [
     "unmap_columns",
     "unread_columns",
     "with_sampling",
+    "with_updates",
 ]
 
 LOGPROBS = tuple(dict.fromkeys((*ROW_LOGPROBS, *CALL_LOGPROBS)))

@@ -86,7 +86,7 @@ _SWIFT = (
 )
 _ANNOTATIONS = (
     " of prime-rl, beside its traces. Ids and the sampler's logprobs are in the episodes: scan traces/stream, "
-    "with sealed chunks (.jsonl.zst) or without"
+    "with sealed chunks (.jsonl.zst) or without, and the annotations beside it are joined"
 )
 _SPAN = f"an OpenTelemetry span. To audit the model call, {_GATEWAY}"
 _SPAN_KINDS = (

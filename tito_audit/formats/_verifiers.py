@@ -14,7 +14,7 @@ what each was given beyond the tokens of the call before it on its branch, and w
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -221,6 +221,44 @@ def prompts_of(tree: Tree) -> dict[int, tuple[Ids, list[int]]]:
                 prompts[number] = whole[: at + node.start], path[:depth]
             at += len(node.ids)
     return prompts
+
+
+_STREAMS = ("advantages", "trainer_logprobs", "entropies", "is_masked")
+
+
+def with_updates(row: Row, updates_of: Callable[[str], Iterable[Row]]) -> Row:
+    """The row with what a trainer wrote about its traces, as columns of the nodes over what the mask trains.
+
+    An update has streams for branches, with an entry for each of their tokens, null where nothing is known. The
+    newest wins, and a node whose trained tokens a stream does not cover stays as it is. PrimeIntellect-ai/prime-rl
+    `src/prime_rl/monitors/file/traces/update.py` (`fold_trace_updates`).
+    """
+    episode = episode_of(row)
+    columns: dict[Path, Any] = {}
+    for tree in {tree.path: tree for tree in trees_of(episode)}.values():
+        branches = paths_of(replace(tree, members=tuple(range(len(tree.nodes)))))
+        for update in updates_of(text_of(tree.trace.get("id")) or ""):
+            for branch in update.get("branches") or ():
+                index = branch.get("index") if isinstance(branch, Mapping) else None
+                if type(index) is int and 0 <= index < len(branches):
+                    for name in _STREAMS:
+                        for number, values in _cut_by_node(tree, branches[index], branch.get(name), name):
+                            columns[(*tree.path, "nodes", number, name)] = values
+    return _put_back(row, with_edits(episode, [Edit(*column) for column in columns.items()])) if columns else row
+
+
+def _cut_by_node(tree: Tree, branch: Sequence[int], stream: Any, name: str) -> Iterator[tuple[int, list[Any]]]:
+    at = 0
+    for number in branch if is_list(stream) else ():
+        node = tree.nodes[number]
+        values = list(stream[at : at + len(node.ids)])
+        at += len(node.ids)
+        if len(values) < len(node.ids):
+            return
+        own = [value for value, trained in zip(values, node.mask, strict=True) if trained]
+        unknown = own.count(None)
+        if unknown < len(own) and (not unknown or name == "is_masked"):
+            yield number, own
 
 
 def _trees(trace: Mapping[str, Any], path: Path, where: str) -> Iterator[Tree]:

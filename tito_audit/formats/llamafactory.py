@@ -23,7 +23,7 @@ from tito_audit.formats._update import with_values
 from tito_audit.record.arrays import Mask
 from tito_audit.record.prefix import common_ends
 from tito_audit.record.repaired import RepairedRollout
-from tito_audit.signature import keys, one_way
+from tito_audit.signature import one_way, optional
 
 _NAME = "llamafactory"
 _IDS, _LABELS, _SEEN, _POSITIONS = "input_ids", "labels", "attention_mask", "position_ids"
@@ -114,7 +114,10 @@ _ROWS = SampleRows(
 FORMAT = Format(
     name=_NAME,
     title="LLaMA-Factory tokenized sets",
-    signature=one_way(_IDS, _LABELS, *_MEDIA[:2], keys(_MEDIA[2], before=" and ")),
+    signature=one_way(
+        *(_IDS, _LABELS, optional("images", before=", "), optional("videos", before=", ")),
+        optional("audios", before=" and "),
+    ),
     precedence=196,
     matches=lambda row: {_LABELS, *_MEDIA} <= row.keys() and is_list(row.get(_IDS)),
     read=lambda row, place: _ROWS.read(_hiding_padding(_without_targets(row)), place),

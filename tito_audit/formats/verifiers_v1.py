@@ -18,6 +18,7 @@ import numpy as np
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
+from tito_audit.formats._beside import PER_TOKEN, beside_of
 from tito_audit.formats._calls import one_model, with_finishes
 from tito_audit.formats._columns import filled, first_text, is_given, is_numbers, parsed, policy_of
 from tito_audit.formats._update import object_at
@@ -136,6 +137,7 @@ def _turns(
                 completion_ids=node.completion,
                 completion_logprobs=logprobs,
                 columns=columns,
+                beside=beside_of({column.name: column.values for column in columns if column.name in PER_TOKEN}),
             )
         turns.append(turn)
     return tuple(turns)

@@ -9,6 +9,7 @@ from pathlib import Path
 from tito_audit.errors import RecordError, SetupError
 from tito_audit.format import Format, Row
 from tito_audit.formats import calls_unknown_tools, chat_tools, format_named, pick_format
+from tito_audit.join._annotations import Annotations
 from tito_audit.join._call_rows import Answers, Mapped, Work, one_by_one
 from tito_audit.join._calls import CallsOfRollout, gathered
 from tito_audit.join._gathering import Captures, Gathering, JoinedCalls
@@ -39,6 +40,7 @@ from tito_audit.storage.chunks import Chunk, chunks_of
 from tito_audit.storage.random_access import RowBatch
 
 __all__ = [
+    "Annotations",
     "Answers",
     "CallsJoined",
     "CallsSeen",

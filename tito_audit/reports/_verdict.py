@@ -189,7 +189,9 @@ def _counted(counts: dict[Severity, New], summary: Summary, *, new: bool) -> dic
 def _brief(headline: Headline, severity: Severity, count: New) -> str:
     """`60 prompts with a tool call rewritten by the template (22 rollouts)`; what `count` says is left out."""
     times, text = getattr(headline, severity.word), headline.text
-    if (headline.unit, headline.rollouts) == ("rollout", count.rollouts) or (headline.unit, times) == ("log", 1):
+    if (headline.unit, times) == ("log", 1):
+        text = text.removeprefix("{n} ").removeprefix("with ").removeprefix("in which ")
+    elif (headline.unit, headline.rollouts) == ("rollout", count.rollouts):
         text = text.removeprefix("{n} with ")
     of_turn = _of_turn(headline)
     words = of_turn or text.replace("{n}", many(times, headline.unit))

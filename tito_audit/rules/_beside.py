@@ -10,6 +10,8 @@ import numpy as np
 from tito_audit.evidence.model import Evidence
 from tito_audit.record.arrays import Ids, Mask
 from tito_audit.record.beside import NOTHING_BESIDE, BesideTokens
+from tito_audit.record.by_name import version_column
+from tito_audit.record.column import Column
 from tito_audit.record.finding import Where
 
 
@@ -26,8 +28,21 @@ class Sequence:
     fed: int | None
     """How many tokens were fed by the end of the previous call, all but its last; None for a row and a first."""
     beside: BesideTokens
+    columns: tuple[Column, ...]
+    """Those of the row or of the call."""
     where: Where
     turn: int | None = None
+
+    @property
+    def resumed(self) -> list[int]:
+        """The tokens from which on newer weights went on with what others had begun to sample."""
+        column = version_column(self.columns)
+        if column is None or len(column.values) > len(self.ids):
+            return []
+        start = len(self.ids) - len(column.values)
+        both = self.sampled[start + 1 :] & self.sampled[start:-1]
+        cuts = (both & (column.values[1:] != column.values[:-1])).nonzero()[0]
+        return [start + 1 + cut for cut in cuts.tolist()]
 
     def place(self, start: int, end: int) -> tuple[Where, int, int]:
         """A range of these tokens as a finding names it."""
@@ -42,12 +57,12 @@ def sequences(evidence: Evidence) -> Iterator[Sequence]:
     row, fed = evidence.rollout.training_row, None
     if row is not None and row.beside is not NOTHING_BESIDE:
         sampled = np.zeros(len(row.token_ids), np.bool_) if row.loss_mask is None else row.loss_mask
-        yield Sequence(row.token_ids, sampled, row.prompt_length, None, row.beside, Where.ROW)
+        yield Sequence(row.token_ids, sampled, row.prompt_length, None, row.beside, row.columns, Where.ROW)
     for number, turn in enumerate(evidence.rollout.turns):
         seen = turn.seen_ids
         if turn.completion_ids is not None and turn.beside is not NOTHING_BESIDE:
             ids = turn.completion_ids if seen is None else seen
             start = len(ids) - len(turn.completion_ids)
             sampled = np.arange(len(ids)) >= start
-            yield Sequence(ids, sampled, start, fed, turn.beside, Where.COMPLETION, number)
+            yield Sequence(ids, sampled, start, fed, turn.beside, turn.columns, Where.COMPLETION, number)
         fed = None if seen is None else len(seen) - 1

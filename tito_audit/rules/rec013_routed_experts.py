@@ -39,7 +39,8 @@ def routed_experts(evidence: Evidence) -> Iterator[Hit]:
     have none. Also bytes that are not of their shape, other
     numbers of layers or of experts in another call, ids below -1 or above the number of experts that the log
     states, and an expert that one layer chose twice for one token. A warning says that sampled tokens have a row
-    of zeros, as buffers that nothing filled do, or that many different tokens in a row share one row.
+    of zeros, as buffers that nothing filled do, that many different tokens in a row share one row, or that an
+    answer which newer weights went on with has the rows of each part from the first token on, as AReaL joins them.
 
     ## Why it matters
     With router replay the trainer sends each token to the experts of its row. A row too few moves every later
@@ -88,6 +89,17 @@ def routed_experts(evidence: Evidence) -> Iterator[Hit]:
             count, most = len(routing.experts), max(first, default=0)
             start, end = _captured(routing) if count > most else (0, count)
             if not images and count not in first | later and (count < most or end - start > most):
+                parts = sequence.resumed
+                if parts and count - sum(parts) + len(parts) in first:
+                    # inclusionAI/AReaL `areal/infra/remote_inf_engine.py`; its trainer refuses so many rows.
+                    message = (
+                        f"`{routing.name}` has {counted(count, 'row')} for {_tokens(sequence)}: those of "
+                        f"{counted(len(parts) + 1, 'part')} that different weights sampled, each from the first "
+                        "token on; replay has to leave out what a later part repeats"
+                    )
+                    yield _hit(sequence, message, "rows of several parts", severity=Severity.WARNING)
+                    yield from _values(sequence, routing, None)
+                    continue
                 yield _hit(sequence, _count_message(sequence, routing), "rows of other tokens")
                 continue
             # Where rows of the response alone are possible, or an image takes several, their tokens are unknown.

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from tito_audit.evidence.model import Evidence
+from tito_audit.evidence.reference import headers_in, pieces_of
+from tito_audit.evidence.roles import token_roles
 from tito_audit.record.arrays import Ids
 from tito_audit.record.finding import Hit, Severity, Where
 from tito_audit.rule import rule
@@ -22,7 +24,9 @@ def uneven_pair(evidence: Evidence) -> Iterator[Hit]:
     Two sides whose prompts are not the same tokens (error; a warning if only the last token differs, which the
     encoder merged with an answer). Two answers that are the same tokens. An answer without an end token, which a
     maximum length or a template cut off. An answer whose first token also holds the end of the prompt, where
-    prompt and answer were encoded in one piece. The last two are found in KTO rows as well.
+    prompt and answer were encoded in one piece. Where no messages show what the prompt should be: one that begins
+    with two BOS tokens, and one that lost its end to a maximum length, so that the answer begins inside a message
+    of the user. All but the first two are found in KTO rows as well.
 
     ## Why it matters
     A preference loss compares the probabilities of two answers to one prompt. With two prompts it compares
@@ -69,6 +73,7 @@ def uneven_pair(evidence: Evidence) -> Iterator[Hit]:
             f"the chosen and the rejected answer are the same {counted(len(ids), 'token')}: nothing is preferred"
         )
         yield Hit(where, start, end, message, turn, "answers are the same", recorded=shown(evidence, ids))
+    yield from _prompt(evidence)
     at, message, cause = _unended(evidence, ids, start)
     if cause:
         message = f"the {side.name} answer {message}, so it does not teach when to stop"
@@ -82,6 +87,29 @@ def uneven_pair(evidence: Evidence) -> Iterator[Hit]:
             "were encoded in one piece, so the prompt is not the one that the model gets when it is used"
         )
         yield Hit(where, start, start + 1, message, turn, "seam inside a token", recorded=shown(evidence, ids[:1]))
+
+
+def _prompt(evidence: Evidence) -> Iterator[Hit]:
+    """What is wrong with a prompt that was not compared with what the template writes."""
+    turns, vocabulary = evidence.rollout.turns, evidence.vocabulary
+    prompt, seen = (turns[0].prompt_ids, turns[0].seen_ids) if turns else (None, None)
+    if prompt is None or seen is None or len(prompt) < 2 or evidence.rendered or vocabulary is None:
+        return
+    if evidence.bos_id is not None and (prompt[:2] == evidence.bos_id).all():
+        message = (
+            "the prompt begins with two BOS tokens: the template writes one and the tokenizer adds another; "
+            "encode rendered text with `add_special_tokens=False`"
+        )
+        yield Hit(Where.PROMPT, 0, 2, message, 0, "BOS doubled", recorded=shown(evidence, prompt[:2]))
+    headers = headers_in(vocabulary, "", evidence.speakers)
+    role = token_roles(pieces_of(seen, vocabulary), evidence.end_ids, headers)[len(prompt)]
+    if role in ("system", "user"):
+        message = (
+            f"the answer begins inside a {role} message: a maximum length cut the end of the prompt, and with it "
+            "the header of the answer"
+        )
+        last = len(prompt) - 1
+        yield Hit(Where.PROMPT, last, last + 1, message, 0, "prompt cut", recorded=shown(evidence, prompt[last:]))
 
 
 def _answer(evidence: Evidence) -> tuple[Ids | None, Where, int | None, int]:

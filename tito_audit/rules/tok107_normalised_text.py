@@ -20,7 +20,9 @@ def normalised_text(difference: Difference, evidence: Evidence) -> Reason | None
     """The tokenizer normalises the text to different bytes.
 
     ## What it finds
-    Tokens whose text the tokenizer changes by Unicode normalisation before encoding it.
+    Tokens whose text the tokenizer changes by Unicode normalisation before encoding it. And a set for SFT in which
+    no text has a space, which is a warning of the log: a trainer that loads the tokenizer as another class can
+    drop them.
 
     ## Why it matters
     The bytes themselves change: a decomposed accent comes back composed. The sampled ids are gone, and every

@@ -17,7 +17,18 @@ import numpy as np
 
 from tito_audit.chains.ledger import BLOCK, Ledger
 from tito_audit.chains.trained_once import Cause, Double, Settled, settle
-from tito_audit.evidence.sft import BOS_ALONE, CUT, ENDLESS, ENDS_TRAINED, NOTHING, ROWS, UNFINISHED
+from tito_audit.evidence.sft import (
+    BOS_ALONE,
+    CUT,
+    ENDLESS,
+    ENDS_TRAINED,
+    NOTHING,
+    ROWS,
+    SPACED,
+    SPLIT_OTHERWISE,
+    UNFINISHED,
+    UNSPACED,
+)
 from tito_audit.evidence.trainings import hit_again
 from tito_audit.levels.tally import below
 from tito_audit.record.finding import Finding, Hit, Result, Severity, Where
@@ -32,13 +43,14 @@ from tito_audit.summary import Gate, Summary
 from tito_audit.terminal.words import listed, listed_or, many, percent
 
 _MASK, _LEFT_OUT, _ENDS, _LOGPROBS = "MSK401", "MSK402", "MSK404", "LPR502"
-_WHOLE, _BOS = "MSK403", "TPL209"
+_WHOLE, _BOS, _SPACES = "MSK403", "TPL209", "TOK107"
 _HEADLINES_OF_SFT = {
     "nothing trained": "{n} in which no row trains anything",
     "cut before the answer": "{n} with rows that end before an answer begins",
     "ends not trained": "{n} with rows that train no end of an answer",
     "answers without an end": "{n} with answers that have no end",
     "BOS doubled": "{n} with rows that begin with two BOS tokens",
+    "spaces lost": "{n} with text that lost its spaces",
 }
 """By cause."""
 _ADVICE = "log the calls, or write null where no logprob exists"
@@ -297,6 +309,14 @@ def _of_sft(testimony: Testimony) -> Iterator[_LogFinding]:
             "writes one and the tokenizer adds another; encode rendered text with `add_special_tokens=False`"
         )
         yield _BOS, Severity.WARNING, "BOS doubled", message, alone
+    dense, split = of.get(UNSPACED, none), of.get(SPLIT_OTHERWISE, none).rows
+    if SPACED not in of and dense.rows >= 8 and 2 * split >= dense.rows:
+        message = (
+            f"no row holds a space, not even the {dense.rows:,} with long texts ({_named(dense)}), and {split:,} "
+            "of these have other tokens than `tokenizer.json` gives: if the data has spaces, the trainer loaded "
+            "another tokenizer, which drops them; compare both on one text before training"
+        )
+        yield _SPACES, Severity.WARNING, "spaces lost", message, dense
 
 
 def _convention(

@@ -15,7 +15,7 @@ from typing import Any
 
 from tito_audit.errors import EncodeError, RecordError, SetupError
 from tito_audit.formats import Detection, Unread, unread_columns
-from tito_audit.join import Answers, Join, RowBatch, Work, contains_row, lines_of, shown_by
+from tito_audit.join import Annotations, Answers, Join, RowBatch, Work, contains_row, lines_of, shown_by
 from tito_audit.levels.facts import NOTHING
 from tito_audit.levels.holds import record_of
 from tito_audit.record.finding import Result
@@ -62,7 +62,8 @@ class RowFlow:
     It pickles as its arguments: a process not forked from this one loads everything itself, the tokenizers of the
     hub at the commits that are loaded here. `standing_for` maps a file to the log whose settings it gets. Without
     `audits`, logs are only read. What `loader` has loaded for another flow is not loaded again. In another
-    process, `sizes` has the bytes of the files where the rows come from.
+    process, `sizes` has the bytes of the files where the rows come from. `annotated`: with what trainers wrote
+    about the rows in other files.
     """
 
     def __init__(
@@ -74,8 +75,10 @@ class RowFlow:
         audits: bool = True,
         loader: Loader | None = None,
         sizes: Mapping[str, int] | None = None,
+        annotated: bool = False,
     ) -> None:
         self._arguments = tuple(files), settings, standing_for or {}
+        self._annotated = annotated
         self._sizes = sizes
         self.loader = loader or Loader()
         self.progress: Progress | None = None
@@ -95,7 +98,7 @@ class RowFlow:
 
     def __reduce__(self) -> tuple[Any, ...]:
         sizes = {str(file): file.stat().st_size for file in self.files if file.is_file()}
-        return _rebuilt, (*self._arguments, sizes, self.loader.commits)
+        return _rebuilt, (*self._arguments, sizes, self.loader.commits, self._annotated)
 
     @property
     def tokenizers(self) -> Sequence[Tokenizer]:
@@ -255,6 +258,8 @@ class RowFlow:
             if join is not None:
                 summary.joined += join.joined()
                 summary.notices += join.notices()
+        for noted in dict.fromkeys(group.annotations for group in self.groups.values()):
+            summary.notices += () if noted is None else noted.notices()
         summary.notices += summary.joined
 
     def save(self) -> None:
@@ -277,8 +282,11 @@ class RowFlow:
                 joins[key] = Join.of(
                     own, logs, decode, self._first_pass, written=bool(standing_for), gathers=gathers
                 )
-            group = LogGroup(own, auditor, joins[key])
-            groups.update(dict.fromkeys(map(str, members), group))
+            wanted = self._annotated and own.join
+            annotations = Annotations.beside(members, own.max_row_bytes) if wanted else {}
+            for which in dict.fromkeys((None, *annotations.values())):
+                group = LogGroup(own, auditor, joins[key], which)
+                groups.update({str(log): group for log in members if annotations.get(str(log)) is which})
         return groups
 
     def _first_pass(self, work: Work, batches: Iterable[tuple[int, RowBatch]]) -> Answers:
@@ -318,10 +326,11 @@ def _rebuilt(
     standing_for: Mapping[Path, Path],
     sizes: Mapping[str, int],
     commits: Mapping[str, str],
+    annotated: bool,
 ) -> RowFlow:
     """A pickled flow, loaded in this process."""
     loader = Loader(commits)
-    flow = RowFlow(files, settings, standing_for, loader=loader, sizes=sizes)
+    flow = RowFlow(files, settings, standing_for, loader=loader, sizes=sizes, annotated=annotated)
     flow.choose_encoders()
     return flow
 

@@ -12,7 +12,7 @@ from typing import Any
 from tito_audit.errors import ODD_VALUES, RecordError, SetupError, StorageError, TitoAuditError, in_words
 from tito_audit.format import Format, Row
 from tito_audit.formats import format_named, map_columns, number_columns, unmap_columns, with_sampling
-from tito_audit.join import Join, form_of, is_conversation, lines_of
+from tito_audit.join import Annotations, Join, form_of, is_conversation, lines_of
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.run.auditor import READS_ONLY, Auditor
 from tito_audit.settings.model import Settings
@@ -37,6 +37,8 @@ class LogGroup:
     settings: Settings
     auditor: Auditor = READS_ONLY
     join: Join | None = None
+    annotations: Annotations | None = None
+    """What a trainer wrote about its rows in other files; only scans read it."""
     named: Format | None = field(init=False)
     """The format of all rows; None: detected row by row."""
 
@@ -87,7 +89,8 @@ class LogGroup:
         try:
             row = map_columns(raw.value, self.settings.columns) if self.settings.columns else raw.value
             form = form_of(row, self.named)
-            return ReadRow(row, form, self.read_again(form, row, place, raw.value))
+            whole = row if self.annotations is None else self.annotations.onto(form, row)
+            return ReadRow(row, form, self.read_again(form, whole, place, raw.value))
         except TitoAuditError:
             raise
         except ODD_VALUES as error:

@@ -101,7 +101,7 @@ class Scan(Shown):
         files = find_logs(self.logs)
         watch = Watch(files)
         states = states_of(files) if self.resume is not None or self.journal is not None else {}
-        flow = RowFlow(files, settings, self.standing_for, loader=self.loader)
+        flow = RowFlow(files, settings, self.standing_for, loader=self.loader, annotated=True)
         flow.progress = self.progress
         flow.in_flight = followed(self.progress, summary, settings.jobs or 1)
         flow.begin(summary)
