@@ -69,7 +69,7 @@ peers=$cache/peers
 mkdir -p "$peers"
 renderers=$(grep '^renderers==' "$files/shared.txt")
 if [ ! -d "$peers/${renderers/==/-}" ]; then
-  "$python" -m pip --disable-pip-version-check download --quiet --no-deps --no-binary :all: --retries 2 --timeout 30 \
+  "$python" -m pip --disable-pip-version-check download --quiet --no-deps --no-binary renderers --retries 2 --timeout 30 \
     -d "$peers" "$renderers" >/dev/null 2>&1 && tar -xzf "$peers/${renderers/==/-}.tar.gz" -C "$peers"
 fi
 common=$(sed -n 's/^mistral-common==//p' "$files/templates.txt")
