@@ -25,6 +25,8 @@ nitpick_ignore_regex = [("py:.*", r"(?!tito_audit).*")]
 html_theme = "furo"
 html_title = f"tito-audit {VERSION}"
 html_static_path = ["_static"]
+# Pages that were, each with the way to where it stands now.
+html_extra_path = ["_moved"]
 html_css_files = ["site.css"]
 html_show_sphinx = False
 html_copy_source = False

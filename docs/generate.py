@@ -162,7 +162,7 @@ def write(folder: Path) -> None:
         shutil.rmtree(folder)
     folder.mkdir(parents=True)
     (folder / MARK).touch()
-    for name in ("_static", "pictures"):
+    for name in ("_static", "_moved", "pictures"):
         shutil.copytree(HERE / name, folder / name)
     shutil.copy(HERE / "conf.py", folder)
     for name in SCHEMAS:

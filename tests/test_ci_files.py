@@ -168,6 +168,9 @@ def test_the_inputs_of_the_action_are_the_flags_that_they_stand_for(place: Path)
     assert steps(place, logs=log, args="--select MSK403", **flags).code == 0
     assert steps(place, logs=log, args="--select 'TOK,SEQ' --report \"json=a report.json\"", **flags).code == 1
     assert (place / "a report.json").is_file()
+    for level, code in (("L0", 0), ("L4", 1)):
+        gated = steps(place, logs="clean.jsonl", fail_on="never", require_level=level, **flags)
+        assert (gated.code, "L4 required" in gated.stdout + gated.stderr) == (code, bool(code))
     accepted = steps(place, logs=log, baseline="known.json", args="--update-baseline", **flags)
     assert accepted.code == 0, accepted.stderr
     known = steps(place, logs=log, baseline="known.json", **flags)
@@ -176,7 +179,7 @@ def test_the_inputs_of_the_action_are_the_flags_that_they_stand_for(place: Path)
     assert steps(place, logs="nemo_gym.jsonl", working_directory="logs of May", tokenizer=str(TOY)).code == 1
 
 
-INPUTS = ("logs", "tokenizer", "config", "fail_on", "baseline", "args", "sarif_file", "summary")
+INPUTS = ("logs", "tokenizer", "config", "fail_on", "require_level", "baseline", "args", "sarif_file", "summary")
 TRICKS = " ".join(HOSTILE)
 
 

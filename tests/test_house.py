@@ -159,7 +159,7 @@ BUDGETS = {
     "align": 1_191,
     "chains": 1_465,
     "cli": 6_362,
-    "conformance": 1_377,
+    "conformance": 1_378,
     "convert": 2_198,
     "evidence": 6_913,
     "formats": 13_234,

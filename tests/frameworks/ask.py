@@ -21,7 +21,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 WRITERS = {"verifiers_0_3": "verifiers"}
 """Frameworks whose writer has another name."""
-PYTHONS = {"trl_sft": "trl"}
+PYTHONS = {"trl_sft": "trl", "trl_suffix": "trl", "verl_suffix": "verl", "peers": "templates"}
 """Writers that another framework's Python runs."""
 _SECONDS = 300
 

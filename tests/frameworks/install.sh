@@ -63,5 +63,17 @@ for file in "$files"/*.txt; do
   fi
 done
 wait
+
+# Data of other packages' own tests, which is in no wheel; tests that need it are skipped without it.
+peers=$cache/peers
+mkdir -p "$peers"
+renderers=$(grep '^renderers==' "$files/shared.txt")
+if [ ! -d "$peers/${renderers/==/-}" ]; then
+  "$python" -m pip --disable-pip-version-check download --quiet --no-deps --no-binary renderers --retries 2 --timeout 30 \
+    -d "$peers" "$renderers" >/dev/null 2>&1 && tar -xzf "$peers/${renderers/==/-}.tar.gz" -C "$peers"
+fi
+common=$(sed -n 's/^mistral-common==//p' "$files/templates.txt")
+[ -d "$peers/mistral-common" ] || GIT_TERMINAL_PROMPT=0 timeout 60 git clone --quiet --depth 1 --branch "v$common" \
+  https://github.com/mistralai/mistral-common "$peers/mistral-common" 2>/dev/null
 [ ! -f "$cache/tinker/made-of" ] || ln -sfn "${torch%/torch/*}"/{torch,torchgen,torch-*.dist-info} "$(packages tinker)/"
 printf '%s\n' "$cache"

