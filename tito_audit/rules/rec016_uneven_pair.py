@@ -82,13 +82,13 @@ def uneven_pair(evidence: Evidence) -> Iterator[Hit]:
         )
     run = _repeated_end(evidence, ids, start)
     if run is not None:
-        first, last = run
+        low, high = run
         message = (
-            f"the {side.name} answer trains the same end token {last - first} times in a row: padding is in the "
+            f"the {side.name} answer trains the same end token {high - low} times in a row: padding is in the "
             "loss, or template and tokenizer both write the end"
         )
-        of = shown(evidence, ids[first:last])
-        yield Hit(where, start + first, start + last, message, turn, "end repeated", recorded=of)
+        ends = shown(evidence, ids[low:high])
+        yield Hit(where, start + low, start + high, message, turn, "end repeated", recorded=ends)
     more = prompt_in_answer(evidence) if turn is not None else ""
     if more:
         message = (
