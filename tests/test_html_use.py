@@ -22,6 +22,8 @@ CHARTS = Path(__file__).resolve().parent / "browser" / "charts.js"
 OPENED = Path(__file__).resolve().parent / "browser" / "opened.js"
 WIDTHS = (400, 1280, 1920)
 TOKENIZERS = Path(os.environ.get("TITO_AUDIT_TOKENIZERS") or SHARED / "tokenizers")
+CLOSED = "!document.body.matches('.viewing')"
+"""Whether the viewer is closed, and the page knows it: the browser says so later."""
 
 
 # --- a finding opens in sight ---------------------------------------------------------------------------------
@@ -146,7 +148,7 @@ def test_an_opened_finding_is_in_the_address_and_back_closes_it(browser: driver.
     assert state(browser) == "#rollout=run.jsonl:1&finding=TOK101.0.completion.2-4"
     address = browser.js("return location.href")
     browser.driver.back()
-    wait(browser, "!document.getElementById('viewer').open")
+    wait(browser, CLOSED)
     browser.driver.forward()
     wait(browser, "document.getElementById('viewer').open")
     browser.driver.get("about:blank")
@@ -255,7 +257,7 @@ def test_keys_are_listed_and_go_through_the_findings(browser: driver.Browser, tm
     wait(browser, "document.getElementById('viewer-title').textContent === 'run.jsonl:0'")
     assert texts(browser, "#finding-number") == ["finding 2 of 2"]
     browser.js("document.getElementById('close-viewer').click()")
-    wait(browser, "!document.getElementById('viewer').open")
+    wait(browser, CLOSED)
     press(browser, "/")
     press(browser, "j?")
     assert browser.js("return document.getElementById('find').value") == "j?", "in a text field a key is a letter"

@@ -43,6 +43,7 @@ function viewerApp(index, places) {
   let opened = null; // what had the focus before
   let reopening = false; // a rollout was asked for after the last was closed, and is not there yet
   let last = ""; // what was asked for last, if it is not in the page
+  let byAddress = false; // the address closed it: what it says by the time that the browser tells is newer
   let marking = false; // a token was chosen with the pointer: nothing moves
   let elsewhere = () => {}; // shows a finding whose rollout is not in the page
 
@@ -50,7 +51,7 @@ function viewerApp(index, places) {
     const number = numbers.get(state.rollout);
     if (number === undefined) {
       open = -1;
-      if (dialog.open) dialog.close();
+      if (dialog.open) { byAddress = true; dialog.close(); }
       const asked = state.rollout && `${state.rollout} ${state.finding}`;
       if (asked && asked !== last) {
         opened = null; // the focus goes to what is shown instead
@@ -239,11 +240,13 @@ function viewerApp(index, places) {
   }
 
   function close() {
+    const stays = byAddress;
+    byAddress = false;
     if (reopening || dialog.open) return; // the browser says later that it closed: another may be on its way, or there
     hideTip();
     document.body.classList.remove("viewing");
     open = -1;
-    if (numbers.has(readState().rollout)) setState({ rollout: "", finding: "", token: "" });
+    if (!stays && numbers.has(readState().rollout)) setState({ rollout: "", finding: "", token: "" });
     opened?.focus({ preventScroll: true });
     opened = null;
   }
