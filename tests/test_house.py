@@ -158,7 +158,7 @@ BUDGETS = {
     "agents": 702,
     "align": 1_191,
     "chains": 1_465,
-    "cli": 6_362,
+    "cli": 6_363,
     "conformance": 1_378,
     "convert": 2_198,
     "evidence": 6_913,

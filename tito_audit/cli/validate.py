@@ -79,8 +79,9 @@ def _log(log: LogRecord) -> Iterator[RenderableType]:
     if not log.rollouts:
         yield Text("  The log holds no rollouts.")
         return
-    formats = listed([*log.formats]) or "no known format"
-    yield Text(f"  {many(log.rollouts, 'rollout')} read as {formats}, whose logs hold up to {log.holds}")
+    if log.formats:
+        read = many(log.rollouts - log.unreadable, "rollout")
+        yield Text(f"  {read} read as {listed([*log.formats])}, whose logs hold up to {log.holds}")
     if len(log.levels) > 1:
         for level, number in log.levels.items():
             first = visible(str(log.firsts[level]))
