@@ -40,11 +40,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What is loaded by now stays: the garbage collector never looks at it again, and rarely at the rest."""
-    gc.collect()
-    gc.freeze()
+    """Garbage is collected from now on, and rarely."""
+    set_aside()
     gc.set_threshold(50_000, 20, 20)
     gc.enable()
+
+
+def set_aside() -> None:
+    """What is loaded by now stays: the garbage collector never looks at it again.
+
+    A limit that a template reaches has all garbage collected at once, for half a second beside all that tests load.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -53,6 +61,7 @@ def loaded_once(request: pytest.FixtureRequest) -> Iterator[None]:
 
     Not in modules with `LOADS_ANEW = True`, whose tests are about loading, or change what they load.
     """
+    set_aside()
     if getattr(request.module, "LOADS_ANEW", False):
         yield
         return

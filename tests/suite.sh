@@ -20,10 +20,11 @@ begun=$SECONDS
 aside=$(mktemp -d "${TMPDIR:-/tmp}/t.XXXX")
 # Installed first: what follows runs side by side, and two installs at once spoil each other.
 [ "$python" != .venv/bin/python ] || make --no-print-directory .venv/.installed-dev || exit
-# Style, types and what is fetched need not wait for each other.
-make --no-print-directory lint >"$aside/lint" 2>&1 &
-linting=$!
-trap 'rm -rf "$aside"; kill $linting 2>/dev/null' EXIT
+"$python" -m ruff check . && "$python" -m ruff format --check . || exit
+# Types, what is fetched and the tests need not wait for each other.
+"$python" -m mypy >"$aside/types" 2>&1 &
+typing=$!
+trap 'rm -rf "$aside"; kill $typing 2>/dev/null' EXIT
 [ -n "${TITO_AUDIT_VALIDATORS+said}" ] || PYTHON=$python tests/validators.sh >"$aside/validators" &
 fetching=$!
 make --no-print-directory torch || exit
@@ -47,13 +48,6 @@ echo "a browser for pages: ${browser:-$skipped}"
 echo "schemas that reports are held against: $(names "$([ -n "$validators" ] && ls "$validators")" "$skipped")"
 installs=$((SECONDS - begun))
 
-begun=$SECONDS
-wait "$linting"
-styled=$?
-cat "$aside/lint"
-[ $styled -eq 0 ] || exit $styled
-lint=$((SECONDS - begun))
-
 files=()
 if [ -n "$since" ]; then
   chosen=$("$python" -m tests.since "$since") || exit
@@ -76,8 +70,12 @@ export TITO_AUDIT_TIER=$tier
 code=$?
 [ $code -ne 1 ] || "$python" -m pytest -q --last-failed --last-failed-no-failures none --basetemp "$aside/b" "${files[@]}"
 tests=$((SECONDS - begun))
+wait "$typing"
+typed=$?
+cat "$aside/types"
 
-shown "Installs" $installs
-shown "Style and types" $lint
+shown "Installs and style" $installs
 shown "Tests ($tier)" $tests
+shown "Everything" $SECONDS
+[ $code -ne 0 ] || exit $typed
 exit $code
