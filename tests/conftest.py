@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import signal
 import sys
 from collections.abc import Iterator
@@ -31,12 +32,28 @@ LONG = frozenset(
 )
 """Test files with single tests of several seconds."""
 
+REAL = re.compile(r"\[.*(qwen|gemma|llama|deepseek|smollm|gpt-oss)")
+"""Names of real tokenizers among the parameters of a test."""
+
 gc.disable()  # until all tests are collected: next to nothing of what that makes is garbage
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What takes long starts first, so that no process is left with it at the end while the others wait."""
-    items.sort(key=lambda item: item.path.name not in LONG)
+    """What takes long starts first, so that no process is left with it at the end while the others wait.
+
+    What loads real tokenizers comes last: a process that holds a gigabyte of them forks slowly.
+    """
+    items.sort(key=lambda item: (loads_real(item), item.path.name not in LONG))
+
+
+def loads_real(item: pytest.Item) -> bool:
+    """Whether a test is skipped where there are no real tokenizers, or names one."""
+    reasons = (str(mark.kwargs.get("reason")) for mark in item.iter_markers("skipif"))
+    return bool(
+        item.get_closest_marker("shared")
+        or any("checkout" in reason for reason in reasons)
+        or REAL.search(item.name)
+    )
 
 
 def pytest_collection_finish() -> None:
@@ -49,7 +66,7 @@ def pytest_collection_finish() -> None:
 def set_aside() -> None:
     """What is loaded by now stays: the garbage collector never looks at it again.
 
-    A limit that a template reaches has all garbage collected at once, for half a second beside all that tests load.
+    Where a template reaches a limit, all garbage is collected: half a second beside all that tests load.
     """
     gc.collect()
     gc.freeze()

@@ -11,7 +11,7 @@ import ast
 import re
 import subprocess
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from functools import cache
 from pathlib import Path
 
@@ -21,6 +21,8 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = "tito_audit"
 ALL = {"pyproject.toml", "tests/conftest.py", "tests/tiers.py"}
 """What every test depends on."""
+IMPORT = re.compile(r"^ *(?:from ([\w.]+) import (\([^)]*\)|[^\n]+)|import ([^\n]+))", re.MULTILINE)
+"""A statement of imports: where names come from, these names, or modules."""
 STARTED = re.compile(r"""-m["', ]+tito_audit\b|\btito-audit["' ]""")
 """How a file says that it starts a process of the command."""
 
@@ -141,24 +143,18 @@ def _text(path: Path) -> str:
 def _imports(path: Path, root: Path) -> frozenset[str]:
     """The modules that a file imports; a public name of the package is the module that it comes from."""
     found = set()
-    for node in _statements(ast.parse(_text(path))):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            names = {f"{node.module}.{alias.name}" for alias in node.names}
-            found |= {_public(root).get(name, name) for name in names} | {node.module}
+    for module, names, modules in IMPORT.findall(_text(path)):
+        imported = {
+            word.split()[0]
+            for word in re.sub(r"#.*", "", names or modules).strip("()\n ").split(",")
+            if word.split()
+        }
+        if module:
+            imported = {f"{module}.{name}" for name in imported}
+            found |= {_public(root).get(name, name) for name in imported} | {module}
+        else:
+            found |= imported
     return frozenset(found)
-
-
-def _statements(tree: ast.Module) -> Iterator[ast.AST]:
-    """The statements of a module, however deep, without the expressions in them."""
-    pending: list[ast.AST] = list(tree.body)
-    while pending:
-        node = pending.pop()
-        yield node
-        for name in ("body", "orelse", "finalbody", "handlers", "cases"):
-            inner = getattr(node, name, ())
-            pending += inner if isinstance(inner, list) else ()
 
 
 @cache

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import subprocess
+import runpy
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -555,20 +554,16 @@ def test_a_sampled_token_that_the_row_changes_is_found(monkeypatch: pytest.Monke
 
 
 @pytest.mark.skipif(find_spec("torch") is None, reason="torch is in the extra hf")
-def test_the_example_runs_with_a_real_model_and_the_model_agrees_with_its_log(tmp_path: Path) -> None:
+def test_the_example_runs_with_a_real_model_and_the_model_agrees_with_its_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     from tests.tiny_model import build_tiny_model
 
     model, log = build_tiny_model(tmp_path / "model"), tmp_path / "samples.jsonl"
-    script, choices = ROOT / "examples" / "rollout" / "guess.py", ["--size", "4", "--turns", "2"]
-    done = subprocess.run(
-        [sys.executable, str(script), "--provider", f"hf={model}", "--out", str(log), *choices],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("of them trained") == 4
+    script, choices = str(ROOT / "examples" / "rollout" / "guess.py"), ["--size", "4", "--turns", "2"]
+    monkeypatch.setattr(sys, "argv", [script, "--provider", f"hf={model}", "--out", str(log), *choices])
+    runpy.run_path(script, run_name="__main__")
+    assert capsys.readouterr().out.count("of them trained") == 4
     # Random weights sample control tokens, which a row without its calls shows as text of the template.
     code, printed, _ = run("scan", log, "-t", model, "-r", "json", "--select", "REC,LPR,SEQ")
     report = json.loads(printed)

@@ -94,11 +94,10 @@ def streamed(backend: tokenizers.Tokenizer, ids: list[int]) -> str:
     return "".join(stream.step(backend, token) or "" for token in ids)
 
 
-@pytest.mark.parametrize("name", some(["gemma-3", "qwen3", "smollm2", "deepseek-v3"], 2))
+@pytest.mark.parametrize("name", some(["gemma-3", "qwen3", "deepseek-v3", "smollm2"], 2))
 def test_a_text_is_right_however_its_broken_characters_were_decoded(name: str) -> None:
     tokenizer, chance = loaded(name), random.Random(3)
-    backend = tokenizers.Tokenizer.from_file(str(SHARED / "tokenizers" / name / "tokenizer.json"))
-    vocabulary = tokenizer.vocabulary
+    backend, vocabulary = tokenizer.backend, tokenizer.vocabulary
     partial = [
         i
         for i in range(40_000)

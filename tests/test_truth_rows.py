@@ -394,7 +394,7 @@ def held(plan: list[File], folder: Path) -> None:
 @shared
 @no_rollouts
 def test_a_plan_has_every_convention_and_fault_and_every_row_is_decided() -> None:
-    cases = [example for file in files(examples(1500, 9000), list(FORMS), seed=3) for _, _, example in file.cases]
+    cases = [example for file in files(examples(900, 9000), list(FORMS), seed=3) for _, _, example in file.cases]
     assert {example.convention.name for example in cases} >= {convention.name for convention in CONVENTIONS}
     assert {example.form.name for example in cases} == set(FORMS)
     assert {example.verdict for example in cases} == {"clean", "open", "fault", "open fault"}
@@ -413,7 +413,7 @@ def test_a_plan_has_every_convention_and_fault_and_every_row_is_decided() -> Non
 @no_rollouts
 def test_some_rows_of_every_form_are_judged_and_repaired_as_the_truth_has_it(tmp_path: Path) -> None:
     models = some(["qwen2.5-coder", "gemma-3"], 1)
-    held(files(examples(300, 600), list(FORMS), seed=11, models=list(models)), tmp_path)
+    held(files(examples(200, 600), list(FORMS), seed=11, models=list(models)), tmp_path)
 
 
 @shared
@@ -503,7 +503,7 @@ ACCUSED = {
 
 @cache
 def judged_plan() -> list[File]:
-    return files(examples(600, 3000), list(FORMS), seed=2)
+    return files(examples(400, 3000), list(FORMS), seed=2)
 
 
 @shared
