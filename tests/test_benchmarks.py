@@ -48,6 +48,9 @@ SHAPE = Shape(turns=(2, 5), words=30, faulty=0.4)
 ONE = Measured(1000, 10, 1, seconds=0.5, wall=1.0, cpu=0.8, process_mb=50.0, all_mb=70.0)
 
 
+deep = pytest.mark.skipif(not DEEP, reason="a process of a benchmark; in `make deep`")
+
+
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
     return Factory(TOY, tmp_path_factory.mktemp("corpus")).corpus(SHAPE, 12_000)
@@ -125,11 +128,13 @@ def test_a_scan_in_a_process_of_its_own_finds_the_rows_that_were_changed(corpus:
         assert found.all_mb > 10
 
 
+@deep
 def test_two_processes_find_what_one_finds(corpus: Corpus) -> None:
     found, _ = measure.engine("linear", corpus.parquet, TOY, workers=2)
     assert (found.tokens, found.rows, found.different) == (corpus.tokens, corpus.rows, len(corpus.faulty))
 
 
+@deep
 def test_the_frameworks_way_is_sampled_for_every_length(corpus: Corpus) -> None:
     for workers in some((2, 1), 1):
         found, out = measure.engine("per-turn", corpus.jsonl, TOY, workers=workers, tokens=500)
@@ -138,6 +143,7 @@ def test_the_frameworks_way_is_sampled_for_every_length(corpus: Corpus) -> None:
         assert 0 < found.rows < corpus.rows
 
 
+@deep
 def test_the_prompts_that_are_counted_are_those_that_the_frameworks_way_encodes(
     corpus: Corpus, tmp_path: Path
 ) -> None:
@@ -292,6 +298,7 @@ def test_a_stage_does_not_count_what_it_calls_of_other_stages(monkeypatch: pytes
     assert sum(clock.spent.values()) == next(now) - 1
 
 
+@deep
 def test_the_stages_of_a_scan_add_up(corpus: Corpus, tmp_path: Path) -> None:
     kept = {"TITO_AUDIT_CACHE": str(tmp_path)}
     command = [sys.executable, "-m", "benchmarks.stages", corpus.jsonl, str(TOY)]
@@ -488,6 +495,7 @@ def test_logs_of_calls_hold_the_calls_that_were_asked_for(kind: str, keyed: bool
     assert sum(result.rollout is not None for result in scan_rollouts(log.path, settings)) == 40
 
 
+@deep
 def test_what_joining_took_is_on_its_page(tmp_path: Path) -> None:
     many, few = (call_log(joining.SHORT, rows, "jsonl", tmp_path, keyed=True) for rows in (120, 20))
     found = [joining.study(log, few, TOY, whole=False) for log in (few, many)]

@@ -44,20 +44,25 @@ NAMES = ["toy_bpe", "toy_metaspace", *(pytest.param(name, marks=pytest.mark.shar
 
 
 @functools.cache
-def fast(name: str) -> FastEncoder:
-    """The fast encoder of a tokenizer, which asks it for whole texts."""
+def loaded(name: str) -> Tokenizer:
+    """A tokenizer, loaded once for its encoder and its tests."""
     folder = TOYS / name if (TOYS / name).is_dir() else SHARED / name
     if not folder.is_dir():
         pytest.skip(f"no {name} tokenizer at {SHARED}")
-    return FastEncoder(load_tokenizer(str(folder)).backend)
+    return load_tokenizer(str(folder))
+
+
+@functools.cache
+def fast(name: str) -> FastEncoder:
+    """The fast encoder of a tokenizer, which asks it for whole texts."""
+    return FastEncoder(loaded(name).backend)
 
 
 @functools.cache
 def real(name: str) -> Tokenizer:
     """A tokenizer with its fast encoder at work."""
-    encoder = fast(name)
-    tokenizer = load_tokenizer(str(TOYS / name if (TOYS / name).is_dir() else SHARED / name))
-    assert tokenizer.adopt(encoder)
+    tokenizer = loaded(name)
+    assert tokenizer.adopt(fast(name))
     assert tokenizer.encoder_name == "fastokens, proved by tokenizers"
     return tokenizer
 

@@ -75,11 +75,11 @@ def room_of(path: Path) -> str:
 @cache
 def imports(path: Path) -> list[str]:
     """Every module of the package that a file imports, wherever in it the import stands."""
-    return list(_imports(path))
+    return list(_imports(house().modules[MODULES.index(path)].nodes))
 
 
-def _imports(path: Path) -> Iterator[str]:
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+def _imports(nodes: list[ast.AST]) -> Iterator[str]:
+    for node in nodes:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name.startswith("tito_audit"))
         elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("tito_audit"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import Counter
+from importlib.util import find_spec
 
 import pytest
 
@@ -13,11 +14,12 @@ from tests.tiny_model import build_tiny_model
 from tito_audit.errors import ProviderError, SetupError
 from tito_audit.provider import GenerationResult, ProviderOptions, SamplingParams, TokenProvider
 from tito_audit.providers import all_providers
+from tito_audit.providers.hf import HuggingFaceProvider
 from tito_audit.tokens.load import load_tokenizer
 
-torch = pytest.importorskip("torch")
+if find_spec("torch") is None:
+    pytest.skip("torch is not installed", allow_module_level=True)
 
-from tito_audit.providers.hf import HuggingFaceProvider  # noqa: E402  torch first
 
 PROMPT = (2000, 101, 207, 1300, 44, 99, 540)
 
@@ -43,8 +45,10 @@ def generate(provider, ids=PROMPT, **choices) -> tuple[GenerationResult, ...]:
     return asyncio.run(provider.generate_n(ids, SamplingParams(**choices)))
 
 
-def reference(model, ids) -> torch.Tensor:
+def reference(model, ids):
     """The logprobs `[T, V]` of one forward pass over all ids."""
+    import torch
+
     with torch.inference_mode():
         return model(torch.tensor([ids])).logits[0].float().log_softmax(-1)
 
@@ -70,6 +74,8 @@ def test_it_is_a_provider_that_is_found_by_its_file(provider, folder):
 @pytest.mark.parametrize("penalty", [1.0, 1.3])
 @pytest.mark.parametrize("start", [0, 1, 3])
 def test_greedy_is_what_transformers_generates(provider, model, start, penalty):
+    import torch
+
     ids = PROMPT[start:]
     (mine,) = generate(provider, ids, temperature=0, max_tokens=60, extra={"repetition_penalty": penalty})
     theirs = model.generate(
@@ -230,6 +236,8 @@ def expectation(logprobs, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0) -> lis
 
 @pytest.mark.parametrize(("start", "top"), [(0, 0), (1, 0), (7, 3), (18, 1), (41, 2), (90, 1), (99, 0), (100, 0)])
 def test_a_score_is_that_of_one_whole_forward_pass(provider, model, monkeypatch, start, top):
+    import torch
+
     generator = torch.Generator().manual_seed(9)
     ids = torch.randint(0, 2000, (100,), generator=generator).tolist()
     monkeypatch.setattr("tito_audit.providers.hf._PIECE", 13 * provider._model.vocabulary_size)
@@ -275,6 +283,7 @@ KINDS = [
 
 @pytest.mark.parametrize(("kind", "sizes"), KINDS[: examples(2, len(KINDS))], ids=lambda one: str(one)[:9])
 def test_other_kinds_of_models_sample_and_score_the_same(kind, sizes, monkeypatch):
+    import torch
     import transformers
 
     torch.manual_seed(0)
@@ -412,6 +421,8 @@ def test_a_model_in_training_mode_is_refused(provider, model):
 
 
 def test_weights_that_are_broken_are_an_error(folder):
+    import torch
+
     broken = HuggingFaceProvider(folder)
     with torch.no_grad():
         broken._model.model.lm_head.weight.fill_(float("nan"))

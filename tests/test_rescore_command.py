@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from copy import deepcopy
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -22,11 +23,12 @@ from tests.test_rescore import NEXT, SAMPLED, canonical
 from tests.tiers import DEEP
 from tests.tiny_model import build_tiny_model
 from tito_audit.errors import ProviderError, SetupError
+from tito_audit.providers.hf import HuggingFaceProvider
 from tito_audit.rescore.journal import ScoreJournal
 
-torch = pytest.importorskip("torch")
+if find_spec("torch") is None:
+    pytest.skip("torch is not installed", allow_module_level=True)
 
-from tito_audit.providers.hf import HuggingFaceProvider  # noqa: E402  torch first
 
 GUIDE = Path(__file__).resolve().parents[1] / "docs" / "rescore.md"
 
@@ -40,6 +42,7 @@ def model(tmp_path_factory):
 @pytest.fixture(scope="module")
 def forward(model):
     """The logprobs `[T]` of ids by one plain forward pass; the first is 0."""
+    import torch
     from transformers import AutoModelForCausalLM
 
     loaded = AutoModelForCausalLM.from_pretrained(model).eval()
@@ -106,6 +109,7 @@ def test_the_page_says_what_drift_costs(tmp_path, model, rows):
 
 
 def test_logprobs_of_another_temperature_fail_and_are_explained(tmp_path, model, prompt):
+    import torch
     from transformers import AutoModelForCausalLM
 
     loaded = AutoModelForCausalLM.from_pretrained(model).eval()

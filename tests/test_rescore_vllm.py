@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ from tests.vllm.agent import FREE, Agent
 from tests.vllm.claims import direct_log
 from tests.vllm.server import VllmServer
 
-pytest.importorskip("torch")
+if find_spec("torch") is None:
+    pytest.skip("torch is not installed", allow_module_level=True)
 
 
 def said(log: Path, server: VllmServer, provider: str) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from tests.template_oracle.facts import (
     writes_reasoning,
 )
 from tests.template_oracle.sources import needed, published
+from tests.tiers import DEEP
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "conformance.md"
 START, END = "<!-- verdicts of others -->\n", "<!-- end of verdicts of others -->\n"
@@ -33,6 +34,8 @@ PLAIN = (
     "{{ message.content }}{% for call in message.tool_calls or [] %}[{{ call.function.arguments|tojson }}]"
     "{% endfor %}END\n{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
 )
+
+deep = pytest.mark.skipif(not DEEP, reason="the oracle against other packages, without ours; in `make deep`")
 
 
 def plain(*, reasons: str = "true", **replaced: str) -> Template:
@@ -87,10 +90,12 @@ def test_a_refusal_is_no_verdict() -> None:
         template.text([{"role": "tool", "content": "x"}])
 
 
+@deep
 def test_the_definition_of_trl_is_what_its_function_computes() -> None:
     assert [others.as_trl_says(published(name)) for name in needed()] == others.said()["trl"]
 
 
+@deep
 def test_every_difference_from_a_published_verdict_is_explained() -> None:
     for one in others.verdicts():
         changed = any(step.outcome not in ("kept", "refused") for step in one.steps.values())
@@ -99,6 +104,7 @@ def test_every_difference_from_a_published_verdict_is_explained() -> None:
         assert (agreed and declared) or list(others.notes(one)), one.name
 
 
+@deep
 def test_what_trl_and_miles_find_changed_the_oracle_finds_changed() -> None:
     # The other way round they may miss something: what they try is less.
     for one in others.verdicts():
@@ -119,6 +125,7 @@ def test_the_docs_name_the_versions_of_the_packages() -> None:
         assert f"{name.lower()}=={version}" in pinned
 
 
+@deep
 def test_the_docs_say_why_the_verdicts_of_others_differ() -> None:
     text = PAGE.read_text(encoding="utf-8")
     before, rest = text.split(START)

@@ -13,7 +13,7 @@ __all__ = ["DEEP", "crossed", "examples", "one_in", "some"]
 
 DEEP = os.environ.get("TITO_AUDIT_TIER") == "deep"
 """Whether every example is tried: `make deep`."""
-_QUICK_EXAMPLES = 15
+_QUICK_EXAMPLES = 10
 
 T = TypeVar("T")
 
