@@ -16,6 +16,13 @@ names() {  # LINES ELSE: the last parts of paths in one line
   echo "${found:-$2}"
 }
 
+types() {  # what mypy says, once it has said it
+  wait "$typing"
+  local code=$?
+  cat "$aside/types"
+  return $code
+}
+
 begun=$SECONDS
 aside=$(mktemp -d "${TMPDIR:-/tmp}/t.XXXX")
 # Installed first: what follows runs side by side, and two installs at once spoil each other.
@@ -51,7 +58,7 @@ installs=$((SECONDS - begun))
 files=()
 if [ -n "$since" ]; then
   chosen=$("$python" -m tests.since "$since") || exit
-  [ -n "$chosen" ] || { echo "Nothing that a test depends on changed since $since."; exit 0; }
+  [ -n "$chosen" ] || { echo "Nothing that a test depends on changed since $since."; types; exit; }
   mapfile -t files <<<"$chosen"
   echo "Whole, for what changed since $since: $(names "$chosen" none)"
 fi
@@ -70,9 +77,8 @@ export TITO_AUDIT_TIER=$tier
 code=$?
 [ $code -ne 1 ] || "$python" -m pytest -q --last-failed --last-failed-no-failures none --basetemp "$aside/b" "${files[@]}"
 tests=$((SECONDS - begun))
-wait "$typing"
+types
 typed=$?
-cat "$aside/types"
 
 shown "Installs and style" $installs
 shown "Tests ($tier)" $tests
