@@ -175,7 +175,7 @@ CASES: dict[str, Callable[[Path], Logged]] = {
         made.__name__.replace("_", " "): made
         for made in (
             of_all_formats, packed_array, files, row_groups, wrapped, mapped, gathered, limited, at_an_end,
-            sampled, broken, no_log, a_pickle, no_gzip, no_unicode,
+            sampled, broken, no_log, no_gzip, *((a_pickle, no_unicode) if DEEP else ()),
         )
     },
 }  # fmt: skip
