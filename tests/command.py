@@ -32,7 +32,7 @@ from tito_audit.tokens import load
 from tito_audit.tokens.cache import cache_folder
 from tito_audit.tokens.tokenizer import Tokenizer
 
-__all__ = ["become", "loading_once", "run", "unchanged", "written"]
+__all__ = ["become", "loaded", "loading_once", "run", "unchanged", "written"]
 
 
 def run(
@@ -58,6 +58,12 @@ def written(path: Path, rows: Iterable[object]) -> Path:
     """The path, once the rows are written there as JSON lines."""
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return path
+
+
+def loaded(folder: Path) -> Tokenizer:
+    """The tokenizer of a folder, loaded once for all tests of this process, also for modules that load anew."""
+    with loading_once():
+        return load.load_tokenizer(str(folder))
 
 
 @contextmanager

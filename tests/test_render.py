@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.command import loaded
 from tests.tiers import examples, some
 from tito_audit.errors import RenderError, SetupError
 from tito_audit.record.message import as_messages
@@ -70,7 +71,7 @@ def toy(name="toy_bpe", **options):
 
 
 def real(name, **options):
-    return make_renderer(load_tokenizer(str(SHARED / "tokenizers" / name)), **options)
+    return make_renderer(loaded(SHARED / "tokenizers" / name), **options)
 
 
 def render(template, chat=CHAT, **options):

@@ -15,6 +15,7 @@ import pytest
 import tokenizers
 from tokenizers import AddedToken, models, normalizers, pre_tokenizers
 
+from tests import command
 from tests.fuzz_encoders import FRAGMENTS, Drawn
 from tests.tiers import examples, some
 from tito_audit.errors import TokenizerError
@@ -67,7 +68,7 @@ def loaded(name: str) -> Tokenizer:
     folder = TOYS / name if (TOYS / name).is_dir() else SHARED / name
     if not folder.is_dir():
         pytest.skip(f"no {name} tokenizer at {SHARED}")
-    return load_tokenizer(str(folder))
+    return command.loaded(folder)
 
 
 @functools.cache

@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
+from tests import command
 from tests.tiers import examples, some
 from tito_audit.errors import TokenizerError
 from tito_audit.tokens.load import load_tokenizer
@@ -57,7 +58,7 @@ TEXTS = [
 
 @functools.cache
 def real(name: str) -> Tokenizer:
-    return load_tokenizer(str(SHARED / name))
+    return command.loaded(SHARED / name)
 
 
 @functools.cache
