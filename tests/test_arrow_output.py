@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 from tests.command import run
-from tests.test_parquet_output import rich_table, same_values
+from tests.test_parquet_output import put, rich_table, same_values
 from tito_audit.errors import SetupError, StorageError
 from tito_audit.record.edits import Edit, with_edits
 from tito_audit.storage import open_log, open_output
@@ -44,11 +44,6 @@ def rewritten(path: Path, change: Change, added: tuple[str, ...] = ("tito_audit"
                 output.replace(raw, rows)
         output.finish(log)
     return target
-
-
-def put(row: int, *path: str | int, value: Any) -> Change:
-    """One value put into one row."""
-    return lambda index, old: [with_edits(old, [Edit(path, value)])] if index == row else [old]
 
 
 def batches_of(path: Path) -> list[tuple[pa.RecordBatch, Any]]:

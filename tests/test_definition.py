@@ -12,6 +12,7 @@ import tokenizers
 from tokenizers import Tokenizer, models
 
 from tests.test_start import damage, held
+from tests.test_start import folder as folder
 from tests.tiers import some
 from tito_audit.errors import TokenizerError
 from tito_audit.tokens import load
@@ -29,14 +30,6 @@ SHARED = Path(
 )
 REAL = sorted(path.parent.name for path in SHARED.glob("*/tokenizer.json"))
 TEXTS = ["Skinny <|im_start|>user\nHello there<|im_end|>\n", "über 中文 🎉\n\n", "", "a\ud83db", "x" * 300]
-
-
-@pytest.fixture
-def folder(tmp_path, monkeypatch) -> Path:
-    """An empty cache of a test's own."""
-    place = tmp_path / "cache"
-    monkeypatch.setenv("TITO_AUDIT_CACHE", str(place))
-    return place
 
 
 def run(tokenizer: Path = TOY, *, fast: bool = False) -> list[list[int]]:

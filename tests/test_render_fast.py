@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.test_render import growing
 from tests.tiers import examples, some
 from tests.toy import spans_fast
 from tito_audit.errors import RenderError, SetupError
@@ -246,12 +247,6 @@ def test_fast_spans_are_none_or_those_of_the_reference(name):
         told += fast is not None
         possible += slow is not None
     assert told >= (0.05 if name in ("macros", "values", "jumps") else 0.7) * possible, f"{told} of {possible}"
-
-
-def growing(step: str, start: str = "'xx'") -> str:
-    """A template in which `ns.s` takes the value of `step` ninety-nine times."""
-    loop = "{% for i in range(99) %}{% set ns.s = " + step + " %}{% endfor %}"
-    return "{% set ns = namespace(s=" + start + ") %}" + loop
 
 
 BOMBS = [
