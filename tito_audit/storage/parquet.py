@@ -56,26 +56,18 @@ def rows_of_parquet(
     `quick` is explained at `open_parquet`.
     """
     with open_parquet(path, quick=quick) as file:
-        total = max(file.metadata.num_rows, 1)
-        index = 0
-        for group in range(file.num_row_groups):
+        total, index = max(file.metadata.num_rows, 1), 0
+        if only is None:
+            for row in rows_of_groups(file, range(file.num_row_groups), limit, sample):
+                yield row, (row.index + 1) / total
+        for group in range(file.num_row_groups) if only is not None else ():
             size = file.metadata.row_group(group).num_rows
-            if only is not None and not index <= only < index + size:
-                index += size
-                continue
-            if sample is not None:
-                for row in sampled_of_group(file, group, index, index, limit, sample):
-                    yield row, (row.index + 1) / total
-                index += size
-                continue
-            for batch in batches_of(file, group):
-                if only is None:
-                    for row in rows_of_batch(batch, range(index, index + batch.num_rows), limit):
-                        yield row, (row.index + 1) / total
-                elif only < index + batch.num_rows:
+            for batch in batches_of(file, group) if only is not None and index <= only < index + size else ():
+                if only is not None and only < index + batch.num_rows:
                     yield from ((row, 1.0) for row in rows_of_batch(batch.slice(only - index, 1), [only], limit))
                     return
                 index += batch.num_rows
+            index += size
 
 
 def open_parquet(path: Path, *, quick: bool = False) -> Any:
@@ -253,20 +245,26 @@ def decoded_size(about: Any) -> int:
     return sum(max(int(chunk.total_uncompressed_size), 8 * int(chunk.num_values)) for chunk in columns)
 
 
-def sampled_of_group(
-    file: Any, group: int, first: int, row: int, limit: int, sample: RowSample, *, threads: bool = True
+def rows_of_groups(
+    file: Any, groups: range, limit: int, sample: RowSample | None, *, before: int = 0, threads: bool = True
 ) -> Iterator[RawRow]:
-    """The sampled rows of a row group, numbered from `first`; the group starts at row `row` of the file."""
-    about = file.metadata.row_group(group)
-    seed = seed_of_group(about)
-    if not len(sample.among(seed, row, about.num_rows)):
-        sample.skip(first + about.num_rows - 1, about.num_rows)
-        return
-    done = 0
-    for batch in batches_of(file, group, threads=threads):
-        chosen = sample.among(seed, row + done, batch.num_rows)
-        yield from sampled_of_batch(batch, chosen, first + done, limit, sample)
-        done += batch.num_rows
+    """The rows of row groups, or those of them that a sample takes, numbered from 0; so many are `before` them in
+    the file. Row groups of which it takes none are not read."""
+    index = 0
+    for group in groups:
+        about = file.metadata.row_group(group)
+        seed, size = 0 if sample is None else seed_of_group(about), about.num_rows
+        if sample is not None and not len(sample.among(seed, before + index, size)):
+            index += size
+            sample.skip(index - 1, size)
+            continue
+        for batch in batches_of(file, group, threads=threads):
+            if sample is None:
+                yield from rows_of_batch(batch, range(index, index + batch.num_rows), limit)
+            else:
+                chosen = sample.among(seed, before + index, batch.num_rows)
+                yield from sampled_of_batch(batch, chosen, index, limit, sample)
+            index += batch.num_rows
 
 
 def seed_of_group(about: Any) -> int:
