@@ -214,8 +214,6 @@ def _dimensions(number: int) -> str:
 
 BATCH = "batch"
 """The file that the places of findings name; their row is the row of the batch."""
-_AUDITORS = 8
-"""How many auditors `audit_batch` keeps."""
 
 
 @dataclass(eq=False, repr=False)
@@ -378,7 +376,7 @@ def audit_batch(
     key = repr((settings, tokenizer))
     auditor = _auditors.get(key)
     if auditor is None:
-        while len(_auditors) >= _AUDITORS:
+        while len(_auditors) >= 8:
             _auditors.pop(next(iter(_auditors)))
         auditor = _auditors[key] = BatchAuditor(settings, tokenizer=tokenizer)
     return auditor.audit(

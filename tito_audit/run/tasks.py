@@ -45,15 +45,11 @@ from tito_audit.summary import Summary
 from tito_audit.viewer.model import observed_of
 from tito_audit.viewer.selection import ViewQuota
 
-_LARGEST = 8 << 20
-_SMALLEST = 1 << 18
-_PER_PROCESS = 8
-"""Chunks per process in small logs, so no process waits long for the last one."""
-
 
 def chunk_bytes(total: int, jobs: int) -> int:
     """How large chunks of logs of `total` bytes should be."""
-    return min(max(total // (jobs * _PER_PROCESS), _SMALLEST), _LARGEST)
+    # Several for each process, so that none waits long for the last one.
+    return min(max(total // (jobs * 8), 1 << 18), 8 << 20)
 
 
 @contextmanager

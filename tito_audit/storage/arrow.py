@@ -30,8 +30,6 @@ from tito_audit.storage.table_rows import (
 
 _STREAM = b"\xff\xff\xff\xff"
 _FILE = b"ARROW1"
-_BODY = 8
-"""Where the messages of the format with a footer begin: after the padded magic."""
 
 
 def is_arrow(head: bytes) -> bool:
@@ -166,8 +164,8 @@ class ArrowFile:
         return pa.ipc.open_stream(self._at_start())
 
     def _at_start(self) -> Any:
-        """The file, positioned at its first message."""
-        self._source.seek(_BODY if self.has_footer else 0)
+        """The file, positioned at its first message: with a footer, behind the padded magic."""
+        self._source.seek(8 if self.has_footer else 0)
         return self._source
 
 

@@ -18,7 +18,8 @@ from typing import Any, BinaryIO, cast
 
 from tito_audit.errors import SetupError, StorageError
 from tito_audit.signals import exit_by_signal
-from tito_audit.storage.remote import RemoteFile, RemoteStatus, is_url, remote_file
+from tito_audit.storage._store import RemoteStatus
+from tito_audit.storage.remote import RemoteFile, is_url, remote_file
 from tito_audit.storage.remote_output import (
     content_status,
     exists_error,
@@ -33,7 +34,6 @@ from tito_audit.storage.remote_output import (
 Sealed = Callable[[Path, os.stat_result | RemoteStatus], None]
 """Called with the target of a complete file and what the system says about it, or its store."""
 
-_BUFFER = 1 << 20
 _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV, errno.EACCES}
 """Errors of file systems without hard links."""
 _PROCESS = Path("/proc/self/fd")
@@ -58,7 +58,7 @@ def new_file(
             fd, part = _remote_draft() if isinstance(place, RemoteFile) else _draft(place)
         if part.parent != _PROCESS:  # a file without a name needs none removed
             stack.callback(part.unlink, missing_ok=True)
-        out = io.BufferedWriter(_TargetFile(fd, target, part), _BUFFER)
+        out = io.BufferedWriter(_TargetFile(fd, target, part), 1 << 20)
         stack.callback(_close_quietly, out)
         yield cast(BinaryIO, out)
         out.flush()

@@ -23,7 +23,6 @@ from tito_audit.storage.streams import Damaged, ParseRow, Piece, cut_lines, rows
 from tito_audit.storage.table_rows import streamed, take_rows
 from tito_audit.storage.torch_files import rows_of_torch
 
-_BLOCK = 1 << 20
 _NEAR = 1 << 16
 """Bytes read at once while looking for the end of a line."""
 _UNLIMITED = 1 << 62
@@ -171,7 +170,7 @@ class _Lines(Chunk):
             return
         file.seek(position + len(block))
         while position < stop or block:
-            block = block or _read(file, position, min(_BLOCK, stop - position))
+            block = block or _read(file, position, min(1 << 20, stop - position))
             if not block:
                 return
             position += len(block)

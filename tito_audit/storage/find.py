@@ -67,8 +67,6 @@ _MAGIC = re.compile(r"[*?\[]")
 _DIGITS = re.compile(r"\d+")
 _ALIKE = 8
 """So many files with the same name but for its digits are shards: if the first is a log, all are."""
-_AT_ONCE = 16
-"""Beginnings of files that are fetched at the same time."""
 _FEW_HEADS = 64
 """Of up to so many files as much is fetched as reading them needs first."""
 
@@ -323,7 +321,7 @@ def _fetch_heads(files: Sequence[RemoteFile], size: int) -> None:
         for file in group[1:] if len(group) >= _ALIKE else ():
             file.alike = group[0]
     if len(wanted) > 1:
-        with ThreadPoolExecutor(_AT_ONCE) as pool:
+        with ThreadPoolExecutor(16) as pool:
             size = FIRST if len(wanted) <= _FEW_HEADS else size
             list(pool.map(lambda file: file.open("rb", 0).read(size), wanted))
 

@@ -450,8 +450,6 @@ def spooled_table(batches: Iterable[Any], schema: Any = None) -> ArrowRows:
 
 NAME = "<rows>"
 """What reports call rows without a name."""
-_TEXT = 64
-"""Characters of a value of the first row that distinguish a log from others."""
 
 _names: set[str] = set()
 
@@ -530,7 +528,7 @@ def seed_of_rows(content: MemoryContent) -> int:
     """A seed that identifies a log by its first row: rows added later change nothing."""
     first = next(content.part(0, 1).rows([0], 1 << 62), None) if len(content) else None
     values = (first.value or {}).values() if first is not None else ()
-    return seed_of(*(str(value)[:_TEXT] for value in values if isinstance(value, str | int | float)))
+    return seed_of(*(str(value)[:64] for value in values if isinstance(value, str | int | float)))
 
 
 def rows_in_memory(

@@ -30,8 +30,6 @@ from tito_audit.storage._store import (
 from tito_audit.storage._store_web import HubStore, hub_place, hub_refusal
 from tito_audit.storage.remote import RemoteFile, is_url
 
-_LISTED = 8
-"""From how many targets on their folder is listed, rather than asking for each."""
 _BLOCK = 1 << 20
 CONTENT = "sha256:"
 """How the etag of `content_status` begins."""
@@ -143,7 +141,7 @@ def refuse_place(target: RemoteFile) -> None:
 def refuse_remotes(targets: Iterable[RemoteFile]) -> None:
     """StorageError if any of these files exists; where there are many, their folder is listed instead."""
     wanted = list(targets)
-    if len(wanted) < _LISTED:
+    if len(wanted) < 8:
         for target in wanted:
             if _exists(target):
                 raise exists_error(target)
