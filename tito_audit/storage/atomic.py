@@ -23,6 +23,7 @@ from tito_audit.storage.remote import RemoteFile, is_url, remote_file
 from tito_audit.storage.remote_output import (
     content_status,
     exists_error,
+    input_error,
     is_folder,
     place_key,
     refuse_place,
@@ -121,9 +122,7 @@ def refuse_target(target: Path, *, overwrite: bool, source: Path | None = None) 
         raise StorageError(f"{target}: this is a folder, so nothing was written; name a file in it.")
     local = source if not isinstance(source, RemoteFile) else None
     if local is not None and local.exists() and os.path.samestat(status, local.stat()):
-        raise StorageError(
-            f"{target}: this is the input itself, and the input is never written; name another file."
-        )
+        raise input_error(target)
     if not stat.S_ISREG(status.st_mode):
         raise StorageError(
             f"{target}: this is not a regular file, and only regular files can be written atomically; "
@@ -248,9 +247,9 @@ def target_paths(logs: Sequence[str], files: Sequence[Path], out: Path) -> Mappi
     """
     if isinstance(out, RemoteFile):
         refuse_place(out)
-    in_folder = _is_folder(out)
+    in_folder = is_folder(out)
     named = [remote_file(log) if is_url(log) else Path(log) for log in logs]
-    folders = [path for path in named if _is_folder(path)]
+    folders = [path for path in named if is_folder(path)]
     if len(files) == 1 and not in_folder and not folders:
         targets = {files[0]: out}
     else:
@@ -307,8 +306,3 @@ def make_folder(folder: Path) -> None:
             f"{folder}: the folder cannot be created ({error.strerror or error}), so nothing was written to it; "
             "name one in a writable place."
         ) from error
-
-
-def _is_folder(path: Path) -> bool:
-    # os.path, which returns False for names that are too long or link to themselves; the error comes later.
-    return is_folder(path) if isinstance(path, RemoteFile) else os.path.isdir(path)  # noqa: PTH112

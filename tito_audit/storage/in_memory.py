@@ -546,10 +546,8 @@ def rows_in_memory(
         return
     seed = seed_of_rows(content) if sample is not None else 0
     for start, stop in spans(content):
-        if sample is None:
-            rows = content.part(start, stop).rows(range(start, stop), limit)
-        else:
-            sampled = sample.among(seed, start, stop - start)
-            part = content.part(start, stop, sampled)
-            rows = sample.counted(part.rows((start + sampled).tolist(), limit), start, stop - start)
+        sampled = None if sample is None else sample.among(seed, start, stop - start)
+        numbers = range(start, stop) if sampled is None else (start + sampled).tolist()
+        rows = content.part(start, stop, sampled).rows(numbers, limit)
+        rows = rows if sample is None else sample.counted(rows, start, stop - start)
         yield from ((row, (row.index + 1) / count) for row in rows)
