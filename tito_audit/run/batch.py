@@ -60,7 +60,11 @@ def batch_rows(passed: Mapping[str, Any]) -> tuple[str, Sequence[Row]]:
     columns = {
         name: column(name, value) for name, value in passed.items() if value is not None and name != _RESPONSE
     }
-    _refuse_unclear(columns)
+    if (TOKENS in columns) == (COMPLETION in columns):
+        what = "token_ids and completion_ids are both given" if TOKENS in columns else "There are no token ids"
+        raise SetupError(f"{what}: pass token_ids, or completion_ids with prompt_ids.")
+    if PROMPT in columns and TOKENS in columns:
+        raise SetupError("prompt_ids are given with token_ids, which hold them: leave them out.")
     lead = columns.get(TOKENS) or columns[COMPLETION]
     size = len(lead.rows)
     for each in columns.values():
@@ -127,15 +131,6 @@ def _array(name: str, tensor: Any) -> Any:
         return tensor.numpy()
     except (TypeError, RuntimeError) as error:  # sparse, or without values
         raise SetupError(f"{name} is not an array ({str(error).splitlines()[0]}): pass a dense tensor.") from error
-
-
-def _refuse_unclear(columns: Mapping[str, Column]) -> None:
-    """SetupError unless there are token ids, once."""
-    if (TOKENS in columns) == (COMPLETION in columns):
-        what = "token_ids and completion_ids are both given" if TOKENS in columns else "There are no token ids"
-        raise SetupError(f"{what}: pass token_ids, or completion_ids with prompt_ids.")
-    if PROMPT in columns and TOKENS in columns:
-        raise SetupError("prompt_ids are given with token_ids, which hold them: leave them out.")
 
 
 def _aligned(columns: dict[str, Column]) -> dict[str, Column]:

@@ -272,8 +272,11 @@ class ChunkedScan:
         steps = _steps(flow, {} if recorder is None else recorder.logs, steps_of)
         with closing(mapped(executor, _AuditChunk(flow), steps)) as answers:
             for step, answer in answers:
-                if step is None:
-                    self._end()
+                if step is None:  # the file was read to its end
+                    if recorder is not None:
+                        recorder.finish(self._left_out)
+                    self.counted.left_out += self._left_out
+                    self._left_out = 0
                     done += log_size
                 elif isinstance(step, Begun):
                     log_size = step.file.stat().st_size if step.file.is_file() else 0
@@ -292,13 +295,6 @@ class ChunkedScan:
                     progress(self.counted.rows, done + step.done, total)
                 if flow.in_flight is not None and isinstance(step, Batch):
                     flow.in_flight.passed(step.number)
-
-    def _end(self) -> None:
-        """Record that the file was read to its end."""
-        if self.recorder is not None:
-            self.recorder.finish(self._left_out)
-        self.counted.left_out += self._left_out
-        self._left_out = 0
 
     def _of_chunk(self, chunk: _Audited) -> Iterator[Result]:
         """The results of the next chunk of the file."""

@@ -233,7 +233,11 @@ class _Crew(Generic[Tag, Task, Answer]):
         """Send tasks to processes while there are tasks and free processes."""
         while True:
             if self._next is None and not self._take(source):
-                self._dismiss()
+                # Idle processes end once there are no more tasks: freeing their memory takes time.
+                for worker in [worker for worker in self._workers if self._ended and not worker.unanswered]:
+                    worker.tasks.close()
+                    self._workers.remove(worker)
+                    self._dismissed.append(worker)
                 return
             if self._next is None:
                 continue
@@ -263,13 +267,6 @@ class _Crew(Generic[Tag, Task, Answer]):
             return True
         self._ended = True
         return False
-
-    def _dismiss(self) -> None:
-        """Let idle processes end once there are no more tasks: freeing their memory takes time."""
-        for worker in [worker for worker in self._workers if self._ended and not worker.unanswered]:
-            worker.tasks.close()
-            self._workers.remove(worker)
-            self._dismissed.append(worker)
 
     def _collect(self) -> None:
         """Wait for at least one answer."""

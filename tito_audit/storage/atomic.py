@@ -56,7 +56,7 @@ def new_file(
     place = refuse_target(target, overwrite=overwrite, source=source)
     with sigterm_raises(), contextlib.ExitStack() as stack:
         with _as_storage_errors(target):
-            fd, part = _remote_draft() if isinstance(place, RemoteFile) else _draft(place)
+            fd, part = _draft(place)
         if part.parent != _PROCESS:  # a file without a name needs none removed
             stack.callback(part.unlink, missing_ok=True)
         out = io.BufferedWriter(_TargetFile(fd, target, part), 1 << 20)
@@ -148,21 +148,19 @@ def allow_open_files(count: int) -> None:
 def _draft(place: Path) -> tuple[int, Path]:
     """A new file beside the target, open, that nobody may read who may not read what it replaces.
 
-    Its name is shortened to stay within the limits of file systems.
+    Its name is shortened to stay within the limits of file systems. A remote target has a temporary file, of
+    which nothing is left after a kill where the system shows open files.
     """
+    if isinstance(place, RemoteFile):
+        fd, name = tempfile.mkstemp(prefix="tito-audit-")
+        if not _PROCESS.is_dir():
+            return fd, Path(name)
+        Path(name).unlink()
+        return fd, _PROCESS / str(fd)
     mode = stat.S_IMODE(place.stat().st_mode) | stat.S_IRUSR | stat.S_IWUSR if place.exists() else 0o666
     part = place.with_name(f".{place.name[:40]}.{secrets.token_hex(4)}.part")
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
     return os.open(part, flags, mode), part
-
-
-def _remote_draft() -> tuple[int, Path]:
-    """A new temporary file, open; where the system shows open files, nothing is left of it after a kill."""
-    fd, name = tempfile.mkstemp(prefix="tito-audit-")
-    if not _PROCESS.is_dir():
-        return fd, Path(name)
-    Path(name).unlink()
-    return fd, _PROCESS / str(fd)
 
 
 class _TargetFile(io.FileIO):

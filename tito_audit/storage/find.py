@@ -115,18 +115,14 @@ def _under(folder: Path, refuse: Callable[[OSError], None] | None = None) -> Ite
             yield root, None
             continue
         folders[:] = [name for name in folders if not name.startswith(".")]
-        for path in (_inside(root, name) for name in files if not name.startswith(".")):
+        for path in (root / name for name in files if not name.startswith(".")):
+            path = remote_file(str(path)) if isinstance(path, RemoteFile) else path  # as it was listed
             yield path, _is_named(path) and not _is_ours(path)
 
 
 def _others_under(folder: Path) -> Iterator[Path]:
     """Files that are not logs, except journals, hidden files and the files of a data set."""
     return (path for path, is_log in _under(folder) if is_log is False and not path.name.endswith(SUFFIX))
-
-
-def _inside(folder: Path, name: str) -> Path:
-    """A file of a folder; a remote one as it was listed."""
-    return remote_file(str(folder / name)) if isinstance(folder, RemoteFile) else folder / name
 
 
 def _files(argument: str) -> list[Path]:
