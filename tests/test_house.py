@@ -158,11 +158,11 @@ BUDGETS = {
     "agents": 702,
     "align": 1_191,
     "chains": 1_465,
-    "cli": 6_363,
+    "cli": 6_320,
     "conformance": 1_378,
     "convert": 2_198,
     "evidence": 6_913,
-    "formats": 13_236,
+    "formats": 13_208,
     "gate": 927,
     "identify": 891,
     "inspect": 2_770,
@@ -177,12 +177,12 @@ BUDGETS = {
     "reports": 3_707,
     "rescore": 2_785,
     "rules": 6_734,
-    "run": 7_015,
+    "run": 6_975,
     "serve": 2_962,
     "sessions": 3_286,
     "settings": 2_326,
     "sft": 471,
-    "storage": 9_693,
+    "storage": 9_580,
     "tables": 339,
     "templates": 2_936,
     "terminal": 1_587,
@@ -192,12 +192,12 @@ BUDGETS = {
 }
 """Lines that each room may have: a full room takes a feature against a deletion in the same change."""
 MOST = {
-    "private functions used once, in 1,000 lines of code": 22.1,
-    "of these, with fewer than four lines": 158,
-    "constants of a bare number used once": 297,
+    "private functions used once, in 1,000 lines of code": 21.8,
+    "of these, with fewer than four lines": 157,
+    "constants of a bare number used once": 251,
     "modules with one importer, in their own room": 26,
     "class names that stand twice": 5,
-    "pronouns among the names": 32,
+    "pronouns among the names": 31,
 }
 """What `python -m tools.habits` counts at most. A change may lower these, never raise them."""
 

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from tests.tiers import examples, some
 from tito_audit.errors import StorageError
 from tito_audit.record.edits import Edit, with_edits
-from tito_audit.storage import open_log
+from tito_audit.storage import open_log, open_output
 from tito_audit.storage.parquet import ParquetOutput
 
 Row = Mapping[str, Any]
@@ -101,9 +101,8 @@ def store(path: Path, table: pa.Table, rows_per_group: int | None = None, **opti
 
 def rewritten(path: Path, change: Change, added: tuple[str, ...] = ("tito_audit",)) -> Path:
     """The file with `change` made to every row that can be read, written beside it."""
-    target = path.with_name("out.parquet")
-    with target.open("wb") as out:
-        output, log = ParquetOutput(path, out, added), open_log(path)
+    target, log = path.with_name("out.parquet"), open_log(path)
+    with open_output(log, target, overwrite=True, added=added) as output:
         for raw in log:
             rows = change(raw.index, raw.value) if raw.value is not None else None
             if rows is None or (len(rows) == 1 and rows[0] is raw.value):
@@ -111,7 +110,6 @@ def rewritten(path: Path, change: Change, added: tuple[str, ...] = ("tito_audit"
             else:
                 output.replace(raw, rows)
         output.finish(log)
-        assert not out.closed
     return target
 
 
@@ -182,13 +180,13 @@ def rebuilt(value: Any) -> Any:
 
 def test_a_row_rebuilt_of_equal_values_is_no_change_and_the_file_stays_its_bytes(tmp_path):
     path = store(tmp_path / "a.parquet", rich_table())
-    out = io.BytesIO()
-    output, log = ParquetOutput(path, out, ("tito_audit",)), open_log(path)
-    for raw in log:
-        output.replace(raw, [rebuilt(raw.value)])
-    output.finish(log)
-    assert not output.changed
-    assert out.getvalue() == path.read_bytes()
+    target, log = tmp_path / "b.parquet", open_log(path)
+    with open_output(log, target, overwrite=False) as output:
+        for raw in log:
+            output.replace(raw, [rebuilt(raw.value)])
+        output.finish(log)
+        assert not output.changed
+    assert target.read_bytes() == path.read_bytes()
 
 
 @pytest.mark.parametrize("name", [name for name in TYPES if name not in ("far", "nothing")])

@@ -22,8 +22,8 @@ from tests.tiers import examples
 from tests.world import json_lines, zstd
 from tito_audit.errors import StorageError
 from tito_audit.storage import RawRow, find_logs, open_log
-from tito_audit.storage.documents import cut_values, rows_of_values
-from tito_audit.storage.streams import rows_of_lines
+from tito_audit.storage.documents import cut_values
+from tito_audit.storage.streams import cut_lines, rows_of_pieces
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 
@@ -73,14 +73,14 @@ def write(path: Path, data: bytes) -> Path:
 
 @given(ROWS, st.lists(st.integers(1, 9), min_size=1, max_size=3))
 def test_lines_give_the_same_rows_however_the_bytes_are_cut(rows, sizes):
-    found = list(rows_of_lines(chunks(json_lines(rows), sizes), 1 << 20))
+    found = list(rows_of_pieces(cut_lines(chunks(json_lines(rows), sizes), 1 << 20), 1 << 20, lines=True))
     assert [row.value for row in found] == rows
 
 
 @given(ROWS, st.lists(st.integers(1, 9), min_size=1, max_size=3), st.sampled_from([None, 2]))
 def test_an_array_gives_the_same_rows_however_the_bytes_are_cut(rows, sizes, indent):
     data = json.dumps(rows, indent=indent, ensure_ascii=False).encode("utf-8", "surrogatepass")
-    found = list(rows_of_values(chunks(data, sizes), array=True, limit=1 << 20))
+    found = list(rows_of_pieces(cut_values(chunks(data, sizes), array=True, limit=1 << 20), 1 << 20))
     assert [row.value for row in found] == rows
     assert [row.index for row in found] == list(range(len(rows)))
 
@@ -88,7 +88,7 @@ def test_an_array_gives_the_same_rows_however_the_bytes_are_cut(rows, sizes, ind
 @given(ROWS, st.lists(st.integers(1, 9), min_size=1, max_size=3))
 def test_documents_one_after_the_other_are_rows(rows, sizes):
     data = b"\n".join(json.dumps(row, indent=1).encode() for row in rows)
-    found = list(rows_of_values(chunks(data, sizes), array=False, limit=1 << 20))
+    found = list(rows_of_pieces(cut_values(chunks(data, sizes), array=False, limit=1 << 20), 1 << 20))
     assert [row.value for row in found] == rows
 
 

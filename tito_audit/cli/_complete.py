@@ -2,67 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 
 from tito_audit.registry import module_names
 
 
-def formats(incomplete: str) -> list[str]:
-    """Names for `--format`."""
-    return _starting(("auto", *module_names("tito_audit.formats")), incomplete)
+def _one_of(names: Callable[[], Iterable[str]], *, listed: bool = False) -> Callable[[str], list[str]]:
+    """What completes a name; or the last one of a comma-separated list, without names that it already has."""
 
+    def completed(incomplete: str) -> list[str]:
+        before, comma, last = incomplete.rpartition(",") if listed else ("", "", incomplete)
+        there = before.split(",")
+        return [before + comma + name for name in names() if name.startswith(last) and name not in there]
 
-def reports(incomplete: str) -> list[str]:
-    """Names for `--report`; none after `NAME=`, where a file follows."""
-    return _starting(module_names("tito_audit.reports"), incomplete)
-
-
-def repair_reports(incomplete: str) -> list[str]:
-    """Names for `--report` of `repair`."""
-    from tito_audit.cli._repaired import REPORTS
-
-    return _starting(REPORTS, incomplete)
-
-
-def rescore_reports(incomplete: str) -> list[str]:
-    """Names for `--report` of `rescore`."""
-    from tito_audit.cli._rescored import REPORTS
-
-    return _starting(REPORTS, incomplete)
-
-
-def parsers(incomplete: str) -> list[str]:
-    """Names for `--tool-parser` and `--reasoning-parser`."""
-    return _starting(("auto", "none", "server", *module_names("tito_audit.parsers")), incomplete)
-
-
-def repairs(incomplete: str) -> list[str]:
-    """Names for `--with`, after those already typed."""
-    return _listed(module_names("tito_audit.repairs"), incomplete)
-
-
-def codes(incomplete: str) -> list[str]:
-    """Codes of rules and their families, after those already typed."""
-    return _listed(_families_and_rules(), incomplete)
-
-
-def manuals(incomplete: str) -> list[str]:
-    """Families, codes and repairs that `explain` takes."""
-    return _starting((*_families_and_rules(), *module_names("tito_audit.repairs")), incomplete)
-
-
-def forms(incomplete: str) -> list[str]:
-    """Forms for `--to`."""
-    from tito_audit.convert.rows import all_makers
-
-    return _starting(all_makers(), incomplete)
-
-
-def sampled_roles(incomplete: str) -> list[str]:
-    """Known roles for `--sampled-role`, after those already typed; it takes any other as well."""
-    from tito_audit.record.speakers import SAMPLED_ROLES
-
-    return _listed(SAMPLED_ROLES, incomplete)
+    return completed
 
 
 def _families_and_rules() -> list[str]:
@@ -71,12 +25,42 @@ def _families_and_rules() -> list[str]:
     return [*sorted({code[:3] for code in codes}), *codes]
 
 
-def _starting(names: Iterable[str], incomplete: str) -> list[str]:
-    return [name for name in names if name.startswith(incomplete)]
+formats = _one_of(lambda: ("auto", *module_names("tito_audit.formats")))
+reports = _one_of(lambda: module_names("tito_audit.reports"))
+"""None after `NAME=`, where a file follows."""
+parsers = _one_of(lambda: ("auto", "none", "server", *module_names("tito_audit.parsers")))
+repairs = _one_of(lambda: module_names("tito_audit.repairs"), listed=True)
+codes = _one_of(_families_and_rules, listed=True)
+manuals = _one_of(lambda: (*_families_and_rules(), *module_names("tito_audit.repairs")))
 
 
-def _listed(names: Iterable[str], incomplete: str) -> list[str]:
-    """Completions of the last entry of a comma-separated list, without entries that the list already has."""
-    before, comma, last = incomplete.rpartition(",")
-    there = before.split(",")
-    return [before + comma + name for name in _starting(names, last) if name not in there]
+@_one_of
+def repair_reports() -> Iterable[str]:
+    """Names for `--report` of `repair`."""
+    from tito_audit.cli._repaired import REPORTS
+
+    return REPORTS
+
+
+@_one_of
+def rescore_reports() -> Iterable[str]:
+    """Names for `--report` of `rescore`."""
+    from tito_audit.cli._rescored import REPORTS
+
+    return REPORTS
+
+
+@_one_of
+def forms() -> Iterable[str]:
+    """Forms for `--to`."""
+    from tito_audit.convert.rows import all_makers
+
+    return all_makers()
+
+
+@partial(_one_of, listed=True)
+def sampled_roles() -> Iterable[str]:
+    """Known roles for `--sampled-role`; it takes any other as well."""
+    from tito_audit.record.speakers import SAMPLED_ROLES
+
+    return SAMPLED_ROLES

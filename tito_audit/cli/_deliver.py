@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from tito_audit.summary import Summary
 
 _Run = TypeVar("_Run")
-_WAITING = 32
-"""How many results a slow report may lag behind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,7 +261,7 @@ class _Branch:
 
     def __init__(self, summary: Summary, wanted: Target, out: TextIO, options: ReportOptions) -> None:
         self.error: BaseException | None = None
-        self._queue: queue.Queue[Result | type[_Stopped] | None] = queue.Queue(_WAITING)
+        self._queue: queue.Queue[Result | type[_Stopped] | None] = queue.Queue(32)
         self._thread = threading.Thread(target=self._run, args=(summary, wanted, out, options), daemon=True)
         self._thread.start()
 

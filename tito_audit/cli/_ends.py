@@ -15,7 +15,6 @@ from tito_audit.terminal.encoding import FALLBACK
 
 _FULL = {errno.ENOSPC, errno.EFBIG, *([errno.EDQUOT] if hasattr(errno, "EDQUOT") else [])}
 _FILES = {errno.EMFILE, errno.ENFILE}
-_BUFFER = 1 << 16
 _NO_THREAD = ("can't start new thread", "ThreadPoolBuildError")
 """What Python and the library of tokenizers say."""
 _NO_FOLDER = "No usable temporary directory"
@@ -55,7 +54,7 @@ def ready_streams() -> None:
     encoding = getattr(sys.stdout, "encoding", None)
     live = sys.stdout is not None and sys.stdout.isatty()
     sys.stdout = io.TextIOWrapper(
-        io.BufferedWriter(_Stdout(1, "w", closefd=False), _BUFFER),
+        io.BufferedWriter(_Stdout(1, "w", closefd=False), 1 << 16),
         encoding=encoding or "utf-8",
         errors=FALLBACK,
         line_buffering=live,

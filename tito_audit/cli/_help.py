@@ -47,8 +47,6 @@ PANELS = (
     *("Tokenizer and template", "Input", "Rules", "Gate", "Reports", "Running"),
 )
 """The headings of flags, in the order of a page; a flag without one belongs to the last."""
-_FEW = 3
-"""A page whose flags all belong to these headings has no headings."""
 
 
 class Command(TyperCommand):
@@ -74,7 +72,7 @@ class Command(TyperCommand):
             title = "Arguments" if parameter.param_type_name == "argument" else panel
             if (record := record_of(parameter, ctx)) is not None:
                 panels[title or PANELS[-1]].append(record)
-        if sum(map(bool, panels.values())) <= _FEW:
+        if sum(map(bool, panels.values())) <= 3:  # too few for headings
             flags = [record for title, records in panels.items() if title != "Arguments" for record in records]
             panels = {"Arguments": panels["Arguments"], "Options": flags}
         for title, records in panels.items():

@@ -32,8 +32,6 @@ _VARIES = re.compile(r"\d+(?:,? ?\d+)*|'[^']*'")
 """Numbers, lists of numbers, and quoted names."""
 _COUNTED = "written repaired forked forked_into more_tokens as_they_were standing quarantined"
 """Counts of rows in the JSON report."""
-_KEPT = 200
-"""How many different sentences are counted separately."""
 
 
 @dataclass(slots=True)
@@ -75,7 +73,7 @@ class Sayings:
         key = (by, _VARIES.sub("#", text))
         sentence = self._said.get(key)
         if sentence is None:
-            if len(self._said) >= _KEPT:
+            if len(self._said) >= 200:
                 self.others += 1
                 return
             sentence = self._said[key] = Said(text, place, needs_unsafe=needs_unsafe)

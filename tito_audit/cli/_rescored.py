@@ -43,9 +43,7 @@ from tito_audit.terminal.page import heading, page_to, print_parts, ruled_table
 from tito_audit.terminal.words import decimal, many, percent, small
 
 _PIECES = 36
-_REASONS = 8
 _FINDINGS = 3
-_TURNS = 12
 
 
 @dataclass(slots=True)
@@ -121,7 +119,7 @@ def page_parts(
     name = Text("tito-audit rescore  ", style="bold")
     yield name.append(visible(f"{counts}{summary.provider}{model}"), style="")
     yield Text(verdict(summary), style="bold red" if summary.failed else "bold green")
-    rows = list(agreement_rows(summary, _TURNS))
+    rows = list(agreement_rows(summary, 12))
     if rows:
         yield from heading("Recorded logprobs against the model's")
         yield from _with_legend(_table(AGREEMENT_HEADS, rows), AGREEMENT_LEGEND)
@@ -203,7 +201,7 @@ def _lists(summary: RescoreSummary, *, filled: bool) -> Iterator[RenderableType]
     lines = [
         *(
             f"{number:,} not scored: {visible(because)} (first: {visible(str(place))})"
-            for because, (number, place) in list(summary.unscored.items())[:_REASONS]
+            for because, (number, place) in list(summary.unscored.items())[:8]
         ),
         *(f"{many(number, 'finding')} without a price: {because}" for because, number in summary.unpriced.items()),
         *(visible(notice) for notice in summary.scan.notices),

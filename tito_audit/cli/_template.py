@@ -49,8 +49,6 @@ _BEFORE, _AFTER = 40, 60
 """How many characters are shown before and after a difference."""
 _BREAKS = 8
 _SHOWN = 3
-_TAG = 120
-_SEAM = 60
 _IDS = 12
 _MARKS = {
     Fate.KEPT: ("kept", "green"),
@@ -59,7 +57,6 @@ _MARKS = {
     Fate.LEFT_OUT: ("left out", "yellow"),
     Fate.REFUSED: ("refused", "dim"),
 }
-_QUOTED = 80
 _NEAR = 200
 """How many characters an object holds before and after a difference."""
 
@@ -210,7 +207,7 @@ def _breaks(breaks: Sequence[Break]) -> Iterator[Text]:
 
 
 def _tag(tag: Tag) -> str:
-    return f"line {tag.line}:{tag.column} {visible(elided(' '.join(tag.source.split()), _TAG))}"
+    return f"line {tag.line}:{tag.column} {visible(elided(' '.join(tag.source.split()), 120))}"
 
 
 def _returned(returned: Sequence[Returned]) -> Iterator[Text]:
@@ -239,7 +236,7 @@ def _seams(seams: Sequence[Seam], has_ids: bool) -> Table:
     table.add_column("ids", overflow="fold", ratio=1)
     table.add_column("tokens merge with", overflow="fold", ratio=1)
     for seam in seams:
-        text = visible(elided(seam.texts[0], _SEAM)) if seam.fixed else f"{len(seam.texts)} different texts"
+        text = visible(elided(seam.texts[0], 60)) if seam.fixed else f"{len(seam.texts)} different texts"
         ids = [] if seam.ids is None else [str(token_id) for token_id in seam.ids[:_IDS]]
         ids += ["…"] if seam.ids is not None and len(seam.ids) > _IDS else []
         cells = (f"  {seam.left} → {seam.right}", text or "∅", " ".join(ids) or ("" if has_ids else "unknown"))
@@ -300,7 +297,7 @@ def _facts(facts: TemplateFacts, has_ids: bool) -> Iterator[tuple[str, str]]:
 
 def _quoted(text: str) -> str:
     """A text in quotes, made visible and short."""
-    return f"“{visible(elided(text, _QUOTED))}”"
+    return f"“{visible(elided(text, 80))}”"
 
 
 def _bos(facts: TemplateFacts, has_ids: bool) -> str:

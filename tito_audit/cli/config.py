@@ -79,11 +79,8 @@ def _refuse_what_no_run_takes(options: Options, logs: list[str], report: list[st
     wanted_reports(report, logs)
 
 
-_SCHEMA_VERSION = 1
 _NAMED = 3
 """How many logs a line names; the rest are counted."""
-_WIDE = 48
-"""The column at which remarks start, unless the value is longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +205,8 @@ def _seen(path: Path) -> str:
 
 def _line(name: str, value: Any, remark: str) -> str:
     text = name if value is None else f"{name} = {toml_value(value)}"
-    return f"{text:<{_WIDE}}  # {remark}" if remark else text
+    # Remarks start at this column, unless the value is longer.
+    return f"{text:<48}  # {remark}" if remark else text
 
 
 def as_object(current: _Effective, off: bool) -> dict[str, Any]:
@@ -216,7 +214,7 @@ def as_object(current: _Effective, off: bool) -> dict[str, Any]:
     config = current.config
     search = look_for_config(Path.cwd()) if config.path is None and not off else None
     return {
-        "schema_version": _SCHEMA_VERSION,
+        "schema_version": 1,
         "folder": str(Path.cwd()),
         "file": _seen(config.path) if config.path is not None else None,
         "extended": [{"file": _seen(file), "by": _seen(by)} for file, by in config.extended_by.items()],

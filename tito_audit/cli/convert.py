@@ -83,7 +83,8 @@ def why_refused(conversion: Conversion) -> str:
         shown = ", ".join([*carried.lost][:_SHOWN]) + (", …" if len(carried.lost) > _SHOWN else "")
         parts.append(f"{shown} would be lost")
     if carried.not_converted:
-        parts.append(f"{_counted(carried.not_converted, 'row or rollout', 'rows or rollouts')} would be left out")
+        what = "row or rollout" if carried.not_converted == 1 else "rows or rollouts"
+        parts.append(f"{carried.not_converted:,} {what} would be left out")
     way_out = "Pass --lossy to write the rest, or choose another --to."
     if not carried.rows_made:
         way_out = "Choose another --to, or a log with token ids."
@@ -92,14 +93,16 @@ def why_refused(conversion: Conversion) -> str:
 
 
 def _lines(conversion: Conversion, *, dry_run: bool) -> Iterator[str]:
+    from tito_audit.terminal.words import many
+
     carried, maker = conversion.carried, conversion.maker
     yield f"{conversion.named} as {maker.name}: {maker.title}"
-    read = f"{_counted(carried.rows_read, 'row')}, {_counted(carried.rollouts, 'rollout')}"
-    yield f"{read} → {_counted(carried.rows_made, 'row')}{', a dry run: nothing is written' if dry_run else ''}"
+    read = f"{many(carried.rows_read, 'row')}, {many(carried.rollouts, 'rollout')}"
+    yield f"{read} → {many(carried.rows_made, 'row')}{', a dry run: nothing is written' if dry_run else ''}"
     yield from conversion.notices
     if carried.forked:
         yield (
-            f"{_counted(carried.forked, 'rollout')} became several rows each: "
+            f"{many(carried.forked, 'rollout')} became several rows each: "
             "not every call continues the one before it"
         )
     if carried.lost:
@@ -126,7 +129,3 @@ def _table(counts: Mapping[str, int]) -> Iterator[str]:
     width = max(map(len, counts))
     for name, count in counts.items():
         yield f"  {name:<{width}}  {count:,}"
-
-
-def _counted(count: int, noun: str, several: str | None = None) -> str:
-    return f"{count:,} {noun if count == 1 else several or noun + 's'}"

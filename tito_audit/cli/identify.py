@@ -16,9 +16,6 @@ if TYPE_CHECKING:
     from tito_audit.cli._identified import IdentifyRun
     from tito_audit.terminal.terminal import RunProgress
 
-_ROWS = 400
-"""Rows to read without --limit."""
-
 
 @command("identify")
 def identify(
@@ -78,7 +75,7 @@ def _outcome(
     settings = options.settings()
     templates = templates_of_files(chat_templates or options.configured("chat-template"))
     files = find_logs(logs)
-    first = first_rows(files, settings, settings.limit or _ROWS)
+    first = first_rows(files, settings, settings.limit or 400)
     pace.enter("loading tokenizers")
     candidates = candidates_for(
         first.rollouts,

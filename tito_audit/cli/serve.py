@@ -66,6 +66,7 @@ def serve(
     from tito_audit.parsers import start_answer
     from tito_audit.provider import ProviderOptions
     from tito_audit.providers import key_of, open_provider
+    from tito_audit.rows import record_digest
     from tito_audit.serve.app import HttpOptions
     from tito_audit.serve.call_log import CallLog
     from tito_audit.serve.gateway import Gateway
@@ -90,7 +91,9 @@ def serve(
             )
         start = partial(start_answer, *parsers)
         gateway = Gateway(source, tokenizer, conversations, calls, name, start, by_server, parsers)
-        gateway.digests = _digests(tokenizer, renderer)
+        file = tokenizer.folder / "tokenizer.json" if tokenizer.folder is not None else None
+        of_file = {"tokenizer_digest": record_digest(file)} if file is not None and file.is_file() else {}
+        gateway.digests = {**of_file, "template_digest": record_digest(renderer.template(False).source)}
         notes = [*parser_lines, *await _notes(gateway, renames=model_name is None, force=force)]
         key = api_key or os.environ.get(_KEY) or None
         if key is None and not _is_local(host):
@@ -126,15 +129,6 @@ def _loaded(settings: Settings) -> tuple[Tokenizer, Renderer]:
     assert opened.tokenizer is not None, "a tokenizer was named"
     opened.tokenizer.load()
     return opened.tokenizer, opened.renderer
-
-
-def _digests(tokenizer: Tokenizer, renderer: Renderer) -> dict[str, str]:
-    """The digests of tokenizer and template, as a record states them."""
-    from tito_audit.rows import record_digest
-
-    file = tokenizer.folder / "tokenizer.json" if tokenizer.folder is not None else None
-    of_file = {"tokenizer_digest": record_digest(file)} if file is not None and file.is_file() else {}
-    return {**of_file, "template_digest": record_digest(renderer.template(False).source)}
 
 
 def _parsers(tool_parser: str, reasoning_parser: str, renderer: Renderer) -> tuple[Parsers, list[str]]:

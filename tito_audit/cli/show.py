@@ -24,9 +24,6 @@ if TYPE_CHECKING:
     from tito_audit.settings.model import Settings
     from tito_audit.terminal.sequence import DrawOptions
 
-_LARGE = 8 << 20
-"""Bytes of a remote log whose rows are not counted."""
-
 
 @command("show")
 def show(
@@ -103,7 +100,7 @@ def _row(file: Path, settings: Settings) -> int:
     from tito_audit.storage import RemoteFile
 
     # To count the rows of a large remote log, all of it would be fetched.
-    far = isinstance(file, RemoteFile) and file.stat().st_size > _LARGE
+    far = isinstance(file, RemoteFile) and file.stat().st_size > (8 << 20)
     rows = _count(file, settings) if file.is_file() and not far else None
     if rows == 1:
         return 0

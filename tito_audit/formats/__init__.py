@@ -81,8 +81,6 @@ __all__ = [
 
 LOGPROBS = tuple(dict.fromkeys((*ROW_LOGPROBS, *CALL_LOGPROBS)))
 """Column names for the logprobs of a row or a call."""
-_SHAPES = 256
-"""The number of key sets whose formats are cached."""
 
 
 @cache
@@ -111,7 +109,7 @@ def pick_format(row: Row) -> Format:
     )
 
 
-@lru_cache(_SHAPES)
+@lru_cache(256)
 def _possible(keys: tuple[str, ...]) -> tuple[tuple[Format, bool], ...]:
     """The formats that a row with these keys may match."""
     return possible_formats(keys, all_formats())

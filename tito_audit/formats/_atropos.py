@@ -14,9 +14,6 @@ from tito_audit.record.column import MovePolicy
 from tito_audit.record.message import Message, as_messages
 from tito_audit.record.rollout import TrainingRow
 
-_SENTINEL = 1.0
-"""What Atropos writes where nothing was sampled; logprobs are never above zero, so it is unambiguous."""
-
 TOKEN_COLUMNS = {
     "advantages": MovePolicy.MOVE,
     "token_scores": MovePolicy.MOVE,
@@ -66,7 +63,7 @@ def sample_row(
         mask=None if absent else (mask[0], mask[1] if mask[1] is not None else ()),
         logprobs=None if logprobs[1] is None else (logprobs[0], logprobs[1]),
         other=other,
-        sentinel=_SENTINEL,
+        sentinel=1.0,  # unambiguous, as logprobs are never above zero
         whole=True,
     )
     return replace(row, beside=beside_of({column: values for column, (values, _) in other.items()}))

@@ -34,17 +34,9 @@ from tito_audit.record.finding import Result
 from tito_audit.record.rollout import Rollout
 from tito_audit.unknown import did_you_mean
 
-_NODES = 2_000
-"""How many objects and lists of a row are searched."""
-_ENTRIES = 4
-_DEEP = 8
 _LONG = 60
 """How many characters of a key are shown."""
 _PLAIN = dict.fromkeys((*FLAT_IDS, *PROMPT_IDS, *COMPLETION_IDS, *MASKS, *ROW_LOGPROBS, *CALL_LOGPROBS))
-_DEPTH = 3
-_MOST_KEYS = 64
-_MOST_OBJECTS = 64
-"""How many nested objects are tried."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,11 +162,11 @@ def _paths(row: Row) -> list[str]:
     paths: dict[str, None] = {}
     level: list[tuple[str, Any]] = [("", row)]
     looked = 0
-    for _ in range(_DEEP):
+    for _ in range(8):
         below: list[tuple[str, Any]] = []
         for path, value in level:
             looked += 1
-            if looked > _NODES:
+            if looked > 2_000:
                 return list(paths)
             below += _inside(path, value, paths)
         level = below
@@ -193,7 +185,7 @@ def _inside(path: str, value: Any, paths: dict[str, None]) -> Iterator[tuple[str
             if isinstance(inner, Mapping | list | tuple):
                 yield name, inner
     elif isinstance(value, list | tuple):
-        for entry in value[:_ENTRIES]:
+        for entry in value[:4]:
             if isinstance(entry, Mapping | list | tuple):
                 yield f"{path}[]", entry
 
@@ -203,7 +195,7 @@ def _inside(path: str, value: Any, paths: dict[str, None]) -> Iterator[tuple[str
 
 def wrapped_at(row: Row, formats: Sequence[Format]) -> tuple[str, str] | None:
     """The `--rows-at` path of rows inside this one and their format's name; None if nothing looks like a row."""
-    for (path, inner), _ in zip(_rows_inside(row), range(_MOST_OBJECTS), strict=False):
+    for (path, inner), _ in zip(_rows_inside(row), range(64), strict=False):
         # A message may hold ids, but then the row is the object around it.
         if "role" in inner:
             continue
@@ -216,10 +208,10 @@ def wrapped_at(row: Row, formats: Sequence[Format]) -> tuple[str, str] | None:
 def _rows_inside(row: Row) -> Iterator[tuple[str, Row]]:
     """The objects in a row with their paths, outer ones first; only the first entry of each list."""
     level: list[tuple[str, Any]] = [("", row)]
-    for _ in range(_DEPTH):
+    for _ in range(3):
         below: list[tuple[str, Any]] = []
         for path, value in level:
-            for key in list(value)[:_MOST_KEYS]:
+            for key in list(value)[:64]:
                 inner = value[key]
                 while isinstance(inner, list | tuple) and inner:
                     inner = inner[0]
@@ -372,8 +364,6 @@ CANONICAL_COLUMNS = (
     "text",
 )
 """The names that `--map` accepts, all read by the format `generic`."""
-_TRIED = 100
-"""How many columns of a row a misspelt name is compared with."""
 
 
 def map_columns(row: Row, mapping: Mapping[str, str]) -> Row:
@@ -404,7 +394,7 @@ def _value_at(row: Row, path: str) -> Any:
             place = ".".join(names[:depth])
             # For a missing column, the ones that exist, and the one that may be meant.
             columns = sorted(map(str, value)) if isinstance(value, Mapping) else []
-            close = did_you_mean(name, columns[:_TRIED])
+            close = did_you_mean(name, columns[:100])
             has = f"{place!r} has" if place else "It has" if close else "it has"
             raise RecordError(
                 f"the row has no column {path!r}, which --map refers to"
@@ -453,12 +443,8 @@ def _with_value_at(row: Mapping[str, Any], path: str, value: Any) -> Mapping[str
 Unread: TypeAlias = tuple[tuple[str, str], ...]
 """Columns that were not read, each as (what it looks like, path)."""
 
-_SHORTEST = 4
 _FIRST = 64
 """How many entries of a list are examined."""
-_DEEPEST = 2
-_MOST = 512
-"""How many values of a row are examined."""
 _NAMES_IDS = re.compile(r"(?:^|_)(?:tok|toks|token|tokens|ids|seq|seqs|sequence)(?:_|$)")
 _MASK = re.compile(r"mask|(?:^|_)(?:train|trained|trainable|loss)(?:_|$)")
 _LOGPROBS = re.compile(r"log_?p|(?:^|_)lps?(?:_|$)")
@@ -491,7 +477,7 @@ def unread_columns(format: Format, row: Row, rollouts: Sequence[Rollout], mapped
     unread: list[tuple[str, str]] = []
     signature = {key for by_key in format.signature.by_keys for group in by_key.keys for key in group.names}
     read_names = {*_KNOWN, *(part.removesuffix("[]") for key in signature for part in key.split("."))}
-    for (path, name, value), _ in zip(_columns(row), range(_MOST), strict=False):
+    for (path, name, value), _ in zip(_columns(row), range(512), strict=False):
         kind = None if name in read_names or path in mapped else _looks_like(name, value)
         if kind is not None and not _is_read(kind, value, rollouts):
             unread.append((kind, path))
@@ -500,7 +486,7 @@ def unread_columns(format: Format, row: Row, rollouts: Sequence[Rollout], mapped
 
 def _columns(row: Row) -> Iterator[tuple[str, str, Any]]:
     level: list[tuple[str, Any]] = [("", row)]
-    for _ in range(_DEEPEST):
+    for _ in range(2):
         below: list[tuple[str, Any]] = []
         for outer, value in level:
             for key, inner in value.items():
@@ -517,7 +503,7 @@ def _columns(row: Row) -> Iterator[tuple[str, str, Any]]:
 
 def _looks_like(name: str, value: Any) -> str | None:
     """What a list looks like by its name and first entries; None if nothing that is audited."""
-    if len(value) < _SHORTEST:
+    if len(value) < 4:
         return "messages" if len(value) > 1 and is_messages(value) else None
     if is_messages(value):
         return "messages"

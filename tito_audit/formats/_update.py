@@ -401,7 +401,6 @@ def _fill_value(column: Column) -> Any:
     return column.sentinel
 
 
-_LONG = 2000
 _Region = tuple[int, int, int, int]
 """A changed span: `[start, end)` of the old ids, then of the new ids."""
 
@@ -417,7 +416,7 @@ def moved_boundaries(
     """
     old, new = before.token_ids, after.token_ids
     # In very long sequences frequent tokens are not used as anchors, or the search would take minutes.
-    regions: list[_Region] = list(gaps(paired_runs(old, new, frequent_from=_LONG + 1), len(old), len(new)))
+    regions: list[_Region] = list(gaps(paired_runs(old, new, frequent_from=2001), len(old), len(new)))
     out = [0]
     for number, end in enumerate(ends[1:-1]):
         region = next((changed for changed in regions if changed[0] <= end <= changed[1]), None)

@@ -50,7 +50,6 @@ _COMPLETIONS = (
     f"{_RAW}.choices",
 )
 _LOGPROBS = "logprobs.content"
-_MAX_DEPTH = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +197,7 @@ def _unflattened(attributes: Mapping[str, Any], prefix: str) -> Any:
     for key, value in attributes.items():
         if not isinstance(key, str) or not key.startswith(start) or value is None:
             continue
-        steps = key[len(start) :].split(".", _MAX_DEPTH)
+        steps = key[len(start) :].split(".", 16)
         inner = nested
         for step in steps[:-1]:
             deeper = inner.setdefault(step, {})

@@ -29,7 +29,6 @@ from tito_audit.signature import one_way
 
 _VERSION = 3
 _DIGEST_OF = b"nemo-gym-tokens"
-_DIGEST_VERSION = 1
 _ROUTING = "routed_experts"
 _PARTS = ("tool_calls", "reasoning_content", "reasoning")
 """What a chat message holds besides its text."""
@@ -91,8 +90,8 @@ def _written(row: Row, before: Rollout, repaired_rollout: RepairedRollout) -> Ro
 
 
 def _digest(ids: Ids) -> str:
-    """SHA-256 of a sequence, as the capture's `compute_digest` computes it; ids are never negative."""
-    header = struct.pack(">BQ", _DIGEST_VERSION, len(ids)) if len(ids) else b""
+    """SHA-256 of a sequence, as version 1 of the capture's `compute_digest` has it; ids are never negative."""
+    header = struct.pack(">BQ", 1, len(ids)) if len(ids) else b""
     return hashlib.sha256(_DIGEST_OF + header + ids.astype(">u8").tobytes()).hexdigest()
 
 

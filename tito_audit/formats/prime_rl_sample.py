@@ -34,8 +34,6 @@ from tito_audit.record.rollout import Place, Rollout, TrainingRow
 from tito_audit.record.sources import Source, Sources
 from tito_audit.signature import Signature, way
 
-_SENTINEL = 0.0
-"""The logprob of a token that was not sampled."""
 _FLAT_MARKERS = (
     "temperatures",
     "rl_weights",
@@ -86,7 +84,7 @@ def _read(row: Row, place: Place) -> Rollout:
                 if len(value) > 1
             },
             prompt_length=start,
-            sentinel=_SENTINEL,
+            sentinel=0.0,
         )
     if trained is None:
         stated = stated.without_ids()

@@ -19,8 +19,6 @@ from tito_audit.record.build import training_row
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.signature import one_way
 
-_SENTINEL = 0.0
-"""What the sampler's column holds for tokens that were not sampled."""
 _MASK, _LOGPROBS = "loss_mask", "inference_logprobs"
 
 
@@ -37,7 +35,7 @@ def _read(row: Row, place: Place) -> Rollout:
         mask=column_of(row, _MASK),
         logprobs=column_of(row, _LOGPROBS),
         other=lists_of_lengths(row, ("token_ids", _MASK, _LOGPROBS), (len(ids),)),
-        sentinel=_SENTINEL,
+        sentinel=0.0,
         whole=True,
     )
     return Rollout(place, FORMAT.name, training_row=with_finishes(trained, row), stated=stated)

@@ -36,8 +36,6 @@ _TARGETS = "target_tokens"
 _MASKS = ("mask", "weights")
 _SPANS = ("model_input_spans", "loss_fn_input_spans")
 """Which request sampled which tokens; true only of the old ones."""
-_MOST_TOKENS = 1 << 24
-"""More tokens than any image has."""
 _NOT_SAMPLED = 0.0
 """What every column of numbers holds where nothing was sampled."""
 
@@ -144,7 +142,7 @@ def _chunk_size(chunk: Mapping[str, Any], where: str) -> int | None:
     if not isinstance(kind, str) or kind == "encoded_text":
         raise RecordError(f"{where} holds no `tokens`")
     size = chunk.get("expected_tokens")
-    if size is not None and (type(size) is not int or not 0 <= size < _MOST_TOKENS):
+    if size is not None and (type(size) is not int or not 0 <= size < 1 << 24):  # more than any image has
         raise RecordError(f"{where}.expected_tokens is {size!r}, not a number of tokens")
     return size
 

@@ -60,7 +60,11 @@ def batch_rows(passed: Mapping[str, Any]) -> tuple[str, Sequence[Row]]:
     columns = {
         name: column(name, value) for name, value in passed.items() if value is not None and name != _RESPONSE
     }
-    _refuse_unclear(columns)
+    if (TOKENS in columns) == (COMPLETION in columns):
+        what = "token_ids and completion_ids are both given" if TOKENS in columns else "There are no token ids"
+        raise SetupError(f"{what}: pass token_ids, or completion_ids with prompt_ids.")
+    if PROMPT in columns and TOKENS in columns:
+        raise SetupError("prompt_ids are given with token_ids, which hold them: leave them out.")
     lead = columns.get(TOKENS) or columns[COMPLETION]
     size = len(lead.rows)
     for each in columns.values():
@@ -127,15 +131,6 @@ def _array(name: str, tensor: Any) -> Any:
         return tensor.numpy()
     except (TypeError, RuntimeError) as error:  # sparse, or without values
         raise SetupError(f"{name} is not an array ({str(error).splitlines()[0]}): pass a dense tensor.") from error
-
-
-def _refuse_unclear(columns: Mapping[str, Column]) -> None:
-    """SetupError unless there are token ids, once."""
-    if (TOKENS in columns) == (COMPLETION in columns):
-        what = "token_ids and completion_ids are both given" if TOKENS in columns else "There are no token ids"
-        raise SetupError(f"{what}: pass token_ids, or completion_ids with prompt_ids.")
-    if PROMPT in columns and TOKENS in columns:
-        raise SetupError("prompt_ids are given with token_ids, which hold them: leave them out.")
 
 
 def _aligned(columns: dict[str, Column]) -> dict[str, Column]:
@@ -214,8 +209,6 @@ def _dimensions(number: int) -> str:
 
 BATCH = "batch"
 """The file that the places of findings name; their row is the row of the batch."""
-_AUDITORS = 8
-"""How many auditors `audit_batch` keeps."""
 
 
 @dataclass(eq=False, repr=False)
@@ -378,7 +371,7 @@ def audit_batch(
     key = repr((settings, tokenizer))
     auditor = _auditors.get(key)
     if auditor is None:
-        while len(_auditors) >= _AUDITORS:
+        while len(_auditors) >= 8:
             _auditors.pop(next(iter(_auditors)))
         auditor = _auditors[key] = BatchAuditor(settings, tokenizer=tokenizer)
     return auditor.audit(

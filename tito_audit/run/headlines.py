@@ -83,7 +83,9 @@ class _Roots:
         self._folds = folds
         self._roots: dict[_Key, int] = {}
         """The most severe finding of a headline in each prompt, completion, …"""
-        for index in sorted(range(len(findings)), key=lambda at: (_rank(findings[at]), at)):
+        # The most severe first; among those, findings that say how a prefix broke rather than that it did.
+        ranks = [(-finding.severity, finding.code.startswith(_LINKS)) for finding in findings]
+        for index in sorted(range(len(findings)), key=ranks.__getitem__):
             for key in self._keys(index):
                 self._roots.setdefault(key, index)
         self._broken = self._causes_of_prompts()
@@ -144,8 +146,3 @@ def _headed(finding: Finding, rule: Rule | None) -> Finding:
     if not headline and rule is not None:
         headline = f"{{n}}: {rule.title[:1].lower()}{rule.title[1:]}"
     return replace(finding, headline=headline or f"{{n}} with {finding.code}")
-
-
-def _rank(finding: Finding) -> tuple[int, bool]:
-    """The most severe first; among those, findings that say how a prefix broke rather than that it did."""
-    return -finding.severity, finding.code.startswith(_LINKS)

@@ -17,14 +17,14 @@ import time
 import uuid
 import warnings
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, chdir, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, NoReturn, TypeAlias, TypeVar
 
 from tito_audit.errors import SetupError, TitoAuditError
-from tito_audit.run.workers import Failed, answered
+from tito_audit.run.workers import Answered, Failed, Tasks, answered
 from tito_audit.signals import exit_by_signal
 from tito_audit.storage.atomic import sigterm_raises
 from tito_audit.version import VERSION
@@ -41,19 +41,13 @@ _SECONDS = 0.1
 """About how long a call takes: short tasks share one, as each call costs about a millisecond."""
 _TOGETHER, _BYTES = 32, 1 << 20
 """The most tasks of a call, and how many of their bytes are enough."""
-_AHEAD = 2
-"""Calls in flight per task that may run at once: the current one, and the next."""
 _LOOKS = 10.0
 """Seconds between two looks at how large the cluster is."""
 Work: TypeAlias = tuple[str, list[Any], str]
 """Work as it is sent to worker processes: a key; in a list, which Ray leaves as it is, a reference to its pickle;
 and the working folder of the run, to which its paths are relative."""
 
-_MOST_WORKS = 2
-"""How many works a process holds: a scan runs one while it plans the tasks of another."""
 _works: dict[str, Callable[[Any], Any]] = {}
-_ANSWERS_WITHIN = 5.0
-"""How long an address has to answer."""
 _QUIET = {
     # A report on stderr is no place for the log of a scheduler.
     "GRPC_VERBOSITY": "NONE",
@@ -66,8 +60,7 @@ _QUIET = {
 }
 """What Ray is told while a run connects, unless the environment says otherwise."""
 _GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
-"""How an HTTP/2 client begins; a gRPC server, as each Ray cluster has, answers with a frame of settings."""
-_SETTINGS_FRAME = 4
+"""How an HTTP/2 client begins; a gRPC server, as each Ray cluster has, answers with settings, frame 4."""
 
 
 @contextmanager
@@ -107,10 +100,8 @@ class RayTasks:
             self._looked, self._cpus = now, int(self.ray.cluster_resources().get("CPU", 0))
         return self._cpus
 
-    def map(
-        self, work: Callable[[Task], Answer], tasks: Iterable[tuple[Tag, Task | None]]
-    ) -> Generator[tuple[Tag, Answer | None], None, None]:
-        """Each tag with what `work` returned for its task, in the order of the tasks; None for a tag without one.
+    def map(self, work: Callable[[Task], Answer], tasks: Tasks[Tag, Task]) -> Answered[Tag, Answer]:
+        """Each tag with the answer to its task.
 
         What `work` raises is raised here in its turn; SetupError when a worker cannot load the work, or is lost
         again and again. What is still in flight is cancelled when this generator ends, however it ends.
@@ -192,7 +183,8 @@ class _Flight(Generic[Tag, Task, Answer]):
     def _hand_out(self, source: Iterator[tuple[Tag, Task | None]]) -> None:
         """Send tasks while there are tasks, room for calls, and not too many answers that wait."""
         executor = self._executor
-        room = executor.most or executor.jobs * _AHEAD
+        # The current one, and the next.
+        room = executor.most or executor.jobs * 2
         while not self._ended and len(self._running) < room and self._waiting < 3 * executor.jobs + 1:
             self._take(source)
             filling = self._filling
@@ -297,7 +289,8 @@ def _loaded(key: str, packed: Any) -> Callable[[Any], Any]:
             work = pickle.loads(ray.get(packed))
         except (TitoAuditError, OSError) as error:
             raise NotLoaded(str(error)) from error
-        while len(_works) >= _MOST_WORKS:
+        # A scan runs one work while it plans the tasks of another.
+        while len(_works) >= 2:
             del _works[next(iter(_works))]
         _works[key] = work
     return _works[key]
@@ -429,14 +422,14 @@ def _refused(address: str) -> str | None:
     if not host or not port.isdigit():
         return "not HOST:PORT"
     try:
-        with socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWERS_WITHIN) as line:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=5.0) as line:
             if os.environ.get("RAY_USE_TLS", "0") != "0":
                 return None
             line.sendall(_GREETING)
             answer = line.recv(4)
     except (OSError, OverflowError) as error:
         return getattr(error, "strerror", None) or str(error) or type(error).__name__
-    return None if len(answer) == 4 and answer[3] == _SETTINGS_FRAME else "what listens there is not Ray"
+    return None if len(answer) == 4 and answer[3] == 4 else "what listens there is not Ray"
 
 
 @contextmanager

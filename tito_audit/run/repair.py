@@ -69,9 +69,6 @@ from tito_audit.summary import Summary
 from tito_audit.tables import ShownRepairs
 from tito_audit.tokens.vocab import Vocabulary
 
-_LARGEST = 1 << 20
-"""The most bytes in a batch: a few batches per process wait in memory to be written."""
-
 
 @dataclass(frozen=True, slots=True)
 class Writes:
@@ -296,7 +293,8 @@ class Repairs(ShownRepairs):
         size = None
         if not executor.here:
             flow.load()
-            size = self.batch_bytes or min(chunk_bytes(flow.size, executor.jobs), _LARGEST)
+            # A few batches per process wait in memory to be written.
+            size = self.batch_bytes or min(chunk_bytes(flow.size, executor.jobs), 1 << 20)
         writes = bool(writing.targets)
         writing.work = work = RepairBatch(flow, self.repairs, writes=writes, bare=several)
         recorded = writing.recorder.logs if writing.recorder is not None else {}

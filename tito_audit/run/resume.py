@@ -49,8 +49,6 @@ SCAN, REPAIR = "scan", "repair"
 _NOT_DECIDING = {"jobs", "engine", "address", "limit", "overrides"}
 """Settings that change no result of a log that was read to its end."""
 _NOT_DECIDING_REPAIRS = {"force", "quarantine", "choices"}
-_PART = 256
-"""About how many results are recorded at once."""
 _ROWS = 1 << 31
 """More rows than a log has."""
 _LIBRARIES = ("tokenizers", "fastokens", "jinja2", "numpy", "orjson", "pyarrow")
@@ -307,7 +305,7 @@ class Recorder:
         """Record the next row."""
         self._rows.append(_Row.of(row))
         self._results += len(row.outcome.before) + 1
-        if self._results >= _PART:
+        if self._results >= 256:
             self._write()
 
     def encoders(self, encoded: Encoded) -> None:

@@ -18,12 +18,8 @@ from tito_audit.terminal.shell import shell_word
 from tito_audit.terminal.words import many
 
 CODE = "TPL213"
-_ROLLOUTS = 8
-"""The most rollouts that are checked."""
 _ANSWERS = 3
 """The most answers of each that are checked: the first ones and the last but one."""
-_MESSAGES = 64
-"""The most messages of a conversation that are rendered."""
 _SHOWN, _BEFORE = 40, 12
 """How many characters of each side are shown, and how many of them may precede the difference."""
 
@@ -54,7 +50,7 @@ def rewriting(
             return None
 
     several = [each for each in (with_speakers(rollout, speakers) for rollout in head) if len(_answers(each)) > 1]
-    looked = several[:_ROLLOUTS]
+    looked = several[:8]
     rewritten: list[tuple[Rollout, _Rewritten]] = []
     for each in looked:
         # What the faster engine shows counts only if the reference shows the same.
@@ -77,7 +73,7 @@ def rewriting(
 
 def _answers(rollout: Rollout) -> list[int]:
     """The messages that were sampled."""
-    return [place for place, message in enumerate(rollout.messages[:_MESSAGES]) if message.sampled and place]
+    return [place for place, message in enumerate(rollout.messages[:64]) if message.sampled and place]
 
 
 def _place(rollout: Rollout, render: Callable[..., str | None]) -> _Rewritten | None:

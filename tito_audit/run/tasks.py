@@ -45,15 +45,11 @@ from tito_audit.summary import Summary
 from tito_audit.viewer.model import observed_of
 from tito_audit.viewer.selection import ViewQuota
 
-_LARGEST = 8 << 20
-_SMALLEST = 1 << 18
-_PER_PROCESS = 8
-"""Chunks per process in small logs, so no process waits long for the last one."""
-
 
 def chunk_bytes(total: int, jobs: int) -> int:
     """How large chunks of logs of `total` bytes should be."""
-    return min(max(total // (jobs * _PER_PROCESS), _SMALLEST), _LARGEST)
+    # Several for each process, so that none waits long for the last one.
+    return min(max(total // (jobs * 8), 1 << 18), 8 << 20)
 
 
 @contextmanager
@@ -276,8 +272,11 @@ class ChunkedScan:
         steps = _steps(flow, {} if recorder is None else recorder.logs, steps_of)
         with closing(mapped(executor, _AuditChunk(flow), steps)) as answers:
             for step, answer in answers:
-                if step is None:
-                    self._end()
+                if step is None:  # the file was read to its end
+                    if recorder is not None:
+                        recorder.finish(self._left_out)
+                    self.counted.left_out += self._left_out
+                    self._left_out = 0
                     done += log_size
                 elif isinstance(step, Begun):
                     log_size = step.file.stat().st_size if step.file.is_file() else 0
@@ -296,13 +295,6 @@ class ChunkedScan:
                     progress(self.counted.rows, done + step.done, total)
                 if flow.in_flight is not None and isinstance(step, Batch):
                     flow.in_flight.passed(step.number)
-
-    def _end(self) -> None:
-        """Record that the file was read to its end."""
-        if self.recorder is not None:
-            self.recorder.finish(self._left_out)
-        self.counted.left_out += self._left_out
-        self._left_out = 0
 
     def _of_chunk(self, chunk: _Audited) -> Iterator[Result]:
         """The results of the next chunk of the file."""

@@ -17,7 +17,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, TypeAlias, TypeVar
 
 from tito_audit.errors import SetupError, TitoAuditError
 from tito_audit.settings.model import Settings
@@ -30,6 +30,11 @@ if TYPE_CHECKING:
 Tag = TypeVar("Tag")
 Task = TypeVar("Task")
 Answer = TypeVar("Answer")
+
+Tasks: TypeAlias = Iterable[tuple[Tag, Task | None]]
+"""What each task is about, and the task; None for a tag without one."""
+Answered: TypeAlias = Generator[tuple[Tag, Answer | None], None, None]
+"""Each tag with what the work returned for its task, in the order of the tasks; None for a tag without one."""
 
 _AHEAD = 2
 """How many tasks a process may hold: the current one, and the next."""
@@ -56,10 +61,8 @@ class Executor(Protocol):
     def here(self) -> bool:
         """Whether work runs in this process, on the tasks themselves rather than copies."""
 
-    def map(
-        self, work: Callable[[Task], Answer], tasks: Iterable[tuple[Tag, Task | None]]
-    ) -> Generator[tuple[Tag, Answer | None], None, None]:
-        """Each tag with what `work` returned for its task, in the order of the tasks; None for a tag without one.
+    def map(self, work: Callable[[Task], Answer], tasks: Tasks[Tag, Task]) -> Answered[Tag, Answer]:
+        """Each tag with the answer to its task.
 
         Tasks are taken only a few ahead, so neither they nor answers pile up. What `work` raises is raised in its
         turn. However the generator ends, nothing is left running.
@@ -72,17 +75,12 @@ class InProcess:
     jobs = 1
     here = True
 
-    def map(
-        self, work: Callable[[Task], Answer], tasks: Iterable[tuple[Tag, Task | None]]
-    ) -> Generator[tuple[Tag, Answer | None], None, None]:
-        """Each tag with what `work` returned for its task."""
+    def map(self, work: Callable[[Task], Answer], tasks: Tasks[Tag, Task]) -> Answered[Tag, Answer]:
         for tag, task in tasks:
             yield tag, None if task is None else work(task)
 
 
-def mapped(
-    executor: Executor, work: Callable[[Task], Answer], tasks: Iterable[tuple[Tag, Task | None]]
-) -> Generator[tuple[Tag, Answer | None], None, None]:
+def mapped(executor: Executor, work: Callable[[Task], Answer], tasks: Tasks[Tag, Task]) -> Answered[Tag, Answer]:
     """What `executor.map` yields; an error in `tasks` is raised after the answers to the tasks before it."""
 
     def until_error() -> Generator[tuple[Tag | Exception, Task | None], None, None]:
@@ -143,10 +141,8 @@ class ForkedProcesses:
     jobs: int
     here: bool = field(default=False, init=False)
 
-    def map(
-        self, work: Callable[[Task], Answer], tasks: Iterable[tuple[Tag, Task | None]]
-    ) -> Generator[tuple[Tag, Answer | None], None, None]:
-        """Each tag with what `work` returned for its task, in the order of the tasks; None for a tag without one.
+    def map(self, work: Callable[[Task], Answer], tasks: Tasks[Tag, Task]) -> Answered[Tag, Answer]:
+        """Each tag with the answer to its task.
 
         What `work` raises is raised here in its turn; SetupError when a process is killed from outside. The
         processes end when this generator does, however it ends.
@@ -237,7 +233,11 @@ class _Crew(Generic[Tag, Task, Answer]):
         """Send tasks to processes while there are tasks and free processes."""
         while True:
             if self._next is None and not self._take(source):
-                self._dismiss()
+                # Idle processes end once there are no more tasks: freeing their memory takes time.
+                for worker in [worker for worker in self._workers if self._ended and not worker.unanswered]:
+                    worker.tasks.close()
+                    self._workers.remove(worker)
+                    self._dismissed.append(worker)
                 return
             if self._next is None:
                 continue
@@ -267,13 +267,6 @@ class _Crew(Generic[Tag, Task, Answer]):
             return True
         self._ended = True
         return False
-
-    def _dismiss(self) -> None:
-        """Let idle processes end once there are no more tasks: freeing their memory takes time."""
-        for worker in [worker for worker in self._workers if self._ended and not worker.unanswered]:
-            worker.tasks.close()
-            self._workers.remove(worker)
-            self._dismissed.append(worker)
 
     def _collect(self) -> None:
         """Wait for at least one answer."""

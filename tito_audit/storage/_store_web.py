@@ -45,7 +45,6 @@ ADVICE = Advice(
 )
 _AS_IS = "%/:=&?~+!$,;'@()*[]"
 """What a URL may hold as it is."""
-_REDIRECTS = 10
 _KEPT = 8
 """Open connections that a process keeps."""
 _LEAST = 1 << 16
@@ -169,7 +168,7 @@ class _Answer:
 def _ask(url: str, headers: Mapping[str, str]) -> _Answer:
     """The answer to a GET, after redirects; user and password are for the first server alone."""
     origin = _parts(url)
-    for _ in range(_REDIRECTS):
+    for _ in range(10):
         parts = _parts(url)
         same = (parts.scheme, parts.hostname, parts.port) == (origin.scheme, origin.hostname, origin.port)
         sent = {"Accept-Encoding": "identity", "User-Agent": "tito-audit", **headers}

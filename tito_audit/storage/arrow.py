@@ -30,8 +30,6 @@ from tito_audit.storage.table_rows import (
 
 _STREAM = b"\xff\xff\xff\xff"
 _FILE = b"ARROW1"
-_BODY = 8
-"""Where the messages of the format with a footer begin: after the padded magic."""
 
 
 def is_arrow(head: bytes) -> bool:
@@ -166,8 +164,8 @@ class ArrowFile:
         return pa.ipc.open_stream(self._at_start())
 
     def _at_start(self) -> Any:
-        """The file, positioned at its first message."""
-        self._source.seek(_BODY if self.has_footer else 0)
+        """The file, positioned at its first message: with a footer, behind the padded magic."""
+        self._source.seek(8 if self.has_footer else 0)
         return self._source
 
 
@@ -218,17 +216,15 @@ def rows_of_arrow(
 
 def _rows_of_whole(whole: Any, index: int, limit: int, sample: RowSample | None) -> Iterator[RawRow]:
     """The rows of a record batch that begins at row `index`, which hold no more of it than their part."""
-    chosen = sample.among(seed_of_batch(whole), index, whole.num_rows) if sample is not None else None
-    start, parts = index, list(parts_of_batch(whole))
-    for batch in parts:
-        if sample is not None and chosen is not None:
-            here = chosen[(chosen >= start - index) & (chosen < start - index + batch.num_rows)] - (start - index)
-            yield from sampled_of_batch(batch, here, start, limit, sample)
+    seed, parts = seed_of_batch(whole), list(parts_of_batch(whole))
+    for part in parts:
+        if sample is not None:
+            yield from sampled_of_batch(part, sample.among(seed, index, part.num_rows), index, limit, sample)
         else:
             # A part is copied, or its rows would hold all of the batch.
-            part = batch if len(parts) == 1 else pa.ipc.open_stream(streamed(batch)).read_next_batch()
-            yield from rows_of_batch(part, range(start, start + batch.num_rows), limit)
-        start += batch.num_rows
+            own = part if len(parts) == 1 else pa.ipc.open_stream(streamed(part)).read_next_batch()
+            yield from rows_of_batch(own, range(index, index + part.num_rows), limit)
+        index += part.num_rows
 
 
 def parts_of_batch(batch: Any) -> Iterator[Any]:

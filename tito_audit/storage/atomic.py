@@ -18,10 +18,12 @@ from typing import Any, BinaryIO, cast
 
 from tito_audit.errors import SetupError, StorageError
 from tito_audit.signals import exit_by_signal
-from tito_audit.storage.remote import RemoteFile, RemoteStatus, is_url, remote_file
+from tito_audit.storage._store import RemoteStatus
+from tito_audit.storage.remote import RemoteFile, is_url, remote_file
 from tito_audit.storage.remote_output import (
     content_status,
     exists_error,
+    input_error,
     is_folder,
     place_key,
     refuse_place,
@@ -33,7 +35,6 @@ from tito_audit.storage.remote_output import (
 Sealed = Callable[[Path, os.stat_result | RemoteStatus], None]
 """Called with the target of a complete file and what the system says about it, or its store."""
 
-_BUFFER = 1 << 20
 _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV, errno.EACCES}
 """Errors of file systems without hard links."""
 _PROCESS = Path("/proc/self/fd")
@@ -55,10 +56,10 @@ def new_file(
     place = refuse_target(target, overwrite=overwrite, source=source)
     with sigterm_raises(), contextlib.ExitStack() as stack:
         with _as_storage_errors(target):
-            fd, part = _remote_draft() if isinstance(place, RemoteFile) else _draft(place)
+            fd, part = _draft(place)
         if part.parent != _PROCESS:  # a file without a name needs none removed
             stack.callback(part.unlink, missing_ok=True)
-        out = io.BufferedWriter(_TargetFile(fd, target, part), _BUFFER)
+        out = io.BufferedWriter(_TargetFile(fd, target, part), 1 << 20)
         stack.callback(_close_quietly, out)
         yield cast(BinaryIO, out)
         out.flush()
@@ -121,9 +122,7 @@ def refuse_target(target: Path, *, overwrite: bool, source: Path | None = None) 
         raise StorageError(f"{target}: this is a folder, so nothing was written; name a file in it.")
     local = source if not isinstance(source, RemoteFile) else None
     if local is not None and local.exists() and os.path.samestat(status, local.stat()):
-        raise StorageError(
-            f"{target}: this is the input itself, and the input is never written; name another file."
-        )
+        raise input_error(target)
     if not stat.S_ISREG(status.st_mode):
         raise StorageError(
             f"{target}: this is not a regular file, and only regular files can be written atomically; "
@@ -149,21 +148,19 @@ def allow_open_files(count: int) -> None:
 def _draft(place: Path) -> tuple[int, Path]:
     """A new file beside the target, open, that nobody may read who may not read what it replaces.
 
-    Its name is shortened to stay within the limits of file systems.
+    Its name is shortened to stay within the limits of file systems. A remote target has a temporary file, of
+    which nothing is left after a kill where the system shows open files.
     """
+    if isinstance(place, RemoteFile):
+        fd, name = tempfile.mkstemp(prefix="tito-audit-")
+        if not _PROCESS.is_dir():
+            return fd, Path(name)
+        Path(name).unlink()
+        return fd, _PROCESS / str(fd)
     mode = stat.S_IMODE(place.stat().st_mode) | stat.S_IRUSR | stat.S_IWUSR if place.exists() else 0o666
     part = place.with_name(f".{place.name[:40]}.{secrets.token_hex(4)}.part")
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
     return os.open(part, flags, mode), part
-
-
-def _remote_draft() -> tuple[int, Path]:
-    """A new temporary file, open; where the system shows open files, nothing is left of it after a kill."""
-    fd, name = tempfile.mkstemp(prefix="tito-audit-")
-    if not _PROCESS.is_dir():
-        return fd, Path(name)
-    Path(name).unlink()
-    return fd, _PROCESS / str(fd)
 
 
 class _TargetFile(io.FileIO):
@@ -248,9 +245,9 @@ def target_paths(logs: Sequence[str], files: Sequence[Path], out: Path) -> Mappi
     """
     if isinstance(out, RemoteFile):
         refuse_place(out)
-    in_folder = _is_folder(out)
+    in_folder = is_folder(out)
     named = [remote_file(log) if is_url(log) else Path(log) for log in logs]
-    folders = [path for path in named if _is_folder(path)]
+    folders = [path for path in named if is_folder(path)]
     if len(files) == 1 and not in_folder and not folders:
         targets = {files[0]: out}
     else:
@@ -307,8 +304,3 @@ def make_folder(folder: Path) -> None:
             f"{folder}: the folder cannot be created ({error.strerror or error}), so nothing was written to it; "
             "name one in a writable place."
         ) from error
-
-
-def _is_folder(path: Path) -> bool:
-    # os.path, which returns False for names that are too long or link to themselves; the error comes later.
-    return is_folder(path) if isinstance(path, RemoteFile) else os.path.isdir(path)  # noqa: PTH112

@@ -8,21 +8,21 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tito_audit.storage.arrow import open_arrow, parts_of_batch, seed_of_batch
 from tito_audit.storage.documents import cut_values
 from tito_audit.storage.in_memory import MemoryPart, RowsInMemory, StreamedRows, seed_of_rows, spans
 from tito_audit.storage.inside import RowPath, Unwrapped
 from tito_audit.storage.log import Log, opened, readable
-from tito_audit.storage.parquet import batches_of, open_parquet, sampled_of_group, seed_of_group
+from tito_audit.storage.parquet import batches_of, open_parquet, rows_of_groups, seed_of_group
 from tito_audit.storage.remote import RangedFile, RemoteFile
 from tito_audit.storage.row import RawRow, parse_row, too_long
 from tito_audit.storage.sampling import RowSample
-from tito_audit.storage.streams import Damaged, ParseRow, Piece, cut_lines, rows_of_lines, sampled_lines
-from tito_audit.storage.table_rows import rows_of_batch, streamed, take_rows
+from tito_audit.storage.streams import Damaged, ParseRow, Piece, cut_lines, rows_of_pieces
+from tito_audit.storage.table_rows import streamed, take_rows
 from tito_audit.storage.torch_files import rows_of_torch
 
-_BLOCK = 1 << 20
 _NEAR = 1 << 16
 """Bytes read at once while looking for the end of a line."""
 _UNLIMITED = 1 << 62
@@ -159,11 +159,10 @@ class _Lines(Chunk):
             if isinstance(file, RangedFile):
                 file.expect([(max(self.start - 1, 0), min(stop, file.size()))])
             start, block = (self.start, b"") if self.first else self._first_start(file, stop)
-            blocks = _counted(self._blocks(file, start, block, stop), reading)
-            if reading.sample is None:
-                yield from rows_of_lines(blocks, self.limit, parse=self.parse)
-            else:
-                yield from sampled_lines(blocks, self.limit, reading.sample, start, self.parse)
+            lines = cut_lines(_counted(self._blocks(file, start, block, stop), reading), self.limit)
+            yield from rows_of_pieces(
+                lines, self.limit, self.parse, lines=True, sample=reading.sample, start=start
+            )
 
     def _blocks(self, file: Any, position: int, block: bytes, stop: int) -> Iterator[bytes]:
         """The bytes from the start of the first line (`block` is already read) to the end of the last."""
@@ -171,7 +170,7 @@ class _Lines(Chunk):
             return
         file.seek(position + len(block))
         while position < stop or block:
-            block = block or _read(file, position, min(_BLOCK, stop - position))
+            block = block or _read(file, position, min(1 << 20, stop - position))
             if not block:
                 return
             position += len(block)
@@ -277,13 +276,9 @@ def _of_memory(log: Log, path: RowsInMemory, size: int) -> Iterator[Chunk]:
     content, limit = path.content, log.max_row_bytes
     seed = seed_of_rows(content) if log.share is not None else 0
     for start, stop in spans(content, size):
-        done = log.size * stop // len(content)
-        if log.share is None:
-            yield _Rows(path, limit, done, content.part(start, stop), stop - start)
-            continue
-        sampled = RowSample(log.share).among(seed, start, stop - start)
-        part, numbers = content.part(start, stop, sampled), sampled.tolist()
-        yield _Rows(path, limit, done, part, stop - start, numbers, share=log.share)
+        sampled, done = _chosen(log, seed, start, stop - start), log.size * stop // len(content)
+        numbers = None if sampled is None else sampled.tolist()
+        yield _Rows(path, limit, done, content.part(start, stop, sampled), stop - start, numbers, share=log.share)
 
 
 @dataclass(slots=True)
@@ -357,9 +352,7 @@ def _of_parquet(log: Log, size: int) -> Iterator[Chunk]:
                 together = None
             try:
                 for batch in batches_of(file, group):
-                    chosen = None
-                    if log.share is not None:
-                        chosen = RowSample(log.share).among(seed_of_group(about), read, batch.num_rows)
+                    chosen = _chosen(log, seed_of_group(about), read, batch.num_rows)
                     yield from _of_batch(log, batch, chosen, size, done)
                     read += batch.num_rows
             except Damaged as damage:
@@ -379,31 +372,31 @@ def _of_arrow(log: Log, size: int) -> Iterator[Chunk]:
     with open_arrow(log.path) as file:
         try:
             for batch, _, share in file.batches():
-                chosen = None
-                if log.share is not None:
-                    chosen = RowSample(log.share).among(seed_of_batch(batch), read, batch.num_rows)
-                read += batch.num_rows
+                chosen = _chosen(log, seed_of_batch(batch), read, batch.num_rows)
                 if batch.nbytes <= min(size // 2, log.max_row_bytes):
                     small.append((batch, chosen))
+                    read += batch.num_rows
                     stored, done = stored + batch.nbytes, int(log.size * share)
                     if stored >= size:
                         yield from _together(log, small, done)
                         stored = 0
                     continue
                 yield from _together(log, small, done)
-                stored, done, start, part = 0, int(log.size * share), 0, None
+                stored, done, seed, part = 0, int(log.size * share), seed_of_batch(batch), None
                 for part in parts_of_batch(batch):
-                    here = None
-                    if chosen is not None:
-                        here = chosen[(chosen >= start) & (chosen < start + part.num_rows)] - start
-                    yield from _of_batch(log, part, here, size, at_its_end)
-                    start += part.num_rows
+                    yield from _of_batch(log, part, _chosen(log, seed, read, part.num_rows), size, at_its_end)
+                    read += part.num_rows
                 del batch, part  # the next is read into its place
         except Damaged as damage:
             yield from _together(log, small, done)
             yield Broken(log.path, log.max_row_bytes, log.size, str(damage))
             return
         yield from _together(log, small, done)
+
+
+def _chosen(log: Log, seed: int, first: int, count: int) -> NDArray[np.int64] | None:
+    """`[N]` which of `count` rows a log's sample takes, counted from 0; None for all."""
+    return None if log.share is None else RowSample(log.share).among(seed, first, count)
 
 
 def _together(log: Log, batches: list[tuple[Any, Any]], done: int) -> Iterator[Chunk]:
@@ -459,13 +452,6 @@ class _Groups(Chunk):
 
     def rows(self, reading: Reading) -> Iterator[RawRow]:
         with open_parquet(self.path, quick=self.quick) as file:
-            for group in self.groups:
-                if reading.sample is not None:
-                    at, sample = self.first + reading.size, reading.sample
-                    yield from sampled_of_group(file, group, reading.size, at, self.limit, sample, threads=False)
-                    reading.size += file.metadata.row_group(group).num_rows
-                    continue
-                for batch in batches_of(file, group, threads=False):
-                    numbers = range(reading.size, reading.size + batch.num_rows)
-                    yield from rows_of_batch(batch, numbers, self.limit)
-                    reading.size += batch.num_rows
+            reading.size = sum(file.metadata.row_group(group).num_rows for group in self.groups)
+            sample, before = reading.sample, self.first
+            yield from rows_of_groups(file, self.groups, self.limit, sample, before=before, threads=False)

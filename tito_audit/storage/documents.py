@@ -12,9 +12,8 @@ import numpy as np
 
 from tito_audit.errors import StorageError
 from tito_audit.storage.number_arrays import Splicer
-from tito_audit.storage.row import RawRow, parses
-from tito_audit.storage.sampling import RowSample
-from tito_audit.storage.streams import Between, ByteStream, Damaged, Piece, PieceBuffer
+from tito_audit.storage.row import parses
+from tito_audit.storage.streams import ByteStream, Damaged, Piece, PieceBuffer
 
 PARQUET_MAGIC = b"PAR1"
 
@@ -124,32 +123,6 @@ _WINDOW = 1 << 16
 _STEPS = np.zeros(256, np.int8)
 """What a byte outside strings adds to the depth."""
 _STEPS[list(b"[{")], _STEPS[list(b"]}")] = 1, -1
-
-
-def rows_of_values(
-    blocks: Iterable[bytes], *, array: bool, limit: int, between: Between | None = None
-) -> Iterator[RawRow]:
-    """A row for each element of an array, or for each of several concatenated documents.
-
-    With `between`, rows keep their text, and what remains in it at the end is the tail of the file.
-    """
-    index = 0
-    for piece in cut_values(blocks, array=array, limit=limit, gaps=between is not None):
-        if not piece.gap:
-            row = piece.row(index, limit)
-            yield row if between is None else between.with_text(row, piece.data)
-            index += 1
-        elif between is not None:
-            between.skip(piece.data)
-        if between is not None:
-            between.skip(piece.mark)
-
-
-def sampled_values(blocks: Iterable[bytes], *, array: bool, limit: int, sample: RowSample) -> Iterator[RawRow]:
-    """The rows of the sampled documents or elements; others are not parsed."""
-    for index, piece in enumerate(cut_values(blocks, array=array, limit=limit)):
-        if sample.takes(index, index, piece.data, piece.size):
-            yield piece.row(index, limit)
 
 
 def cut_values(blocks: Iterable[bytes], *, array: bool, limit: int, gaps: bool = False) -> Iterator[Piece]:

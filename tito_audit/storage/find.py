@@ -67,8 +67,6 @@ _MAGIC = re.compile(r"[*?\[]")
 _DIGITS = re.compile(r"\d+")
 _ALIKE = 8
 """So many files with the same name but for its digits are shards: if the first is a log, all are."""
-_AT_ONCE = 16
-"""Beginnings of files that are fetched at the same time."""
 _FEW_HEADS = 64
 """Of up to so many files as much is fetched as reading them needs first."""
 
@@ -109,21 +107,22 @@ def _walk(folder: Path, refuse: Callable[[OSError], None] | None = None) -> Iter
         yield Path(root), folders, files
 
 
-def _others_under(folder: Path) -> Iterator[Path]:
-    """Files that are not logs, except journals, hidden files and the files of a data set."""
-    for root, folders, files in _walk(folder):
+def _under(folder: Path, refuse: Callable[[OSError], None] | None = None) -> Iterator[tuple[Path, bool | None]]:
+    """Each file that is not hidden, and whether it is a log; the folder of a data set as a whole, with None."""
+    for root, folders, files in _walk(folder, refuse):
         if MARKS.intersection(files) and is_dataset(root):
             folders.clear()
+            yield root, None
             continue
         folders[:] = [name for name in folders if not name.startswith(".")]
-        for name in files:
-            if not name.startswith(".") and not name.endswith(SUFFIX) and not _is_log(_inside(root, name)):
-                yield _inside(root, name)
+        for path in (root / name for name in files if not name.startswith(".")):
+            path = remote_file(str(path)) if isinstance(path, RemoteFile) else path  # as it was listed
+            yield path, _is_named(path) and not _is_ours(path)
 
 
-def _inside(folder: Path, name: str) -> Path:
-    """A file of a folder; a remote one as it was listed."""
-    return remote_file(str(folder / name)) if isinstance(folder, RemoteFile) else folder / name
+def _others_under(folder: Path) -> Iterator[Path]:
+    """Files that are not logs, except journals, hidden files and the files of a data set."""
+    return (path for path, is_log in _under(folder) if is_log is False and not path.name.endswith(SUFFIX))
 
 
 def _files(argument: str) -> list[Path]:
@@ -189,20 +188,9 @@ def _logs_under(folder: Path) -> Iterator[tuple[Path, list[Path]]]:
     def refuse(error: OSError) -> None:
         raise StorageError(f"{error.filename}: the folder cannot be read ({error.strerror}).") from error
 
-    for root, folders, files in _walk(folder, refuse):
-        if MARKS.intersection(files) and is_dataset(root):
-            folders.clear()
-            yield root, shards_under(root)
-            continue
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        for path in (_inside(root, name) for name in files if not name.startswith(".")):
-            if _is_log(path):
-                yield path, [path]
-
-
-def _is_log(path: Path) -> bool:
-    """Whether a file in a folder is taken for a log, by its name and, for our own reports, its beginning."""
-    return _is_named(path) and not _is_ours(path)
+    for path, is_log in _under(folder, refuse):
+        if is_log is not False:
+            yield path, [path] if is_log else shards_under(path)
 
 
 def _is_named(path: Path) -> bool:
@@ -323,7 +311,7 @@ def _fetch_heads(files: Sequence[RemoteFile], size: int) -> None:
         for file in group[1:] if len(group) >= _ALIKE else ():
             file.alike = group[0]
     if len(wanted) > 1:
-        with ThreadPoolExecutor(_AT_ONCE) as pool:
+        with ThreadPoolExecutor(16) as pool:
             size = FIRST if len(wanted) <= _FEW_HEADS else size
             list(pool.map(lambda file: file.open("rb", 0).read(size), wanted))
 

@@ -450,8 +450,6 @@ def spooled_table(batches: Iterable[Any], schema: Any = None) -> ArrowRows:
 
 NAME = "<rows>"
 """What reports call rows without a name."""
-_TEXT = 64
-"""Characters of a value of the first row that distinguish a log from others."""
 
 _names: set[str] = set()
 
@@ -530,7 +528,7 @@ def seed_of_rows(content: MemoryContent) -> int:
     """A seed that identifies a log by its first row: rows added later change nothing."""
     first = next(content.part(0, 1).rows([0], 1 << 62), None) if len(content) else None
     values = (first.value or {}).values() if first is not None else ()
-    return seed_of(*(str(value)[:_TEXT] for value in values if isinstance(value, str | int | float)))
+    return seed_of(*(str(value)[:64] for value in values if isinstance(value, str | int | float)))
 
 
 def rows_in_memory(
@@ -548,10 +546,8 @@ def rows_in_memory(
         return
     seed = seed_of_rows(content) if sample is not None else 0
     for start, stop in spans(content):
-        if sample is None:
-            rows = content.part(start, stop).rows(range(start, stop), limit)
-        else:
-            sampled = sample.among(seed, start, stop - start)
-            part = content.part(start, stop, sampled)
-            rows = sample.counted(part.rows((start + sampled).tolist(), limit), start, stop - start)
+        sampled = None if sample is None else sample.among(seed, start, stop - start)
+        numbers = range(start, stop) if sampled is None else (start + sampled).tolist()
+        rows = content.part(start, stop, sampled).rows(numbers, limit)
+        rows = rows if sample is None else sample.counted(rows, start, stop - start)
         yield from ((row, (row.index + 1) / count) for row in rows)

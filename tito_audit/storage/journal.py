@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias
 
 from tito_audit.errors import SetupError, StorageError
-from tito_audit.storage.remote import RemoteFile, RemoteStatus
+from tito_audit.storage._store import RemoteStatus
+from tito_audit.storage.remote import RemoteFile
 from tito_audit.storage.remote_output import CONTENT, content_status
 
 VERSION = 2

@@ -12,7 +12,7 @@ from typing import Any, BinaryIO, Literal
 
 from tito_audit.errors import StorageError
 from tito_audit.storage.arrow import is_arrow, open_arrow, rows_of_arrow
-from tito_audit.storage.documents import PARQUET_MAGIC, json_kind, rows_of_values, sampled_values
+from tito_audit.storage.documents import PARQUET_MAGIC, cut_values, json_kind
 from tito_audit.storage.in_memory import RowsInMemory, rows_in_memory
 from tito_audit.storage.inside import RowPath, Unwrapped, parse_row_path
 from tito_audit.storage.number_arrays import Splicer
@@ -26,8 +26,8 @@ from tito_audit.storage.streams import (
     Damaged,
     ParseRow,
     compression_of,
-    rows_of_lines,
-    sampled_lines,
+    cut_lines,
+    rows_of_pieces,
 )
 from tito_audit.storage.torch_files import TORCH_HEAD, is_torch, rows_of_torch
 from tito_audit.storage.watch import is_pipe, patience, refuse_device
@@ -202,21 +202,17 @@ class Log:
                 self.position = int(self.size * share)
                 yield row
             return
-        limit, array = self.max_row_bytes, kind == "array"
-        parse = self.parse if self.only is None else _only(self.only, self.parse)
-        if sample is not None:
-            if kind == "lines":
-                rows = sampled_lines(stream, limit, sample, len(between.rest()), parse)
-            else:
-                rows = sampled_values(stream, array=array, limit=limit, sample=sample)
-        else:
-            leads = between if self.keep_text else None
-            if kind == "lines":
-                rows = rows_of_lines(stream, limit, leads, parse)
-            else:
-                rows = rows_of_values(stream, array=array, limit=limit, between=leads)
+        limit, lines, keeps = self.max_row_bytes, kind == "lines", self.keep_text and sample is None
+        parse = parse_row if not lines else self.parse if self.only is None else _only(self.only, self.parse)
+        start = 0 if keeps else len(between.rest())
+        pieces = cut_lines(stream, limit)
+        if not lines:
+            pieces = cut_values(stream, array=kind == "array", limit=limit, gaps=keeps)
+        leads = between if keeps else None
         try:
-            for row in rows:
+            for row in rows_of_pieces(
+                pieces, limit, parse, lines=lines, between=leads, sample=sample, start=start
+            ):
                 self.position = raw.tell() if raw.seekable() else 0
                 yield row
         finally:

@@ -98,19 +98,29 @@ class _Text:
         return draft_of(self._file)
 
 
-class ColumnTypes:
-    """The column types of a table, learned from all its rows before the first is written."""
+class _Buffer:
+    """The cells of some rows."""
 
     def __init__(self) -> None:
-        self.schema: Any = None
         self._rows: list[dict[str, Any]] = []
         self._size = 0
 
+    def _is_full(self, row: Row) -> bool:
+        """Buffer a row; whether enough have been buffered."""
+        self._rows.append(_cells(row))
+        # About how many numbers and characters it holds.
+        self._size += sum(len(value) if isinstance(value, list | str) else 1 for value in row.values())
+        return len(self._rows) >= _BATCH_ROWS or self._size > _BATCH_ENTRIES
+
+
+class ColumnTypes(_Buffer):
+    """The column types of a table, learned from all its rows before the first is written."""
+
+    schema: Any = None
+
     def learn(self, row: Row) -> None:
         """Take a row into account; SetupError if a column cannot hold both it and earlier rows."""
-        self._rows.append(_cells(row))
-        self._size += _entries(row)
-        if len(self._rows) >= _BATCH_ROWS or self._size > _BATCH_ENTRIES:
+        if self._is_full(row):
             self.settle()
 
     def settle(self) -> None:
@@ -158,22 +168,18 @@ def writer_of(out: BinaryIO, schema: Any, suffix: str) -> Any:
     return (pa.ipc.new_file if suffix == ".feather" else pa.ipc.new_stream)(out, schema)
 
 
-class _Table:
+class _Table(_Buffer):
     """A table in which objects and lists of objects are JSON strings, as is usual for rollouts."""
 
     def __init__(self, out: BinaryIO, shapes: ColumnTypes, suffix: str) -> None:
+        super().__init__()
         shapes.settle()
         self._file = out
         self._schema = shapes.schema if shapes.schema is not None else pa.schema([])
         self._writer = writer_of(out, self._schema, suffix)
-        self._rows: list[dict[str, Any]] = []
-        self._size = 0
 
     def add(self, row: Row) -> None:
-        """Buffer one row, and write when enough have been buffered."""
-        self._rows.append(_cells(row))
-        self._size += _entries(row)
-        if len(self._rows) >= _BATCH_ROWS or self._size > _BATCH_ENTRIES:
+        if self._is_full(row):
             self._write()
 
     def finish(self) -> Path:
@@ -191,11 +197,6 @@ class _Table:
                     "Convert it once nothing writes to it any more."
                 ) from None
         self._rows, self._size = [], 0
-
-
-def _entries(row: Row) -> int:
-    """About how many numbers and characters a row holds."""
-    return sum(len(value) if isinstance(value, list | str) else 1 for value in row.values())
 
 
 def _cells(row: Row) -> dict[str, Any]:

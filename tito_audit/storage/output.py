@@ -73,7 +73,6 @@ _OWN = {".parquet", ".pt", ".arrow", ".arrows", ".feather"}
 PACKED: dict[str, Compression] = {".gz": "gzip", ".zst": "zstd"}
 """Compressions by the suffix that names them."""
 _LINE_END = re.compile(rb"\r?\n")
-_GZIP_LEVEL = 6
 
 
 class Output(Protocol):
@@ -135,15 +134,14 @@ def open_output(
         else:
             inner = text = TextOutput(out, log.kind, compression)
             stack.callback(text.abandon)
-        may_copy = log.kind not in BINARY and compression == log.compression
-        whole = _CheckedOutput(log, out, inner, changes or Changes(), may_copy=may_copy)
+        whole = _CheckedOutput(log, out, inner, changes or Changes(), may_copy=compression == log.compression)
         yield whole if log.inside is None else NestedOutput(whole, added if log.kind in TABLES else ())
         if not whole.finished:
             raise RuntimeError("an output has to be finished before its block ends")
 
 
 class _Inner(Output, Protocol):
-    """An output of one kind of file."""
+    """An output of one kind of file; one that is binary is not finished if no row was changed."""
 
     not_kept: Sequence[str]
     """What of the log's form the written file does not have, in words; known once it is complete."""
@@ -184,9 +182,10 @@ class _CheckedOutput:
 
     def finish(self, log: Log) -> None:
         """Write the end; if nothing changed, copy the file."""
-        self._inner.finish(log)
-        # If the log was modified meanwhile, the file is no longer what was read.
-        if not self.changed and self._may_copy and self._state == _state(self._path):
+        if self.changed or self._text:
+            self._inner.finish(log)
+        # If the log was modified meanwhile, a text is no longer what was read.
+        if not self.changed and (not self._text or (self._may_copy and self._state == _state(self._path))):
             self._out.seek(0)
             self._out.truncate()
             try:
@@ -369,7 +368,7 @@ class Compressor:
         self._sink = _Sink(out)
         self._stream: Any = out
         if compression == "gzip":
-            self._stream = gzip.GzipFile("", "wb", _GZIP_LEVEL, cast(BinaryIO, self._sink), mtime=0)
+            self._stream = gzip.GzipFile("", "wb", 6, cast(BinaryIO, self._sink), mtime=0)
         elif compression == "zstd":
             self._stream = pa.CompressedOutputStream(pa.PythonFile(self._sink, "w"), "zstd")
 

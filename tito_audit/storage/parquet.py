@@ -31,8 +31,6 @@ from tito_audit.storage.table_rows import (
 )
 from tito_audit.terminal.words import listed
 
-REMOTE_BATCH_BYTES = 1 << 20
-"""How much of a table that is fetched is turned into rows at once."""
 _PAGES = 1 << 16
 """How much of a column chunk of a remote file is asked for first."""
 _GAP = 1 << 16
@@ -41,8 +39,6 @@ _LARGE = 1 << 20
 """Binary columns of a remote file from this stored size on are large."""
 _WHOLE = 16 << 20
 """A file whose column chunks are all of at most this size is read a column chunk at a time, others in pieces."""
-_READ_AHEAD = 1 << 20
-"""The size of such a piece."""
 _TOGETHER = 4 << 20
 """How much of small column chunks is fetched at once."""
 
@@ -56,26 +52,18 @@ def rows_of_parquet(
     `quick` is explained at `open_parquet`.
     """
     with open_parquet(path, quick=quick) as file:
-        total = max(file.metadata.num_rows, 1)
-        index = 0
-        for group in range(file.num_row_groups):
+        total, index = max(file.metadata.num_rows, 1), 0
+        if only is None:
+            for row in rows_of_groups(file, range(file.num_row_groups), limit, sample):
+                yield row, (row.index + 1) / total
+        for group in range(file.num_row_groups) if only is not None else ():
             size = file.metadata.row_group(group).num_rows
-            if only is not None and not index <= only < index + size:
-                index += size
-                continue
-            if sample is not None:
-                for row in sampled_of_group(file, group, index, index, limit, sample):
-                    yield row, (row.index + 1) / total
-                index += size
-                continue
-            for batch in batches_of(file, group):
-                if only is None:
-                    for row in rows_of_batch(batch, range(index, index + batch.num_rows), limit):
-                        yield row, (row.index + 1) / total
-                elif only < index + batch.num_rows:
+            for batch in batches_of(file, group) if only is not None and index <= only < index + size else ():
+                if only is not None and only < index + batch.num_rows:
                     yield from ((row, 1.0) for row in rows_of_batch(batch.slice(only - index, 1), [only], limit))
                     return
                 index += batch.num_rows
+            index += size
 
 
 def open_parquet(path: Path, *, quick: bool = False) -> Any:
@@ -93,9 +81,7 @@ def open_parquet(path: Path, *, quick: bool = False) -> Any:
             # Where a column chunk is large, none is held whole.
             if any(chunk.total_compressed_size > _WHOLE for chunk in column_chunks(file)):
                 file.close()
-                file = pa.parquet.ParquetFile(
-                    path, metadata=file.metadata, buffer_size=_READ_AHEAD, pre_buffer=False
-                )
+                file = pa.parquet.ParquetFile(path, metadata=file.metadata, buffer_size=1 << 20, pre_buffer=False)
         schema = file.schema_arrow
     except (pa.ArrowException, OSError, ValueError) as error:
         raise StorageError(
@@ -230,7 +216,7 @@ def batches_of(file: Any, group: int, *, threads: bool = True) -> Iterator[Any]:
         chunks = map(about.column, range(about.num_columns))
         file.remote_source.expect(_ranges(chunk for chunk in chunks if chunk.path_in_schema not in left_out))
     each = decoded_size(about) // max(about.num_rows, 1) + 1
-    rows = int(min(max((REMOTE_BATCH_BYTES if remote else BATCH_BYTES) // each, 1), BATCH_ROWS))
+    rows = int(min(max((1 << 20 if remote else BATCH_BYTES) // each, 1), BATCH_ROWS))
     columns = [name for name in file.schema_arrow.names if name not in left_out] if left_out else None
     batches = file.iter_batches(batch_size=rows, row_groups=[group], columns=columns, use_threads=threads)
     while True:
@@ -253,20 +239,26 @@ def decoded_size(about: Any) -> int:
     return sum(max(int(chunk.total_uncompressed_size), 8 * int(chunk.num_values)) for chunk in columns)
 
 
-def sampled_of_group(
-    file: Any, group: int, first: int, row: int, limit: int, sample: RowSample, *, threads: bool = True
+def rows_of_groups(
+    file: Any, groups: range, limit: int, sample: RowSample | None, *, before: int = 0, threads: bool = True
 ) -> Iterator[RawRow]:
-    """The sampled rows of a row group, numbered from `first`; the group starts at row `row` of the file."""
-    about = file.metadata.row_group(group)
-    seed = seed_of_group(about)
-    if not len(sample.among(seed, row, about.num_rows)):
-        sample.skip(first + about.num_rows - 1, about.num_rows)
-        return
-    done = 0
-    for batch in batches_of(file, group, threads=threads):
-        chosen = sample.among(seed, row + done, batch.num_rows)
-        yield from sampled_of_batch(batch, chosen, first + done, limit, sample)
-        done += batch.num_rows
+    """The rows of row groups, or those of them that a sample takes, numbered from 0; so many are `before` them in
+    the file. Row groups of which it takes none are not read."""
+    index = 0
+    for group in groups:
+        about = file.metadata.row_group(group)
+        seed, size = 0 if sample is None else seed_of_group(about), about.num_rows
+        if sample is not None and not len(sample.among(seed, before + index, size)):
+            index += size
+            sample.skip(index - 1, size)
+            continue
+        for batch in batches_of(file, group, threads=threads):
+            if sample is None:
+                yield from rows_of_batch(batch, range(index, index + batch.num_rows), limit)
+            else:
+                chosen = sample.among(seed, before + index, batch.num_rows)
+                yield from sampled_of_batch(batch, chosen, index, limit, sample)
+            index += batch.num_rows
 
 
 def seed_of_group(about: Any) -> int:
@@ -280,10 +272,8 @@ _SPECIAL = {"BYTE_STREAM_SPLIT", "DELTA_BINARY_PACKED", "DELTA_BYTE_ARRAY", "DEL
 """Encodings chosen for a column; PLAIN is the fallback of any, RLE the encoding of levels."""
 _LEVELS = {"RLE", "BIT_PACKED", "PLAIN"}
 """Encodings that every column may have besides its own."""
-_PAGE_V2 = 3
 _MOST_MICROSECONDS = (2**63 - 1) // 1000
 """Distance from 1970 that a 64-bit count of nanoseconds can hold."""
-_HEADER_BYTES = 64
 _CODECS = {
     "UNCOMPRESSED": "NONE",
     **{name: name for name in ("SNAPPY", "GZIP", "BROTLI", "ZSTD", "LZ4")},
@@ -585,15 +575,15 @@ def _times(array: Any) -> Iterator[Any]:
 def _page_form(path: Path, chunks: list[Any]) -> tuple[bool, bool]:
     """Whether data pages are of version 2, and whether pages have a checksum, according to the first page.
 
-    The header is in Thrift's compact protocol: page type, two sizes, then the checksum if there is one. A byte
-    precedes each: the step from the last field number (high half) and the type (low half).
+    The header is in Thrift's compact protocol: page type (3: version 2), two sizes, a checksum if there is one.
+    A byte precedes each: the step from the last field number (high half) and the type (low half).
     """
     first = next((chunk for chunk in chunks if chunk.num_values), None)
     if first is None:
         return False, False
     with path.open("rb") as raw:
         raw.seek(first.data_page_offset)
-        header = raw.read(_HEADER_BYTES)
+        header = raw.read(64)
     values: list[int] = []
     data = iter(header)
     while len(values) < 4 and next(data, None) == 0x15:
@@ -604,7 +594,7 @@ def _page_form(path: Path, chunks: list[Any]) -> tuple[bool, bool]:
             if byte < 0x80:
                 break
         values.append(value >> 1)
-    return values[:1] == [_PAGE_V2], len(values) == 4
+    return values[:1] == [3], len(values) == 4
 
 
 def not_kept(old: Any, new: Any) -> Iterator[str]:

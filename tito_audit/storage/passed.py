@@ -59,8 +59,6 @@ _SHOWN = 3
 """Keys of a dict that a message lists."""
 _OF_POLARS = ("Object", "Int128", "UInt128")
 """Types of polars that Arrow does not have."""
-_STREAMED = 1024
-"""Rows of an IterableDataset that are read at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +167,7 @@ def content_of(value: Any) -> MemoryContent | None:
         if value.features is None:
             return OnceRead("objects", lambda: Objects(SpooledObjects(value)))
         batches = value.with_format("arrow").iter
-        return OnceRead("frame", lambda: spooled_table(batches(_STREAMED), value.features.arrow_schema))
+        return OnceRead("frame", lambda: spooled_table(batches(1024), value.features.arrow_schema))
     if is_a(value, "pandas", "DataFrame"):
         return _of_pandas(value)
     if is_a(value, "polars", "DataFrame"):

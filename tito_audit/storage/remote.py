@@ -33,13 +33,6 @@ from tito_audit.storage._store import (
 )
 from tito_audit.storage._store_web import HubStore, WebStore
 
-__all__ = [
-    "RangedFile",
-    "RemoteFile",
-    "RemoteStatus",
-    "is_url",
-]
-
 T = TypeVar("T")
 
 _URL = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)

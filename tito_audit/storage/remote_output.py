@@ -30,8 +30,6 @@ from tito_audit.storage._store import (
 from tito_audit.storage._store_web import HubStore, hub_place, hub_refusal
 from tito_audit.storage.remote import RemoteFile, is_url
 
-_LISTED = 8
-"""From how many targets on their folder is listed, rather than asking for each."""
 _BLOCK = 1 << 20
 CONTENT = "sha256:"
 """How the etag of `content_status` begins."""
@@ -92,8 +90,11 @@ def same_key(url: str) -> str:
     return f"{scheme}://{'/'.join(parts)}"
 
 
-def is_folder(path: RemoteFile) -> bool:
-    """Whether files are below a URL; False if there is no such bucket or repository."""
+def is_folder(path: Path) -> bool:
+    """Whether it is a folder, or files are below a URL; False if there is no such bucket or repository."""
+    if not isinstance(path, RemoteFile):
+        # os.path returns False for names that are too long or link to themselves; the error comes later.
+        return os.path.isdir(path)  # noqa: PTH112
     try:
         return path.is_dir()
     except Missing:
@@ -103,9 +104,7 @@ def is_folder(path: RemoteFile) -> bool:
 def refuse_remote(target: RemoteFile, *, overwrite: bool, source: Path | None = None) -> None:
     """StorageError if no file can be written there: one exists, it is the input, or there is no such bucket."""
     if source is not None and place_key(target) == place_key(source):
-        raise StorageError(
-            f"{target}: this is the input itself, and the input is never written; name another file."
-        )
+        raise input_error(target)
     refuse_place(target)
     scheme, _, rest = same_key(target.url).partition("://")
     parts, depth = rest.split("/"), 3 if scheme == "hf" else 1
@@ -143,7 +142,7 @@ def refuse_place(target: RemoteFile) -> None:
 def refuse_remotes(targets: Iterable[RemoteFile]) -> None:
     """StorageError if any of these files exists; where there are many, their folder is listed instead."""
     wanted = list(targets)
-    if len(wanted) < _LISTED:
+    if len(wanted) < 8:
         for target in wanted:
             if _exists(target):
                 raise exists_error(target)
@@ -183,6 +182,11 @@ def upload(file: Path, place: RemoteFile, *, overwrite: bool) -> None:
         raise StorageError(
             f"{place}: the store holds {arrived:,} bytes of the {size:,} that were sent; delete it and run again."
         )
+
+
+def input_error(target: Path) -> StorageError:
+    """The error for a target that is the log."""
+    return StorageError(f"{target}: this is the input itself, and the input is never written; name another file.")
 
 
 def exists_error(target: Path) -> StorageError:

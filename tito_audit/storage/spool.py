@@ -18,9 +18,6 @@ from tito_audit.storage.streams import ParseRow
 
 _SIZES = struct.Struct("<II")
 """Packed and unpacked size, before each entry."""
-_BLOCK = 1 << 20
-_NEAR = 1 << 14
-"""Bytes read at once: most entries are shorter."""
 
 
 class Spool:
@@ -44,14 +41,15 @@ class Spool:
         start = self._written + self._buffered
         self._waiting.append(entry)
         self._buffered += len(entry)
-        if self._buffered >= _BLOCK:
+        if self._buffered >= 1 << 20:
             self.flush()
         return start
 
     def packed(self, start: int) -> bytes:
         """The entry that begins at `start`, for `unpacked`."""
         self.flush()
-        head = self._read(start, _NEAR)
+        # Most entries are shorter.
+        head = self._read(start, 1 << 14)
         whole = _SIZES.size + _SIZES.unpack_from(head)[0]
         if whole > len(head):
             head += self._read(start + len(head), whole - len(head))

@@ -119,7 +119,7 @@ class Piece:
     complete: bool = True
     """False if the file ended inside the piece."""
     mark: bytes = b""
-    """The byte after it: the comma or bracket of an array."""
+    """The byte after it: the comma or bracket of an array, the end of a line."""
     gap: bool = False
     """True for white space between elements."""
 
@@ -141,21 +141,16 @@ class Between:
     def __init__(self, start: bytes = b"") -> None:
         self._parts = [start]
 
-    def skip(self, part: bytes | None) -> None:
-        """Add bytes that belong to no row."""
-        if part:
-            self._parts.append(part)
-
-    def with_text(self, row: RawRow, data: bytes | None) -> RawRow:
-        """The row read from `data`, with its text and lead; surrounding white space goes into leads."""
-        if data is None:
-            return replace(row, lead=self.rest())
-        text = data.lstrip()
-        self.skip(data[: len(data) - len(text)])
-        lead = self.rest()
-        inner = text.rstrip()
-        self.skip(text[len(inner) :])
-        return replace(row, text=inner, lead=lead)
+    def after(self, piece: Piece, row: RawRow | None) -> RawRow | None:
+        """The row of a piece with its text and lead, if it has one; white space and marks go into leads."""
+        data = piece.data or b""
+        start = len(data) - len(data.lstrip())
+        text = data[start:].rstrip()
+        self._parts.append(data[:start])
+        if row is not None:
+            row = replace(row, text=None if piece.data is None else text, lead=self.rest())
+        self._parts += data[start + len(text) :], piece.mark
+        return row
 
     def rest(self) -> bytes:
         """The bytes that no row has taken yet; empties the buffer."""
@@ -189,49 +184,46 @@ class PieceBuffer:
         return piece
 
 
-def rows_of_lines(
-    blocks: Iterable[bytes], limit: int, between: Between | None = None, parse: ParseRow = parse_row
+def rows_of_pieces(
+    pieces: Iterable[Piece],
+    limit: int,
+    parse: ParseRow = parse_row,
+    *,
+    lines: bool = False,
+    between: Between | None = None,
+    sample: RowSample | None = None,
+    start: int = 0,
 ) -> Iterator[RawRow]:
-    """A row for each line that is not blank; its index is the line number, from 0.
+    """A row for each piece that is no gap, numbered from 0; of `lines`, blank ones are numbered and no rows.
 
-    With `between`, rows keep their text, and what remains in it at the end is the tail of the file.
+    With `between`, rows keep their text, and what remains in it at the end is the tail of the file. With `sample`,
+    only the sampled ones are parsed; it knows lines by where they begin, the first at byte `start`.
     """
-    index = -1
-    for line in cut_lines(blocks, limit):
-        index += 1
-        row = None if line.blank else line.row(index, limit, parse)
-        if between is None:
-            # A long line would be held for as long as its row is audited; `enumerate` would hold it too.
-            del line
-            if row is not None:
-                yield row
-            continue
+    index, at = -1, start
+    for piece in pieces:
+        index += not piece.gap
+        row = None
+        if not (piece.blank if lines else piece.gap) and (
+            sample is None or sample.takes(index, at if lines else index, piece.data, piece.size)
+        ):
+            row = piece.row(index, limit, parse)
+        at += piece.size + 1
+        if between is not None:
+            row = between.after(piece, row)
+        # A long piece would be held for as long as its row is audited; `enumerate` would hold it too.
+        del piece
         if row is not None:
-            yield between.with_text(row, line.data)
-        else:
-            between.skip(line.data)
-        between.skip(b"\n" if line.complete else b"")
-
-
-def sampled_lines(
-    blocks: Iterable[bytes], limit: int, sample: RowSample, start: int, parse: ParseRow = parse_row
-) -> Iterator[RawRow]:
-    """The rows of the sampled lines; other lines are not parsed. The first line starts at byte `start`."""
-    at = start
-    for index, line in enumerate(cut_lines(blocks, limit)):
-        here, at = at, at + line.size + 1
-        if not line.blank and sample.takes(index, here, line.data, line.size):
-            yield line.row(index, limit, parse)
+            yield row
 
 
 def cut_lines(blocks: Iterable[bytes], limit: int) -> Iterator[Piece]:
-    """Each line without its end, blank ones included; a last line without a line end is incomplete."""
+    """Each line, blank ones included, with its end as its mark; a last line without a line end is incomplete."""
     gathered = PieceBuffer(limit)
     for block in blocks:
         start = 0
         while (end := block.find(b"\n", start)) >= 0:
             gathered.add(block[start:end])
-            yield gathered.take()
+            yield gathered.take(mark=b"\n")
             start = end + 1
         gathered.add(block[start:])
     if gathered.size:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,9 +20,6 @@ from tito_audit.record.edits import Path as Steps
 from tito_audit.storage import lazy_pyarrow as pa
 from tito_audit.storage.row import RawRow
 from tito_audit.storage.table_rows import is_list
-
-_SAMPLE = 256
-"""Rows of a column checked to see how it writes a missing float."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +74,8 @@ def edited(field: Any, column: Any, row: int, changes: Sequence[Change]) -> Any:
     Paths of the changes are relative to the value.
     Raises one of `conversion_errors()` if the type cannot hold the result.
     """
-    return _edited(field, _first_chunk(column, row, 1), _first_chunk(column, 0, _SAMPLE), changes)
+    # Rows that show how the column writes a missing float.
+    return _edited(field, _first_chunk(column, row, 1), _first_chunk(column, 0, 256), changes)
 
 
 def _first_chunk(column: Any, start: int, length: int) -> Any:
@@ -447,7 +444,7 @@ class TableOutput(ABC):
     """A table written again with some rows replaced; everything no change touches passes through as Arrow data.
 
     Rows come in file order. One batch (a row group or a record batch) is in memory at a time and is written as one
-    batch. Nothing is written before the first changed row, so a file without changes stays a byte-for-byte copy.
+    batch. Nothing is written before the first changed row.
     """
 
     def __init__(self, source: Path, out: BinaryIO, edit: TableEdit) -> None:
@@ -468,9 +465,6 @@ class TableOutput(ABC):
 
     def replace(self, raw: RawRow, rows: Sequence[Row]) -> None:
         copies = [changes_between(raw.value, row) for row in rows]
-        if len(copies) == 1 and not copies[0]:
-            self.keep(raw)
-            return
         if not self.changed:
             self.changed = True
             self._open()
@@ -478,13 +472,9 @@ class TableOutput(ABC):
         self._rows[raw.index] = copies
 
     def finish(self, log: object) -> None:
-        """Write the remaining batches; if no row changed, copy the source."""
-        if self.changed:
-            self._write_batches_before(None)
-            self._close()
-            return
-        with self._source.open("rb") as source:
-            shutil.copyfileobj(source, self._out)
+        """Write the remaining batches."""
+        self._write_batches_before(None)
+        self._close()
 
     def abandon(self) -> None:  # noqa: B027  most hold nothing
         """Close what is open; nothing more is written."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib
 import re
-import shutil
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -179,7 +178,7 @@ class TorchOutput:
     """A Torch file with some samples replaced; everything else is written as it was loaded.
 
     Such a file is one pickle, so it is loaded again and written as a whole at the end. A list stays a list and
-    a tensor keeps its type. If no sample changed, the file is copied.
+    a tensor keeps its type.
     """
 
     def __init__(self, source: Path, out: BinaryIO) -> None:
@@ -198,10 +197,6 @@ class TorchOutput:
         self._rows[raw.index] = raw, rows
 
     def finish(self, log: object) -> None:
-        if not self.changed:
-            with self._source.open("rb") as source:
-                shutil.copyfileobj(source, self._out)
-            return
         torch: Any = importlib.import_module("torch")
         payload = load_torch(self._source)
         samples: list[Any] = []
