@@ -36,6 +36,7 @@ FLOW = {
         "errors",
         "rows",
         "voice",
+        "classes",
         "signals",
     ),
 }

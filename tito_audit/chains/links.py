@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, TypeAlias
 
@@ -11,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tito_audit.chains.histories import Histories, History
+from tito_audit.classes import dataclass
 from tito_audit.record.arrays import Ids
 from tito_audit.record.prefix import common_prefix, starts_with
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -13,6 +12,7 @@ from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
 
+from tito_audit.classes import dataclass, field, replace
 from tito_audit.record.finding import Finding, Severity
 from tito_audit.record.outcome import Outcome
 from tito_audit.record.rollout import Place

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from tito_audit.classes import dataclass
 from tito_audit.record.rollout import Rollout
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from math import prod
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tito_audit.classes import dataclass, field, replace
 from tito_audit.record.finding import Result, Where
 
 STATES = ("same", "note", "warning", "error")
