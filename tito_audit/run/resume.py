@@ -13,13 +13,12 @@ import zlib
 from base64 import b64decode, b64encode
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
 from datetime import date
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, TypedDict, TypeVar
 
+from tito_audit.classes import dataclass, fields, replace
 from tito_audit.errors import SetupError
 from tito_audit.formats import Detection
 from tito_audit.record.finding import Finding, Result
@@ -113,6 +112,8 @@ def _hash(value: object) -> str:
 @cache
 def _code() -> str:
     """A hash of this package's code and the versions of what it computes with."""
+    from importlib.metadata import PackageNotFoundError, version
+
     code = hashlib.sha256(f"{VERSION} {sys.version}".encode())
     for name in _LIBRARIES:
         with suppress(PackageNotFoundError):

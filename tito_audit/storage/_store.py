@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import importlib
 import os
-import ssl
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from itertools import islice
 from typing import Any, TypeVar
 
+from tito_audit.classes import dataclass
 from tito_audit.errors import StorageError
 
 T = TypeVar("T")
@@ -176,6 +175,8 @@ _CHANGED = {"PreconditionFailed", "ConditionNotMet", "FileExpired"}
 
 def refusal(error: BaseException, advice: Advice) -> Refusal:
     """What a driver's exception says of the store, as a Refused of the right kind."""
+    import ssl  # a scan of files needs none
+
     errors, codes = _chain(error), codes_of(error)
     if codes & _UNTRUSTED:
         return Refusal("the server's certificate cannot be verified. Look at SSL_CERT_FILE and the proxy.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import sys
@@ -9,11 +10,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing, contextmanager, nullcontext, suppress
-from dataclasses import dataclass
 from itertools import islice
 from threading import Event, Thread
 from typing import NamedTuple, TextIO, TypeVar
 
+from tito_audit.classes import dataclass
 from tito_audit.summary import Summary
 from tito_audit.terminal.encoding import FALLBACK
 
@@ -146,6 +147,7 @@ class ProgressLine:
 def compute_first(results: Generator[_Item, None, None]) -> Generator[_Item, None, None]:
     """The results, the first one computed at once: a run forks its processes there, before threads start."""
     first = list(islice(results, 1))
+    gc.freeze()  # what was loaded is not looked at again
 
     def rest() -> Generator[_Item, None, None]:
         with closing(results):
