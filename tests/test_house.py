@@ -186,7 +186,7 @@ BUDGETS = {
     "tables": 339,
     "templates": 2_936,
     "terminal": 1_589,
-    "tokens": 3_882,
+    "tokens": 3_880,
     "viewer": 1_183,
     "ways": 2_176,
 }
