@@ -53,7 +53,7 @@ LAYERS = (
     ("record", "settings", "summary", "signature"),
     ("unknown",),
     ("errors", "signals", "version", "rows"),
-    ("voice", "classes"),
+    ("voice",),
 )
 """From the top down: a module imports only from lines below its own, and from its own room."""
 LAYER_OF = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
@@ -154,29 +154,29 @@ def test_the_picture_of_the_house_shows_every_room_as_it_is() -> None:
 
 
 BUDGETS = {
-    "(root)": 2_661,
+    "(root)": 2_578,
     "agents": 702,
     "align": 1_191,
     "chains": 1_465,
     "cli": 6_357,
     "conformance": 1_378,
     "convert": 2_198,
-    "evidence": 6_910,
+    "evidence": 6_913,
     "formats": 13_236,
     "gate": 927,
     "identify": 857,
     "inspect": 2_770,
     "integrations": 704,
     "join": 3_576,
-    "levels": 616,
+    "levels": 615,
     "parsers": 1_651,
     "providers": 2_340,
-    "record": 3_244,
+    "record": 3_240,
     "render": 4_049,
     "repairs": 1_907,
     "reports": 3_707,
     "rescore": 2_785,
-    "rules": 6_733,
+    "rules": 6_734,
     "run": 7_021,
     "serve": 2_962,
     "sessions": 3_286,

@@ -415,20 +415,6 @@ def test_a_small_scan_of_a_file_imports_nothing_for_other_files_and_other_comman
     assert {name for name in loaded if re.fullmatch(r"tito_audit\.cli\.[a-z]\w*", name)} == {"tito_audit.cli.scan"}
 
 
-def test_what_a_scan_imports_compiles_no_methods_of_classes_that_it_does_not_use():
-    loaded = modules_after("scan", str(GENERIC), "-t", str(TOY))
-    files = [ROOT.joinpath(*name.split(".")) for name in loaded if name.startswith("tito_audit")]
-    texts = [
-        file.with_suffix(".py") if file.with_suffix(".py").is_file() else file / "__init__.py" for file in files
-    ]
-    makers = {
-        str(path.relative_to(ROOT)) for path in texts if "from dataclasses import dataclass" in path.read_text()
-    }
-    assert makers == {"tito_audit/classes.py", "tito_audit/record/reading.py"}, (
-        "take `dataclass` from tito_audit.classes, unless the class needs `order` or an InitVar"
-    )
-
-
 def test_a_small_scan_collects_no_garbage(folder):
     code = (
         "import gc, sys; seen = []; from tito_audit.__main__ import main; "

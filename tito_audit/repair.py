@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 
-from tito_audit.classes import dataclass, field
 from tito_audit.evidence.model import Evidence
 from tito_audit.record.finding import Finding
 from tito_audit.record.repaired import RepairedRollout

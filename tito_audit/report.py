@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TextIO
 
-from tito_audit.classes import dataclass, field
 from tito_audit.record.finding import Finding, Result
 
 if TYPE_CHECKING:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
-from tito_audit.classes import dataclass
 from tito_audit.evidence.model import Against, Difference, Evidence, Explained, Sound, TextSide
 from tito_audit.evidence.needs import Needs, words_for
 from tito_audit.record.arrays import Ids, empty_ids

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 
-from tito_audit.classes import dataclass, field
 from tito_audit.record.finding import Finding, Result, Severity
 from tito_audit.record.mismatch import Mismatch
 from tito_audit.record.rollout import Place

@@ -36,7 +36,6 @@ FLOW = {
         "errors",
         "rows",
         "voice",
-        "classes",
         "signals",
     ),
 }

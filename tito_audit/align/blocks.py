@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from enum import IntEnum
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tito_audit.classes import dataclass
 from tito_audit.record.arrays import Ids, Offsets
 from tito_audit.record.prefix import same_ids
 

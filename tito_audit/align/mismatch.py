@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tito_audit.classes import dataclass, field
 from tito_audit.record.arrays import Ids, Logprobs, Mask
 from tito_audit.record.mismatch import EDGES, CauseShare, Interval, MismatchCause, RowMismatch, WorstToken
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
-from tito_audit.classes import dataclass
 from tito_audit.record.arrays import Ids, Mask, Offsets
 
 AROUND = 4_000

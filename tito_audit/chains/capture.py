@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from tito_audit.chains.histories import History, closest
 from tito_audit.chains.links import Chain
-from tito_audit.classes import dataclass, field
 from tito_audit.record.arrays import Ids
 from tito_audit.record.prefix import same_ids
 from tito_audit.record.rollout import Turn

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -10,7 +11,6 @@ from numpy.typing import NDArray
 
 from tito_audit.chains.histories import Histories, History
 from tito_audit.chains.links import chain_to
-from tito_audit.classes import dataclass
 from tito_audit.record.arrays import Ids, Logprobs, Mask, as_floats, as_ids
 
 Numbers: TypeAlias = Sequence[Any] | NDArray[Any]

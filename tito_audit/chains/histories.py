@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from bisect import bisect_right, insort
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Generic, TypeAlias, TypeVar
 
-from tito_audit.classes import dataclass
 from tito_audit.record.arrays import Ids
 from tito_audit.record.prefix import common_prefix, starts_with
 

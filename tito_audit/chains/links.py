@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, TypeAlias
 
@@ -10,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tito_audit.chains.histories import Histories, History
-from tito_audit.classes import dataclass
 from tito_audit.record.arrays import Ids
 from tito_audit.record.prefix import common_prefix, starts_with
 

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tito_audit.classes import dataclass
 from tito_audit.errors import SpliceError
 from tito_audit.record.arrays import Ids, as_ids
 from tito_audit.record.prefix import common_ends, common_prefix, starts_with

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import pairwise
 from operator import attrgetter
@@ -22,7 +23,6 @@ from numpy.typing import NDArray
 
 from tito_audit.chains.ledger import BLOCK, Ledger, Numbers
 from tito_audit.chains.links import components
-from tito_audit.classes import dataclass, field
 
 PROOF = -30.0
 """Tokens whose logprobs add up to this or less are never sampled twice by chance."""

@@ -8,10 +8,10 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO, TypeVar
 
-from tito_audit.classes import dataclass, replace
 from tito_audit.cli._ends import complain, give_up_stdout, reader_gone
 from tito_audit.cli._outs import files_of, is_stdout, is_url, key_of, opened, read_as
 from tito_audit.errors import PluginError, SetupError, StorageError

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
 
-from tito_audit.classes import dataclass, replace
 from tito_audit.errors import SetupError
 from tito_audit.settings.file import OVERRIDES, Config, look_for_config, read_config
 from tito_audit.settings.model import GateSettings, Override, RepairChoices, RepairSettings, Settings

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -12,7 +13,6 @@ from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
 
-from tito_audit.classes import dataclass, field, replace
 from tito_audit.record.finding import Finding, Severity
 from tito_audit.record.outcome import Outcome
 from tito_audit.record.rollout import Place

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from tito_audit.classes import dataclass
 from tito_audit.cli._command import command
 from tito_audit.cli._options import Options, config_of, on_command_line
 from tito_audit.settings.file import OVERRIDES, PATHS, Config, FileOverride, look_for_config, toml_value

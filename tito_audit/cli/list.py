@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from importlib import import_module
 from typing import Annotated, Any, Optional
 
 import typer
 
-from tito_audit.classes import dataclass
 from tito_audit.cli._command import command
 
 

@@ -6,12 +6,12 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from tito_audit.align.blocks import BlockKind, Blocks
 from tito_audit.align.pieces import Pieces
-from tito_audit.classes import dataclass
 from tito_audit.record.arrays import Ids, Mask, Offsets
 from tito_audit.record.message import Message
 from tito_audit.record.rollout import IdsFrom, Rollout

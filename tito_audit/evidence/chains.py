@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import islice
 from operator import attrgetter
 
@@ -21,7 +22,6 @@ from tito_audit.chains.links import (
     resumed_prompt,
     sibling_link,
 )
-from tito_audit.classes import dataclass
 from tito_audit.evidence.differences import Region, difference
 from tito_audit.evidence.model import Against, Difference
 from tito_audit.evidence.prefix_reuse import PiecesCache

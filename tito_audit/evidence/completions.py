@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from tito_audit.align.drift import align
-from tito_audit.classes import dataclass
 from tito_audit.evidence.differences import Region, difference
 from tito_audit.evidence.model import Against, Difference
 from tito_audit.evidence.reference import Reference

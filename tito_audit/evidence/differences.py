@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from dataclasses import dataclass
 from operator import attrgetter
 
-from tito_audit.classes import dataclass
 from tito_audit.evidence.model import Against, Difference
 from tito_audit.evidence.stretches import Stretch
 from tito_audit.record.finding import Severity, Where

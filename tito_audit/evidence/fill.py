@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from tito_audit.classes import dataclass
 from tito_audit.evidence.model import SampledSpan
 from tito_audit.record.arrays import Logprobs, Mask
 from tito_audit.record.column import Alignment, ColumnRole

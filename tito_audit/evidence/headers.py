@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from tito_audit.classes import dataclass, field, replace
 from tito_audit.record.speakers import ASSISTANT, GIVEN_SPEAKERS, Speakers, unknown_role_name
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
-from tito_audit.classes import dataclass
 from tito_audit.evidence.model import Against, Difference
 from tito_audit.record.arrays import Ids
 from tito_audit.record.message import Message

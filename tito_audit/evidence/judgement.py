@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from itertools import repeat
 
 import numpy as np
 
-from tito_audit.classes import dataclass, replace
 from tito_audit.evidence.fill import FARTHEST, FLOOR, Values, first_covered, rolled_to, values_of, values_on_mask
 from tito_audit.evidence.masks import is_end, proven_slide, sampled_turns, spans_of, unslid
 from tito_audit.evidence.model import Evidence, RowView, SampledSpan, Sound

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
-from tito_audit.classes import dataclass
 from tito_audit.evidence.masks import PREFILLED, is_end, sampled_turns
 from tito_audit.evidence.model import Evidence
 from tito_audit.record.arrays import Mask

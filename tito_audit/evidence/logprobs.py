@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
-from tito_audit.classes import dataclass
 from tito_audit.evidence.fill import FARTHEST, IMPOSSIBLE, first_covered, values_of
 from tito_audit.evidence.judgement import judgement
 from tito_audit.evidence.masks import runs_inside, sampled_turns

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from enum import Flag, StrEnum, auto
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple, TypeVar
@@ -10,7 +11,6 @@ from typing import Any, NamedTuple, TypeVar
 from tito_audit.align.blocks import BlockKind
 from tito_audit.align.pieces import Pieces
 from tito_audit.chains.links import Link
-from tito_audit.classes import dataclass, field
 from tito_audit.evidence.belonging import Unrelated
 from tito_audit.evidence.needs import Needs
 from tito_audit.record.arrays import Ids, Logprobs, Mask

@@ -6,12 +6,12 @@ A conversation of T calls holds O(T²) tokens of prompts, of which O(T) are new.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from tito_audit.align.drift import Pair, align
 from tito_audit.align.pieces import Pieces
-from tito_audit.classes import dataclass, replace
 from tito_audit.evidence.reference import Reference
 from tito_audit.evidence.stretches import Stretch, equal_around, stretches
 from tito_audit.record.arrays import Ids, Offsets

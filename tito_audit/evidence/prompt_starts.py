@@ -16,6 +16,7 @@ from __future__ import annotations
 import marshal
 import re
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
 from operator import is_, or_
@@ -23,7 +24,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tito_audit.classes import dataclass
 from tito_audit.record.arrays import Ids, Offsets
 from tito_audit.record.message import Message
 from tito_audit.record.prefix import starts_with

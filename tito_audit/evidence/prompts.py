@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
 
 from tito_audit.align.blocks import BlockKind
 from tito_audit.align.drift import align
 from tito_audit.chains.links import LinkKind
-from tito_audit.classes import dataclass, field, replace
 from tito_audit.errors import RenderError
 from tito_audit.evidence.chains import Chains
 from tito_audit.evidence.completions import ConfirmedIds

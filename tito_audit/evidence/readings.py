@@ -8,12 +8,12 @@ from one answer on, or in one answer. `tests/truth` tries everything instead, an
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tito_audit.classes import dataclass, replace
 from tito_audit.evidence.fill import FARTHEST, Values
 from tito_audit.evidence.masks import PREFILLED
 from tito_audit.evidence.model import SampledSpan

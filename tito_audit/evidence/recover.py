@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from tito_audit.classes import dataclass
 from tito_audit.record.arrays import Ids
 from tito_audit.record.rollout import TokenText
 from tito_audit.tokens.vocab import Vocabulary

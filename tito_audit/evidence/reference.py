@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
 
 from tito_audit.align.pieces import Pieces
-from tito_audit.classes import dataclass, replace
 from tito_audit.evidence.headers import Headers, headers_of
 from tito_audit.record.arrays import Ids
 from tito_audit.record.message import Message, ToolSpec

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
@@ -11,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tito_audit.align.drift import align
-from tito_audit.classes import dataclass, field, replace
 from tito_audit.errors import RenderError
 from tito_audit.evidence.reference import Reference
 from tito_audit.evidence.roles import (

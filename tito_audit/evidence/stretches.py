@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from tito_audit.align.blocks import BlockKind, Blocks
 from tito_audit.align.pieces import AROUND, Pieces
-from tito_audit.classes import dataclass
 from tito_audit.evidence.model import CONTEXT_TOKENS, TextSide
 from tito_audit.evidence.narrowed import narrowed
 from tito_audit.record.arrays import Ids

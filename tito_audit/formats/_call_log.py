@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from tito_audit.classes import dataclass, field, replace
 from tito_audit.errors import RecordError
 from tito_audit.format import Row
 from tito_audit.formats._calls import same_messages

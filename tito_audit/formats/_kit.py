@@ -9,6 +9,7 @@ use (`_columns.py`), a call by `call_turn` and what a row says about itself by `
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from typing import Any, TypeAlias
@@ -16,7 +17,6 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from tito_audit.classes import dataclass, replace
 from tito_audit.errors import RecordError
 from tito_audit.format import Row
 from tito_audit.formats._calls import CALL_LISTS, call_turn, stated_facts, updated_call, with_finishes

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from tito_audit.classes import dataclass
 from tito_audit.errors import RecordError
 from tito_audit.format import Row
 from tito_audit.formats._columns import as_objects, as_whole

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tito_audit.align.runs import gaps, paired_runs
-from tito_audit.classes import dataclass
 from tito_audit.errors import RecordError
 from tito_audit.format import Row
 from tito_audit.formats._columns import (

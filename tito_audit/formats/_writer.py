@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tito_audit.classes import dataclass, replace
 from tito_audit.errors import RecordError
 from tito_audit.format import Row, SourcesOf
 from tito_audit.formats._calls import seen_by_template, updated_call

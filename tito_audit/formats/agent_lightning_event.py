@@ -9,12 +9,12 @@ microsoft/agent-lightning `agentlightning/server/routes/events.py`, `server/prox
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from tito_audit.classes import dataclass, replace
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
 from tito_audit.formats._call_log import (

@@ -8,10 +8,10 @@ microsoft/agent-lightning `types/tracer.py`, `adapter/triplet.py`; checked with 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from tito_audit.classes import dataclass, replace
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
 from tito_audit.formats._call_log import LoggedCall, PartRows, Thread, part_of

@@ -7,12 +7,12 @@ SGLang's answer to it. radixark/miles `miles/rollout/session/` (`types.py`, `cor
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from tito_audit.classes import dataclass, replace
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
 from tito_audit.formats._calls import same_messages, written_once

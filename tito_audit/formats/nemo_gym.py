@@ -8,12 +8,12 @@ NVIDIA-NeMo/Gym `nemo_gym/rollout_collection.py`, `openai_utils.py`, `responses_
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from tito_audit.classes import dataclass, replace
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
 from tito_audit.formats._beside import beside_of

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from tito_audit.classes import dataclass, replace
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
 from tito_audit.formats._beside import beside_of

@@ -22,11 +22,11 @@ answer to another on purpose, are left alone.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from tito_audit.classes import dataclass, replace
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
 from tito_audit.formats._calls import CALL_LOGPROBS, answer_indices, stated_facts, turn_of_tokens

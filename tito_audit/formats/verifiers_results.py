@@ -8,11 +8,11 @@ A step of the trajectory is a call; its ids are in `tokens` and, as the server r
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from tito_audit.classes import dataclass, replace
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
 from tito_audit.formats._beside import beside_of

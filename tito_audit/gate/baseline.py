@@ -14,11 +14,11 @@ import json
 import os
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path, PurePath
 from typing import Any
 
-from tito_audit.classes import dataclass
 from tito_audit.errors import SetupError, StorageError
 from tito_audit.record.finding import Finding, Severity
 from tito_audit.report_objects import fields

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cache
 from itertools import chain
 from pathlib import Path
 
-from tito_audit.classes import dataclass, field, replace
 from tito_audit.errors import SetupError, StorageError
 from tito_audit.evidence.needs import Needs
 from tito_audit.gate.baseline import Entry, Key, LogNames, entry_of, folder_of, read_baseline, write_baseline

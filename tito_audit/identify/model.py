@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import StrEnum
 
-from tito_audit.classes import dataclass
 from tito_audit.record.rollout import Place
 from tito_audit.tokens.tokenizer import Tokenizer
 from tito_audit.ways.explanation import OWN_TEMPLATE, Explanation, NamedTemplate

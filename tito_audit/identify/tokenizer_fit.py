@@ -12,11 +12,11 @@ from __future__ import annotations
 import unicodedata
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import numpy as np
 
-from tito_audit.classes import dataclass, field
 from tito_audit.errors import RenderError
 from tito_audit.evidence.reference import Reference
 from tito_audit.record.arrays import Ids

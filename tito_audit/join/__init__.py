@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tito_audit.classes import dataclass, replace
 from tito_audit.errors import RecordError, SetupError
 from tito_audit.format import Format, Row
 from tito_audit.formats import calls_unknown_tools, chat_tools, format_named, pick_format

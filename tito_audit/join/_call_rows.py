@@ -7,6 +7,7 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -15,7 +16,6 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from tito_audit.classes import dataclass, field, replace
 from tito_audit.errors import StorageError
 from tito_audit.format import Row
 from tito_audit.join._reader import NO_CALL, ReadCall

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import BinaryIO, TypeAlias
 
-from tito_audit.classes import dataclass, field
 from tito_audit.errors import StorageError
 from tito_audit.format import Row
 from tito_audit.formats import format_named, number_columns

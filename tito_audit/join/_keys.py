@@ -6,13 +6,13 @@ import difflib
 import re
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tito_audit.classes import dataclass, field
 from tito_audit.errors import SetupError, StorageError
 from tito_audit.format import Row
 from tito_audit.join.history import Holders, digest

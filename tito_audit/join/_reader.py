@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
-from tito_audit.classes import dataclass
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
 from tito_audit.formats import CALL_LISTS, format_named, pick_format

@@ -5,11 +5,11 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from tito_audit.classes import dataclass
 from tito_audit.errors import SetupError
 from tito_audit.format import Row
 from tito_audit.formats import format_named

@@ -5,11 +5,10 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cache
 from importlib.resources import files
-
-from tito_audit.classes import dataclass, field
 
 
 class RecordLevel(IntEnum):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from tito_audit.classes import dataclass, field
 from tito_audit.levels.facts import (
     ASKED,
     EXPERTS_SEEN,

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-
-from tito_audit.classes import dataclass, field
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tito_audit.classes import dataclass
 from tito_audit.record.arrays import Ids, Mask
 
 _NO_ID = 2**31

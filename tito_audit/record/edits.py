@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
-
-from tito_audit.classes import dataclass
 
 Path = tuple[str | int, ...]
 """Keys and positions that lead to a value, outermost first."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from enum import IntEnum, StrEnum
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tito_audit.classes import dataclass, field, replace
 from tito_audit.record.mismatch import RowMismatch
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.record.testimony import Witness

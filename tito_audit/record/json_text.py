@@ -6,13 +6,13 @@ import json
 import re
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any, TypeAlias, overload
 
 import numpy as np
 import orjson
 
-from tito_audit.classes import dataclass, replace
 from tito_audit.record.edits import ABSENT, Edit, Path, edits_between, with_edits
 
 # Lists in JSON text and the lists that replace them, compared in parts so that long ones take little memory.

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Sized
+from dataclasses import dataclass, field
 from typing import Any, TypeGuard
 
 import numpy as np
 
-from tito_audit.classes import dataclass, field
 from tito_audit.errors import RecordError
 from tito_audit.record.speakers import ASSISTANT, GIVEN_SPEAKERS, USUAL_SPEAKERS, speaker_of
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tito_audit.classes import dataclass, field, replace
 from tito_audit.errors import RecordError
 from tito_audit.record.arrays import Ids, Logprobs, Mask, Offsets
 from tito_audit.record.column import Alignment, Column, ColumnRole, MaskEncoding, MovePolicy, spread

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 
-from tito_audit.classes import dataclass, field
 from tito_audit.record.finding import Result
 from tito_audit.record.rollout import Place
 

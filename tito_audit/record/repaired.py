@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from tito_audit.classes import dataclass
+from dataclasses import dataclass
+
 from tito_audit.record.rollout import Rollout
 
 

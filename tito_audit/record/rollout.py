@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 import numpy as np
 
-from tito_audit.classes import dataclass, field, replace
 from tito_audit.record.arrays import Ids, Logprobs, Mask
 from tito_audit.record.beside import NOTHING_BESIDE, BesideTokens
 from tito_audit.record.column import Column

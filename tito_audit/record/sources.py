@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 
-from tito_audit.classes import dataclass, field
 from tito_audit.record.edits import Path
 from tito_audit.record.rollout import Rollout, Turn
 

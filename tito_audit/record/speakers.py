@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cached_property
-
-from tito_audit.classes import dataclass
 
 ASSISTANT = "assistant"
 """The speaker of every sampled message, whatever its role is called."""

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
-
-from tito_audit.classes import dataclass, field, replace
 
 
 class Unread(StrEnum):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 
-from tito_audit.classes import dataclass, field
 from tito_audit.record.reading import Slide
 from tito_audit.record.rollout import Place
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-
-from tito_audit.classes import dataclass
 
 Spans: TypeAlias = NDArray[np.void]
 

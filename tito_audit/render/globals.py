@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from tito_audit.classes import dataclass
 from tito_audit.render.limits import LimitReached, length
 
 GENERATION = ("\U000f0000", "\U000f0001")

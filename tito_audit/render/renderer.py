@@ -9,12 +9,12 @@ empty text. The form that transformers uses is tried first, the others if the te
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from operator import is_
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from tito_audit.classes import dataclass, field
 from tito_audit.errors import RenderError, SetupError
 from tito_audit.record.message import Message, ToolSpec
 from tito_audit.record.nesting import parsed_by_python

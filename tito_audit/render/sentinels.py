@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from tito_audit.classes import dataclass
 from tito_audit.render.renderer import Chat
 
 _FIRST = 0xF0000

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from tito_audit.classes import dataclass, field
 from tito_audit.errors import RenderError
 from tito_audit.record.message import Message, ToolSpec
 from tito_audit.render.renderer import Chat, Renderer

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 
 from tito_audit.align.runs import paired_runs
-from tito_audit.classes import dataclass
 from tito_audit.errors import RecordError
 from tito_audit.evidence.logprobs import ROUNDING, placeholder_zeros
 from tito_audit.evidence.masks import perhaps_inverted

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from tito_audit.classes import dataclass, field, replace
 from tito_audit.errors import RecordError
 from tito_audit.evidence.fill import IMPOSSIBLE, first_covered
 from tito_audit.evidence.judgement import judgement, restored_logprobs, restored_mask, row_slide

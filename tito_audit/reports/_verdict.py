@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
-from tito_audit.classes import dataclass
 from tito_audit.evidence.needs import RARE
 from tito_audit.record.finding import Severity
 from tito_audit.summary import Gate, Headline, New, RateCount, RuleCount, Summary

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Hashable, Iterable, Iterator
+from dataclasses import dataclass, field
 from io import StringIO
 from itertools import chain, zip_longest
 from operator import itemgetter
 from typing import Generic, TypeVar
 
-from tito_audit.classes import dataclass, field
 from tito_audit.record.finding import Finding, Result, Severity, Where
 from tito_audit.record.trainings import ONCE
 from tito_audit.report import ReportOptions

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from typing import TextIO
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from tito_audit.classes import dataclass, field
 from tito_audit.evidence.sft import ROWS
 from tito_audit.record.finding import Result, Severity
 from tito_audit.report import Report, ReportOptions

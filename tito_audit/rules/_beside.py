@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 
-from tito_audit.classes import dataclass
 from tito_audit.evidence.model import Evidence
 from tito_audit.record.arrays import Ids, Mask
 from tito_audit.record.beside import NOTHING_BESIDE, BesideTokens

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
-from tito_audit.classes import dataclass
 from tito_audit.evidence.fill import IMPOSSIBLE
 from tito_audit.evidence.logprobs import ROUNDING, shifts
 from tito_audit.evidence.model import Evidence

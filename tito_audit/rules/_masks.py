@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
-from tito_audit.classes import dataclass
 from tito_audit.evidence.judgement import Judgement, judgement, row_slide
 from tito_audit.evidence.left_out import left_out
 from tito_audit.evidence.masks import is_end, sampled_turns, trained_as_sampled, whole_mask

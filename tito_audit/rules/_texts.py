@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property, partial
 
 import numpy as np
 
-from tito_audit.classes import dataclass
 from tito_audit.evidence.model import Evidence
 from tito_audit.evidence.prompts import PREFILL
 from tito_audit.record.arrays import Ids, Offsets

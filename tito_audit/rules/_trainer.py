@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tito_audit.align.mismatch import LogprobColumns, limits_of
-from tito_audit.classes import dataclass
 from tito_audit.evidence.fill import FLOOR, IMPOSSIBLE
 from tito_audit.evidence.logprobs import ROUNDING, shifts
 from tito_audit.evidence.model import Evidence

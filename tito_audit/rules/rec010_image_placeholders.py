@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
-from tito_audit.classes import dataclass
 from tito_audit.evidence.images import (
     Frame,
     ImageTokens,

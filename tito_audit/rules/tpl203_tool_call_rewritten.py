@@ -5,9 +5,9 @@ from __future__ import annotations
 import ast
 import json
 import re
+from dataclasses import dataclass
 from typing import Any
 
-from tito_audit.classes import dataclass
 from tito_audit.evidence.model import Difference, Evidence
 from tito_audit.evidence.needs import Needs
 from tito_audit.record.finding import Severity, Where

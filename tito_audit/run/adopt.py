@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 
-from tito_audit.classes import dataclass, replace
 from tito_audit.errors import SetupError
 from tito_audit.record.finding import Finding, Hit, Severity, Where
 from tito_audit.record.rollout import Rollout, with_speakers

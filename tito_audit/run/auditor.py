@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
 import numpy as np
 
-from tito_audit.classes import dataclass, replace
 from tito_audit.errors import ODD_VALUES, EncodeError, SetupError, TitoAuditError
 from tito_audit.evidence.gather import gather, partly_recorded
 from tito_audit.evidence.model import Evidence

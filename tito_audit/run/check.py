@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import NamedTuple
 
-from tito_audit.classes import dataclass, field, replace
 from tito_audit.errors import ODD_VALUES, PluginError, in_words
 from tito_audit.evidence.judgement import JUDGEMENT
 from tito_audit.evidence.model import Against, Difference, Evidence, Explained, Sound

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from itertools import chain, groupby, starmap
 from typing import Any
@@ -16,7 +17,6 @@ import numpy as np
 
 from tito_audit.chains.ledger import BLOCK, Ledger
 from tito_audit.chains.trained_once import Cause, Double, Settled, settle
-from tito_audit.classes import dataclass
 from tito_audit.evidence.sft import (
     BOS_ALONE,
     CUT,

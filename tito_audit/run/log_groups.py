@@ -7,12 +7,12 @@ import json
 import platform
 from collections.abc import Iterable, Iterator, Mapping, MutableSequence, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from tito_audit.classes import dataclass, field, replace
 from tito_audit.errors import EncodeError, RecordError, SetupError
 from tito_audit.formats import Detection, Unread, unread_columns
 from tito_audit.join import Annotations, Answers, Join, RowBatch, Work, contains_row, lines_of, shown_by

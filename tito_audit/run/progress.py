@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, MutableSequence
+from dataclasses import dataclass
 from mmap import mmap
 from typing import Any
 
 import numpy as np
 
-from tito_audit.classes import dataclass
 from tito_audit.summary import Sampled, Summary
 
 Progress = Callable[[int, int, int], None]

@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from tito_audit.classes import dataclass, field, replace
 from tito_audit.errors import SetupError, StorageError
 from tito_audit.join import lines_of
 from tito_audit.record.finding import Finding, Result, Severity

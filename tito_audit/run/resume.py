@@ -13,12 +13,12 @@ import zlib
 from base64 import b64decode, b64encode
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, fields, replace
 from datetime import date
 from functools import cache
 from pathlib import Path
 from typing import Any, TypedDict, TypeVar
 
-from tito_audit.classes import dataclass, fields, replace
 from tito_audit.errors import SetupError
 from tito_audit.formats import Detection
 from tito_audit.record.finding import Finding, Result

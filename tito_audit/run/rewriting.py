@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from tito_audit.classes import dataclass
 from tito_audit.errors import RenderError
 from tito_audit.record.finding import Finding, Hit, Severity, Where
 from tito_audit.record.rollout import Rollout, with_speakers

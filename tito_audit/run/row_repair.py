@@ -6,13 +6,13 @@ Each proposal is written, read back and audited, and kept if that proves it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tito_audit.classes import dataclass, field, replace
 from tito_audit.errors import EncodeError, RecordError, SetupError
 from tito_audit.evidence.gather import gather
 from tito_audit.evidence.harm import harm

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from tito_audit.classes import dataclass, field, replace
 from tito_audit.errors import ODD_VALUES, RecordError, SetupError, StorageError, TitoAuditError, in_words
 from tito_audit.format import Format, Row
 from tito_audit.formats import format_named, map_columns, number_columns, unmap_columns, with_sampling

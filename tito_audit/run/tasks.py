@@ -11,6 +11,7 @@ import pickle
 import zlib
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, MutableSequence, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import dataclass, field, fields, replace
 from itertools import count, repeat
 from operator import attrgetter
 from pathlib import Path
@@ -18,7 +19,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from tito_audit.classes import dataclass, field, fields, replace
 from tito_audit.errors import SetupError
 from tito_audit.formats import Detection
 from tito_audit.record.finding import Finding, Folded, Hit, Result, Side, Skip

@@ -15,10 +15,10 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing, suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, TypeVar
 
-from tito_audit.classes import dataclass, field, replace
 from tito_audit.errors import SetupError, TitoAuditError
 from tito_audit.settings.model import Settings
 from tito_audit.signals import HeldBack

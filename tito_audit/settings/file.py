@@ -12,10 +12,10 @@ import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tito_audit.classes import dataclass, field
 from tito_audit.errors import SetupError
 from tito_audit.settings.options import FLAG_ONLY, KEYS, options_of
 from tito_audit.settings.values import JSON, TEXT, joined, words

@@ -6,12 +6,12 @@ import dataclasses
 import os
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import lru_cache, wraps
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
-from tito_audit.classes import dataclass, field, replace
 from tito_audit.errors import SetupError
 from tito_audit.unknown import close_names, unknown
 

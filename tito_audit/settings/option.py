@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from typing import Any, get_args
 
-from tito_audit.classes import dataclass, field, fields, replace
 from tito_audit.settings.values import Kind, one_of, whole
 
 

@@ -7,11 +7,11 @@ import math
 import os
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tito_audit.classes import dataclass
 from tito_audit.settings.model import NO_TOOLS, RECORDED
 from tito_audit.settings.readers import MOMENT, json_or_text, moment, required_share
 

@@ -11,10 +11,10 @@ import importlib
 import os
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any, TypeVar
 
-from tito_audit.classes import dataclass
 from tito_audit.errors import StorageError
 
 T = TypeVar("T")

@@ -18,13 +18,13 @@ import time
 import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from email.message import Message
 from email.utils import parsedate_to_datetime
 from functools import cache
 from typing import Any
 from urllib.parse import SplitResult, quote, unquote, urljoin, urlsplit
 
-from tito_audit.classes import dataclass
 from tito_audit.storage._store import (
     CONNECT_SECONDS,
     READ_SECONDS,

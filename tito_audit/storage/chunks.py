@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
-from tito_audit.classes import dataclass, field
 from tito_audit.storage.arrow import open_arrow, parts_of_batch, seed_of_batch
 from tito_audit.storage.documents import cut_values
 from tito_audit.storage.in_memory import MemoryPart, RowsInMemory, StreamedRows, seed_of_rows, spans

@@ -12,6 +12,7 @@ import uuid
 from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, TypeAlias, overload
@@ -19,7 +20,6 @@ from typing import Any, BinaryIO, Literal, TypeAlias, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from tito_audit.classes import dataclass
 from tito_audit.errors import SetupError, StorageError
 from tito_audit.format import Row
 from tito_audit.record.edits import ABSENT

@@ -5,9 +5,9 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from tito_audit.classes import dataclass
 from tito_audit.errors import SetupError
 from tito_audit.record.edits import Path
 from tito_audit.storage import lazy_pyarrow as pa

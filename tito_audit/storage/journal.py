@@ -17,11 +17,11 @@ import time
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from operator import methodcaller
 from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias
 
-from tito_audit.classes import dataclass
 from tito_audit.errors import SetupError, StorageError
 from tito_audit.storage.remote import RemoteFile, RemoteStatus
 from tito_audit.storage.remote_output import CONTENT, content_status

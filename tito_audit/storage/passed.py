@@ -9,6 +9,7 @@ import contextlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from itertools import chain, islice
 from operator import itemgetter
 from pathlib import Path
@@ -16,7 +17,6 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from tito_audit.classes import dataclass
 from tito_audit.errors import SetupError, StorageError
 from tito_audit.format import Row
 from tito_audit.storage import lazy_pyarrow as pa

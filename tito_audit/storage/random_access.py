@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
-from tito_audit.classes import dataclass, replace
 from tito_audit.errors import StorageError
 from tito_audit.storage.log import open_log, readable
 from tito_audit.storage.remote import RemoteFile

@@ -6,12 +6,12 @@ import base64
 import json
 import re
 from collections.abc import Mapping, Set
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import orjson
 
-from tito_audit.classes import dataclass, replace
 from tito_audit.format import Row
 from tito_audit.record.edits import Path
 from tito_audit.record.nesting import TooDeep, parsed_by_python, parsed_json

@@ -5,9 +5,9 @@ from __future__ import annotations
 import gzip
 import zlib
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any, BinaryIO, Literal, TypeAlias
 
-from tito_audit.classes import dataclass, replace
 from tito_audit.storage import lazy_pyarrow as pa
 from tito_audit.storage.row import RawRow, parse_row, too_long
 from tito_audit.storage.sampling import RowSample

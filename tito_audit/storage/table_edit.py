@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from decimal import Decimal
 from functools import cache
 from pathlib import Path
@@ -13,7 +14,6 @@ from typing import Any, BinaryIO
 import numpy as np
 import orjson
 
-from tito_audit.classes import dataclass
 from tito_audit.errors import StorageError
 from tito_audit.format import Row
 from tito_audit.record.edits import ABSENT, edits_between

@@ -10,10 +10,10 @@ import tempfile
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from tito_audit.classes import dataclass
 from tito_audit.errors import StorageError
 from tito_audit.storage.in_memory import RowsInMemory
 from tito_audit.storage.remote import RemoteFile, is_url, remote_file

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
-from tito_audit.classes import dataclass
 from tito_audit.errors import SetupError, TitoAuditError
 from tito_audit.record.finding import Result
 from tito_audit.reports import (

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from itertools import accumulate, takewhile
 
 from rich.cells import cell_len
 from rich.text import Text
 
-from tito_audit.classes import dataclass
 from tito_audit.record.finding import Hit, Side
 from tito_audit.terminal.encoding import written_in
 from tito_audit.terminal.escape import visible

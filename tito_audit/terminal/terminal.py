@@ -10,11 +10,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing, contextmanager, nullcontext, suppress
+from dataclasses import dataclass
 from itertools import islice
 from threading import Event, Thread
 from typing import NamedTuple, TextIO, TypeVar
 
-from tito_audit.classes import dataclass
 from tito_audit.summary import Summary
 from tito_audit.terminal.encoding import FALLBACK
 

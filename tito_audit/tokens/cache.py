@@ -22,6 +22,7 @@ import re
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -30,7 +31,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import orjson
 
-from tito_audit.classes import dataclass
 from tito_audit.settings.home import user_path
 from tito_audit.tokens.vocab import Entries, Prefix
 

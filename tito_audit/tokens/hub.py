@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
 import orjson
 
-from tito_audit.classes import dataclass
 from tito_audit.errors import ODD_VALUES, TokenizerError
 from tito_audit.settings.home import user_path
 from tito_audit.unknown import close_names

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain, islice
 from pathlib import Path
@@ -10,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tito_audit.classes import dataclass, field
 from tito_audit.errors import TokenizerError
 from tito_audit.record.arrays import Ids, Mask, Offsets, empty_ids
 from tito_audit.record.prefix import common_prefix, same_ids

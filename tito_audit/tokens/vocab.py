@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
@@ -27,7 +28,6 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from tito_audit.classes import dataclass
 from tito_audit.record.arrays import Ids, Mask, Offsets
 
 if TYPE_CHECKING:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from math import prod
 from typing import Any
@@ -10,7 +11,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tito_audit.classes import dataclass, field, replace
 from tito_audit.record.finding import Result, Where
 
 STATES = ("same", "note", "warning", "error")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
-from tito_audit.classes import dataclass
 from tito_audit.record.finding import Finding, Severity
 
 VIEWS_PER_CODE = 12

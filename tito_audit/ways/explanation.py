@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
-from tito_audit.classes import dataclass, field, replace
 from tito_audit.render.renderer import Renderer, ToolArguments, make_renderer
 from tito_audit.render.template import SIZE_LIMIT, TIME_LIMIT
 from tito_audit.settings.model import NO_TOOLS, RECORDED, Settings

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from itertools import accumulate
 
 import numpy as np
 
-from tito_audit.classes import dataclass, replace
 from tito_audit.record.arrays import Ids
 from tito_audit.record.message import Message, ToolSpec
 from tito_audit.record.rollout import Place, Rollout, TrainingRow, visible_part

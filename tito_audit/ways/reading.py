@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
 from typing import Any, Protocol
 
-from tito_audit.classes import dataclass
 from tito_audit.record.message import ToolSpec
 from tito_audit.render.globals import Clock
 from tito_audit.render.renderer import Renderer

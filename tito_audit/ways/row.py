@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from tito_audit.classes import dataclass, replace
 from tito_audit.record.message import ToolSpec
 from tito_audit.record.rollout import Rollout
 from tito_audit.tokens.vocab import Vocabulary

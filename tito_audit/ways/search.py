@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import product
 from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
-from tito_audit.classes import dataclass, field, replace
 from tito_audit.render.span_builder import common_start
 from tito_audit.ways.explanation import NamedTemplate
 from tito_audit.ways.observed import Observation, Part, for_search

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Literal, TypeAlias
 
-from tito_audit.classes import dataclass, replace
 from tito_audit.record.message import Message, ToolSpec, as_message
 from tito_audit.render.globals import Clock
 from tito_audit.render.renderer import Renderer, ToolArguments

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 from typing import Any
 
@@ -13,7 +14,6 @@ from numpy.typing import NDArray
 
 from tito_audit.align.runs import HASH_BASE, gaps, paired_runs
 from tito_audit.chains.links import AT_ONCE, components
-from tito_audit.classes import dataclass, field
 from tito_audit.join.history._columns import Array, CallColumns, Calls, ExactLinks, Holders, JoinedBy
 from tito_audit.join.history._trace import (
     CallTraits,

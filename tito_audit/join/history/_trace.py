@@ -6,6 +6,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from enum import IntFlag
 from hashlib import blake2b
 from typing import Any, NamedTuple, TypeAlias
@@ -15,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tito_audit.align.runs import HASH_BASE
-from tito_audit.classes import dataclass
 from tito_audit.record.arrays import Ids, Offsets
 from tito_audit.record.message import Message, ToolCall
 
