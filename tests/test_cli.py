@@ -155,7 +155,6 @@ def test_ctrl_c_before_the_command_has_begun_is_said_in_one_line(
     monkeypatch.setattr("tito_audit.cli.app", interrupted)
     for stream in ("stdout", "stderr"):
         monkeypatch.setattr(getattr(sys, stream), "reconfigure", lambda **how: None, raising=False)
-    monkeypatch.setattr("gc.set_threshold", lambda *numbers: None)
     with pytest.raises(SystemExit, match="130"):
         main()
     assert capsys.readouterr().err == "tito-audit: interrupted; no report was finished\n"

@@ -17,19 +17,8 @@ import pytest
 from tests.tiers import DEEP, examples
 from tests.toy import toy_renderer, toy_tokenizer
 from tito_audit.evidence.gather import gather
-from tito_audit.identify import (
-    GIVEN_TEMPLATE,
-    OWN_TEMPLATE,
-    Candidate,
-    DepartureKind,
-    Explanation,
-    Identified,
-    Lack,
-    NamedTemplate,
-    Share,
-    explain_head,
-    identify,
-)
+from tito_audit.identify.engine import identify
+from tito_audit.identify.model import Candidate, Identified, Lack, Share
 from tito_audit.record.finding import Finding
 from tito_audit.record.message import as_messages, as_tools
 from tito_audit.record.rollout import Place, Rollout, TrainingRow, Turn
@@ -41,6 +30,14 @@ from tito_audit.settings.model import Settings
 from tito_audit.settings.readers import arguments as arguments_given
 from tito_audit.settings.readers import clock as clock_given
 from tito_audit.tokens.tokenizer import Tokenizer
+from tito_audit.ways.explain import explain_head
+from tito_audit.ways.explanation import (
+    GIVEN_TEMPLATE,
+    OWN_TEMPLATE,
+    DepartureKind,
+    Explanation,
+    NamedTemplate,
+)
 
 SOURCE = """
 {%- if date_string is not defined %}{% set date_string = strftime_now('%d %b %Y') %}{% endif %}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -404,6 +405,26 @@ def test_a_small_scan_imports_nothing_that_it_does_not_need():
     heavy = {"transformers", "huggingface_hub", "fastokens", "pyarrow", "torch", "requests", "multiprocessing"}
     assert not heavy & modules_after("scan", str(GENERIC), "-t", str(TOY))
     assert not {*heavy, "numpy", "rich"} & modules_after("--help")
+
+
+def test_a_small_scan_of_a_file_imports_nothing_for_other_files_and_other_commands():
+    web = {"ssl", "socket", "http.client", "email", "urllib.request", "tito_audit.storage._store_web"}
+    rare = {"logging", "concurrent.futures", "importlib.metadata", "filecmp"}
+    loaded = modules_after("scan", str(GENERIC), "-t", str(TOY))
+    assert not {*web, *rare} & loaded
+    assert {name for name in loaded if re.fullmatch(r"tito_audit\.cli\.[a-z]\w*", name)} == {"tito_audit.cli.scan"}
+
+
+def test_a_small_scan_collects_no_garbage(folder):
+    code = (
+        "import gc, sys; seen = []; from tito_audit.__main__ import main; "
+        "gc.callbacks.append(lambda phase, about: seen.append(gc.get_count()) if phase == 'start' else None); "
+        "import atexit; atexit.register(lambda: print(len(seen), gc.get_freeze_count() > 9_999, file=sys.stderr));"
+        f" sys.argv = ['tito-audit', 'scan', {str(GENERIC)!r}, '-t', {str(TOY)!r}];"
+        " gc.collect(); seen.clear(); main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert done.stderr.split() == ["0", "True"]
 
 
 def test_a_scan_imports_nothing_of_the_live_side():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 
 
@@ -9,6 +10,7 @@ def main() -> None:
     """Load the command line and run it; until it is loaded, Ctrl-C ends the process at once."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # else Python would print a traceback
+    gc.set_threshold(250_000)  # more net allocations than all imports and a few rows make
     from tito_audit.cli import main as command
 
     command()

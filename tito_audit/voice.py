@@ -40,14 +40,13 @@ _COMMAND = (
     rf"(?:tito-audit [a-z]+(?: [^\s`'-][^\s`]*)?|repair(?= --))(?: (?:--?[a-z][a-z-]*(?: {_VALUE})?|{_VALUE}|-))*"
 )
 _QUOTED = r"'(?:[^'\\\n]|\\.)*(?:'|\\?$)|\"(?:[^\"\\\n]|\\.)*(?:\"|\\?$)"
-_MENTION = re.compile(
-    rf"(?<![\w-])(?:(?P<quoted>{_QUOTED})|(?P<command>{_COMMAND})|{_FLAG}(?: {_FLAG})*)", re.MULTILINE
-)
+# Compiled where they are used, which a command never does.
+_MENTION = rf"(?m)(?<![\w-])(?:(?P<quoted>{_QUOTED})|(?P<command>{_COMMAND})|{_FLAG}(?: {_FLAG})*)"
 """Flags and commands; what is quoted may be of a log, and stays."""
-_FUNCTION = re.compile(rf"tito-audit (?P<name>inspect|scan) (?P<log>'[^']*'|[^\s-]\S*)(?: {_FLAG})*")
+_FUNCTION = rf"tito-audit (?P<name>inspect|scan) (?P<log>'[^']*'|[^\s-]\S*)(?: {_FLAG})*"
 """Commands that are functions too."""
-_PART = re.compile(rf"(?<!\S)--?(?P<flag>[a-z-]+)(?: (?P<value>{_VALUE}))?")
-_HEAD = re.compile(rf"\A--(?P<flag>{'|'.join(_CLASS_OF)}) (?P<value>[^\n:,]+): ")
+_PART = rf"(?<!\S)--?(?P<flag>[a-z-]+)(?: (?P<value>{_VALUE}))?"
+_HEAD = rf"\A--(?P<flag>{'|'.join(_CLASS_OF)}) (?P<value>[^\n:,]+): "
 """What a message about one value begins with: `--on some key: there is no such column`."""
 
 
@@ -73,21 +72,21 @@ def spoken(message: str) -> str:
 
 def in_python(message: str) -> str:
     """The message with arguments in place of flags: `pass Settings(tokenizer="DIR")`."""
-    head = _HEAD.match(message)
+    head = re.match(_HEAD, message)
     begin = f"{_calls([(head['flag'], head['value'])])}: " if head else ""
-    return begin + _MENTION.sub(_instead, message[head.end() if head else 0 :])
+    return begin + re.sub(_MENTION, _instead, message[head.end() if head else 0 :])
 
 
 def _instead(mention: re.Match[str]) -> str:
     if mention["quoted"] is not None:
         return mention["quoted"]
     command = mention["command"]
-    parts = [(part["flag"], part["value"]) for part in _PART.finditer(command or mention[0])]
+    parts = [(part["flag"], part["value"]) for part in re.finditer(_PART, command or mention[0])]
     if command is None:
         return _calls(parts)
     if command.startswith("repair "):
         return f"repair_rollouts(…, repairs={_calls(parts)})"
-    function = _FUNCTION.fullmatch(command)
+    function = re.fullmatch(_FUNCTION, command)
     if function is None:
         return str(command).replace("'<rows>'", "LOG")  # no command reads rows in memory
     log = function["log"].strip("'")

@@ -9,35 +9,19 @@ from __future__ import annotations
 
 import atexit
 import gc
+import importlib
 import os
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Annotated, Any
+from functools import cache
+from typing import Annotated, Any, cast
 
 import typer
 from typer.core import TyperGroup
 
 from tito_audit import __version__
-from tito_audit.cli import (
-    config,
-    conformance,
-    convert,
-    explain,
-    identify,
-    inspect,
-    repair,
-    rescore,
-    scan,
-    serve,
-    sft,
-    show,
-    template,
-    validate,
-    view,
-)
-from tito_audit.cli import list as list_command
 from tito_audit.cli._ends import complain, give_up_stdout, ready_streams, refusal
 from tito_audit.cli._exits import HUNG_UP, INTERRUPTED, READER_GONE, TERMINATED, UNMADE, epilog
 from tito_audit.cli._help import SUMMARIES, Command, UsageError, mistake, refuse_unknown_command
@@ -47,18 +31,45 @@ from tito_audit.voice import naming_flags
 
 __all__ = ["app", "main"]
 
+_RUNS = {"list": "list_plugins"}
+"""The functions of commands that have another name than their command."""
 _ENDED = {
     INTERRUPTED: "interrupted; no report was finished",
     TERMINATED: "terminated; no report was finished",
     HUNG_UP: "the terminal is gone; no report was finished",
 }
 """What is words of a run that a signal ended, by its exit code."""
-_NEW_OBJECTS = 100_000
-"""Net allocations before Python's garbage collector runs."""
+
+
+class _Modules(Mapping[str, Any]):
+    """The commands by name, each imported when it is first asked for."""
+
+    def __getitem__(self, name: str) -> Any:
+        return _loaded(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(SUMMARIES)
+
+    def __len__(self) -> int:
+        return len(SUMMARIES)
+
+
+@cache
+def _loaded(name: str) -> Any:
+    """A command; KeyError if there is none of this name."""
+    summary = SUMMARIES[name]
+    module = importlib.import_module(f"tito_audit.cli.{name}")
+    alone = typer.Typer(add_completion=False, rich_markup_mode=None)
+    alone.command(name, cls=Command, short_help=summary)(getattr(module, _RUNS.get(name, name)))
+    return typer.main.get_command(alone)
 
 
 class _Commands(TyperGroup):
     """The command group; maps every expected end of a run to its exit code."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        self.commands = self.commands or cast("Any", _Modules())
 
     def make_context(self, info_name: Any, args: Any, parent: Any = None, **extra: Any) -> Any:
         with _ended(None):
@@ -112,22 +123,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("scan", cls=Command, short_help=SUMMARIES["scan"])(scan.scan)
-app.command("repair", cls=Command, short_help=SUMMARIES["repair"])(repair.repair)
-app.command("convert", cls=Command, short_help=SUMMARIES["convert"])(convert.convert)
-app.command("show", cls=Command, short_help=SUMMARIES["show"])(show.show)
-app.command("view", cls=Command, short_help=SUMMARIES["view"])(view.view)
-app.command("sft", cls=Command, short_help=SUMMARIES["sft"])(sft.sft)
-app.command("identify", cls=Command, short_help=SUMMARIES["identify"])(identify.identify)
-app.command("inspect", cls=Command, short_help=SUMMARIES["inspect"])(inspect.inspect)
-app.command("validate", cls=Command, short_help=SUMMARIES["validate"])(validate.validate)
-app.command("template", cls=Command, short_help=SUMMARIES["template"])(template.template)
-app.command("conformance", cls=Command, short_help=SUMMARIES["conformance"])(conformance.conformance)
-app.command("rescore", cls=Command, short_help=SUMMARIES["rescore"])(rescore.rescore)
-app.command("serve", cls=Command, short_help=SUMMARIES["serve"])(serve.serve)
-app.command("config", cls=Command, short_help=SUMMARIES["config"])(config.config)
-app.command("explain", cls=Command, short_help=SUMMARIES["explain"])(explain.explain)
-app.command("list", cls=Command, short_help=SUMMARIES["list"])(list_command.list_plugins)
 
 
 def _version(wanted: bool) -> None:
@@ -149,9 +144,7 @@ def main() -> None:
     """Run the command line."""
     # On import numpy starts threads for linear algebra, a tenth of a second in a small scan.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    # Garbage collection of imported objects would cost a twentieth of a second, mostly at exit.
-    gc.set_threshold(_NEW_OBJECTS)
-    atexit.register(gc.freeze)
+    atexit.register(gc.freeze)  # collecting imported objects at exit would cost a twentieth of a second
     ready_streams()
     end_by_signals()
     try:

@@ -64,7 +64,7 @@ def _outcome(
     options: Options, logs: list[str], tokenizers: list[str], chat_templates: list[str], pace: RunProgress
 ) -> IdentifyRun:
     from tito_audit.cli._identified import IdentifyRun
-    from tito_audit.identify import identify
+    from tito_audit.identify.engine import identify
     from tito_audit.identify.ids_alone import ids_alone
     from tito_audit.run.auditor import drift_audit
     from tito_audit.run.candidates import candidates_for, templates_of_files

@@ -7,14 +7,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tito_audit.errors import SetupError, TokenizerError
-from tito_audit.identify import OWN_TEMPLATE, Candidate, NamedTemplate
 from tito_audit.identify.ids_alone import id_sequences
+from tito_audit.identify.model import Candidate
 from tito_audit.record.rollout import Rollout
 from tito_audit.run.fit import names_of_log
 from tito_audit.tokens.bounds import read_template
 from tito_audit.tokens.hub import CachedTokenizer, HubName, cached_tokenizer, cached_tokenizers, glance
 from tito_audit.tokens.load import load_tokenizer
 from tito_audit.tokens.tokenizer import Tokenizer
+from tito_audit.ways.explanation import OWN_TEMPLATE, NamedTemplate
 
 _LOADED = 8
 """How many tokenizers from the hub cache are loaded at most."""

@@ -16,7 +16,6 @@ from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from datetime import date
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, TypedDict, TypeVar
 
@@ -111,6 +110,8 @@ def _hash(value: object) -> str:
 @cache
 def _code() -> str:
     """A hash of this package's code and the versions of what it computes with."""
+    from importlib.metadata import PackageNotFoundError, version
+
     code = hashlib.sha256(f"{VERSION} {sys.version}".encode())
     for name in _LIBRARIES:
         with suppress(PackageNotFoundError):

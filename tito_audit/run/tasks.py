@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, fields, replace
 from itertools import count, repeat
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -32,7 +32,6 @@ from tito_audit.run.log_findings import Once
 from tito_audit.run.log_groups import Garbage, RowFlow
 from tito_audit.run.progress import Counted, Progress
 from tito_audit.run.resume import DoneRow, Recorder, rows_with_views
-from tito_audit.run.row_repair import Again, RepairedRow, RowRepair
 from tito_audit.run.workers import Executor, mapped, sendable
 from tito_audit.settings.model import RepairSettings, Settings
 from tito_audit.storage import Log, RawRow
@@ -44,6 +43,9 @@ from tito_audit.storage.streams import ParseRow
 from tito_audit.summary import Summary
 from tito_audit.viewer.model import observed_of
 from tito_audit.viewer.selection import ViewQuota
+
+if TYPE_CHECKING:
+    from tito_audit.run.row_repair import Again, RepairedRow, RowRepair
 
 
 def chunk_bytes(total: int, jobs: int) -> int:
@@ -463,6 +465,8 @@ class RepairBatch:
 
     def row(self, file: Path, raw: RawRow, again: Again) -> RepairedRow:
         """One row, repaired."""
+        from tito_audit.run.row_repair import RepairedRow, RowRepair
+
         name = str(file)
         repair = self._by_file.get(name)
         if repair is None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import InitVar, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import lru_cache, wraps
 from pathlib import Path
@@ -136,7 +137,7 @@ class GateSettings:
 
 
 @_named
-@dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class Settings:
     """The settings of a run; the command line and Python callers fill the same fields."""
 
@@ -219,7 +220,7 @@ class Settings:
 
     overrides: tuple[Override, ...] = ()
     """Settings for some of the logs; where several match a log, the last one wins."""
-    map: InitVar[Mapping[str, str] | None] = None
+    map: dataclasses.InitVar[Mapping[str, str] | None] = None
     """`columns` by the name of its flag: what is passed as `map` is added to them."""
 
     def __post_init__(self, map: Mapping[str, str] | None) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import ssl
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -176,6 +175,8 @@ _CHANGED = {"PreconditionFailed", "ConditionNotMet", "FileExpired"}
 
 def refusal(error: BaseException, advice: Advice) -> Refusal:
     """What a driver's exception says of the store, as a Refused of the right kind."""
+    import ssl  # a scan of files needs none
+
     errors, codes = _chain(error), codes_of(error)
     if codes & _UNTRUSTED:
         return Refusal("the server's certificate cannot be verified. Look at SSL_CERT_FILE and the proxy.")

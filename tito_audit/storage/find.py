@@ -7,14 +7,12 @@ In a folder that `datasets` saved, its metadata say which files hold the rows, a
 
 from __future__ import annotations
 
-import filecmp
 import glob
 import json
 import os
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from fnmatch import fnmatchcase
 from hashlib import blake2b
 from itertools import islice, takewhile
@@ -311,6 +309,8 @@ def _fetch_heads(files: Sequence[RemoteFile], size: int) -> None:
         for file in group[1:] if len(group) >= _ALIKE else ():
             file.alike = group[0]
     if len(wanted) > 1:
+        from concurrent.futures import ThreadPoolExecutor
+
         with ThreadPoolExecutor(16) as pool:
             size = FIRST if len(wanted) <= _FEW_HEADS else size
             list(pool.map(lambda file: file.open("rb", 0).read(size), wanted))
@@ -420,6 +420,8 @@ def write_dataset_metadata(
     for file, place in dataset_metadata(logs, targets).items():
         data = file.read_bytes()
         pairs = [(shard, targets[shard]) for shard in _shards(file.parent)] if file.name != _DICT else []
+        import filecmp
+
         if not all(filecmp.cmp(*pair, shallow=False) for pair in pairs):
             about = _object(file)
             changed = _new_state(about, pairs) if file.name == _STATE else _new_info(about, file.parent, pairs)

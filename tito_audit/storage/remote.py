@@ -31,22 +31,22 @@ from tito_audit.storage._store import (
     settings_of_drivers,
     wait,
 )
-from tito_audit.storage._store_web import HubStore, WebStore
 
 T = TypeVar("T")
 
 _URL = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
-_STORES: dict[str, type[Store]] = {
+_STORES: dict[str, type[Store] | str] = {
     "s3": S3Store,
     "s3a": S3Store,
     "gs": GoogleStore,
     "gcs": GoogleStore,
     "az": AzureStore,
     "abfs": AzureStore,
-    "hf": HubStore,
-    "https": WebStore,
-    "http": WebStore,
+    "hf": "HubStore",
+    "https": "WebStore",
+    "http": "WebStore",
 }
+"""Those of `_store_web` by name: it imports what speaks HTTP, an eighth of what a small scan of files imports."""
 _HIDDEN = "…"
 """What is shown in place of a URL's query, which may sign it."""
 FIRST = 1 << 16
@@ -246,6 +246,10 @@ def store_of(path: RemoteFile) -> Store:
             f"{path}: {scheme}:// is not read. Logs are read from {', '.join(f'{name}://' for name in _STORES)} "
             "and from disk."
         )
+    if isinstance(kind, str):
+        from tito_audit.storage import _store_web
+
+        kind = cast("type[Store]", getattr(_store_web, kind))
     which = (os.getpid(), kind, settings_of_drivers())
     if which not in _stores:
         try:

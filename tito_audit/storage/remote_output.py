@@ -27,7 +27,6 @@ from tito_audit.storage._store import (
     refusal,
     retried,
 )
-from tito_audit.storage._store_web import HubStore, hub_place, hub_refusal
 from tito_audit.storage.remote import RemoteFile, is_url
 
 _BLOCK = 1 << 20
@@ -128,6 +127,8 @@ def refuse_remote(target: RemoteFile, *, overwrite: bool, source: Path | None = 
 
 def refuse_place(target: RemoteFile) -> None:
     """StorageError if nothing is ever written to such a URL; the store is not asked."""
+    from tito_audit.storage._store_web import HubStore
+
     if not isinstance(target.store, BucketStore | HubStore):
         raise StorageError(
             f"{target}: a web server is only read. Write to a bucket (s3://, gs://, az://), to hf://datasets/, or "
@@ -209,7 +210,7 @@ def _sent(file: Path, place: RemoteFile, overwrite: bool) -> None:
     try:
         if isinstance(place.store, BucketStore):
             _to_bucket(place.store, file, place.url, overwrite)
-        elif isinstance(place.store, HubStore):
+        else:
             _to_hub(place.store, file, place.url, overwrite)
     except NameTaken:
         # The file of an earlier try whose answer was lost is no other file.
@@ -264,8 +265,10 @@ def _of_writing(refused: Refusal) -> Refusal:
     return refused
 
 
-def _to_hub(store: HubStore, file: Path, url: str, overwrite: bool) -> None:
+def _to_hub(store: Any, file: Path, url: str, overwrite: bool) -> None:
     from huggingface_hub import CommitOperationAdd
+
+    from tito_audit.storage._store_web import hub_place, hub_refusal
 
     place, api = hub_place(url), store._api
     about: dict[str, Any] = {"repo_id": place.name, "repo_type": place.kind, "revision": place.revision}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import shutil
 import stat
@@ -21,14 +20,15 @@ from tito_audit.storage.remote import RemoteFile, is_url, remote_file
 
 _PATIENCE = 1.0
 """Seconds without a byte after which a message says what is waited for."""
-_log = logging.getLogger("tito_audit")
 
 
 @contextmanager
 def patience(path: Path | str) -> Iterator[None]:
     """A block that waits for a pipe's first bytes; if that takes long, a message on stderr says so."""
+    import logging
+
     words = f"{path}: waiting for a program to write to this pipe; Ctrl-C stops the run."
-    timer = threading.Timer(_PATIENCE, _log.warning, ["tito-audit: %s", words])
+    timer = threading.Timer(_PATIENCE, logging.getLogger("tito_audit").warning, ["tito-audit: %s", words])
     timer.daemon = True
     timer.start()
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import sys
@@ -146,6 +147,7 @@ class ProgressLine:
 def compute_first(results: Generator[_Item, None, None]) -> Generator[_Item, None, None]:
     """The results, the first one computed at once: a run forks its processes there, before threads start."""
     first = list(islice(results, 1))
+    gc.freeze()  # what was loaded is not looked at again
 
     def rest() -> Generator[_Item, None, None]:
         with closing(results):

@@ -255,9 +255,7 @@ _BRANCHES = r"""
 \s*\r?\n
 """
 """Branches of the regexes of published tokenizers, one a line; one more is a space."""
-_KNOWN_REGEX = re.compile(
-    "(?:{0})(?:\\|(?:{0}))*".format("|".join(map(re.escape, [*_BRANCHES.strip("\n").split("\n"), " "])))
-)
+_KNOWN_REGEX = "(?:{0})(?:\\|(?:{0}))*".format("|".join(map(re.escape, [*_BRANCHES.strip("\n").split("\n"), " "])))
 _LINES = frozenset((r"\s*[\r\n]+", r"\s*[\r\n]", r"\s*\r?\n"))
 """Quick only where another branch takes the white space without a line break that they look through."""
 _HARMLESS = frozenset(
@@ -342,7 +340,7 @@ def _is_known(regex: str) -> bool:
     # Some files have the line breaks themselves where others have their escapes.
     regex = regex.replace("\r", r"\r").replace("\n", r"\n")
     branches = set(regex.split("|"))
-    return _KNOWN_REGEX.fullmatch(regex) is not None and (r"\s+" in branches or not branches & _LINES)
+    return re.fullmatch(_KNOWN_REGEX, regex) is not None and (r"\s+" in branches or not branches & _LINES)
 
 
 def _unknown_model(model: Mapping[str, Any]) -> str | None:
