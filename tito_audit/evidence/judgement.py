@@ -140,9 +140,9 @@ def with_turn_ends(
 
 
 def _sound(sound: Sound, row: TrainingRow, judged: Judgement) -> Sound:
-    """What is sound in a row with sound ids whose mask and values lie exactly on its spans."""
+    """What is sound in a row whose mask and values lie exactly on its spans."""
     values, logprobs, first = judged.values, row.logprobs, judged.ends[0]
-    if not sound or values is None or logprobs is None or first is None:
+    if values is None or logprobs is None or first is None:
         return sound
     if not (FLOOR < values.lowest <= values.highest < 0) or first - judged.spans[0].start < 2:
         return sound | Sound.MASK
