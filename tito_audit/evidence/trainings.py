@@ -140,6 +140,9 @@ def _sum(values: Logprobs) -> float:
 
     Values that are all the same are a placeholder.
     """
+    lowest, highest = np.minimum.reduce(values), np.maximum.reduce(values)
+    if lowest > _LEAST and highest < 0:  # as nearly always
+        return np.nan if len(values) > 1 and lowest == highest else float(np.add.reduce(values))
     real = (values > _LEAST) & (values < 0)
     highest = np.maximum.reduce(values, initial=_LEAST, where=real)
     if highest == _LEAST or (len(values) > 1 and highest == np.minimum.reduce(values, initial=0, where=real)):

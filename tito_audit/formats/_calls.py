@@ -30,11 +30,11 @@ from tito_audit.formats._columns import (
 )
 from tito_audit.formats._update import Copy, added_column, call_counts, with_copies, with_counts, with_values
 from tito_audit.formats._versions import spans_of, version_spans, weight_versions
-from tito_audit.record.arrays import empty_ids
+from tito_audit.record.arrays import Ids, Logprobs, empty_ids
 from tito_audit.record.beside import NOTHING_BESIDE
 from tito_audit.record.build import call_columns
 from tito_audit.record.by_name import SAMPLING, WEIGHTS, versions_and_trainers
-from tito_audit.record.column import ColumnRole, MovePolicy
+from tito_audit.record.column import Column, ColumnRole, MovePolicy
 from tito_audit.record.message import Message, ToolSpec, as_messages
 from tito_audit.record.rollout import Rollout, TrainingRow, Turn
 from tito_audit.record.stated import Stated
@@ -96,7 +96,7 @@ def call_turn(
     )
     read_names = {*_ENTRY_PROMPT, *_ENTRY_COMPLETION, logprobs_name or ""}
     try:
-        turn = turn_of_tokens(
+        prompt_ids, completion_ids, logprobs, columns = _tokens(
             (prompt_name or "", entry.get(prompt_name or "")),
             (completion_name or "", entry.get(completion_name or "")),
             lambda: flat_logprobs(entry, logprobs_name),
@@ -113,16 +113,19 @@ def call_turn(
         without_answer = prompt_messages
     else:
         without_answer = prompt_messages[:-1] if prompt_messages[-1].text == text else prompt_messages
-    return replace(
-        turn,
-        message_index=message_index,
-        prompt_messages=without_answer,
+    return Turn(
+        prompt_ids,
+        completion_ids,
+        logprobs,
+        message_index,
+        without_answer,
         prompt_text=first_text(entry, ("prompt_text", "prompt")),
         completion_text=text,
         finish_reason=finish_reason(entry),
         stop_string=stop_string(entry),
         weight_versions=weight_versions(entry) if WEIGHTS in entry or "weight_version" in entry else (),
-        weight_spans=spans_of(entry, turn.completion_ids) if WEIGHTS in entry else (),
+        weight_spans=spans_of(entry, completion_ids) if WEIGHTS in entry else (),
+        columns=columns,
         beside=NOTHING_BESIDE if BESIDE.isdisjoint(entry) else beside_of(entry),
         alternatives=alternatives(entry.get(logprobs_name) if logprobs_name else None),
     )
@@ -134,7 +137,18 @@ def turn_of_tokens(
     logprobs: Callable[[], tuple[str, Raw] | None],
     other: Mapping[str, tuple[Raw, MovePolicy]],
 ) -> Turn:
-    """The turn of a prompt and a completion, each given as (name in the log, value); RecordError if not token ids.
+    """The turn of a prompt and a completion, each as (name in the log, value); RecordError if not token ids."""
+    prompt_ids, ids, values, columns = _tokens(prompt, completion, logprobs, other)
+    return Turn(prompt_ids, ids, values, columns=columns)
+
+
+def _tokens(
+    prompt: tuple[str, object],
+    completion: tuple[str, object],
+    logprobs: Callable[[], tuple[str, Raw] | None],
+    other: Mapping[str, tuple[Raw, MovePolicy]],
+) -> tuple[Ids | None, Ids | None, Logprobs | None, tuple[Column, ...]]:
+    """The ids of a prompt and of a completion, its logprobs, and its columns.
 
     An empty completion with a prompt is known to have no tokens. Without ids, empty columns are ignored, and
     columns with entries show that ids are missing.
@@ -144,8 +158,8 @@ def turn_of_tokens(
         ids = empty_ids()
     values, columns = call_columns(empty_ids() if ids is None else ids, logprobs=logprobs(), other=other)
     if ids is None:
-        return Turn(prompt_ids, None, columns=tuple(column for column in columns if len(column.values)))
-    return Turn(prompt_ids, ids, values, columns=columns)
+        return prompt_ids, None, None, tuple(column for column in columns if len(column.values))
+    return prompt_ids, ids, values, columns
 
 
 def turn_at(entry: Mapping[str, Any], prompt: str, completion: str, read_names: Collection[str]) -> Turn:
