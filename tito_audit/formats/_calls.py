@@ -37,7 +37,7 @@ from tito_audit.record.by_name import SAMPLING, WEIGHTS, versions_and_trainers
 from tito_audit.record.column import Column, ColumnRole, MovePolicy
 from tito_audit.record.message import Message, ToolSpec, as_messages
 from tito_audit.record.rollout import Rollout, TrainingRow, Turn
-from tito_audit.record.stated import Stated
+from tito_audit.record.stated import NOTHING_STATED, Stated
 
 PROMPT_IDS = ("prompt_ids", "prompt_token_ids", "prompt_tokens", "input_tokens")
 COMPLETION_IDS = (
@@ -323,12 +323,16 @@ _PICTURE_INPUTS = ("multi_modal_inputs", "multimodal_train_inputs", "multimodal_
 """Objects that hold processed images: verl, slime and miles, prime-rl."""
 _RARE = frozenset(("weight_version", "weight_versions", _GRIDS, *_PICTURE_INPUTS))
 """Keys of facts that few rows have."""
+_STATING = _RARE.union(_GROUPS, ("id",))
+LISTS_OF_CALLS = frozenset(CALL_LISTS)
 TOOLS_MISSING = "they call tools that the log does not list"
 """Why messages of such a conversation are not read."""
 _EACH = ("finish_reasons", "stop_reasons")
 _ONE = ("finish_reason", "stop_reason", *_EACH)
 _HOLDERS = ("metadata", "meta_info", "extra_info")
 _CUT = ("is_truncated", "truncated")
+_ENDING = frozenset((*_ONE, *_HOLDERS, *_CUT, "status"))
+"""Keys that may say why a turn ended."""
 _WORDS = {
     **dict.fromkeys(("stop", "completed", "eos", "eos_token", "end_turn", "stop_sequence", "stop_token"), "stop"),
     **dict.fromkeys(
@@ -343,6 +347,8 @@ _STATUS = {"completed": "stop", "truncated": "length", "aborted": "abort"}
 def stated_facts(row: Mapping[str, Any]) -> Stated:
     """What the row says about itself: its model, tokenizer, `id` if a string, group and weight versions."""
     named = model_facts(row)
+    if named is NOTHING_STATED and _STATING.isdisjoint(row):
+        return named
     group = next((row[name] for name in _GROUPS if name in row and isinstance(row[name], int | str)), None)
     facts: dict[str, object] = {"id": row["id"]} if isinstance(row.get("id"), str) else {}
     if not _RARE.isdisjoint(row):
@@ -382,6 +388,8 @@ def one_model(names: Sequence[object]) -> str | None:
 
 def model_facts(row: Mapping[str, Any]) -> Stated:
     """`model` and `tokenizer` as named by the row, an object in it, or all of its calls."""
+    if _NAMED_OR_HELD.isdisjoint(row) and LISTS_OF_CALLS.isdisjoint(row):
+        return NOTHING_STATED
     listed = (value for key in CALL_LISTS if isinstance(value := row.get(key), list | tuple))
     calls = [call for value in listed for call in value[:_MOST_CALLS] if isinstance(call, dict | Mapping)]
     model, tokenizer = (
@@ -424,6 +432,8 @@ def with_finishes(
     of_turns = tuple(_finish_word(turn.finish_reason) for turn in turns)
     if any(of_turns):
         return replace(trained, finish_reasons=of_turns)
+    if _ENDING.isdisjoint(row):
+        return trained
     reasons = _named_reasons(row)
     for name in _HOLDERS:
         if not reasons and row.get(name) is not None:

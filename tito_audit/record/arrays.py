@@ -7,7 +7,6 @@ completion, `B` blocks of an alignment, `V` the vocabulary.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -47,11 +46,11 @@ def as_ids(values: Sequence[Any] | NDArray[Any], name: str) -> Ids:
         if not set(map(type, values)) <= {int}:
             position, value = next((i, v) for i, v in enumerate(values) if type(v) is not int)
             raise RecordError(f"column {name!r} holds {json_kind(value)} at position {position}, not a token id")
-        for kind in (np.int32, np.int64):
-            with suppress(OverflowError):
-                array = np.array(values, kind)
-                break
-        else:
+        try:
+            return np.array(values, np.int32)
+        except OverflowError:
+            array = np.array(values)
+        if array.dtype != np.int64:
             raise RecordError(f"column {name!r} holds an id of more than 64 bits, which no vocabulary has")
     if array.ndim != 1:
         raise RecordError(f"column {name!r} has {array.ndim} dimensions, token ids have one")

@@ -87,8 +87,6 @@ def _judged(evidence: Evidence) -> JudgedMask | None:
         return None
     trained = row.loss_mask if row.hidden is None else row.loss_mask & ~row.hidden
     slide = row_slide(evidence)
-    if np.array_equal(trained, view.sampled):
-        return None
     missing = added = np.zeros(len(trained), np.bool_)
     judged, left = judgement(evidence), left_out(evidence)
     # `[T]` the answers that a proven slide of the mask is in, with what lies around them.
