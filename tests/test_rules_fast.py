@@ -20,13 +20,14 @@ from tests.test_rules import RULES, every
 from tests.tiers import examples
 from tito_audit.evidence.fill import IMPOSSIBLE
 from tito_audit.evidence.judgement import row_slide
-from tito_audit.evidence.logprobs import shifts
+from tito_audit.evidence.logprobs import shifts, sound_of
 from tito_audit.evidence.masks import mask_slide, proven_slide, runs_inside, sampled_turns, whole_mask
-from tito_audit.evidence.model import Evidence, Explained, RowView
+from tito_audit.evidence.model import Evidence, Explained, RowView, Sound
 from tito_audit.evidence.needs import Needs, applies
 from tito_audit.record.arrays import Logprobs, Mask
 from tito_audit.record.build import call_columns, training_row
 from tito_audit.record.finding import Finding, Hit, Severity, Skip, Where
+from tito_audit.record.message import as_messages
 from tito_audit.record.rollout import Place, Rollout, TrainingRow, Turn
 from tito_audit.record.runs import trained_runs
 from tito_audit.repair import Safety
@@ -34,7 +35,7 @@ from tito_audit.repairs import all_repairs
 from tito_audit.repairs.mask import _taken_out
 from tito_audit.rule import Rule, hit_of, missing
 from tito_audit.rules import rule_of
-from tito_audit.rules._texts import _folded
+from tito_audit.rules._texts import _folded, spelled_out
 from tito_audit.run.check import check
 from tito_audit.run.headlines import linked
 from tito_audit.settings.model import RepairChoices
@@ -442,3 +443,68 @@ def test_the_mask_fits_a_finding_that_covers_a_trained_token(
     finding = Finding(code, Severity.ERROR, Place("made up", 0), Hit(Where.ROW, start, end, ""))
     fits = next(repair.fits for repair in all_repairs() if repair.name == "mask")
     assert fits(evidence, finding) == bool((_taken_out(evidence, row, [finding], RepairChoices()) & mask).any())
+
+
+CALL_VALUES = (-0.5, -0.5, -0.7, -1e-4, 0.0, -0.0, -2.25, 1.0, -1000.0, -9999.0, np.nan, -np.inf)
+
+
+@settings(max_examples=examples(100, 400))
+@given(st.lists(st.lists(st.sampled_from(CALL_VALUES), max_size=12), min_size=1, max_size=4), st.booleans())
+def test_calls_with_sound_logprobs_are_checked_as_by_asking_every_rule(
+    columns: list[list[float]], apart: bool
+) -> None:
+    """With `apart`, values differ from their neighbours, as a sampler's do."""
+    turns = []
+    for column in columns:
+        values = np.array(column) - (np.arange(len(column)) * 0.03 if apart else 0)
+        ids = np.arange(10, 10 + len(values), dtype=np.int32)
+        recorded, logged = call_columns(ids, logprobs=("logprobs", values))
+        turns.append(Turn(ids[:2], ids, recorded, columns=logged))
+    present = Needs.COMPLETIONS | Needs.COMPLETION_LOGPROBS | Needs.PROMPTS
+    evidence = Evidence(Rollout(Place("made up", 0), "toy", turns=tuple(turns)), None, present)
+    want = simple_check(replace(evidence, memo={}), RULES, frozenset(CODES))
+    assert repr(check(evidence, RULES, frozenset(CODES))) == repr(want)
+    sound = all(
+        len(set(column[:2])) == min(len(column), 2) and min(column, default=-1) > -1000 for column in columns
+    )
+    if sound and apart and all(max(column, default=-1) < 0 for column in columns) and any(columns):
+        assert sound_of(evidence) is Sound.LOGPROBS
+
+
+WORDS = ("The", " answer", " is", " 4", "!", " ", "\n", "é", "\u4f60", "look_up", '{"a": 1}', "<|im_end|>")
+
+
+@settings(max_examples=examples(100, 400))
+@given(
+    st.lists(st.tuples(st.lists(st.sampled_from(WORDS), max_size=6), st.booleans()), min_size=1, max_size=3),
+    st.sampled_from(("", "look_up", "other")),
+    st.sampled_from(("text", "message", "both")),
+    st.integers(-2, 3),
+)
+def test_calls_that_spell_their_answer_are_found_so_by_every_way_to_decode_them(
+    answers: list[tuple[list[str], bool]], tool: str, logged: str, cut: int
+) -> None:
+    tokenizer = toy.toy_tokenizer()
+    turns, messages = [], []
+    for number, (words, ended) in enumerate(answers):
+        text = "".join(words)
+        ids = tokenizer.encode(text + "<|im_end|>" * ended)
+        ids = ids[: len(ids) + cut] if cut < 0 else ids
+        wire: dict[str, Any] = {"role": "assistant", "content": text + "?" * (cut == 3)}
+        if tool:
+            wire["tool_calls"] = [{"function": {"name": tool, "arguments": "{}"}}]
+        messages += as_messages([{"role": "user", "content": "Hi"}, wire], "messages")
+        written = None if logged == "message" else text.strip() if cut == 2 else text
+        index = None if logged == "text" else 2 * number + 1
+        turns.append(Turn(ids[:0], ids, message_index=index, completion_text=written, finish_reason="stop"))
+    present = Needs.COMPLETIONS | Needs.PROMPTS | Needs.MESSAGES
+    rollout = Rollout(Place("made up", 0), "toy", tuple(messages), turns=tuple(turns))
+    evidence = Evidence(
+        rollout, tokenizer.vocabulary, present, end_ids=frozenset(tokenizer.encode("<|im_end|>").tolist())
+    )
+    slow = replace(evidence, memo={"spelled out": frozenset()})
+    for code in ("REC005", "REC006"):
+        assert repr(hits(code, evidence)) == repr(hits(code, slow))
+    if cut in (0, 1) and not tool:
+        plain = [number for number, (words, _) in enumerate(answers) if words and "".join(words).isascii()]
+        assert spelled_out(evidence) >= set(plain)

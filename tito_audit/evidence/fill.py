@@ -60,10 +60,12 @@ def rolled_to(spans: Sequence[SampledSpan], far: int, size: int) -> slice:
 
 def first_covered(row: TrainingRow, role: ColumnRole = ColumnRole.LOGPROBS) -> int:
     """The first token that the row's column of this role covers."""
-    column = next((c for c in row.columns if c.role is role), None)
-    if column is None or column.alignment is Alignment.FULL:
-        return 0
-    return (row.prompt_length or 0) if column.alignment is Alignment.RESPONSE else 1
+    for column in row.columns:
+        if column.role is role:
+            if column.alignment is Alignment.FULL:
+                break
+            return (row.prompt_length or 0) if column.alignment is Alignment.RESPONSE else 1
+    return 0
 
 
 def values_of(row: TrainingRow, spans: Sequence[SampledSpan], reach: int) -> Values | None:
@@ -100,7 +102,8 @@ def values_of(row: TrainingRow, spans: Sequence[SampledSpan], reach: int) -> Val
 
 def _covers_row(row: TrainingRow) -> bool:
     """Whether the logprob column has entries for more than the trained tokens."""
-    return not any(c.role is ColumnRole.LOGPROBS and c.alignment in (Alignment.SAMPLED, None) for c in row.columns)
+    own = [column.alignment for column in row.columns if column.role is ColumnRole.LOGPROBS]
+    return Alignment.SAMPLED not in own and None not in own
 
 
 def values_on_mask(

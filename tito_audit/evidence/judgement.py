@@ -139,17 +139,19 @@ def with_turn_ends(
     return replace(view, spans=spans, sampled=sampled), judged
 
 
+_EXACT = Sound.MASK | Sound.LOGPROBS
+
+
 def _sound(sound: Sound, row: TrainingRow, judged: Judgement) -> Sound:
-    """What is sound in a row with sound ids whose mask and values lie exactly on its spans."""
+    """What is sound in a row whose mask and values lie exactly on its spans."""
     values, logprobs, first = judged.values, row.logprobs, judged.ends[0]
-    if not sound or values is None or logprobs is None or first is None:
+    if values is None or logprobs is None or first is None:
         return sound
-    if not (FLOOR < values.lowest <= values.highest < 0) or first - judged.spans[0].start < 2:
-        return sound | Sound.MASK
+    plausible = FLOOR < values.lowest <= values.highest < 0 and first - judged.spans[0].start >= 2
     starts = np.array([span.start for span in judged.spans])
-    if (logprobs[starts] == logprobs.take(starts + 1, mode="clip")).any():
+    if not plausible or (logprobs[starts] == logprobs.take(starts + 1, mode="clip")).any():
         return sound | Sound.MASK
-    return sound | Sound.MASK | Sound.LOGPROBS
+    return sound | _EXACT
 
 
 def _after_prefill(
@@ -331,7 +333,7 @@ def _at_once(row: TrainingRow, spans: tuple[SampledSpan, ...]) -> Judgement | No
     values = values_on_mask(row, spans, FARTHEST, inside=True)
     if values is None:
         return None
-    return Judgement(spans, tuple(end for _, end in runs), values, exact=True)
+    return Judgement(spans, tuple([end for _, end in runs]), values, exact=True)
 
 
 def _spans(view: RowView, row: TrainingRow, end_ids: frozenset[int]) -> tuple[SampledSpan, ...]:

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tito_audit.evidence.fill import FARTHEST, IMPOSSIBLE, first_covered, values_of
+from tito_audit.evidence.fill import FARTHEST, FLOOR, IMPOSSIBLE, first_covered, values_of
 from tito_audit.evidence.judgement import judgement
 from tito_audit.evidence.masks import runs_inside, sampled_turns
-from tito_audit.evidence.model import Evidence, RowView, SampledSpan
+from tito_audit.evidence.model import Evidence, RowView, SampledSpan, Sound
 from tito_audit.evidence.readings import Readings
 from tito_audit.record.arrays import Logprobs, Mask
 from tito_audit.record.reading import NOTHING_STATED, Slide
@@ -45,6 +45,25 @@ class LogprobShift:
     def undecided(self) -> bool:
         """Whether the row alone shows that something is off, but not what."""
         return self.against_mask or len(self.among) + self.missing > 1
+
+
+def sound_of(evidence: Evidence) -> Sound:
+    """What is known to be right in the training row of a rollout without calls, or in its calls without a row.
+
+    Logprobs of calls are sound if the rules could find nothing: all are plausible, no two zeros follow each other,
+    and the first two of each call differ.
+    """
+    turns, row = evidence.rollout.turns, evidence.rollout.training_row
+    if not turns or row is not None:
+        return Sound.NOTHING if turns else evidence.sound
+    columns = [turn.completion_logprobs for turn in turns if turn.completion_logprobs is not None]
+    values = np.concatenate([np.empty(0), *columns])
+    if not len(values) or not FLOOR < np.minimum.reduce(values) <= (highest := np.maximum.reduce(values)) <= 0:
+        return Sound.NOTHING
+    if any(len(column) > 1 and column[0] == column[1] for column in columns):
+        return Sound.NOTHING
+    two_zeros = highest == 0 and ((values[1:] == 0) & (values[:-1] == 0)).any()
+    return Sound.NOTHING if two_zeros else Sound.LOGPROBS
 
 
 def shifts(evidence: Evidence) -> list[LogprobShift]:

@@ -72,7 +72,7 @@ def _sequences(rollout: Rollout) -> Iterator[tuple[int, int, list[_Span]]]:
 
 def _of_row(row: TrainingRow, facts: Mapping[str, object]) -> list[_Span]:
     mask = seen_by_loss(row)
-    flags = [facts.get(name) for name in _LEFT_OUT]
+    flags = [facts[name] for name in _LEFT_OUT if name in facts]
     if mask is None or any(isinstance(flag, int | float | np.generic) and flag == 0 for flag in flags):
         return []
     start, end = visible_part(row)
@@ -121,7 +121,8 @@ def _spans(
     data, at = np.ascontiguousarray(ids, np.int32).data.cast("B"), 0
     spans: list[_Span] = []
     ends = [edge for run in runs[:-1] for edge in (run, (run[1] + 1, run[1] + 1))]
-    ends += [runs[-1], *((end, end) for end in _ends_after(runs[-1][1], len(ids)))]
+    last, size = runs[-1][1], len(ids)
+    ends += [runs[-1], *((end, end) for end in sorted({min(last + 1, size), size} - {last}))]
     for start, end in ends:
         hasher.update(data[4 * at : 4 * end])
         at = end
@@ -130,21 +131,16 @@ def _spans(
     return spans
 
 
-def _ends_after(last: int, size: int) -> list[int]:
-    """Where the spans after the last trained run end: after one token, and at the end of the ids."""
-    return sorted({min(last + 1, size), size} - {last})
-
-
 def _sum(values: Logprobs) -> float:
     """An upper bound of these tokens' total logprob: what is not a logprob counts as certain; NaN if none is one.
 
     Values that are all the same are a placeholder.
     """
-    real = (values > _LEAST) & (values < 0)
-    highest = np.maximum.reduce(values, initial=_LEAST, where=real)
-    if highest == _LEAST or (len(values) > 1 and highest == np.minimum.reduce(values, initial=0, where=real)):
-        return np.nan
-    return float(np.add.reduce(values, where=real))
+    real, lowest, highest = values, np.minimum.reduce(values), np.maximum.reduce(values)
+    if not (lowest > _LEAST and highest < 0):
+        real = values[(values > _LEAST) & (values < 0)]
+        lowest, highest = np.minimum.reduce(real, initial=0), np.maximum.reduce(real, initial=_LEAST)
+    return np.nan if not len(real) or (len(values) > 1 and lowest == highest) else float(np.add.reduce(real))
 
 
 def _answer_id(value: object) -> int:

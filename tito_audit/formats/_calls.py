@@ -30,14 +30,14 @@ from tito_audit.formats._columns import (
 )
 from tito_audit.formats._update import Copy, added_column, call_counts, with_copies, with_counts, with_values
 from tito_audit.formats._versions import spans_of, version_spans, weight_versions
-from tito_audit.record.arrays import empty_ids
+from tito_audit.record.arrays import Ids, Logprobs, empty_ids
 from tito_audit.record.beside import NOTHING_BESIDE
 from tito_audit.record.build import call_columns
 from tito_audit.record.by_name import SAMPLING, WEIGHTS, versions_and_trainers
-from tito_audit.record.column import ColumnRole, MovePolicy
+from tito_audit.record.column import Column, ColumnRole, MovePolicy
 from tito_audit.record.message import Message, ToolSpec, as_messages
 from tito_audit.record.rollout import Rollout, TrainingRow, Turn
-from tito_audit.record.stated import Stated
+from tito_audit.record.stated import NOTHING_STATED, Stated
 
 PROMPT_IDS = ("prompt_ids", "prompt_token_ids", "prompt_tokens", "input_tokens")
 COMPLETION_IDS = (
@@ -96,7 +96,7 @@ def call_turn(
     )
     read_names = {*_ENTRY_PROMPT, *_ENTRY_COMPLETION, logprobs_name or ""}
     try:
-        turn = turn_of_tokens(
+        prompt_ids, completion_ids, logprobs, columns = _tokens(
             (prompt_name or "", entry.get(prompt_name or "")),
             (completion_name or "", entry.get(completion_name or "")),
             lambda: flat_logprobs(entry, logprobs_name),
@@ -113,16 +113,19 @@ def call_turn(
         without_answer = prompt_messages
     else:
         without_answer = prompt_messages[:-1] if prompt_messages[-1].text == text else prompt_messages
-    return replace(
-        turn,
-        message_index=message_index,
-        prompt_messages=without_answer,
+    return Turn(
+        prompt_ids,
+        completion_ids,
+        logprobs,
+        message_index,
+        without_answer,
         prompt_text=first_text(entry, ("prompt_text", "prompt")),
         completion_text=text,
         finish_reason=finish_reason(entry),
         stop_string=stop_string(entry),
         weight_versions=weight_versions(entry) if WEIGHTS in entry or "weight_version" in entry else (),
-        weight_spans=spans_of(entry, turn.completion_ids) if WEIGHTS in entry else (),
+        weight_spans=spans_of(entry, completion_ids) if WEIGHTS in entry else (),
+        columns=columns,
         beside=NOTHING_BESIDE if BESIDE.isdisjoint(entry) else beside_of(entry),
         alternatives=alternatives(entry.get(logprobs_name) if logprobs_name else None),
     )
@@ -134,7 +137,18 @@ def turn_of_tokens(
     logprobs: Callable[[], tuple[str, Raw] | None],
     other: Mapping[str, tuple[Raw, MovePolicy]],
 ) -> Turn:
-    """The turn of a prompt and a completion, each given as (name in the log, value); RecordError if not token ids.
+    """The turn of a prompt and a completion, each as (name in the log, value); RecordError if not token ids."""
+    prompt_ids, ids, values, columns = _tokens(prompt, completion, logprobs, other)
+    return Turn(prompt_ids, ids, values, columns=columns)
+
+
+def _tokens(
+    prompt: tuple[str, object],
+    completion: tuple[str, object],
+    logprobs: Callable[[], tuple[str, Raw] | None],
+    other: Mapping[str, tuple[Raw, MovePolicy]],
+) -> tuple[Ids | None, Ids | None, Logprobs | None, tuple[Column, ...]]:
+    """The ids of a prompt and of a completion, its logprobs, and its columns.
 
     An empty completion with a prompt is known to have no tokens. Without ids, empty columns are ignored, and
     columns with entries show that ids are missing.
@@ -144,8 +158,8 @@ def turn_of_tokens(
         ids = empty_ids()
     values, columns = call_columns(empty_ids() if ids is None else ids, logprobs=logprobs(), other=other)
     if ids is None:
-        return Turn(prompt_ids, None, columns=tuple(column for column in columns if len(column.values)))
-    return Turn(prompt_ids, ids, values, columns=columns)
+        return prompt_ids, None, None, tuple(column for column in columns if len(column.values))
+    return prompt_ids, ids, values, columns
 
 
 def turn_at(entry: Mapping[str, Any], prompt: str, completion: str, read_names: Collection[str]) -> Turn:
@@ -309,12 +323,16 @@ _PICTURE_INPUTS = ("multi_modal_inputs", "multimodal_train_inputs", "multimodal_
 """Objects that hold processed images: verl, slime and miles, prime-rl."""
 _RARE = frozenset(("weight_version", "weight_versions", _GRIDS, *_PICTURE_INPUTS))
 """Keys of facts that few rows have."""
+_STATING = _RARE.union(_GROUPS, ("id",))
+LISTS_OF_CALLS = frozenset(CALL_LISTS)
 TOOLS_MISSING = "they call tools that the log does not list"
 """Why messages of such a conversation are not read."""
 _EACH = ("finish_reasons", "stop_reasons")
 _ONE = ("finish_reason", "stop_reason", *_EACH)
 _HOLDERS = ("metadata", "meta_info", "extra_info")
 _CUT = ("is_truncated", "truncated")
+_ENDING = frozenset((*_ONE, *_HOLDERS, *_CUT, "status"))
+"""Keys that may say why a turn ended."""
 _WORDS = {
     **dict.fromkeys(("stop", "completed", "eos", "eos_token", "end_turn", "stop_sequence", "stop_token"), "stop"),
     **dict.fromkeys(
@@ -329,6 +347,8 @@ _STATUS = {"completed": "stop", "truncated": "length", "aborted": "abort"}
 def stated_facts(row: Mapping[str, Any]) -> Stated:
     """What the row says about itself: its model, tokenizer, `id` if a string, group and weight versions."""
     named = model_facts(row)
+    if named is NOTHING_STATED and _STATING.isdisjoint(row):
+        return named
     group = next((row[name] for name in _GROUPS if name in row and isinstance(row[name], int | str)), None)
     facts: dict[str, object] = {"id": row["id"]} if isinstance(row.get("id"), str) else {}
     if not _RARE.isdisjoint(row):
@@ -368,6 +388,8 @@ def one_model(names: Sequence[object]) -> str | None:
 
 def model_facts(row: Mapping[str, Any]) -> Stated:
     """`model` and `tokenizer` as named by the row, an object in it, or all of its calls."""
+    if _NAMED_OR_HELD.isdisjoint(row) and LISTS_OF_CALLS.isdisjoint(row):
+        return NOTHING_STATED
     listed = (value for key in CALL_LISTS if isinstance(value := row.get(key), list | tuple))
     calls = [call for value in listed for call in value[:_MOST_CALLS] if isinstance(call, dict | Mapping)]
     model, tokenizer = (
@@ -410,6 +432,8 @@ def with_finishes(
     of_turns = tuple(_finish_word(turn.finish_reason) for turn in turns)
     if any(of_turns):
         return replace(trained, finish_reasons=of_turns)
+    if _ENDING.isdisjoint(row):
+        return trained
     reasons = _named_reasons(row)
     for name in _HOLDERS:
         if not reasons and row.get(name) is not None:

@@ -39,11 +39,10 @@ from tito_audit.formats._update import (
     with_values,
 )
 from tito_audit.formats._versions import version_of_row
-from tito_audit.record.arrays import Ids, Logprobs, Mask, as_floats, empty_ids
-from tito_audit.record.beside import NOTHING_BESIDE
-from tito_audit.record.build import column_values, training_row
+from tito_audit.record.arrays import Ids, Mask, as_floats, empty_ids
+from tito_audit.record.build import SHARED, column_values, training_row
 from tito_audit.record.column import Alignment, ColumnRole, MaskEncoding, mask_encoding, trained_of
-from tito_audit.record.rollout import Padding, TrainingRow
+from tito_audit.record.rollout import NO_PADDING, Padding, TrainingRow
 
 PROMPT_LENGTHS = ("prompt_length", "prompt_len")
 
@@ -55,15 +54,15 @@ def without_padding(row: Row, name: str | None) -> tuple[Row, Padding, Mask | No
     """
     mask = row.get("attention_mask")
     if name is None or not is_list(mask) or len(mask) != len(row[name]):
-        return row, Padding(), None
+        return row, NO_PADDING, None
     visible = as_floats(mask, "attention_mask") > 0
     if not visible.any() or visible.all():
-        return row, Padding(), None
+        return row, NO_PADDING, None
     inside = np.flatnonzero(visible | trained_tokens(row, len(visible)))
     start, end = int(inside[0]), int(inside[-1]) + 1
     hidden = None if visible[start:end].all() else ~visible[start:end]
     if end - start == len(visible):
-        return row, Padding(), hidden
+        return row, NO_PADDING, hidden
     cut: Mapping[str, Any] = {
         column: value[start:end] if is_list(value) and len(value) == len(row[name]) else value
         for column, value in row.items()
@@ -150,11 +149,15 @@ def flat_row(row: Row, *, has_calls: bool) -> TrainingRow | None:
         logprobs=flat_logprobs(row, logprobs),
         other=other_columns(row, _read_names(mask, logprobs)),
         prompt_length=prompt_length,
+        sentinel=SHARED,
         # Only slime and miles write this length, and for them no mask means the whole response.
         absent_mask_trains_response=stated and mask is None,
         shifts=None,
+        padding=padding,
+        hidden=hidden,
+        beside=beside_of(row),
     )
-    return version_of_row(row, _finished(trained, row, padding, hidden))
+    return version_of_row(row, trained)
 
 
 def split_row(row: Row, *, of_one_call: bool = False) -> TrainingRow | None:
@@ -184,8 +187,11 @@ def split_row(row: Row, *, of_one_call: bool = False) -> TrainingRow | None:
         logprobs=flat_logprobs(row, logprobs),
         other=other_columns(row, _read_names(mask, logprobs)),
         prompt_length=len(prompt),
+        sentinel=SHARED,
+        hidden=hidden,
+        beside=beside_of(row),
     )
-    return version_of_row(row, _finished(trained, row, Padding(), hidden))
+    return version_of_row(row, trained)
 
 
 def updated_flat(
@@ -204,7 +210,7 @@ def updated_flat(
     """
     name = ids or first_filled(row, FLAT_IDS)
     name = name if name is not None and len(row[name]) else None
-    if after.padding != Padding() and (name is None or not is_list(row.get("attention_mask"))):
+    if after.padding != NO_PADDING and (name is None or not is_list(row.get("attention_mask"))):
         raise RecordError("the row has no attention_mask over its ids: nothing would tell padding from tokens")
     values = updated_columns(row, before, after, name)
     values.update(_other_masks(row, before, after))
@@ -319,41 +325,6 @@ def _other_masks(row: Row, before: TrainingRow, after: TrainingRow) -> dict[str,
         same = replace(old, role=ColumnRole.LOSS_MASK, encoding=encoding)
         values[old.name] = column_as_logged(row[old.name], same, new, before, after)
     return values
-
-
-def _finished(trained: TrainingRow, row: Row, padding: Padding, hidden: Mask | None) -> TrainingRow:
-    """The row with its padding, what stands beside it, and the value it writes where no logprob exists."""
-    sentinel, beside = _sentinel(trained.logprobs, trained.loss_mask), beside_of(row)
-    if sentinel is None and padding == Padding() and hidden is None and beside is NOTHING_BESIDE:
-        return trained
-    filled = () if sentinel is None else (ColumnRole.LOGPROBS,)
-    columns = [replace(each, sentinel=sentinel) if each.role in filled else each for each in trained.columns]
-    return replace(
-        trained, sentinel=sentinel, columns=tuple(columns), padding=padding, hidden=hidden, beside=beside
-    )
-
-
-def _sentinel(logprobs: Logprobs | None, loss_mask: Mask | None) -> float | None:
-    """The value that all untrained tokens share; None if they share none, or it may be a logprob.
-
-    Most trainers write 0.0 there, Atropos 1.0, others null; no column name says which of them wrote this row.
-    """
-    if logprobs is None or loss_mask is None or not len(logprobs):
-        return None
-    first = float(logprobs[loss_mask.argmin()])
-    if first != first or not ((logprobs == first) | loss_mask).all():
-        missing = np.isnan(logprobs)
-        outside = logprobs[~loss_mask & ~missing]
-        if not len(outside) or (outside != outside[0]).any():
-            return None
-        # The column may begin behind the prompt; nulls behind its first value are a fill of their own.
-        if np.count_nonzero((missing & ~loss_mask)[int(missing.argmin()) :]) > len(outside):
-            return None
-        first = float(outside[0])
-    elif loss_mask.all():
-        return None
-    # A lone untrained token may have a real logprob, which is below zero and above any floor.
-    return None if -100 < first < 0 else first
 
 
 def _trains_all_of_response(mask: Raw, prompt: Ids, response: Ids) -> bool:

@@ -15,6 +15,7 @@ from tito_audit.format import Format, Row
 from tito_audit.formats._calls import (
     CALL_LISTS,
     COMPLETION_IDS,
+    LISTS_OF_CALLS,
     PROMPT_IDS,
     answer_indices,
     call_turn,
@@ -156,7 +157,6 @@ def _written(original: Any, old: Any, new: Any) -> Any:
 
 
 _COMPLETION = frozenset(COMPLETION_IDS)
-_LISTS_OF_CALLS = frozenset(CALL_LISTS)
 
 
 def _holds_a_call(row: Row) -> bool:
@@ -201,7 +201,7 @@ def _single_turn(row: Row, messages: tuple[Message, ...], prompt_only: bool) -> 
 
 def _calls_name(row: Row) -> str | None:
     """The column that lists the row's calls: objects, one of the first of which has a column of ids."""
-    if _LISTS_OF_CALLS.isdisjoint(row):
+    if LISTS_OF_CALLS.isdisjoint(row):
         return None
     for name in CALL_LISTS:
         entries = parsed(row, name)

@@ -43,12 +43,11 @@ def _matches(row: Row) -> bool:
     if any(name in row for name in _MASK) and any(name in row for name in _IDS):
         return any(name in row for name in (*_SAMPLE_MASK, "input_lengths"))
     # Text only: `idx` is the one value that is not wrapped.
-    wrapped = [value for key, value in row.items() if key != "idx"]
     return (
         type(row.get("idx")) is int
         and "content" in row
         and ("input_lengths" in row or "rewards" in row)
-        and all(_is_wrapped(value) for value in wrapped)
+        and all(_is_wrapped(value) for key, value in row.items() if key != "idx")
     )
 
 

@@ -47,11 +47,11 @@ def as_ids(values: Sequence[Any] | NDArray[Any], name: str) -> Ids:
             position, value = next((i, v) for i, v in enumerate(values) if type(v) is not int)
             raise RecordError(f"column {name!r} holds {json_kind(value)} at position {position}, not a token id")
         try:
-            array = np.array(values, dtype=np.int64)
+            return np.array(values, np.int32)
         except OverflowError:
-            raise RecordError(
-                f"column {name!r} holds an id of more than 64 bits, which no vocabulary has"
-            ) from None
+            array = np.array(values)
+        if array.dtype != np.int64:
+            raise RecordError(f"column {name!r} holds an id of more than 64 bits, which no vocabulary has")
     if array.ndim != 1:
         raise RecordError(f"column {name!r} has {array.ndim} dimensions, token ids have one")
     if array.dtype.kind not in "iu":

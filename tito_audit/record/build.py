@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tito_audit.record.arrays import Ids, Logprobs, Mask, as_floats
+from tito_audit.record.beside import NOTHING_BESIDE, BesideTokens
 from tito_audit.record.column import (
     Alignment,
     Column,
@@ -19,9 +20,11 @@ from tito_audit.record.column import (
     spread,
     trained_of,
 )
-from tito_audit.record.rollout import TrainingRow
+from tito_audit.record.rollout import NO_PADDING, Padding, TrainingRow
 
 Raw = Sequence[Any] | NDArray[Any]
+SHARED = float("nan")
+"""Stands for the sentinel that a row itself shows."""
 
 
 def training_row(
@@ -35,6 +38,9 @@ def training_row(
     absent_mask_trains_response: bool = False,
     shifts: bool | None = False,
     whole: bool = False,
+    padding: Padding = NO_PADDING,
+    hidden: Mask | None = None,
+    beside: BesideTokens = NOTHING_BESIDE,
 ) -> TrainingRow:
     """A training row from raw columns, each given as (name in the log, values).
 
@@ -44,7 +50,8 @@ def training_row(
     convention: null trains everything after the prompt. `shifts` says whether mask and logprobs of this log leave
     out the first token, which nothing predicts; None: only if logprobs next to a mask over all tokens show it.
     None also lets logprobs that reach from the first trained token to the end say where the response begins.
-    `whole`: both always have an entry for every token.
+    `whole`: both always have an entry for every token. `sentinel` is what the format writes where there is no
+    logprob; SHARED: what all untrained tokens have.
     """
     full = len(token_ids)
     columns: list[Column] = []
@@ -67,12 +74,40 @@ def training_row(
             fit, prompt_length = Alignment.RESPONSE, full - len(raw)
         if fit is not None:
             values = spread(raw, fit, full=full, prompt_length=prompt_length, trained=loss_mask)
+        sentinel = _shared(values, loss_mask) if sentinel is SHARED else sentinel
         columns.append(Column(logprobs[0], ColumnRole.LOGPROBS, raw, fit, sentinel=sentinel))
+    sentinel = None if sentinel is SHARED else sentinel
     for name, (entries, policy) in (other or {}).items():
         fit = alignment_by_length(len(entries), full=full, prompt_length=prompt_length, trained=trained)
         if fit is not None and full > 1:
             columns.append(Column(name, ColumnRole.OTHER, column_values(entries), fit, policy))
-    return TrainingRow(token_ids, loss_mask, values, prompt_length, sentinel, tuple(columns))
+    every = tuple(columns)
+    return TrainingRow(
+        token_ids, loss_mask, values, prompt_length, sentinel, every, (), padding, hidden, beside=beside
+    )
+
+
+def _shared(logprobs: Logprobs | None, loss_mask: Mask | None) -> float | None:
+    """The value that all untrained tokens share; None if they share none, or it may be a logprob.
+
+    Most trainers write 0.0 there, Atropos 1.0, others null; no column name says which of them wrote this row.
+    """
+    if logprobs is None or loss_mask is None or not len(logprobs):
+        return None
+    first = float(logprobs[loss_mask.argmin()])
+    if first != first or not ((logprobs == first) | loss_mask).all():
+        missing = np.isnan(logprobs)
+        outside = logprobs[~loss_mask & ~missing]
+        if not len(outside) or (outside != outside[0]).any():
+            return None
+        # The column may begin behind the prompt; nulls behind its first value are a fill of their own.
+        if np.count_nonzero((missing & ~loss_mask)[int(missing.argmin()) :]) > len(outside):
+            return None
+        first = float(outside[0])
+    elif loss_mask.all():
+        return None
+    # A lone untrained token may have a real logprob, which is below zero and above any floor.
+    return None if -100 < first < 0 else first
 
 
 def call_columns(

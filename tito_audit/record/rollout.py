@@ -124,6 +124,9 @@ class Padding:
     right: int = 0
 
 
+NO_PADDING = Padding()
+
+
 @dataclass(frozen=True, slots=True)
 class TrainingRow:
     """What a trainer reads, one entry for each token, without padding."""
@@ -143,7 +146,7 @@ class TrainingRow:
     """Every per-token column as recorded: masks, logprobs and all others."""
     finish_reasons: tuple[str | None, ...] = ()
     """Why turns of the row ended, as far as the log says: for its last turns, in order."""
-    padding: Padding = Padding()
+    padding: Padding = NO_PADDING
     """The padding around the row in the log; used only by formats that write rows."""
     hidden: Mask | None = None
     """`[T]` True where an attention mask hides a token that is not padding: visible tokens surround it, or the

@@ -146,8 +146,8 @@ class SampledValues:
 
         That is, none is missing, infinite, above zero or a placeholder; 0.0 counts as ordinary.
         """
-        # Most columns are ordinary everywhere, and checking all is cheaper than selecting the trained part.
-        return _ordinary(self.logprobs) or _ordinary(self.in_loss)
+        values = self.in_loss
+        return len(values) > 0 and bool(values.max() <= 0) and bool(values.min() > _SENTINELS_BELOW)
 
     @cached_property
     def placeholders(self) -> Mask:
@@ -203,11 +203,6 @@ def _sampled_values(evidence: Evidence) -> Iterator[SampledValues]:
         yield SampledValues(
             Where.ROW, None, row.token_ids, row.logprobs, trained, runs, row.sentinel, expected, shifted
         )
-
-
-def _ordinary(logprobs: Logprobs) -> bool:
-    """True when there are values and each lies above the sentinels and not above 0; False if any is NaN."""
-    return len(logprobs) > 0 and bool(logprobs.max() <= 0) and bool(logprobs.min() > _SENTINELS_BELOW)
 
 
 def _constant(values: SampledValues, parts: Sequence[Run]) -> bool:

@@ -76,16 +76,18 @@ def judged_mask(evidence: Evidence) -> JudgedMask | None:
 
 def _judged(evidence: Evidence) -> JudgedMask | None:
     row, view = evidence.rollout.training_row, evidence.row
-    if row is None or row.loss_mask is None or view is None or (view.proven and trained_as_sampled(evidence)):
+    if (
+        row is None
+        or row.loss_mask is None
+        or view is None
+        or (row.hidden is None and trained_as_sampled(evidence))
+    ):
         return None
     if whole_mask(evidence) is not None or (unclear_roles(evidence) is not None and not view.sampled.any()):
         return None
     trained = row.loss_mask if row.hidden is None else row.loss_mask & ~row.hidden
     slide = row_slide(evidence)
-    missing = np.zeros(len(trained), np.bool_)
-    added = missing.copy()
-    if np.array_equal(trained, view.sampled):
-        return JudgedMask(row.token_ids, trained, view, slide, "", missing, (), missing, missing, missing, missing)
+    missing = added = np.zeros(len(trained), np.bool_)
     judged, left = judgement(evidence), left_out(evidence)
     # `[T]` the answers that a proven slide of the mask is in, with what lies around them.
     off = np.full(len(view.sampled), bool(slide))

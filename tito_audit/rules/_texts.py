@@ -69,6 +69,40 @@ def answer_of(evidence: Evidence, turn: Turn) -> Message | None:
     return messages[index]
 
 
+def spelled_out(evidence: Evidence) -> frozenset[int]:
+    """The calls whose ids plainly spell their text, else their message, and the names of the tools that it calls.
+
+    They are decoded together, which costs little; for others, `decodings` has the other ways to decode them.
+    """
+    return evidence.once("spelled out", _spelled_out)
+
+
+def _spelled_out(evidence: Evidence) -> frozenset[int]:
+    vocabulary, spelled = evidence.vocabulary, set()
+    turns = enumerate(evidence.rollout.turns)
+    calls = [
+        (number, turn, ids) for number, turn in turns if (ids := turn.completion_ids) is not None and len(ids)
+    ]
+    if vocabulary is None or vocabulary.prefix is not Prefix.NEVER or not calls:
+        return frozenset()
+    joined = np.concatenate([ids for _, _, ids in calls])
+    data, ends, at, start = vocabulary.data(joined), vocabulary.byte_lengths(joined).cumsum(), 0, 0
+    for number, turn, ids in calls:
+        at += len(ids)
+        text = data[start : (start := int(ends[at - 1]))].decode("utf-8", "replace")
+        answer, logged = answer_of(evidence, turn), turn.completion_text
+        parts = [] if answer is None else [call.name for call in answer.tool_calls]
+        if logged is not None:
+            end = vocabulary.piece(int(ids[-1])) if int(ids[-1]) in evidence.end_ids else ""
+            if text not in (logged, logged + end):
+                continue
+        elif answer is not None:
+            parts += [answer.text, answer.reasoning or ""]
+        if not parts or (text.isascii() and all(part.strip() in text for part in parts)):
+            spelled.add(number)
+    return frozenset(spelled)
+
+
 def decodings(evidence: Evidence, number: int, text: str) -> list[Decoding]:
     """The ways of decoding a turn's completion that may have produced `text`.
 
@@ -78,10 +112,7 @@ def decodings(evidence: Evidence, number: int, text: str) -> list[Decoding]:
     vocabulary, ids = evidence.vocabulary, evidence.rollout.turns[number].completion_ids
     if vocabulary is None or ids is None:
         return []
-    key = f"decodings {number}"
-    whole: list[Decoding] = evidence.memo.get(key) or evidence.once(
-        key, lambda evidence: _decodings(evidence, vocabulary, ids)
-    )
+    whole = evidence.once(f"decodings {number}", lambda evidence: _decodings(evidence, vocabulary, ids))
     if _BROKEN not in text and _BROKEN not in whole[0].text:
         return whole
     return whole + evidence.once(
@@ -180,11 +211,8 @@ def past_stop(evidence: Evidence, number: int, text: str) -> int | None:
 
 def contained(evidence: Evidence, number: int, part: str) -> bool:
     """Whether a turn's decoded completion contains this text, apart from white space around it and a prefill."""
-    ways, bare = decodings(evidence, number, part), part.strip()
-    if ways and (not bare or (bare in ways[0].text and ways[0].text.isascii())):
-        return True
     want = _folded(without_prefill(evidence, number, part)).strip()
-    return any(want in way.folded for way in ways)
+    return any(want in way.folded for way in decodings(evidence, number, part))
 
 
 def missing_part(evidence: Evidence, number: int, text: str) -> str | None:

@@ -58,12 +58,14 @@ def id_outside_vocabulary(evidence: Evidence) -> Iterator[Hit]:
     embedding out of the loss.
     """
     seen = empty_ids()
-    vocabulary = evidence.vocabulary
-    for number, turn in enumerate(evidence.rollout.turns):
+    turns = evidence.rollout.turns
+    repeated = {link.turn: link.seen_at for link in evidence.links if link.kind.continues}
+    new = [turn.prompt_ids[repeated.get(n, 0) :] for n, turn in enumerate(turns) if turn.prompt_ids is not None]
+    new += [turn.completion_ids for turn in turns if turn.completion_ids is not None]
+    wrong = len(new) > 0 and bool(_unknown(evidence, np.concatenate(new)).any())
+    for number, turn in enumerate(turns if wrong else ()):
         whole, shared = turn.seen_ids, 0 if turn.prompt_ids is None else common_prefix(seen, turn.prompt_ids)
         seen = seen if whole is None else whole
-        if whole is not None and vocabulary is not None and vocabulary.known(whole[shared:]).all():
-            continue
         if turn.prompt_ids is not None:
             yield from _outside(evidence, Where.PROMPT, number, turn.prompt_ids, shared)
         if turn.completion_ids is not None:

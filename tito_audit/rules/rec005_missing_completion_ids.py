@@ -14,7 +14,7 @@ from tito_audit.record.finding import Hit, Severity, Where
 from tito_audit.record.message import Message, ToolCall
 from tito_audit.record.rollout import Turn
 from tito_audit.rule import rule
-from tito_audit.rules._texts import TextAgreement, agreement, answer_of, contained, missing_part
+from tito_audit.rules._texts import TextAgreement, agreement, answer_of, contained, missing_part, spelled_out
 from tito_audit.rules._words import counted, quoted, shown
 
 _EMPTY_THOUGHT = re.compile(r"\s*<think>\s*</think>\s*")
@@ -66,7 +66,7 @@ def missing_completion_ids(evidence: Evidence) -> Iterator[Hit]:
             continue
         if turn.completion_ids is None or not len(turn.completion_ids):
             without += _without_ids(evidence, number, turn)
-        else:
+        elif turn.usage is not None or number not in spelled_out(evidence):
             yield from _incomplete(evidence, number, turn)
     yield from _together(without, len(evidence.rollout.turns))
     row = evidence.rollout.training_row

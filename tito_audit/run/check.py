@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from tito_audit.errors import ODD_VALUES, PluginError, in_words
 from tito_audit.evidence.judgement import JUDGEMENT
+from tito_audit.evidence.logprobs import sound_of
 from tito_audit.evidence.model import Against, Difference, Evidence, Explained, Sound
 from tito_audit.evidence.needs import Needs, applies
 from tito_audit.record.finding import TRAINING_ROW, Finding, Folded, Hit, Severity, Skip, Where
@@ -209,7 +210,7 @@ def check_explained(
     owned = _owned(evidence)
     stated = evidence.rollout.stated
     findings = Findings(evidence.rollout.place, stated.calls_at, single)
-    key = tuple(rules), selected, evidence.present, stated.reasons, evidence.sound, frozenset(owned)
+    key = tuple(rules), selected, evidence.present, stated.reasons, sound_of(evidence), frozenset(owned)
     to_run, skips = _to_run(*key)
     for rule in to_run:
         explained = owned.get(rule.code) if owned else None
@@ -260,8 +261,8 @@ def _to_run(
 ) -> tuple[Sequence[Rule], Sequence[Skip]]:
     """The selected rules to run, and the skips of those that lack something and own no difference.
 
-    Without differences, a rule that only explains them has nothing to do, nor has one that finds nothing in sound
-    evidence.
+    Without differences of its own, a rule that only explains them has nothing to do, nor has one that finds
+    nothing in sound evidence.
     """
     reasoned = [(rule, missing(rule, present, reasons)) for rule in rules if rule.code in selected]
     skips = [
@@ -270,8 +271,8 @@ def _to_run(
         if because is not None and rule.code not in owned
     ]
     able = [rule for rule, because in reasoned if because is None or rule.code in owned]
-    quiet = {rule.code for rule in able if rule.check is None or (rule.silent and rule.silent in sound)}
-    return able if owned else [rule for rule in able if rule.code not in quiet], skips
+    quiet = {rule.code for rule in able if rule.check is None or (rule.silent and rule.silent in sound)} - owned
+    return [rule for rule in able if rule.code not in quiet], skips
 
 
 def _owned(evidence: Evidence) -> Mapping[str, Sequence[Explained]]:

@@ -25,7 +25,7 @@ from tito_audit.storage.row import RawRow, may_repeat_keys, parse_row, parses
 
 _SHORTEST = 256
 """Arrays shorter than this many bytes stay in the text."""
-_SHORTEST_INTEGERS = 2048
+_SHORTEST_INTEGERS = 4096
 """The same for integers of several digits, where the parser is faster on short arrays."""
 _FIRST = frozenset(bytes([byte]) for byte in b"-0123456789tf")
 _Read: TypeAlias = tuple[int, int, NDArray[Any]]
@@ -211,6 +211,8 @@ def _parsed_at_once(data: bytes, start: int, stop: int) -> NDArray[Any] | None:
         if digits is not None:
             return digits
     if data[start] not in b"tf" and data.find(b".", start, stop) < 0:
+        if stop - start < _SHORTEST_INTEGERS:
+            return _parsed_by_json(data[start:stop])
         return _integers(data, start, stop, gap)
     return _with_runs(data, start, stop, data[start : comma + gap], data[comma : comma + gap])
 
@@ -322,7 +324,7 @@ def _with_runs(data: bytes, start: int, stop: int, unit: bytes, comma: bytes) ->
 
 
 def _parsed_by_json(text: bytes) -> NDArray[Any] | None:
-    """The values in a comma-separated text; None unless all are floats, or all booleans."""
+    """The values in a comma-separated text; None unless all are floats, integers of 64 bits, or booleans."""
     try:
         values = orjson.loads(b"[%b]" % text)
     except orjson.JSONDecodeError:
@@ -331,5 +333,7 @@ def _parsed_by_json(text: bytes) -> NDArray[Any] | None:
     if b'"' in text or text.count(b".") != len(values):
         kinds = {*map(type, values)}
         if kinds != {float}:
-            return np.fromiter(values, np.bool_, len(values)) if kinds == {bool} else None
-    return np.fromiter(values, np.float64, len(values))
+            kind = {bool: np.bool_, int: np.int64}.get(kinds.pop()) if len(kinds) == 1 else None
+            fits = kind is not None and (kind is np.bool_ or -(1 << 63) <= min(values) <= max(values) < 1 << 63)
+            return np.array(values, kind) if fits else None
+    return np.array(values, np.float64)
