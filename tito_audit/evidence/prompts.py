@@ -33,6 +33,7 @@ from tito_audit.record.message import Message
 from tito_audit.record.prefix import same_ids
 from tito_audit.record.rollout import Rollout
 from tito_audit.render.renderer import Forms
+from tito_audit.render.scaffolds import scaffolds, scaffolds_of
 from tito_audit.ways.observed import prompt_messages
 
 _KEPT = (
@@ -116,10 +117,12 @@ class _Writer:
         assert reference.renderer is not None
         self._rollout = rollout
         self._reference = reference
-        self._renderer = reference.renderer
-        self._given = reference.renderer.variables(rollout.tools, rollout.template_kwargs)
+        variables = reference.renderer.variables(rollout.tools, rollout.template_kwargs)
         template = reference.renderer.template(bool(rollout.tools))
         self._shapes = prompt_starts(reference.tokenizer, template)
+        known = scaffolds(template)
+        self._given = known.given(variables) if known is not None else None
+        self._scaffolds = scaffolds_of(reference.renderer, bool(rollout.tools))
         self._starts = self._shapes if may_know else None
         self._spelled = SpelledTexts(reference)
         self._forms = Forms()
@@ -196,6 +199,14 @@ class _Writer:
     def _rendered(self, prompt: _Prompt) -> RenderedText | None:
         """The text that the template writes; None where it refuses, and the error is recorded."""
         rollout, reference, recorded = self._rollout, self._reference, prompt.recorded
+        written = None
+        if self._scaffolds is not None and self._given is not None and recorded is not None:
+            written = self._scaffolds.written(prompt.messages, self._given, prompt.opens, self._forms)
+        if written is not None and recorded is not None:
+            whole = written[0]
+            matches = reference.leads_to(whole, recorded, goes_on=not prompt.opens)
+            self._texts[prompt.turn] = RenderedText(lambda: whole, matches)
+            return self._texts[prompt.turn]
         fast = reference.render_fast(
             prompt.messages,
             rollout.tools,
