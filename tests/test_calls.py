@@ -34,7 +34,7 @@ REAL = Path(
 )
 """The folder of real tokenizers; it need not exist."""
 END = "<|im_end|>"
-NUMBER, WARM = 12, 2
+NUMBER, WARM = 16, 6
 """Rows of a log, and how many of them are not counted: the first ones fill caches."""
 WORDS = 4
 

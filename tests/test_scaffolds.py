@@ -1,4 +1,4 @@
-"""What a scaffold writes is what the template writes, for every template and whatever the messages say."""
+"""What is written with a scaffold is what the template writes, whatever the messages say."""
 
 from __future__ import annotations
 
@@ -150,10 +150,14 @@ def answered(renderer: Renderer, dice: random.Random, rounds: int) -> int:
         for logged in conversations(dice):
             messages = as_messages(logged, "messages")
             written = parts.written(messages, given, opens, Forms())
-            if written is not None:
+            if written is None:
+                continue
+            text, scaffold = written
+            how: dict[str, Any] = {"add_generation_prompt": opens, "template_kwargs": kwargs}
+            assert renderer.render_fast(messages, **how) in (text, None), (logged, opens, kwargs)
+            if parts.is_exact(scaffold, messages, given, opens, Forms()):
                 count += 1
-                how = {"add_generation_prompt": opens, "template_kwargs": kwargs}
-                assert written[0] == renderer.render(messages, **how), (logged, opens, kwargs)
+                assert text == renderer.render(messages, **how), (logged, opens, kwargs)
     return count
 
 
@@ -186,7 +190,8 @@ def texts(renderer: Renderer, *words: str) -> list[str | None]:
     """What scaffolds write for a question of each of these words."""
     parts = scaffolds_of(renderer, False)
     given = parts.given(renderer.variables((), {})) if parts is not None else None
-    assert parts is not None and given is not None
+    assert parts is not None
+    assert given is not None
     out = []
     for word in words:
         messages = as_messages([{"role": "user", "content": word}], "messages")
@@ -198,7 +203,8 @@ def texts(renderer: Renderer, *words: str) -> list[str | None]:
 def test_the_second_conversation_of_a_shape_gives_the_scaffold() -> None:
     renderer = make_renderer(toy.toy_tokenizer(), chat_template=PLAIN)
     first, *rest = texts(renderer, "one", "two", "three", " four", " five")
-    assert first is None and rest[2] is None
+    assert first is None
+    assert rest[2] is None
     question = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
     assert [rest[0], rest[1], rest[3]] == [question.format(word) for word in ("two", "three", " five")]
 

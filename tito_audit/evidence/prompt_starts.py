@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, count
 from operator import is_, or_
 from typing import NamedTuple
 
@@ -72,8 +72,10 @@ class LaterText:
     opens: bool
     """Whether it is a prompt; if not, it may continue after its recorded ids."""
     ids: Ids
+    key: int
+    """A number for all of it but the texts of its messages and its ids."""
 
-    def start(self, size: int, recorded: Ids) -> LaterText:
+    def start(self, size: int, recorded: Ids, key: int) -> LaterText:
         """The prompt for its first messages, known to be these recorded ids, which it starts with."""
         return LaterText(
             self.messages[:size],
@@ -86,6 +88,7 @@ class LaterText:
             self.openers[: self.answers[size] + 1],
             True,
             recorded,
+            key,
         )
 
     def may_start_with(self, size: int, recorded: Ids) -> bool:
@@ -138,6 +141,10 @@ class PromptStarts:
         self._shapes = shapes
         self._openers: dict[int, Opener | None] = {}
         self._proven: set[_Place] = set()
+        self._keys: dict[tuple[int, ...], int] = {}
+        self._numbers = count()
+        self._sure: set[tuple[int, int]] = set()
+        """Keys of later texts, and how many of their messages are all proven."""
         self._alike: set[_Place] = set()
         """Places of messages that both engines write alike."""
         self._found = 0
@@ -171,7 +178,18 @@ class PromptStarts:
             _openers(ids, opener.ids, self.cuts).tolist(),
             opens,
             ids,
+            self._key((given.number, opens, *[number for each in read for number in each[:2]])),
         )
+
+    def start(self, later: LaterText, size: int, recorded: Ids) -> LaterText:
+        """The prompt for the first messages of a later text, known to be these recorded ids."""
+        return later.start(size, recorded, self._key((later.key, size)))
+
+    def _key(self, parts: tuple[int, ...]) -> int:
+        if len(self._keys) >= _MOST:
+            self._keys.clear()
+            self._sure.clear()
+        return self._keys.setdefault(parts, next(self._numbers))
 
     def are_first(self, messages: Sequence[Message], later: LaterText, forms: Forms) -> bool:
         """Whether the messages of a later text start with these."""
@@ -193,8 +211,10 @@ class PromptStarts:
         """
         if self._off or self._found % _ONE_IN == _ONE_IN - 1 or not later.may_start_with(size, recorded):
             return False
-        if not self._proven.issuperset(later.places(size)):
-            return False
+        if (later.key, size) not in self._sure:
+            if not self._proven.issuperset(later.places(size)):
+                return False
+            self._sure.add((later.key, size))
         self._found += 1
         return True
 

@@ -34,6 +34,7 @@ from tito_audit.record.prefix import same_ids
 from tito_audit.record.rollout import Rollout
 from tito_audit.render.renderer import Forms
 from tito_audit.render.scaffolds import scaffolds, scaffolds_of
+from tito_audit.tokens.vocab import keeps_bytes
 from tito_audit.ways.observed import prompt_messages
 
 _KEPT = (
@@ -173,11 +174,13 @@ class _Writer:
         starts, recorded, size = self._starts, prompt.recorded, len(prompt.messages)
         if starts is None or recorded is None or not starts.is_known(later, size, recorded):
             return False
-        start = later.start(size, recorded)
-        cuts, controls, opener = starts.cuts, len(starts.cuts.positions(recorded)), later.opener.tail
-        written = RenderedText(
-            lambda: "".join(cuts.split(text.text)[: 2 * controls]) + opener, matches_record=True
-        )
+        start = starts.start(later, size, recorded)
+        cuts, opener = starts.cuts, later.opener.tail
+
+        def written_start() -> str:
+            return "".join(cuts.split(text.text)[: 2 * len(cuts.positions(recorded))]) + opener
+
+        written = RenderedText(written_start, matches_record=True)
         self._texts[prompt.turn] = written
         self._keep(start, written)
         return True
@@ -199,14 +202,15 @@ class _Writer:
     def _rendered(self, prompt: _Prompt) -> RenderedText | None:
         """The text that the template writes; None where it refuses, and the error is recorded."""
         rollout, reference, recorded = self._rollout, self._reference, prompt.recorded
-        written = None
-        if self._scaffolds is not None and self._given is not None and recorded is not None:
-            written = self._scaffolds.written(prompt.messages, self._given, prompt.opens, self._forms)
-        if written is not None and recorded is not None:
-            whole = written[0]
-            matches = reference.leads_to(whole, recorded, goes_on=not prompt.opens)
-            self._texts[prompt.turn] = RenderedText(lambda: whole, matches)
-            return self._texts[prompt.turn]
+        text: RenderedText | None
+        parts, given = self._scaffolds, self._given
+        if parts is not None and given is not None and recorded is not None:
+            how = prompt.messages, given, prompt.opens, self._forms
+            whole, scaffold = parts.written(*how) or ("", None)
+            matches = scaffold is not None and self._leads_to(whole, recorded, prompt.opens)
+            if scaffold is not None and (matches or parts.is_exact(scaffold, *how)):
+                text = self._texts[prompt.turn] = RenderedText(lambda: whole, matches)
+                return text
         fast = reference.render_fast(
             prompt.messages,
             rollout.tools,
@@ -214,7 +218,6 @@ class _Writer:
             opens_answer=prompt.opens,
             forms=self._forms,
         )
-        text: RenderedText | None
         if fast is None or recorded is None:
             text = self._exactly(prompt, None)
         elif reference.leads_to(fast, recorded, goes_on=not prompt.opens):
@@ -228,6 +231,15 @@ class _Writer:
         if text is not None:
             self._texts[prompt.turn] = text
         return text
+
+    def _leads_to(self, text: str, recorded: Ids, opens: bool) -> bool:
+        """Whether a text encodes as these ids, or as more if no generation prompt ends it; tokens of fewer bytes
+        need no encoding."""
+        reference, data = self._reference, text.encode()
+        as_long = len(data) == reference.vocabulary.byte_count(recorded) or not opens
+        if not as_long and keeps_bytes(reference.tokenizer.normal_form, data):
+            return False
+        return reference.leads_to(text, recorded, goes_on=not opens)
 
     def _exactly(self, prompt: _Prompt, fast: str | None) -> RenderedText | None:
         """The text of the reference environment, or of the fast engine where both are known to write it alike."""

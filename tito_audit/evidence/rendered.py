@@ -112,11 +112,10 @@ class TurnReader:
     def _found(self, messages: Sequence[Message], ids: Ids) -> Turns | None:
         at = self._vocabulary.control(ids).nonzero()[0]
         control, places = ids.take(at).tolist(), at.tolist()
-        data, width = ids.tobytes(), ids.itemsize
         turns: list[tuple[int, int]] = []
         for number, place in enumerate(places):
             start, stop = place + self._size, number + self._controls
-            if control[number] != self._first or data[width * place : width * start] != self._prompt:
+            if control[number] != self._first or ids[place:start].tobytes() != self._prompt:
                 continue
             # The first control token from the start of the answer on has to be its end, and the only one.
             if stop >= len(places) or control[stop] not in self._ends or (turns and turns[-1][1] >= start):

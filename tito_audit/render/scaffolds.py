@@ -4,9 +4,11 @@
     scaffold   <|im_start|>user\\n ·  <|im_end|>\\n<|im_start|>assistant\\n ·     <|im_end|>\\n
 
 If a template is known to look only for a few markers in texts and to strip them of white space (see
-`fast/looked_for.py`), it writes conversations of the same shape alike, except for the words between the markers. So
-the reference environment writes one of each shape with stand-ins for the words. They have every sign that a filter
-would change: a template that changes words has no scaffold. One text in 256 is rendered anyway, as a check.
+`fast/looked_for.py`), it writes conversations of the same shape alike, except for the words between markers. So
+one of each shape is rendered with stand-ins for the words, which have every sign that a filter would change: a
+template that changes words has no scaffold. One text in 256 is rendered anyway, as a check. Like everything that
+the fast engine writes, a text is a guess until recorded ids confirm it, or the reference environment is known to
+write the same scaffold.
 """
 
 from __future__ import annotations
@@ -205,14 +207,22 @@ class Shapes:
         return [*between, before], words
 
 
+_Run = Callable[[Chat, "Given", bool], str | None]
+"""An engine: what it writes for messages, with a generation prompt or without."""
+
+
 class Given(NamedTuple):
     """What a template gets besides messages."""
 
     number: int
     variables: Mapping[str, Any]
 
+    def inputs(self, chat: Chat, opens: bool) -> dict[str, Any]:
+        """All variables of a rendering."""
+        return {**self.variables, "messages": chat, "add_generation_prompt": opens}
 
-@dataclass(frozen=True, slots=True, eq=False)
+
+@dataclass(slots=True, eq=False)
 class Scaffold:
     """What a template writes around the words of conversations of one shape."""
 
@@ -222,6 +232,8 @@ class Scaffold:
     """The word after each piece; `~word` if it is written as part of a JSON text."""
     opener: str | None
     """What a generation prompt adds after any messages; None if this may depend on them."""
+    is_exact: bool | None = None
+    """Whether the reference environment writes it too; None: not known yet."""
 
     def text(self, words: Sequence[str]) -> str:
         """The conversation with these words."""
@@ -281,7 +293,7 @@ class Scaffolds:
     def written(
         self, messages: Sequence[Message], given: Given, opens: bool, forms: Forms
     ) -> tuple[str, Scaffold] | None:
-        """What the reference environment writes for these messages, as far as it is known."""
+        """What the fast engine writes for these messages, and their scaffold; None if that is not known."""
         read = self.shapes.read(messages, forms) if not self._off else None
         key = (given.number, opens, *[each.whole for each in read]) if read else (-1,)
         if read is None or -1 in key:
@@ -293,9 +305,11 @@ class Scaffolds:
             return None
         text = scaffold.text([word for each in read for word in each.words])
         self._used += 1
-        if self._used % _ONE_IN == 0 and text != self._rendered(self._chat(messages, forms), given, opens):
-            self._off = True
-            return None
+        if self._used % _ONE_IN == 0:
+            run = self._reference if scaffold.is_exact else self._fast
+            if text != run(self._chat(messages, forms), given, opens):
+                self._off = True
+                return None
         # A lone surrogate, which no tokenizer keeps, or more than templates may write.
         if len(text) > _MOST_WRITTEN or not (text.isascii() or _is_well_formed(text)):
             return None
@@ -311,18 +325,33 @@ class Scaffolds:
             if len(self._seen) < _MOST_SHAPES:
                 self._seen.add(key)
             return False
-        numbers = count()
-        chat = self._chat(messages, forms)
-        stand_ins = self.shapes.with_stand_ins(chat, lambda: self._stand_in(next(numbers)))
-        scaffold = self._around(self._rendered(stand_ins, given, opens), given)
-        if scaffold is not None:
-            read = self.shapes.read(messages, forms) or ()
-            words = [*chain.from_iterable(each.words for each in read)]
-            if scaffold.text(words) != self._rendered(chat, given, opens):
-                scaffold = None
+        scaffold = self._derived(self._fast, messages, given, opens, forms)
         self._scaffolds[key] = scaffold
         self._characters += sum(map(len, scaffold.pieces)) if scaffold is not None else 0
         return True
+
+    def is_exact(
+        self, scaffold: Scaffold, messages: Sequence[Message], given: Given, opens: bool, forms: Forms
+    ) -> bool:
+        """Whether the reference environment writes these messages, and all of their shape, with this scaffold."""
+        if scaffold.is_exact is None:
+            other = self._derived(self._reference, messages, given, opens, forms)
+            scaffold.is_exact = (
+                other is not None and other.pieces == scaffold.pieces and other.order == scaffold.order
+            )
+        return scaffold.is_exact
+
+    def _derived(
+        self, run: _Run, messages: Sequence[Message], given: Given, opens: bool, forms: Forms
+    ) -> Scaffold | None:
+        """The scaffold of these messages by one engine; None if there is none."""
+        numbers = count()
+        chat = self._chat(messages, forms)
+        stand_ins = self.shapes.with_stand_ins(chat, lambda: self._stand_in(next(numbers)))
+        scaffold = self._around(run(stand_ins, given, opens), given)
+        read = self.shapes.read(messages, forms) or ()
+        words = [*chain.from_iterable(each.words for each in read)]
+        return scaffold if scaffold is not None and scaffold.text(words) == run(chat, given, opens) else None
 
     def _around(self, text: str | None, given: Given) -> Scaffold | None:
         """What stands around stand-ins; None if one of them was changed."""
@@ -342,10 +371,20 @@ class Scaffolds:
     def _chat(self, messages: Sequence[Message], forms: Forms) -> Chat:
         return forms.chat(messages, parsed=True, no_content="absent")
 
-    def _rendered(self, chat: Chat, given: Given, opens: bool) -> str | None:
-        """What the reference environment writes; None if it refuses."""
+    def _fast(self, chat: Chat, given: Given, opens: bool) -> str | None:
+        """What the fast engine writes; None if the template refuses, or it does not know."""
+        from tito_audit.render.fast.render import GivenUp
+
+        fast = self._template.fast
         try:
-            return self._template.run({**given.variables, "messages": chat, "add_generation_prompt": opens})
+            return fast.run(given.inputs(chat, opens)) if fast is not None else None
+        except (RenderError, GivenUp):
+            return None
+
+    def _reference(self, chat: Chat, given: Given, opens: bool) -> str | None:
+        """What the reference environment writes; None if the template refuses."""
+        try:
+            return self._template.run(given.inputs(chat, opens))
         except RenderError:
             return None
 

@@ -230,7 +230,7 @@ class WrittenFast:
     opens_answer: bool
     text: str
     scaffold: Scaffold | None = None
-    """What is known to stand around the words of the messages: then the text is no guess."""
+    """What stands around the words of the messages, if that was known without rendering them."""
 
     @property
     def chat(self) -> Chat:
