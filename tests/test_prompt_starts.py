@@ -494,7 +494,7 @@ def test_texts_that_both_engines_write_alike_are_proven_by_shape() -> None:
     starts = prompt_starts.prompt_starts(tokenizer, renderer.template(False))
     assert starts is not None
     known = scaffolds(renderer.template(False))
-    given = known.given(renderer.variables((), {})) if known is not None else None
+    given = known.inputs(renderer.variables((), {})) if known is not None else None
 
     def places(*texts: str, opens: bool = True) -> Any:
         roles = ("user", "assistant") * len(texts)

@@ -38,7 +38,8 @@ WRITTEN = {
     "reasoning of its own": said_as("{{ m.reasoning_content or 'none' }}\n{{ m.content }}"),
     "twice": said_as("{{ m.content }} {{ m.content.rstrip() }}"),
     "tool calls": said_as(
-        "{{ m.content }}{% for c in m.tool_calls %}{{ c.function.name }}{{ c.function.arguments | tojson }}{% endfor %}"
+        "{{ m.content }}{% for c in m.tool_calls %}{{ c.function.name }}{{ c.function.arguments | tojson }}"
+        "{% endfor %}"
     ),
     "as JSON": said_as("{{ m.content | tojson }}"),
     "the whole message as JSON": said_as("{{ m | tojson }}"),
@@ -145,7 +146,7 @@ def answered(renderer: Renderer, dice: random.Random, rounds: int) -> int:
     count = 0
     for _ in range(rounds):
         kwargs = dice.choice(({}, {"enable_thinking": False}))
-        given, opens = parts.given(renderer.variables((), kwargs)), dice.random() < 0.5
+        given, opens = parts.inputs(renderer.variables((), kwargs)), dice.random() < 0.5
         assert given is not None
         for logged in conversations(dice):
             messages = as_messages(logged, "messages")
@@ -189,7 +190,7 @@ def test_of_real_templates_as_well(name: str) -> None:
 def texts(renderer: Renderer, *words: str) -> list[str | None]:
     """What scaffolds write for a question of each of these words."""
     parts = scaffolds_of(renderer, False)
-    given = parts.given(renderer.variables((), {})) if parts is not None else None
+    given = parts.inputs(renderer.variables((), {})) if parts is not None else None
     assert parts is not None
     assert given is not None
     out = []

@@ -26,7 +26,7 @@ from tito_audit.record.arrays import Ids, Offsets
 from tito_audit.record.message import Message
 from tito_audit.record.prefix import starts_with
 from tito_audit.render.renderer import Forms
-from tito_audit.render.scaffolds import Given, Shapes, scaffolds
+from tito_audit.render.scaffolds import Inputs, Shapes, scaffolds
 from tito_audit.render.template import Template
 from tito_audit.tokens.segments import Cuts
 from tito_audit.tokens.tokenizer import Tokenizer
@@ -34,6 +34,7 @@ from tito_audit.tokens.vocab import Vocabulary
 
 _ONE_IN = 256
 """One in this many known prompts is rendered anyway."""
+_MOST_KEYS = 1 << 12
 _MOST = 1 << 16
 """How many places of messages are remembered."""
 _FAR = 3
@@ -74,22 +75,6 @@ class LaterText:
     ids: Ids
     key: int
     """A number for all of it but the texts of its messages and its ids."""
-
-    def start(self, size: int, recorded: Ids, key: int) -> LaterText:
-        """The prompt for its first messages, known to be these recorded ids, which it starts with."""
-        return LaterText(
-            self.messages[:size],
-            self.given,
-            self.shapes[:size],
-            self.around[:size],
-            self.before[: size + 1],
-            self.answers[: size + 1],
-            self.opener,
-            self.openers[: self.answers[size] + 1],
-            True,
-            recorded,
-            key,
-        )
 
     def may_start_with(self, size: int, recorded: Ids) -> bool:
         """Whether recorded ids are its start, through the generation prompt after the first messages."""
@@ -159,17 +144,17 @@ class PromptStarts:
         return self._tokenizer.cuts
 
     def later(
-        self, messages: Sequence[Message], given: Given | None, opens: bool, ids: Ids, forms: Forms
+        self, messages: Sequence[Message], inputs: Inputs | None, opens: bool, ids: Ids, forms: Forms
     ) -> LaterText | None:
         """A text known to lead to these ids; None if it says nothing about prompts."""
-        opener = self._opener(given) if given is not None and not self._off else None
+        opener = self._opener(inputs) if inputs is not None and not self._off else None
         read = self._shapes.read(messages, forms) if opener is not None else None
-        if given is None or opener is None or read is None:
+        if inputs is None or opener is None or read is None:
             return None
         around = [each.around for each in read]
         return LaterText(
             messages,
-            given.number,
+            inputs.number,
             [each.shape for each in read],
             around,
             list(accumulate([1 << number for number in around], or_, initial=0)),
@@ -178,15 +163,28 @@ class PromptStarts:
             _openers(ids, opener.ids, self.cuts).tolist(),
             opens,
             ids,
-            self._key((given.number, opens, *[number for each in read for number in each[:2]])),
+            self._key((inputs.number, opens, *[number for each in read for number in each[:2]])),
         )
 
     def start(self, later: LaterText, size: int, recorded: Ids) -> LaterText:
-        """The prompt for the first messages of a later text, known to be these recorded ids."""
-        return later.start(size, recorded, self._key((later.key, size)))
+        """The prompt for the first messages of a later text, known to be these recorded ids, which it starts
+        with."""
+        return LaterText(
+            later.messages[:size],
+            later.given,
+            later.shapes[:size],
+            later.around[:size],
+            later.before[: size + 1],
+            later.answers[: size + 1],
+            later.opener,
+            later.openers[: later.answers[size] + 1],
+            True,
+            recorded,
+            self._key((later.key, size)),
+        )
 
     def _key(self, parts: tuple[int, ...]) -> int:
-        if len(self._keys) >= _MOST:
+        if len(self._keys) >= _MOST_KEYS:
             self._keys.clear()
             self._sure.clear()
         return self._keys.setdefault(parts, next(self._numbers))
@@ -234,11 +232,11 @@ class PromptStarts:
             self._proven |= places
 
     def places_alone(
-        self, messages: Sequence[Message], given: Given | None, opens: bool, forms: Forms
+        self, messages: Sequence[Message], inputs: Inputs | None, opens: bool, forms: Forms
     ) -> list[_Place] | None:
         """What decides how the template writes each of these messages in their own text; None if unknown."""
-        read = self._shapes.read(messages, forms) if given is not None and not self._engines_differ else None
-        if given is None or read is None:
+        read = self._shapes.read(messages, forms) if inputs is not None and not self._engines_differ else None
+        if inputs is None or read is None:
             return None
         around = [each.around for each in read]
         size, before, after = len(messages), 0, 0
@@ -250,7 +248,7 @@ class PromptStarts:
         for i, after in enumerate(reversed(later)):
             neighbours = around[i - 1] if i else -1, around[i + 1] if i + 1 < size else -1
             places.append(
-                (given.number, opens, around[0], read[i].shape, *neighbours, min(size - i, _FAR), before, after)
+                (inputs.number, opens, around[0], read[i].shape, *neighbours, min(size - i, _FAR), before, after)
             )
             before |= 1 << around[i]
         return places
@@ -271,16 +269,16 @@ class PromptStarts:
         if alike and len(self._alike) < _MOST:
             self._alike.update(places)
 
-    def _opener(self, given: Given) -> Opener | None:
+    def _opener(self, inputs: Inputs) -> Opener | None:
         """The generation prompt; None if it shows nothing."""
-        if given.number not in self._openers:
-            text = self._template.opener_after_user(given.variables)
+        if inputs.number not in self._openers:
+            text = self._template.opener_after_user(inputs.variables)
             begin, *pieces = self.cuts.split(text)
             shows = not begin and pieces
-            self._openers[given.number] = (
+            self._openers[inputs.number] = (
                 Opener(pieces[-1], self._tokenizer.encode_fast_batch([text])[0]) if shows else None
             )
-        return self._openers[given.number]
+        return self._openers[inputs.number]
 
 
 def _openers(ids: Ids, opener: Ids, cuts: Cuts) -> Offsets:
@@ -295,12 +293,12 @@ def _openers(ids: Ids, opener: Ids, cuts: Cuts) -> Offsets:
 def prompt_starts(tokenizer: Tokenizer, template: Template) -> PromptStarts | None:
     """What is known about the texts of a template; None if more than shapes may decide, or nothing shows its
     turns."""
-    known = scaffolds(template)
-    if known is None or not tokenizer.cuts.tokens:
+    every = scaffolds(template)
+    if every is None or not tokenizer.cuts.tokens:
         return None
     parts = _known(tokenizer.vocabulary, template)
     if not parts:
-        parts.append(PromptStarts(tokenizer, template, known.shapes))
+        parts.append(PromptStarts(tokenizer, template, every.shapes))
     return parts[0]
 
 

@@ -121,8 +121,8 @@ class _Writer:
         variables = reference.renderer.variables(rollout.tools, rollout.template_kwargs)
         template = reference.renderer.template(bool(rollout.tools))
         self._shapes = prompt_starts(reference.tokenizer, template)
-        known = scaffolds(template)
-        self._given = known.given(variables) if known is not None else None
+        every = scaffolds(template)
+        self._inputs = every.inputs(variables) if every is not None else None
         self._scaffolds = scaffolds_of(reference.renderer, bool(rollout.tools))
         self._starts = self._shapes if may_know else None
         self._spelled = SpelledTexts(reference)
@@ -165,7 +165,7 @@ class _Writer:
                 as_later = None
             else:
                 as_later = self._starts.later(
-                    prompt.messages, self._given, prompt.opens, prompt.recorded, self._forms
+                    prompt.messages, self._inputs, prompt.opens, prompt.recorded, self._forms
                 )
             self._keep(as_later, rendering)
 
@@ -203,9 +203,9 @@ class _Writer:
         """The text that the template writes; None where it refuses, and the error is recorded."""
         rollout, reference, recorded = self._rollout, self._reference, prompt.recorded
         text: RenderedText | None
-        parts, given = self._scaffolds, self._given
-        if parts is not None and given is not None and recorded is not None:
-            how = prompt.messages, given, prompt.opens, self._forms
+        parts, inputs = self._scaffolds, self._inputs
+        if parts is not None and inputs is not None and recorded is not None:
+            how = prompt.messages, inputs, prompt.opens, self._forms
             whole, scaffold = parts.written(*how) or ("", None)
             matches = scaffold is not None and self._leads_to(whole, recorded, prompt.opens)
             if scaffold is not None and (matches or parts.is_exact(scaffold, *how)):
@@ -233,11 +233,11 @@ class _Writer:
         return text
 
     def _leads_to(self, text: str, recorded: Ids, opens: bool) -> bool:
-        """Whether a text encodes as these ids, or as more if no generation prompt ends it; tokens of fewer bytes
-        need no encoding."""
+        """Whether a text encodes as these ids, or as more if no generation prompt ends it."""
         reference, data = self._reference, text.encode()
-        as_long = len(data) == reference.vocabulary.byte_count(recorded) or not opens
-        if not as_long and keeps_bytes(reference.tokenizer.normal_form, data):
+        # Tokens of another length are of another text, unless a text is normalised first.
+        differ = opens and len(data) != reference.vocabulary.byte_count(recorded)
+        if differ and keeps_bytes(reference.tokenizer.normal_form, data):
             return False
         return reference.leads_to(text, recorded, goes_on=not opens)
 
@@ -245,7 +245,7 @@ class _Writer:
         """The text of the reference environment, or of the fast engine where both are known to write it alike."""
         rollout, places = self._rollout, None
         if fast is not None and self._shapes is not None:
-            places = self._shapes.places_alone(prompt.messages, self._given, prompt.opens, self._forms)
+            places = self._shapes.places_alone(prompt.messages, self._inputs, prompt.opens, self._forms)
             if places is not None and self._shapes.writes_alike(places):
                 return RenderedText(lambda: fast, matches_record=False)
         try:

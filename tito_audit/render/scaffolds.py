@@ -34,7 +34,7 @@ Shape = Hashable
 _ROLE = "role"
 _DETAILS = frozenset(("tool_calls", "tool_call_id", "name", "id"))
 _MOST_SHAPES, _MOST_AROUND = 1 << 16, 128
-_MOST_GIVEN = 64
+_MOST_INPUTS = 64
 _MOST = 1 << 12
 """How many shapes of conversations are remembered."""
 _MOST_WRITTEN = 1 << 24
@@ -97,9 +97,9 @@ class Shapes:
 
     def read(self, messages: Sequence[Message], forms: Forms) -> list[ReadMessage] | None:
         """What the template can tell about each of these messages; None if there are too many shapes."""
-        known = forms.read
+        before = forms.read
         for message in messages:
-            if id(message) in known:
+            if id(message) in before:
                 continue
             read = self._plain(message.wire)
             if read is None:
@@ -114,8 +114,8 @@ class Shapes:
                     return None
                 if type(wire) is dict and wire.keys() == {_ROLE, "content"} and read.words == (wire["content"],):
                     self._of_words[(*wire, wire[_ROLE])] = read
-            known[id(message)] = read, message  # kept alive, so no other can get its id
-        return [known[id(message)][0] for message in messages]
+            before[id(message)] = read, message  # kept alive, so no other can get its id
+        return [before[id(message)][0] for message in messages]
 
     def _plain(self, wire: Mapping[str, Any]) -> ReadMessage | None:
         """What is known of a message that has only a role and words, as most have."""
@@ -156,7 +156,9 @@ class Shapes:
         return ReadMessage(
             self._shapes.setdefault(shape, len(self._shapes)),
             self._around.setdefault(around, len(self._around)),
-            -1 if self._told_apart else self._wholes.setdefault((shape, *self._numbers), len(self._wholes)),
+            -1
+            if self._told_apart or len(self._wholes) > _MOST_SHAPES
+            else self._wholes.setdefault((shape, *self._numbers), len(self._wholes)),
             tuple(self._words),
         )
 
@@ -207,17 +209,17 @@ class Shapes:
         return [*between, before], words
 
 
-_Run = Callable[[Chat, "Given", bool], str | None]
+_Run = Callable[[Chat, "Inputs", bool], str | None]
 """An engine: what it writes for messages, with a generation prompt or without."""
 
 
-class Given(NamedTuple):
+class Inputs(NamedTuple):
     """What a template gets besides messages."""
 
     number: int
     variables: Mapping[str, Any]
 
-    def inputs(self, chat: Chat, opens: bool) -> dict[str, Any]:
+    def with_chat(self, chat: Chat, opens: bool) -> dict[str, Any]:
         """All variables of a rendering."""
         return {**self.variables, "messages": chat, "add_generation_prompt": opens}
 
@@ -254,8 +256,9 @@ class Scaffolds:
     def __init__(self, template: Template, looked_for: LookedFor) -> None:
         self.shapes = Shapes(looked_for)
         self._template = template
-        self._given: dict[bytes, int] = {}
-        self._seen: set[tuple[int, ...]] = set()
+        self._inputs: dict[bytes, int] = {}
+        self._seen: set[int] = set()
+        """Hashes of shapes of conversations."""
         self._scaffolds: dict[tuple[int, ...], Scaffold | None] = {}
         self._characters = 0
         self._used = 0
@@ -277,28 +280,28 @@ class Scaffolds:
             or "strftime_now" in template.source
         )
 
-    def given(self, variables: Mapping[str, Any]) -> Given | None:
+    def inputs(self, variables: Mapping[str, Any]) -> Inputs | None:
         """All that a template gets besides messages; None if it cannot be compared, or there is too much."""
         try:
             key = marshal.dumps(dict(variables), 2)
         except ValueError:
             return None
-        number = self._given.get(key)
+        number = self._inputs.get(key)
         if number is None:
-            if len(self._given) >= _MOST_GIVEN:
+            if len(self._inputs) >= _MOST_INPUTS:
                 return None
-            number = self._given[key] = len(self._given)
-        return Given(number, variables)
+            number = self._inputs[key] = len(self._inputs)
+        return Inputs(number, variables)
 
     def written(
-        self, messages: Sequence[Message], given: Given, opens: bool, forms: Forms
+        self, messages: Sequence[Message], inputs: Inputs, opens: bool, forms: Forms
     ) -> tuple[str, Scaffold] | None:
         """What the fast engine writes for these messages, and their scaffold; None if that is not known."""
         read = self.shapes.read(messages, forms) if not self._off else None
-        key = (given.number, opens, *[each.whole for each in read]) if read else (-1,)
+        key = (inputs.number, opens, *[each.whole for each in read]) if read else (-1,)
         if read is None or -1 in key:
             return None
-        if key not in self._scaffolds and not self._derives(key, messages, given, opens, forms):
+        if key not in self._scaffolds and not self._derives(key, messages, inputs, opens, forms):
             return None
         scaffold = self._scaffolds[key]
         if scaffold is None:
@@ -306,8 +309,8 @@ class Scaffolds:
         text = scaffold.text([word for each in read for word in each.words])
         self._used += 1
         if self._used % _ONE_IN == 0:
-            run = self._reference if scaffold.is_exact else self._fast
-            if text != run(self._chat(messages, forms), given, opens):
+            rendered = None if scaffold.is_exact else self._fast(self._chat(messages, forms), inputs, opens)
+            if text != (rendered or self._reference(self._chat(messages, forms), inputs, opens)):
                 self._off = True
                 return None
         # A lone surrogate, which no tokenizer keeps, or more than templates may write.
@@ -316,44 +319,44 @@ class Scaffolds:
         return text, scaffold
 
     def _derives(
-        self, key: tuple[int, ...], messages: Sequence[Message], given: Given, opens: bool, forms: Forms
+        self, key: tuple[int, ...], messages: Sequence[Message], inputs: Inputs, opens: bool, forms: Forms
     ) -> bool:
         """Whether it is now known how conversations of this shape are written; only if there are several."""
         if len(self._scaffolds) >= _MOST or self._characters > _MOST_WRITTEN:
             return False
-        if key not in self._seen:
+        if hash(key) not in self._seen:
             if len(self._seen) < _MOST_SHAPES:
-                self._seen.add(key)
+                self._seen.add(hash(key))
             return False
-        scaffold = self._derived(self._fast, messages, given, opens, forms)
+        scaffold = self._derived(self._fast, messages, inputs, opens, forms)
         self._scaffolds[key] = scaffold
         self._characters += sum(map(len, scaffold.pieces)) if scaffold is not None else 0
         return True
 
     def is_exact(
-        self, scaffold: Scaffold, messages: Sequence[Message], given: Given, opens: bool, forms: Forms
+        self, scaffold: Scaffold, messages: Sequence[Message], inputs: Inputs, opens: bool, forms: Forms
     ) -> bool:
         """Whether the reference environment writes these messages, and all of their shape, with this scaffold."""
         if scaffold.is_exact is None:
-            other = self._derived(self._reference, messages, given, opens, forms)
+            other = self._derived(self._reference, messages, inputs, opens, forms)
             scaffold.is_exact = (
                 other is not None and other.pieces == scaffold.pieces and other.order == scaffold.order
             )
         return scaffold.is_exact
 
     def _derived(
-        self, run: _Run, messages: Sequence[Message], given: Given, opens: bool, forms: Forms
+        self, run: _Run, messages: Sequence[Message], inputs: Inputs, opens: bool, forms: Forms
     ) -> Scaffold | None:
         """The scaffold of these messages by one engine; None if there is none."""
         numbers = count()
         chat = self._chat(messages, forms)
         stand_ins = self.shapes.with_stand_ins(chat, lambda: self._stand_in(next(numbers)))
-        scaffold = self._around(run(stand_ins, given, opens), given)
+        scaffold = self._around(run(stand_ins, inputs, opens), inputs)
         read = self.shapes.read(messages, forms) or ()
         words = [*chain.from_iterable(each.words for each in read)]
-        return scaffold if scaffold is not None and scaffold.text(words) == run(chat, given, opens) else None
+        return scaffold if scaffold is not None and scaffold.text(words) == run(chat, inputs, opens) else None
 
-    def _around(self, text: str | None, given: Given) -> Scaffold | None:
+    def _around(self, text: str | None, inputs: Inputs) -> Scaffold | None:
         """What stands around stand-ins; None if one of them was changed."""
         if text is None:
             return None
@@ -363,7 +366,7 @@ class Scaffolds:
             return None
         numbers = zip(map(int, parts[1::3]), parts[2::3], strict=True)
         order = tuple([at if verbatim else ~at for at, verbatim in numbers])
-        return Scaffold(pieces, order, self._template.opener(given.variables))
+        return Scaffold(pieces, order, self._template.opener(inputs.variables))
 
     def _stand_in(self, number: int) -> str:
         return f"\u00a4{_TAG}{number}w{self._signs}"
@@ -371,20 +374,20 @@ class Scaffolds:
     def _chat(self, messages: Sequence[Message], forms: Forms) -> Chat:
         return forms.chat(messages, parsed=True, no_content="absent")
 
-    def _fast(self, chat: Chat, given: Given, opens: bool) -> str | None:
+    def _fast(self, chat: Chat, inputs: Inputs, opens: bool) -> str | None:
         """What the fast engine writes; None if the template refuses, or it does not know."""
         from tito_audit.render.fast.render import GivenUp
 
         fast = self._template.fast
         try:
-            return fast.run(given.inputs(chat, opens)) if fast is not None else None
+            return fast.run(inputs.with_chat(chat, opens)) if fast is not None else None
         except (RenderError, GivenUp):
             return None
 
-    def _reference(self, chat: Chat, given: Given, opens: bool) -> str | None:
+    def _reference(self, chat: Chat, inputs: Inputs, opens: bool) -> str | None:
         """What the reference environment writes; None if the template refuses."""
         try:
-            return self._template.run(given.inputs(chat, opens))
+            return self._template.run(inputs.with_chat(chat, opens))
         except RenderError:
             return None
 

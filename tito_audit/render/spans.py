@@ -288,11 +288,10 @@ def written_fast(
     """What the fast engine writes for these messages; None if it does not know, or if the text holds marks."""
     variables = renderer.variables(tools, template_kwargs)
     scaffolds, chat, forms = scaffolds_of(renderer, bool(tools)), None, Forms()
-    given = scaffolds.given(variables) if scaffolds is not None else None
-    written = None
-    if scaffolds is not None and given is not None:
-        written = scaffolds.written(messages, given, add_generation_prompt, forms)
-    text, scaffold = written or (None, None)
+    inputs = scaffolds.inputs(variables) if scaffolds is not None else None
+    text, scaffold = None, None
+    if scaffolds is not None and inputs is not None:
+        text, scaffold = scaffolds.written(messages, inputs, add_generation_prompt, forms) or (None, None)
     if text is None:
         chat, text = renderer.accepted_fast(
             messages, variables, add_generation_prompt=add_generation_prompt, forms=forms
