@@ -172,7 +172,7 @@ BUDGETS = {
     "parsers": 1_651,
     "providers": 2_340,
     "record": 3_240,
-    "render": 4_483,
+    "render": 4_490,
     "repairs": 1_907,
     "reports": 3_707,
     "rescore": 2_785,

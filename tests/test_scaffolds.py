@@ -13,11 +13,11 @@ import pytest
 from tests import toy
 from tests.test_prompt_starts import END, FAR, NEAR, OPENER, PLAIN, REAL, START, TOKENIZERS
 from tests.tiers import examples, some
-from tito_audit.errors import RenderError, SetupError
+from tito_audit.errors import SetupError
 from tito_audit.record.message import as_messages
 from tito_audit.render import scaffolds as room
 from tito_audit.render.renderer import Forms, Renderer, make_renderer
-from tito_audit.render.scaffolds import Scaffolds, Shapes, scaffolds_of
+from tito_audit.render.scaffolds import Shapes, scaffolds_of
 from tito_audit.render.template import Template
 from tito_audit.tokens.load import load_tokenizer
 
@@ -252,6 +252,20 @@ def test_texts_that_hold_too_much_are_left_to_the_template() -> None:
             None,
             "<|im_start|>user\nd<|im_end|>\n<|im_start|>assistant\n",
         ]
-    with pytest.raises(RenderError):
-        renderer.render(as_messages([], "messages"), add_generation_prompt=True)
-    assert isinstance(scaffolds_of(renderer, False), Scaffolds)
+    thinking = make_renderer(toy.toy_tokenizer(), chat_template=WRITTEN["reasoning moved"])
+    assert texts(thinking, *["x</think>" * 5000] * 3, *[" " * 5000 + "x"] * 3) == [None] * 6
+
+
+def test_values_nested_deeply_are_left_to_the_template() -> None:
+    parts = scaffolds_of(make_renderer(toy.toy_tokenizer(), chat_template=WRITTEN["tool calls"]), False)
+    assert parts is not None
+    inputs = parts.inputs({"tools": None})
+    assert inputs is not None
+    for depth in range(100, 800, 50):
+        value: Any = "x"
+        for _ in range(depth):
+            value = {"a": value}
+        call = {"type": "function", "function": {"name": "run", "arguments": value}}
+        logged = [{"role": "assistant", "content": "Hi", "tool_calls": [call]}]
+        for _ in range(2):
+            parts.written(as_messages(logged, "messages"), inputs, False, Forms())

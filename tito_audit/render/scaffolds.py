@@ -35,6 +35,8 @@ _ROLE = "role"
 _DETAILS = frozenset(("tool_calls", "tool_call_id", "name", "id"))
 _MOST_SHAPES, _MOST_AROUND = 1 << 16, 128
 _MOST_INPUTS = 64
+_MOST_BETWEEN = 1 << 12
+"""How many markers, and characters around words, a text may have."""
 _MOST = 1 << 12
 """How many shapes of conversations are remembered."""
 _MOST_WRITTEN = 1 << 24
@@ -106,11 +108,11 @@ class Shapes:
                 if len(self._shapes) > _MOST_SHAPES or len(self._around) > _MOST_AROUND:
                     return None
                 wire = message.wire
-                if not is_plain_text(wire):
-                    wire = forms.of(message, parsed=True, no_content="absent")
                 try:
+                    if not is_plain_text(wire):
+                        wire = forms.of(message, parsed=True, no_content="absent")
                     read = self._message(wire)
-                except (TypeError, RecursionError):  # values that are not JSON, or nested too deep
+                except (TypeError, RecursionError):  # values that are not JSON, or too much of them
                     return None
                 if type(wire) is dict and wire.keys() == {_ROLE, "content"} and read.words == (wire["content"],):
                     self._of_words[(*wire, wire[_ROLE])] = read
@@ -184,6 +186,8 @@ class Shapes:
         else:
             marked = self._overlap and [*map(text.count, self._inside)]
         between, words = self._divided(text)
+        if len(between) + sum(map(len, between)) > _MOST_BETWEEN:
+            raise TypeError("a text with more between its words than is remembered")
         self._words += words
         firsts, lasts = self._parts
         if marked is not None:
@@ -350,7 +354,10 @@ class Scaffolds:
         """The scaffold of these messages by one engine; None if there is none."""
         numbers = count()
         chat = self._chat(messages, forms)
-        stand_ins = self.shapes.with_stand_ins(chat, lambda: self._stand_in(next(numbers)))
+        try:
+            stand_ins = self.shapes.with_stand_ins(chat, lambda: self._stand_in(next(numbers)))
+        except RecursionError:  # just not too deep to be read
+            return None
         scaffold = self._around(run(stand_ins, inputs, opens), inputs)
         read = self.shapes.read(messages, forms) or ()
         words = [*chain.from_iterable(each.words for each in read)]
