@@ -67,6 +67,7 @@ def nothing_fast() -> Iterator[None]:
             (judgement, "_at_once", nothing),
             (Evidence, "sound", Sound.NOTHING),
             (prompts, "prompt_starts", nothing),
+            (prompts, "scaffolds_of", nothing),
             (prompts, "compare_text", all_of_it),
             (ConfirmedIds, "reencode", never),
             (SpelledTexts, "confirms", never),

@@ -27,11 +27,12 @@ from tito_audit.evidence import prompt_starts, prompts
 from tito_audit.evidence.chains import chain_turns
 from tito_audit.evidence.completions import ConfirmedIds
 from tito_audit.evidence.gather import gather
-from tito_audit.evidence.prompt_starts import PromptStarts, Shapes
+from tito_audit.evidence.prompt_starts import PromptStarts
 from tito_audit.evidence.reference import Reference
 from tito_audit.record.message import as_messages, as_tools
 from tito_audit.record.rollout import Place, Rollout, Turn
 from tito_audit.render.renderer import Forms, Renderer, make_renderer
+from tito_audit.render.scaffolds import Shapes, scaffolds
 from tito_audit.render.template import Template
 from tito_audit.tokens.load import load_tokenizer
 from tito_audit.tokens.tokenizer import Tokenizer
@@ -229,6 +230,7 @@ class Writer:
 def everything_rendered() -> Iterator[None]:
     with (
         patch.object(prompts, "prompt_starts", lambda *_: None),
+        patch.object(prompts, "scaffolds_of", lambda *_: None),
         patch.object(ConfirmedIds, "reencode", lambda *_: False),
     ):
         yield
@@ -491,12 +493,13 @@ def test_texts_that_both_engines_write_alike_are_proven_by_shape() -> None:
     prompt_starts._known.cache_clear()
     starts = prompt_starts.prompt_starts(tokenizer, renderer.template(False))
     assert starts is not None
-    variables = renderer.variables((), {})
+    known = scaffolds(renderer.template(False))
+    given = known.inputs(renderer.variables((), {})) if known is not None else None
 
     def places(*texts: str, opens: bool = True) -> Any:
         roles = ("user", "assistant") * len(texts)
         logged = [{"role": role, "content": text} for role, text in zip(roles, texts, strict=False)]
-        return starts.places_alone(as_messages(logged, "messages"), variables, opens, Forms())
+        return starts.places_alone(as_messages(logged, "messages"), given, opens, Forms())
 
     first = places("a", "b")
     assert not starts.writes_alike(first)

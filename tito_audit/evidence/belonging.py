@@ -92,9 +92,9 @@ def of_another_conversation(rollout: Rollout, text: Callable[[Ids], str]) -> boo
         for turn in rollout.turns
         if turn.message_index is not None and turn.completion_ids is not None and turn.ids_from is IdsFrom.LOGGED
     ]
-    answers = [(said(message), turn) for message, turn in pairs]
     compared = False
-    for answer, turn in answers:
+    for message, turn in pairs:
+        answer = said(message)
         if not _WORD.search(answer):
             continue
         assert turn.completion_ids is not None

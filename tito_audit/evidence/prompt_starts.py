@@ -13,111 +13,30 @@ so no message spells one. One prompt in 256 is rendered anyway, as a check.
 
 from __future__ import annotations
 
-import marshal
-import re
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, count
 from operator import is_, or_
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from tito_audit.record.arrays import Ids, Offsets
 from tito_audit.record.message import Message
 from tito_audit.record.prefix import starts_with
-from tito_audit.render.facts import LookedFor
 from tito_audit.render.renderer import Forms
+from tito_audit.render.scaffolds import Inputs, Shapes, scaffolds
 from tito_audit.render.template import Template
-from tito_audit.tokens.segments import Cuts, pattern_of, shared_start
+from tito_audit.tokens.segments import Cuts
 from tito_audit.tokens.tokenizer import Tokenizer
 from tito_audit.tokens.vocab import Vocabulary
 
-# The shapes of messages: everything by which a template can tell them apart.
-
-Shape = Hashable
-_ROLE = "role"
-_DETAILS = frozenset(("tool_calls", "tool_call_id", "name", "id"))
-
-
-class Shapes:
-    """Gives the shapes of messages for one template."""
-
-    def __init__(self, looked_for: LookedFor) -> None:
-        whole, inside, sizes = looked_for
-        self._whole = frozenset(whole)
-        self._inside = inside
-        self._sizes = frozenset((*sizes, 0, 1))
-        self._measured = sizes
-        self._begin = shared_start(inside[0], inside[-1]) if inside else ""
-        """How every marker begins, to search for that first."""
-        self._split = re.compile(f"({pattern_of(sorted(inside))})").split if inside else None
-        self._of: dict[type, Callable[[Any], Shape]] = {
-            str: self._text,
-            int: self._number,
-            float: self._number,
-            bool: lambda value: value,
-            type(None): lambda value: value,
-            dict: self._object,
-            list: lambda value: tuple(map(self.of, value)),
-        }
-
-    def message(self, message: dict[str, Any]) -> tuple[Shape, Shape]:
-        """The shape of a message, and what a template sees of it while it writes another one: the same without the
-        details of its calls.
-        """
-        shape = self._object(message)
-        if _DETAILS.isdisjoint(message):
-            return shape, (False, *shape)
-        return shape, (bool(message.get("tool_calls")), *[pair for pair in shape if pair[0] not in _DETAILS])
-
-    def of(self, value: Any) -> Shape:
-        """The shape of a value of plain JSON types, such as a message; TypeError for any other."""
-        read = self._of.get(type(value))
-        if read is None:
-            raise TypeError(f"a {type(value).__name__} has no shape")
-        return type(value), read(value)
-
-    def _object(self, value: dict[str, Any]) -> tuple[tuple[str, Shape], ...]:
-        pairs: list[tuple[str, Shape]] = []
-        for key, inner in value.items():
-            if type(inner) is not str:
-                pairs.append((key, self.of(inner)))
-            else:
-                pairs.append((key, inner if key == _ROLE else (str, self._text(inner))))
-        return tuple(pairs)
-
-    def _number(self, value: float) -> Shape:
-        return value if value in self._sizes else "number"
-
-    def _text(self, text: str) -> Shape:
-        if text in self._whole or text.isspace() or not text:
-            return "", text
-        sizes: tuple[int, ...] = ()
-        if self._measured:
-            sizes = tuple([(len(text) > size) - (len(text) < size) for size in self._measured])
-        if (
-            self._split is None
-            or self._begin not in text
-            or True not in [marker in text for marker in self._inside]
-        ):
-            return sizes, self._part(text)
-        marked = [(text.startswith(marker), text.endswith(marker), text.count(marker)) for marker in self._inside]
-        return sizes, tuple(marked), tuple(map(self._part, self._split(text)))
-
-    def _part(self, part: str) -> str | None:
-        """What a template can tell about a part of a text between markers."""
-        bare = part.strip()
-        return part if not bare or bare in self._whole or bare in self._inside else None
-
-
 _ONE_IN = 256
 """One in this many known prompts is rendered anyway."""
+_MOST_KEYS = 1 << 12
 _MOST = 1 << 16
-"""How many shapes, and places of messages, are remembered."""
-_MOST_AROUND = 128
-_MOST_GIVEN = 64
+"""How many places of messages are remembered."""
 _FAR = 3
 """Beyond this distance from the end, the distance of a message no longer matters."""
 _ANSWER = "assistant"
@@ -154,21 +73,8 @@ class LaterText:
     opens: bool
     """Whether it is a prompt; if not, it may continue after its recorded ids."""
     ids: Ids
-
-    def start(self, size: int, recorded: Ids) -> LaterText:
-        """The prompt for its first messages, known to be these recorded ids, which it starts with."""
-        return LaterText(
-            self.messages[:size],
-            self.given,
-            self.shapes[:size],
-            self.around[:size],
-            self.before[: size + 1],
-            self.answers[: size + 1],
-            self.opener,
-            self.openers[: self.answers[size] + 1],
-            True,
-            recorded,
-        )
+    key: int
+    """A number for all of it but the texts of its messages and its ids."""
 
     def may_start_with(self, size: int, recorded: Ids) -> bool:
         """Whether recorded ids are its start, through the generation prompt after the first messages."""
@@ -214,15 +120,16 @@ class LaterText:
 class PromptStarts:
     """What is known about the texts that one template writes, for one tokenizer."""
 
-    def __init__(self, tokenizer: Tokenizer, template: Template) -> None:
-        assert template.looked_for is not None
+    def __init__(self, tokenizer: Tokenizer, template: Template, shapes: Shapes) -> None:
         self._tokenizer = tokenizer
         self._template = template
-        self._read = Shapes(template.looked_for)
-        self._shapes: dict[Shape, int] = {}
-        self._around: dict[Shape, int] = {}
-        self._given: dict[bytes, tuple[int, Opener | None]] = {}
+        self._shapes = shapes
+        self._openers: dict[int, Opener | None] = {}
         self._proven: set[_Place] = set()
+        self._keys: dict[tuple[int, ...], int] = {}
+        self._numbers = count()
+        self._sure: set[tuple[int, int]] = set()
+        """Keys of later texts, and how many of their messages are all proven."""
         self._alike: set[_Place] = set()
         """Places of messages that both engines write alike."""
         self._found = 0
@@ -237,21 +144,18 @@ class PromptStarts:
         return self._tokenizer.cuts
 
     def later(
-        self, messages: Sequence[Message], variables: Mapping[str, Any], opens: bool, ids: Ids, forms: Forms
+        self, messages: Sequence[Message], inputs: Inputs | None, opens: bool, ids: Ids, forms: Forms
     ) -> LaterText | None:
-        """A text known to lead to these ids; None if it says nothing about prompts.
-
-        `given` holds all variables but the messages.
-        """
-        number, opener = self._of_given(variables) if not self._off else (0, None)
-        numbers = self._numbers(messages, forms) if opener is not None else None
-        if opener is None or numbers is None:
+        """A text known to lead to these ids; None if it says nothing about prompts."""
+        opener = self._opener(inputs) if inputs is not None and not self._off else None
+        read = self._shapes.read(messages, forms) if opener is not None else None
+        if inputs is None or opener is None or read is None:
             return None
-        shapes, around = numbers
+        around = [each.around for each in read]
         return LaterText(
             messages,
-            number,
-            shapes,
+            inputs.number,
+            [each.shape for each in read],
             around,
             list(accumulate([1 << number for number in around], or_, initial=0)),
             list(accumulate([message.role == _ANSWER for message in messages], initial=0)),
@@ -259,7 +163,31 @@ class PromptStarts:
             _openers(ids, opener.ids, self.cuts).tolist(),
             opens,
             ids,
+            self._key((inputs.number, opens, *[number for each in read for number in each[:2]])),
         )
+
+    def start(self, later: LaterText, size: int, recorded: Ids) -> LaterText:
+        """The prompt for the first messages of a later text, known to be these recorded ids, which it starts
+        with."""
+        return LaterText(
+            later.messages[:size],
+            later.given,
+            later.shapes[:size],
+            later.around[:size],
+            later.before[: size + 1],
+            later.answers[: size + 1],
+            later.opener,
+            later.openers[: later.answers[size] + 1],
+            True,
+            recorded,
+            self._key((later.key, size)),
+        )
+
+    def _key(self, parts: tuple[int, ...]) -> int:
+        if len(self._keys) >= _MOST_KEYS:
+            self._keys.clear()
+            self._sure.clear()
+        return self._keys.setdefault(parts, next(self._numbers))
 
     def are_first(self, messages: Sequence[Message], later: LaterText, forms: Forms) -> bool:
         """Whether the messages of a later text start with these."""
@@ -271,8 +199,8 @@ class PromptStarts:
             return True
         if tuple(messages) != tuple(first):
             return False
-        numbers = self._numbers(messages, forms)  # 1 and 1.0 are equal but differ in shape
-        return numbers is not None and numbers[0] == list(later.shapes[:size])
+        read = self._shapes.read(messages, forms)  # 1 and 1.0 are equal but differ in shape
+        return read is not None and [each.shape for each in read] == list(later.shapes[:size])
 
     def is_known(self, later: LaterText, size: int, recorded: Ids) -> bool:
         """Whether the template is known to write these recorded ids for the first messages of a later text.
@@ -281,8 +209,10 @@ class PromptStarts:
         """
         if self._off or self._found % _ONE_IN == _ONE_IN - 1 or not later.may_start_with(size, recorded):
             return False
-        if not self._proven.issuperset(later.places(size)):
-            return False
+        if (later.key, size) not in self._sure:
+            if not self._proven.issuperset(later.places(size)):
+                return False
+            self._sure.add((later.key, size))
         self._found += 1
         return True
 
@@ -302,14 +232,13 @@ class PromptStarts:
             self._proven |= places
 
     def places_alone(
-        self, messages: Sequence[Message], variables: Mapping[str, Any], opens: bool, forms: Forms
+        self, messages: Sequence[Message], inputs: Inputs | None, opens: bool, forms: Forms
     ) -> list[_Place] | None:
         """What decides how the template writes each of these messages in their own text; None if unknown."""
-        numbers = self._numbers(messages, forms) if not self._engines_differ else None
-        number = self._of_given(variables)[0] if numbers is not None else -1
-        if numbers is None or number < 0:
+        read = self._shapes.read(messages, forms) if inputs is not None and not self._engines_differ else None
+        if inputs is None or read is None:
             return None
-        shapes, around = numbers
+        around = [each.around for each in read]
         size, before, after = len(messages), 0, 0
         later: list[int] = []
         for other in reversed(around):
@@ -318,7 +247,9 @@ class PromptStarts:
         places: list[_Place] = []
         for i, after in enumerate(reversed(later)):
             neighbours = around[i - 1] if i else -1, around[i + 1] if i + 1 < size else -1
-            places.append((number, opens, around[0], shapes[i], *neighbours, min(size - i, _FAR), before, after))
+            places.append(
+                (inputs.number, opens, around[0], read[i].shape, *neighbours, min(size - i, _FAR), before, after)
+            )
             before |= 1 << around[i]
         return places
 
@@ -338,40 +269,16 @@ class PromptStarts:
         if alike and len(self._alike) < _MOST:
             self._alike.update(places)
 
-    def _numbers(self, messages: Sequence[Message], forms: Forms) -> tuple[list[int], list[int]] | None:
-        """Numbers for the shapes of messages, and for what others see of them; None if there are too many."""
-        if len(self._shapes) > _MOST or len(self._around) > _MOST_AROUND:
-            return None
-        shapes, around = self._shapes, self._around
-        try:
-            pairs = list(map(self._read.message, forms.chat(messages, parsed=True, no_content="absent")))
-            return (
-                [shapes.setdefault(shape, len(shapes)) for shape, _ in pairs],
-                [around.setdefault(seen, len(around)) for _, seen in pairs],
+    def _opener(self, inputs: Inputs) -> Opener | None:
+        """The generation prompt; None if it shows nothing."""
+        if inputs.number not in self._openers:
+            text = self._template.opener_after_user(inputs.variables)
+            begin, *pieces = self.cuts.split(text)
+            shows = not begin and pieces
+            self._openers[inputs.number] = (
+                Opener(pieces[-1], self._tokenizer.encode_fast_batch([text])[0]) if shows else None
             )
-        except (TypeError, RecursionError):  # values that are not JSON, or nested too deep
-            return None
-
-    def _of_given(self, variables: Mapping[str, Any]) -> tuple[int, Opener | None]:
-        """A number for what a template gets besides messages, -1 if it has none; its generation prompt, None if
-        that shows nothing."""
-        try:
-            key = marshal.dumps(dict(variables), 2)
-        except ValueError:
-            return -1, None
-        numbered = self._given.get(key)
-        if numbered is None:
-            if len(self._given) >= _MOST_GIVEN:
-                return -1, None
-            numbered = self._given[key] = len(self._given), self._opener(variables)
-        return numbered
-
-    def _opener(self, variables: Mapping[str, Any]) -> Opener | None:
-        text = self._template.opener_after_user(variables)
-        begin, *pieces = self.cuts.split(text)
-        if begin or not pieces:
-            return None
-        return Opener(pieces[-1], self._tokenizer.encode_fast_batch([text])[0])
+        return self._openers[inputs.number]
 
 
 def _openers(ids: Ids, opener: Ids, cuts: Cuts) -> Offsets:
@@ -386,11 +293,12 @@ def _openers(ids: Ids, opener: Ids, cuts: Cuts) -> Offsets:
 def prompt_starts(tokenizer: Tokenizer, template: Template) -> PromptStarts | None:
     """What is known about the texts of a template; None if more than shapes may decide, or nothing shows its
     turns."""
-    if template.looked_for is None or not tokenizer.cuts.tokens:
+    every = scaffolds(template)
+    if every is None or not tokenizer.cuts.tokens:
         return None
     parts = _known(tokenizer.vocabulary, template)
     if not parts:
-        parts.append(PromptStarts(tokenizer, template))
+        parts.append(PromptStarts(tokenizer, template, every.shapes))
     return parts[0]
 
 

@@ -33,6 +33,8 @@ from tito_audit.record.message import Message
 from tito_audit.record.prefix import same_ids
 from tito_audit.record.rollout import Rollout
 from tito_audit.render.renderer import Forms
+from tito_audit.render.scaffolds import scaffolds, scaffolds_of
+from tito_audit.tokens.vocab import keeps_bytes
 from tito_audit.ways.observed import prompt_messages
 
 _KEPT = (
@@ -116,10 +118,12 @@ class _Writer:
         assert reference.renderer is not None
         self._rollout = rollout
         self._reference = reference
-        self._renderer = reference.renderer
-        self._given = reference.renderer.variables(rollout.tools, rollout.template_kwargs)
+        variables = reference.renderer.variables(rollout.tools, rollout.template_kwargs)
         template = reference.renderer.template(bool(rollout.tools))
         self._shapes = prompt_starts(reference.tokenizer, template)
+        every = scaffolds(template)
+        self._inputs = every.inputs(variables) if every is not None else None
+        self._scaffolds = scaffolds_of(reference.renderer, bool(rollout.tools))
         self._starts = self._shapes if may_know else None
         self._spelled = SpelledTexts(reference)
         self._forms = Forms()
@@ -161,7 +165,7 @@ class _Writer:
                 as_later = None
             else:
                 as_later = self._starts.later(
-                    prompt.messages, self._given, prompt.opens, prompt.recorded, self._forms
+                    prompt.messages, self._inputs, prompt.opens, prompt.recorded, self._forms
                 )
             self._keep(as_later, rendering)
 
@@ -170,11 +174,13 @@ class _Writer:
         starts, recorded, size = self._starts, prompt.recorded, len(prompt.messages)
         if starts is None or recorded is None or not starts.is_known(later, size, recorded):
             return False
-        start = later.start(size, recorded)
-        cuts, controls, opener = starts.cuts, len(starts.cuts.positions(recorded)), later.opener.tail
-        written = RenderedText(
-            lambda: "".join(cuts.split(text.text)[: 2 * controls]) + opener, matches_record=True
-        )
+        start = starts.start(later, size, recorded)
+        cuts, opener = starts.cuts, later.opener.tail
+
+        def written_start() -> str:
+            return "".join(cuts.split(text.text)[: 2 * len(cuts.positions(recorded))]) + opener
+
+        written = RenderedText(written_start, matches_record=True)
         self._texts[prompt.turn] = written
         self._keep(start, written)
         return True
@@ -196,6 +202,15 @@ class _Writer:
     def _rendered(self, prompt: _Prompt) -> RenderedText | None:
         """The text that the template writes; None where it refuses, and the error is recorded."""
         rollout, reference, recorded = self._rollout, self._reference, prompt.recorded
+        text: RenderedText | None
+        parts, inputs = self._scaffolds, self._inputs
+        if parts is not None and inputs is not None and recorded is not None:
+            how = prompt.messages, inputs, prompt.opens, self._forms
+            whole, scaffold = parts.written(*how) or ("", None)
+            matches = scaffold is not None and self._leads_to(whole, recorded, prompt.opens)
+            if scaffold is not None and (matches or parts.is_exact(scaffold, *how)):
+                text = self._texts[prompt.turn] = RenderedText(lambda: whole, matches)
+                return text
         fast = reference.render_fast(
             prompt.messages,
             rollout.tools,
@@ -203,7 +218,6 @@ class _Writer:
             opens_answer=prompt.opens,
             forms=self._forms,
         )
-        text: RenderedText | None
         if fast is None or recorded is None:
             text = self._exactly(prompt, None)
         elif reference.leads_to(fast, recorded, goes_on=not prompt.opens):
@@ -218,11 +232,20 @@ class _Writer:
             self._texts[prompt.turn] = text
         return text
 
+    def _leads_to(self, text: str, recorded: Ids, opens: bool) -> bool:
+        """Whether a text encodes as these ids, or as more if no generation prompt ends it."""
+        reference, data = self._reference, text.encode()
+        # Tokens of another length are of another text, unless a text is normalised first.
+        differ = opens and len(data) != reference.vocabulary.byte_count(recorded)
+        if differ and keeps_bytes(reference.tokenizer.normal_form, data):
+            return False
+        return reference.leads_to(text, recorded, goes_on=not opens)
+
     def _exactly(self, prompt: _Prompt, fast: str | None) -> RenderedText | None:
         """The text of the reference environment, or of the fast engine where both are known to write it alike."""
         rollout, places = self._rollout, None
         if fast is not None and self._shapes is not None:
-            places = self._shapes.places_alone(prompt.messages, self._given, prompt.opens, self._forms)
+            places = self._shapes.places_alone(prompt.messages, self._inputs, prompt.opens, self._forms)
             if places is not None and self._shapes.writes_alike(places):
                 return RenderedText(lambda: fast, matches_record=False)
         try:

@@ -29,6 +29,7 @@ from tito_audit.record.message import Message
 from tito_audit.record.prefix import same_ids
 from tito_audit.record.rollout import Rollout
 from tito_audit.record.speakers import ASSISTANT, GIVEN_ANSWER, unknown_role_name
+from tito_audit.render.scaffolds import Scaffold
 from tito_audit.render.sentinels import SpanKind
 from tito_audit.render.span_builder import Span
 from tito_audit.render.spans import Rendering, WrittenFast, spans, written_fast
@@ -53,70 +54,77 @@ class TurnReader:
     def __init__(self, tokenizer: Tokenizer, prompt: Ids, end_ids: frozenset[int]) -> None:
         vocabulary = tokenizer.vocabulary
         self._vocabulary = vocabulary
-        self._prompt = prompt
-        self._ends = np.zeros(max(end_ids) + 2, np.bool_)  # the last one for all higher ids
-        self._ends[list(end_ids)] = True
+        self._prompt = prompt.tobytes()
+        self._size = len(prompt)
+        self._first = int(prompt[0])
+        self._controls = int(np.count_nonzero(vocabulary.control(prompt)))
+        """How many control tokens the generation prompt has."""
+        self._ends = end_ids
         contents = sorted(vocabulary.piece(token) for token in vocabulary.special_ids)
         self._opening = shared_start(contents[0], contents[-1])
         """How every control token begins, to search for that first."""
         self._spelled = re.compile(pattern_of(contents))
         self._seen: dict[_Kind, int] = {}
         """How many conversations of each kind were read; -1 once marks showed something else."""
+        self._scaffolds: dict[Scaffold, tuple[_Kind, int]] = {}
+        """The kind of conversations with a scaffold, and how many control tokens it seems to hold."""
 
-    def turns(self, rollout: Rollout, ids: Ids, proof: Callable[[Turns], bool]) -> Turns | None:
+    def turns(
+        self, rollout: Rollout, ids: Ids, written: WrittenFast, proof: Callable[[Turns], bool]
+    ) -> Turns | None:
         """The turns in the ids `[N]` of a rendered conversation; None if control tokens do not show them.
 
         `proof` compares them with what marks show; it is called for the first conversation of a kind and for one
         in 256 of the rest.
         """
-        # What lets templates tell conversations apart: who speaks, and what there is besides plain text.
-        shapes = frozenset(
-            {
-                (
-                    message.role,
-                    bool(message.tool_calls),
-                    message.reasoning is None,
-                    type(message.content),
-                    "</think>" in message.text if message.role == ASSISTANT else None,
-                )
-                for message in rollout.messages
-            }
-        )
-        kind = (shapes, rollout.messages[0].role, bool(rollout.tools), repr(rollout.template_kwargs))
+        kind, controls = self._scaffolds.get(written.scaffold, (None, -1)) if written.scaffold else (None, -1)
+        if kind is None:
+            # What lets templates tell conversations apart: who speaks, and what there is besides plain text.
+            shapes = frozenset(
+                {
+                    (
+                        message.role,
+                        bool(message.tool_calls),
+                        message.reasoning is None,
+                        type(message.content),
+                        "</think>" in message.text if message.role == ASSISTANT else None,
+                    )
+                    for message in rollout.messages
+                }
+            )
+            kind = (shapes, rollout.messages[0].role, bool(rollout.tools), repr(rollout.template_kwargs))
+            if written.scaffold is not None and self._opening:
+                controls = sum(piece.count(self._opening) for piece in written.scaffold.pieces)
+                self._scaffolds[written.scaffold] = kind, controls
         seen = self._seen.get(kind, 0)
-        shown = self._found(rollout.messages, ids) if seen >= 0 else None
-        if shown is None:
+        turns = self._found(rollout.messages, ids) if seen >= 0 else None
+        if turns is None:
             return None
-        if seen % _ONE_IN == 0 and not proof(shown):
+        # All that begins like a control token may be of the scaffold: then the messages spell none.
+        if written.text.count(self._opening) != controls and self._spells(rollout.messages):
+            return None
+        if seen % _ONE_IN == 0 and not proof(turns):
             self._seen[kind] = -1
             return None
         self._seen[kind] = seen + 1
-        return shown
+        return turns
 
     def _found(self, messages: Sequence[Message], ids: Ids) -> Turns | None:
-        answers = _answers(messages)
-        if not answers:
-            return None
         at = self._vocabulary.control(ids).nonzero()[0]
-        control, size = ids[at], len(self._prompt)
-        starts = at[control == self._prompt[0]]
-        starts = starts[starts + size <= len(ids)]
-        opens = (ids[starts[:, None] + np.arange(size)] == self._prompt).all(axis=1)
-        starts = starts[opens] + size
-        if len(starts) != answers:
-            return None
-        stops = at.searchsorted(starts)  # the first control token from the start of the answer on
-        if (
-            stops[-1] >= len(at)
-            or not bool(self._ends.take(control[stops], mode="clip").all())
-            or self._spells(messages)
-        ):
-            return None
-        closers = at[stops]
-        before = ids[closers[closers > starts] - 1]
-        if (closers[:-1] >= starts[1:]).any() or (len(before) and self._ends.take(before, mode="clip").any()):
-            return None
-        return tuple(zip(starts.tolist(), closers.tolist(), strict=True))
+        control, places = ids.take(at).tolist(), at.tolist()
+        turns: list[tuple[int, int]] = []
+        for number, place in enumerate(places):
+            start, stop = place + self._size, number + self._controls
+            if control[number] != self._first or ids[place:start].tobytes() != self._prompt:
+                continue
+            # The first control token from the start of the answer on has to be its end, and the only one.
+            if stop >= len(places) or control[stop] not in self._ends or (turns and turns[-1][1] >= start):
+                return None
+            closer = places[stop]
+            if closer > start and int(ids[closer - 1]) in self._ends:
+                return None
+            turns.append((start, closer))
+        return tuple(turns) if turns and len(turns) == _answers(messages) else None
 
     def _spells(self, messages: Sequence[Message]) -> bool:
         """Whether a text in these messages spells a control token."""
@@ -352,11 +360,11 @@ def _confirmed(
 
     Also whether others have its bytes.
     """
-    if reference.leads_to(quick.text, recorded):
-        return recorded, False
     ids = _behind_last_end(quick.text, recorded, reference)
     if ids is not None:
         return ids, False
+    if reference.leads_to(quick.text, recorded):
+        return recorded, False
     spelled = reference.spells(recorded, quick.text)
     if not spelled:
         chat, text = quick.renderer.accepted(
@@ -394,7 +402,9 @@ def _told(rollout: Rollout, quick: WrittenFast, ids: Ids, reference: Reference) 
     reader = turn_reader(reference.tokenizer, template, quick.generation_prompt, reference.end_ids())
     if reader is None or not reference.has_bytes_of(ids, quick.text):
         return None
-    turns = reader.turns(rollout, ids, lambda turns: _is_proved(turns, _marked(rollout, quick, ids, reference)))
+    turns = reader.turns(
+        rollout, ids, quick, lambda turns: _is_proved(turns, _marked(rollout, quick, ids, reference))
+    )
     if turns is None:
         return None
     return ToldTurns(ids, turns, lambda: _roles(rollout, quick, ids, reference))

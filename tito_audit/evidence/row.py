@@ -294,7 +294,7 @@ def _told_view(turns_read: ToldTurns, rollout: Rollout) -> RowView:
     """What was sampled in a rendered conversation whose turns control tokens show."""
     spans = tuple([SampledSpan(start, (closer, closer + 1)) for start, closer in turns_read.turns])
     sound = Sound.NOTHING if rollout.turns else Sound.IDS
-    return replace(_view(*turns_read.of_tokens()), spans=spans, sound=sound)
+    return _view(*turns_read.of_tokens(), spans, sound)
 
 
 def _view_at(at: Offsets, turns_read: ToldTurns, ids: Ids, canonical: Pieces, reference: Reference) -> RowView:
@@ -408,9 +408,11 @@ def _is_clear(view: RowView, rollout: Rollout) -> bool:
     return row is None or row.loss_mask is None or not (row.loss_mask & ~view.sampled).any()
 
 
-def _view(roles: Sequence[str], sampled: Mask) -> RowView:
+def _view(
+    roles: Sequence[str], sampled: Mask, spans: tuple[SampledSpan, ...] = (), sound: Sound = Sound.NOTHING
+) -> RowView:
     no_turn = np.full(len(sampled), -1, np.int32)
-    return RowView(sampled, False, roles, no_turn, no_turn, None, np.zeros(len(sampled), np.bool_))
+    return RowView(sampled, False, roles, no_turn, no_turn, None, np.zeros(len(sampled), np.bool_), spans, sound)
 
 
 def _starts(recorded: Pieces) -> NDArray[np.int64]:

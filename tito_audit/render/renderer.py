@@ -279,6 +279,8 @@ class Forms:
         self._made: dict[tuple[int, bool, str], tuple[Message, dict[str, Any]]] = {}
         self._plain: dict[int, tuple[Message, dict[str, Any]]] = {}
         """Messages that have one form only; a message is kept alive, so no other can get its id."""
+        self.read: dict[int, Any] = {}
+        """What one template can tell about each message, with the message; see `scaffolds.py`."""
 
     def chat(self, messages: Sequence[Message], *, parsed: bool, no_content: str) -> Chat:
         """Messages in a form for templates; none is to be modified."""

@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 
 from tito_audit.errors import RenderError
 from tito_audit.record.message import Message, ToolSpec
-from tito_audit.render.renderer import Chat, Renderer
+from tito_audit.render.renderer import Chat, Forms, Renderer
+from tito_audit.render.scaffolds import Scaffold, scaffolds_of
 from tito_audit.render.sentinels import MarkedText, Marking, SpanKind, has_marks, mark, unmark
 from tito_audit.render.span_builder import Span, SpanBuilder, common_start, first_of, last_of
 from tito_audit.render.template import Template
@@ -223,15 +224,25 @@ class WrittenFast:
 
     renderer: Renderer
     messages: Sequence[Message]
-    chat: Chat
+    accepted: Chat | None
+    """The messages in the form that the template accepted; None for the usual one."""
     inputs: Mapping[str, Any]
     opens_answer: bool
     text: str
+    scaffold: Scaffold | None = None
+    """What stands around the words of the messages, if that was known without rendering them."""
+
+    @property
+    def chat(self) -> Chat:
+        """The messages in the form that the template accepted."""
+        if self.accepted is not None:
+            return self.accepted
+        return Forms().chat(self.messages, parsed=True, no_content="absent")
 
     @property
     def generation_prompt(self) -> str | None:
         """What a generation prompt adds after any message; None if this may depend on the messages."""
-        return self._template.opener(self.inputs)
+        return self._template.opener(self.inputs) if self.scaffold is None else self.scaffold.opener
 
     def spans(self) -> Rendering | None:
         """The text with its spans, as `spans` returns them if the text is right; None if marks change it."""
@@ -276,10 +287,18 @@ def written_fast(
 ) -> WrittenFast | None:
     """What the fast engine writes for these messages; None if it does not know, or if the text holds marks."""
     variables = renderer.variables(tools, template_kwargs)
-    chat, text = renderer.accepted_fast(messages, variables, add_generation_prompt=add_generation_prompt)
+    scaffolds, chat, forms = scaffolds_of(renderer, bool(tools)), None, Forms()
+    inputs = scaffolds.inputs(variables) if scaffolds is not None else None
+    text, scaffold = None, None
+    if scaffolds is not None and inputs is not None:
+        text, scaffold = scaffolds.written(messages, inputs, add_generation_prompt, forms) or (None, None)
+    if text is None:
+        chat, text = renderer.accepted_fast(
+            messages, variables, add_generation_prompt=add_generation_prompt, forms=forms
+        )
     if text is None or has_marks(text):
         return None
-    return WrittenFast(renderer, messages, chat, variables, add_generation_prompt, text)
+    return WrittenFast(renderer, messages, chat, variables, add_generation_prompt, text, scaffold)
 
 
 def _answers(messages: Sequence[Message]) -> frozenset[int]:
