@@ -379,9 +379,9 @@ def test_units_pair_as_difflib_pairs_them(data: st.DataObject, left: list[str]) 
     change = st.one_of(st.just(""), st.sampled_from(["", "", "X", "Y", "a"]))
     changes = data.draw(st.lists(change, min_size=len(left), max_size=len(left)))
     right = [new or old for old, new in zip(left, changes, strict=True)]
-    right += data.draw(st.lists(st.sampled_from("ab"), max_size=1))
-    wanted = SequenceMatcher(None, left, right, autojunk=False).get_opcodes()
-    assert list(opcodes(left, right)) == wanted
+    right += data.draw(st.lists(st.sampled_from("abX"), max_size=6))
+    for pair in ((left, right), (right, left)):
+        assert list(opcodes(*pair)) == SequenceMatcher(None, *pair, autojunk=False).get_opcodes()
 
 
 @few

@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Collection, Hashable, Iterator, Sequence
 from difflib import SequenceMatcher
-from itertools import accumulate, groupby, pairwise
+from itertools import accumulate, pairwise
 from operator import eq
 from typing import TypeAlias
 
@@ -32,19 +32,19 @@ units repeat, as they do in every long chat."""
 def opcodes(left: Sequence[Hashable], right: Sequence[Hashable], steps: int = _STEPS) -> Iterator[Opcode]:
     """The opcodes of `difflib`; where these take too long, those between units that both sides hold once.
 
-    Where units differ only at equal places, and none of those is on the other side as well, every equal run lies
-    between two of these places on both sides. `difflib` then pairs each run with itself, and so does this.
+    Where units differ only at equal places, but for what one side goes on with, and none of those is on the other
+    side as well, every equal run lies between two of these places on both sides. `difflib` then pairs each run
+    with itself, and so does this.
     """
-    changed = [place for place, (a, b) in enumerate(zip(left, right, strict=False)) if a != b]
+    same = list(map(eq, left, right))
+    changed = [place for place, equal in enumerate(same) if not equal]
     apart = {left[place] for place in changed}.isdisjoint(right)
-    if not (len(left) == len(right) and apart and {right[place] for place in changed}.isdisjoint(left)):
+    if not (apart and {right[place] for place in changed}.isdisjoint(left)):
         yield from _around(_matches(left, right, steps), len(left), len(right))
         return
-    at = 0
-    for same, run in groupby(map(eq, left, right)):
-        end = at + len(list(run))
-        yield "equal" if same else "replace", at, end, at, end
-        at = end
+    edges = [-1, *changed, len(same)]
+    runs = [(at + 1, at + 1, end - at - 1) for at, end in pairwise(edges) if end - at > 1]
+    yield from _around(runs, len(left), len(right))
 
 
 def _around(matches: list[Match], left: int, right: int) -> Iterator[Opcode]:
