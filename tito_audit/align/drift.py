@@ -207,9 +207,9 @@ _REFINE_RUN = 12
 """Equal tokens in a row that split a drifted gap; fewer would pair by chance."""
 
 
-Pair: TypeAlias = tuple[int, int, int, int, int, int]
-"""Pieces of both sides that an alignment pairs: their numbers on the recorded side, where they start and end in
-recorded tokens, and in canonical ones."""
+Pair: TypeAlias = tuple[int, int, int, int]
+"""Pieces of both sides that an alignment pairs: where they start and end in recorded tokens, and in canonical
+ones."""
 
 
 def align(
@@ -249,7 +249,7 @@ def align(
     for tag, i1, i2, j1, j2 in opcodes(recorded.keys(left), canonical.keys(right)):
         place = left[i1][0] if i2 > i1 else 0, left[i2 - 1][1] if i2 > i1 else 0
         other = right[j1][0] if j2 > j1 else 0, right[j2 - 1][1] if j2 > j1 else 0
-        pair = (i1, i2, *place, *other)
+        pair = (*place, *other)
         if pairs is not None:
             pairs.append(pair)
         if tag != "insert" and (place[1] < after or pair in looked_into):
@@ -265,6 +265,13 @@ def align(
             out.block(BlockKind.MISSING, 0, len(b) - head)
         else:
             _add_trimmed(out, a, b)
+    return out.done()
+
+
+def align_changed(recorded: Pieces, canonical: Pieces) -> Blocks:
+    """The blocks of two pieces that `align` pairs with each other."""
+    out = GrowingBlocks()
+    _add_trimmed(out, recorded, canonical)
     return out.done()
 
 

@@ -28,7 +28,7 @@ from tito_audit.tokens.encoders import (
 from tito_audit.tokens.prefix_cache import KnownTexts, PrefixEncoder
 from tito_audit.tokens.segments import Cuts, SegmentEncoder, find_cuts
 from tito_audit.tokens.split_points import SafeCuts, find_safe_cuts
-from tito_audit.tokens.vocab import Vocabulary, normal_form
+from tito_audit.tokens.vocab import Vocabulary, keeps_bytes, normal_form
 
 if TYPE_CHECKING:
     import tokenizers
@@ -430,6 +430,8 @@ class Tokenizer:
         if not same_ids(begun[: len(recorded_ids)] if goes_on else begun, recorded_ids[:first]):
             return False
         rest, left = text[characters:], recorded_ids[first:]
+        if base and self.has_more_bytes(left, rest):
+            return False
         if rest or not base:  # an empty text may have ids too
             (fast,) = self.encode_fast_batch([rest])
             if not same_ids(fast[: len(left)] if goes_on else fast, left):
@@ -441,6 +443,11 @@ class Tokenizer:
         if not goes_on:
             self._known_texts.keep(text, recorded_ids.copy(), base, shared)
         return True
+
+    def has_more_bytes(self, ids: Ids, text: str) -> bool:
+        """Whether these ids have more bytes than any ids that a text encodes as, or the text."""
+        data = text.encode("utf-8", "surrogatepass")
+        return self.vocabulary.byte_count(ids) > len(data) and keeps_bytes(self.normal_form, data)
 
     def sampled_check(self, texts: Sequence[str], fast_ids: Sequence[Ids], one_in: int = _ONE_IN) -> bool:
         """Whether the reference agrees on a sample of the segments, the same sample in every run.
