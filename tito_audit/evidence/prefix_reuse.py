@@ -194,29 +194,22 @@ def changed_text(
     sides: tuple[bytes, bytes] | None = None
     for pair in pairs:
         start, end, other, other_end = pair
+        data, written = vocabulary.data(recorded[start:end]), vocabulary.data(canonical[other:other_end])
+        if data != written:
+            sides = sides or _both_sides(text, recorded, canonical, first, reference)
+            if data in sides[1] or written in sides[0]:
+                return None
         if end < after or pair in looked_into:
             continue
         low, c_low = max(start - 1, 0), max(other - 1, 0)
         # The control tokens around the text are part of what surrounds a difference.
-        own, theirs = (
-            reference.pieces(recorded[low : end + 1].copy()),
-            reference.pieces(canonical[c_low : other_end + 1].copy()),
-        )
+        own = reference.pieces(recorded[low : end + 1].copy())
+        theirs = reference.pieces(canonical[c_low : other_end + 1].copy())
         if not (_all_have_bytes(own) and _all_have_bytes(theirs)):
             return None
-        if own.data != theirs.data:
-            sides = sides or _both_sides(text, recorded, canonical, first, reference)
-            if own.bytes_of(start - low, end - low) in sides[1]:
-                return None
-            if theirs.bytes_of(other - c_low, other_end - c_low) in sides[0]:
-                return None
         blocks = align_changed(own, theirs)
         differing += stretches(own, theirs, blocks, (recorded, low, canonical, c_low))
-    same_bytes = sides is None and all(
-        vocabulary.data(recorded[start:end]) == vocabulary.data(canonical[other:other_end])
-        for start, end, other, other_end in pairs
-    )
-    return Changed(differing, pairs, same_bytes)
+    return Changed(differing, pairs, sides is None)
 
 
 def _paired_texts(
