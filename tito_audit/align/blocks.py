@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +33,10 @@ _ON_CANONICAL = np.array([kind is not BlockKind.EXTRA for kind in BlockKind])
 
 _SAME, _MISSING, _EXTRA = int(BlockKind.SAME), BlockKind.MISSING, BlockKind.EXTRA
 _KINDS = list(BlockKind)
+
+
+Block: TypeAlias = tuple[BlockKind, int, int, int, int]
+"""Kind, recorded start and end, canonical start and end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +67,8 @@ class Blocks:
         """How many tokens each block has on the recorded and on the canonical side, `[B]` each."""
         return _lengths(self.recorded_end), _lengths(self.canonical_end)
 
-    def differing(self) -> list[tuple[BlockKind, int, int, int, int]]:
-        """(kind, recorded start, end, canonical start, end) of every block that is not SAME."""
+    def differing(self) -> list[Block]:
+        """Every block that is not SAME."""
         return [(_KINDS[kind], r, r_end, c, c_end) for kind, r, r_end, c, c_end in self.columns().tolist()]
 
     def columns(self) -> NDArray[np.int64]:

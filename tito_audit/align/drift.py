@@ -12,11 +12,11 @@ from typing import TypeAlias
 
 import numpy as np
 
-from tito_audit.align.blocks import BlockKind, Blocks, GrowingBlocks, one_block
+from tito_audit.align.blocks import Block, BlockKind, Blocks, GrowingBlocks, one_block
 from tito_audit.align.pieces import Pieces
 from tito_audit.align.runs import Run, equal_runs
 from tito_audit.record.arrays import Offsets
-from tito_audit.record.prefix import common_byte_prefix, same_ids
+from tito_audit.record.prefix import common_byte_prefix, common_ends, same_ids
 
 # Which units of two sequences are equal, as opcodes of `difflib`, in bounded time.
 
@@ -268,11 +268,19 @@ def align(
     return out.done()
 
 
-def align_changed(recorded: Pieces, canonical: Pieces) -> Blocks:
-    """The blocks of two pieces that `align` pairs with each other."""
+def differing_tokens(recorded: Pieces, canonical: Pieces) -> list[Block]:
+    """The blocks, but for those that are SAME, of two pieces that `align` pairs with each other."""
+    head, tail = common_ends(recorded.ids, canonical.ids)
+    end, other_end = len(recorded) - tail, len(canonical) - tail
+    if (head == end) != (head == other_end):
+        # Tokens that only one side has. They could stand elsewhere if they began like what follows them.
+        longer, last = (recorded, end) if head < end else (canonical, other_end)
+        at, after = int(longer.end[head - 1]) if head else 0, int(longer.end[last - 1])
+        if longer.data[at : at + 1] != longer.data[after : after + 1]:
+            return [(BlockKind.EXTRA if head < end else BlockKind.MISSING, head, end, head, other_end)]
     out = GrowingBlocks()
     _add_trimmed(out, recorded, canonical)
-    return out.done()
+    return out.done().differing()
 
 
 def _head(pieces: Pieces, controls: int) -> int:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tito_audit.align.drift import Pair, align, align_changed
+from tito_audit.align.drift import Pair, align, differing_tokens
 from tito_audit.align.pieces import Pieces
 from tito_audit.evidence.reference import Reference
 from tito_audit.evidence.stretches import Stretch, stretches
@@ -130,9 +130,9 @@ def compare_text(
     what follows it. If bytes differ, or nothing is shared, the whole text is compared: pieces that were paired
     before are paired again, and not looked into.
     """
-    shared = before.shared(text, recorded, reference) if isinstance(before, Comparison) else 0
-    if isinstance(before, Comparison) and shared:
-        differing = _compare_rest(text, recorded, before, shared, reference)
+    if isinstance(before, Comparison) and not reference.has_more_bytes(recorded, text):
+        shared = before.shared(text, recorded, reference)
+        differing = _compare_rest(text, recorded, before, shared, reference) if shared else None
         if differing is not None:
             return differing
     encoded = reference.encode_as(text, recorded)
@@ -207,7 +207,7 @@ def changed_text(
         theirs = reference.pieces(canonical[c_low : other_end + 1].copy())
         if not (_all_have_bytes(own) and _all_have_bytes(theirs)):
             return None
-        blocks = align_changed(own, theirs)
+        blocks = differing_tokens(own, theirs)
         differing += stretches(own, theirs, blocks, (recorded, low, canonical, c_low))
     return Changed(differing, pairs, sides is None)
 
@@ -262,8 +262,6 @@ def _compare_rest(
     first -= 1
     characters -= len(reference.vocabulary.token_bytes(int(before.canonical.ids[first])).decode())
     rest = recorded[last:]
-    if reference.has_more_bytes(rest, text[characters:]):
-        return None
     encoded = reference.encode_as(text[characters:], rest)
     cuts = reference.tokenizer.cuts
     whole = KnownText(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tito_audit.align.blocks import BlockKind, Blocks
+from tito_audit.align.blocks import Block, BlockKind, Blocks
 from tito_audit.align.pieces import AROUND, Pieces
 from tito_audit.evidence.model import CONTEXT_TOKENS, TextSide
 from tito_audit.evidence.narrowed import narrowed
@@ -37,11 +37,14 @@ class Stretch:
 
 
 def stretches(
-    recorded: Pieces, canonical: Pieces, blocks: Blocks, within: tuple[Ids, int, Ids, int] | None = None
+    recorded: Pieces,
+    canonical: Pieces,
+    blocks: Blocks | Sequence[Block],
+    within: tuple[Ids, int, Ids, int] | None = None,
 ) -> list[Stretch]:
     """The tokens that differ in every block that is not SAME, in order; their places are those `within` longer
     sequences, of which each side begins at a token, if these are given."""
-    differing = blocks.differing()
+    differing = blocks.differing() if isinstance(blocks, Blocks) else blocks
     few = len(differing) * _WINDOW < len(recorded.data)
     ids, first, others, c_first = within or (recorded.ids, 0, canonical.ids, 0)
     return [

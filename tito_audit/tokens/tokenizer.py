@@ -397,12 +397,12 @@ class Tokenizer:
         begin, first = self.cuts.tail(text, fast_ids, common_prefix(fast_ids, recorded_ids))
         parts = self.cuts.parts(text[begin:], fast_ids[first:])
         stretches = self.cuts.divide(recorded_ids[first:])
-        recorded, doubtful = dict.fromkeys(stretches), []
+        recorded, doubtful = set(stretches), []
         for at, (segment, stretch) in enumerate(parts or ()):
             if stretch not in recorded:
                 place = stretches[at][2] if at == 0 or len(stretches) == len(parts or ()) else b""
                 doubtful.append((segment, stretch[2], place))
-        if self._agreed_beside(doubtful, dict.fromkeys(stretch[2] for stretch in recorded)) and parts:
+        if parts and self._agreed_beside(doubtful, [stretch[2] for stretch in stretches]):
             return fast_ids
         if self._safe_cuts is not None:
             pieces = pieces_to_prove(text, fast_ids, recorded_ids, self.vocabulary, self.cuts, self._safe_cuts)
