@@ -151,11 +151,8 @@ class GrowingBlocks:
 
     def done(self) -> Blocks:
         """All of them."""
-        return Blocks(
-            np.array(self._recorded_end, np.int64),
-            np.array(self._canonical_end, np.int64),
-            np.array(self._kind, np.int8),
-        )
+        ends = np.array(self._recorded_end, np.int64), np.array(self._canonical_end, np.int64)
+        return Blocks(*ends, np.array(self._kind, np.int8))
 
 
 def one_block(kind: BlockKind, recorded: int, canonical: int) -> Blocks:

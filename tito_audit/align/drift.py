@@ -75,10 +75,6 @@ def _joined(matches: list[Match]) -> Iterator[Match]:
 
 def _matches(left: Sequence[Hashable], right: Sequence[Hashable], steps: int) -> list[Match]:
     """The equal runs of two sequences."""
-    start = _longest_start(left, right) if len(left) ** 2 * (len(right) + 1) <= steps else 0
-    if start:
-        rest, _ = _longest_first(left[start:], right[start:], steps)
-        return [(0, 0, start), *[(start + i, start + j, size) for i, j, size in rest or ()]]
     matched, _ = _longest_first(left, right, steps)
     if matched is not None:
         return matched
@@ -91,25 +87,6 @@ def _matches(left: Sequence[Hashable], right: Sequence[Hashable], steps: int) ->
         matches += [(a + 1 + i, b + 1 + j, size) for i, j, size in inner]
         matches += [(next_a, next_b, 1)] if next_a < len(left) else []
     return matches
-
-
-def _longest_start(left: Sequence[Hashable], right: Sequence[Hashable]) -> int:
-    """How many units two sequences start with in common, if that is certainly their longest equal run; else 0.
-
-    A run at other places on the two sides holds no unit that each side has once, at one place: it lies between two
-    of these, or behind the last. So `difflib` pairs the start first, and the rest as if it stood alone.
-    """
-    shorter = min(len(left), len(right))
-    start = next((at for at in range(shorter) if left[at] != right[at]), shorter)
-    behind = max(len(left), len(right)) - start
-    if start <= behind:
-        return 0
-    many, others = Counter(left), Counter(right)
-    last, longest = -1, 0
-    for at in range(start):
-        if many[left[at]] == others[left[at]] == 1:
-            last, longest = at, max(longest, at - last - 1)
-    return start if start > max(longest, start - 1 - last + behind) else 0
 
 
 def _longest_first(

@@ -83,7 +83,7 @@ class SpelledTexts:
         if nearest is not None and not same_ids(nearest.ids[:first], recorded[:first]):
             nearest, shared, characters, first = None, 0, 0, 0
         rest, own = text[characters:], recorded[first:]
-        if self._reference.has_more_bytes(own, rest) or self._reference.text(own) != rest:
+        if self._reference.tokenizer.has_more_bytes(own, rest) or self._reference.text(own) != rest:
             return False
         self._known.keep(text, recorded, nearest, shared)
         return True
@@ -130,38 +130,33 @@ def compare_text(
     what follows it. If bytes differ, or nothing is shared, the whole text is compared: pieces that were paired
     before are paired again, and not looked into.
     """
-    if isinstance(before, Comparison) and not reference.has_more_bytes(recorded, text):
+    if isinstance(before, Comparison) and not reference.tokenizer.has_more_bytes(recorded, text):
         shared = before.shared(text, recorded, reference)
-        differing = _compare_rest(text, recorded, before, shared, reference) if shared else None
-        if differing is not None:
-            return differing
+        rest = _compare_rest(text, recorded, before, shared, reference) if shared else None
+        if rest is not None:
+            return rest
     encoded = reference.encode_as(text, recorded)
     if same_ids(encoded, recorded):
         return [], comparison_of_equal(text, recorded, reference)
     looked_into = before.shared_pairs(recorded, encoded) if isinstance(before, PairedPieces) else ()
     changed = changed_text(text, recorded, encoded, reference, looked_into=looked_into)
-    if changed is not None and not changed.same_bytes:
-        return changed.stretches, PairedPieces(recorded, encoded, changed.pairs)
-    pieces_recorded, canonical = pieces.of(recorded), pieces.of(encoded)
     if changed is None:
+        both = pieces.of(recorded), pieces.of(encoded)
         pairs: list[Pair] = []
-        blocks = align(pieces_recorded, canonical, looked_into=looked_into, pairs=pairs)
-        changed = Changed(
-            stretches(pieces_recorded, canonical, blocks), pairs, pieces_recorded.data == canonical.data
-        )
+        differing = stretches(*both, align(*both, looked_into=looked_into, pairs=pairs))
+        changed = ChangedTexts(differing, pairs, both[0].data == both[1].data)
     if not changed.same_bytes:
         return changed.stretches, PairedPieces(recorded, encoded, changed.pairs)
     cuts = reference.tokenizer.cuts
     own, theirs = KnownText(cuts, text, recorded), KnownText(cuts, text, encoded)
     own.read()
     theirs.read()
-    alike = _cut_alike(
-        pieces_recorded, canonical, np.array(own.tokens, np.int64), np.array(theirs.tokens, np.int64)
-    )
+    tokens = np.array(own.tokens, np.int64), np.array(theirs.tokens, np.int64)
+    alike = _cut_alike(pieces.of(recorded), pieces.of(encoded), *tokens)
     return changed.stretches, Comparison(theirs, own) if alike else None
 
 
-class Changed(NamedTuple):
+class ChangedTexts(NamedTuple):
     """Where recorded ids differ from those of a text."""
 
     stretches: list[Stretch]
@@ -179,7 +174,7 @@ def changed_text(
     looked_into: Collection[Pair] = (),
     open_end: bool = False,
     after: int = 0,
-) -> Changed | None:
+) -> ChangedTexts | None:
     """What `stretches` and `align` find, by a look only at texts between control tokens that differ.
 
     None unless both sides have the same control tokens in the same order, text between the same ones, and no text
@@ -196,7 +191,10 @@ def changed_text(
         start, end, other, other_end = pair
         data, written = vocabulary.data(recorded[start:end]), vocabulary.data(canonical[other:other_end])
         if data != written:
-            sides = sides or _both_sides(text, recorded, canonical, first, reference)
+            if sides is None:
+                whole = text.encode() if reference.has_bytes_of(canonical, text) else vocabulary.data(canonical)
+                begun = whole[: len(whole) - vocabulary.byte_count(canonical[first:])]
+                sides = begun + vocabulary.data(recorded[first:]), whole
             if data in sides[1] or written in sides[0]:
                 return None
         if end < after or pair in looked_into:
@@ -205,11 +203,11 @@ def changed_text(
         # The control tokens around the text are part of what surrounds a difference.
         own = reference.pieces(recorded[low : end + 1].copy())
         theirs = reference.pieces(canonical[c_low : other_end + 1].copy())
-        if not (_all_have_bytes(own) and _all_have_bytes(theirs)):
-            return None
+        if any(pieces.end[0] == 0 or (pieces.end[1:] == pieces.end[:-1]).any() for pieces in (own, theirs)):
+            return None  # tokens without bytes are joined to the one before them
         blocks = differing_tokens(own, theirs)
         differing += stretches(own, theirs, blocks, (recorded, low, canonical, c_low))
-    return Changed(differing, pairs, sides is None)
+    return ChangedTexts(differing, pairs, sides is None)
 
 
 def _paired_texts(
@@ -233,18 +231,6 @@ def _paired_texts(
                 return None
         start, other = end + 1, other_end + 1
     return pairs
-
-
-def _both_sides(text: str, recorded: Ids, canonical: Ids, first: int, reference: Reference) -> tuple[bytes, bytes]:
-    """The bytes of recorded ids and of the ids of a text, which have the first tokens in common."""
-    vocabulary, rest = reference.vocabulary, canonical[first:]
-    data = text.encode() if reference.has_bytes_of(canonical, text) else vocabulary.data(canonical)
-    return data[: len(data) - vocabulary.byte_count(rest)] + vocabulary.data(recorded[first:]), data
-
-
-def _all_have_bytes(pieces: Pieces) -> bool:
-    """Whether no token is without bytes: it would be joined to the one before it."""
-    return bool(pieces.end[0] > 0 and (pieces.end[1:] > pieces.end[:-1]).all())
 
 
 def comparison_of_equal(text: str, ids: Ids, reference: Reference) -> Comparison:

@@ -60,10 +60,6 @@ class Reference:
             return False
         return keeps_bytes(self.tokenizer.normal_form, data) or self.vocabulary.data(ids) == data
 
-    def has_more_bytes(self, ids: Ids, text: str) -> bool:
-        """Whether these ids have more bytes than any ids that a text encodes as, or the text."""
-        return self.tokenizer.has_more_bytes(ids, text)
-
     def spells(self, ids: Ids, text: str) -> bool:
         """Whether these ids spell exactly this text, in any tokens; False for a text with U+FFFD.
 
