@@ -379,9 +379,9 @@ def test_units_pair_as_difflib_pairs_them(data: st.DataObject, left: list[str]) 
     change = st.one_of(st.just(""), st.sampled_from(["", "", "X", "Y", "a"]))
     changes = data.draw(st.lists(change, min_size=len(left), max_size=len(left)))
     right = [new or old for old, new in zip(left, changes, strict=True)]
-    right += data.draw(st.lists(st.sampled_from("ab"), max_size=1))
-    wanted = SequenceMatcher(None, left, right, autojunk=False).get_opcodes()
-    assert list(opcodes(left, right)) == wanted
+    right += data.draw(st.lists(st.sampled_from("abX"), max_size=6))
+    for pair in ((left, right), (right, left)):
+        assert list(opcodes(*pair)) == SequenceMatcher(None, *pair, autojunk=False).get_opcodes()
 
 
 @few
@@ -406,9 +406,9 @@ def test_pairs_that_are_not_looked_into_change_nothing_behind_them(
     pairs: list[Pair] = []
     align(pieces(left), pieces(right), pairs=pairs)
     a, b = pieces([*left, CONTROL, *more]), pieces([*right, CONTROL, *others])
-    known = [pair for pair in pairs if pair[3] < len(left) and pair[5] < len(right)]
+    known = [pair for pair in pairs if pair[1] < len(left) and pair[3] < len(right)]
     whole, part = align(a, b).differing(), align(a, b, looked_into=known).differing()
-    skipped = {(pair[2], pair[3]) for pair in known}
+    skipped = {(pair[0], pair[1]) for pair in known}
     inside = {row for row in whole if any(start <= row[1] <= row[2] <= end for start, end in skipped)}
     assert set(whole) - inside <= set(part)
     assert [row for row in align(a, b, after=after).differing() if row[1] >= after] == [

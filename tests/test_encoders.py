@@ -191,13 +191,13 @@ def test_an_encoder_is_not_given_up_where_it_is_right_and_the_log_is_not():
     assert tokenizer.encoder_notice is None
 
 
-def test_the_reference_is_asked_only_for_segments_that_were_not_recorded():
+def test_the_reference_is_asked_only_for_the_words_that_were_not_recorded():
     tokenizer, _ = with_wrong("no such word")
     right = tokenizer.encode(OTHER)
     tokenizer._reference.cache.clear()
     (fast,) = tokenizer.encode_fast_batch([CHAT])
     tokenizer.proved(CHAT, fast, right)
-    assert list(tokenizer._reference.cache) == ["user\nI like Skinny jeans"]
+    assert list(tokenizer._reference.cache) == [" jeans"]
 
 
 def test_what_an_encoder_and_the_log_have_alike_is_found_wrong_by_the_sample():

@@ -176,6 +176,26 @@ def test_every_token_that_differs_is_asked_of_the_reference(name: str) -> None:
     assert tried > 20
 
 
+@pytest.mark.parametrize("name", KINDS)
+def test_the_tail_of_a_text_goes_on_with_the_tail_of_its_ids(name: str) -> None:
+    tokenizer, rng = kind(name), np.random.default_rng(7)
+    cuts, tried = tokenizer.cuts, 0
+    for text in texts_of(name, rng, 12):
+        ids = tokenizer.encode(text)
+        assert not tokenizer.has_more_bytes(ids, text), "a text is not encoded as more bytes than it has"
+        for size in rng.integers(0, len(ids) + 1, 8).tolist():
+            begin, first = cuts.tail(text, ids, size)
+            before = cuts.positions(ids[:size])
+            assert first == (int(before[-1]) + 1 if len(before) else 0)
+            assert tokenizer.encode(text[begin:]).tolist() == ids[first:].tolist()
+            tried += first > 0
+        assert cuts.tail("no such token", ids, len(ids)) == (0, 0)
+    assert tried > 10
+    if tokenizer.normal_form is not None:
+        assert tokenizer.has_more_bytes(ids, "e")
+        assert not tokenizer.has_more_bytes(ids[:0], "")
+
+
 class Everywhere:
     """Cuts between any two characters."""
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import orjson
 import pytest
-from hypothesis import given, settings
+from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -27,7 +27,13 @@ from tito_audit.align.drift import align  # noqa: E402
 from tito_audit.evidence.chains import chain_turns  # noqa: E402
 from tito_audit.evidence.gather import gather  # noqa: E402
 from tito_audit.evidence.model import Evidence, TextSide  # noqa: E402
-from tito_audit.evidence.prefix_reuse import PairedPieces, PiecesCache, SpelledTexts, compare_text  # noqa: E402
+from tito_audit.evidence.prefix_reuse import (  # noqa: E402
+    PairedPieces,
+    PiecesCache,
+    SpelledTexts,
+    changed_text,
+    compare_text,
+)
 from tito_audit.evidence.reference import Reference  # noqa: E402
 from tito_audit.evidence.stretches import Stretch, stretches  # noqa: E402
 from tito_audit.record.arrays import Ids  # noqa: E402
@@ -253,6 +259,56 @@ def stated(one: Stretch) -> list[Any]:
 
 def test_behind_what_was_compared_the_same_is_found_as_in_the_whole() -> None:
     assert sum(grown_and_whole(random.Random(seed)) for seed in range(80)) > 40
+
+
+# Texts that differ, alone
+
+
+def turns_of(dice: random.Random) -> list[str]:
+    """Messages as a template writes them, some alike."""
+    texts = ["Yes", "The dog is", "Füße 你好", " 🙂", "a dog", "<think>\nSkinny\n</think>\n\nYes", ""]
+    return [f"{dice.choice(('user', 'assistant'))}\n{dice.choice(texts)}" for _ in range(dice.randrange(1, 7))]
+
+
+def disturbed_turn(turn: str, dice: random.Random) -> str:
+    """A message without its reasoning, with reasoning, or with other words."""
+    role, _, rest = turn.partition("\n")
+    kind = dice.randrange(4)
+    if kind == 0:
+        return f"{role}\n<think>\n{rest[:3]}\n</think>\n\n{rest}"
+    if kind == 1:
+        return f"{role}\n{rest.rpartition('</think>')[2]}"
+    return dice.choice((turn + " is", f"{role}\nThe{rest}", "", turn[:4], turn + "<|im_end|>", turn + "<unk>"))
+
+
+@settings(max_examples=examples(150, 600), deadline=None, derandomize=True)
+@given(seed=st.integers(0, 1 << 30))
+def test_of_texts_that_differ_alone_the_same_is_found_as_of_the_whole(seed: int) -> None:
+    dice = random.Random(seed)
+    reference = Reference(toy.toy_tokenizer(), None)
+    turns = turns_of(dice)
+    others = [disturbed_turn(turn, dice) if dice.random() < 0.3 else turn for turn in turns]
+    text, other = ("<|im_end|>\n<|im_start|>".join(each) for each in (turns, others))
+    encoded = reference.encode("<|im_start|>" + text)
+    recorded = np.array(encode("<|im_start|>" + other), np.int32)
+    recorded = respelled(recorded, dice) if dice.random() < 0.6 else recorded
+    if dice.random() < 0.2:
+        recorded = np.insert(recorded, dice.randrange(len(recorded)), dice.choice((1 << 20, -1))).astype(np.int32)
+    open_end, after = dice.random() < 0.5, dice.choice((0, 0, dice.randrange(len(recorded))))
+    if open_end:
+        encoded = np.append(encoded, np.array(encode("<|im_end|>\n" * dice.randrange(3)), np.int32))
+    whole = reference.text(encoded)
+    changed = changed_text(whole, recorded, encoded, reference, open_end=open_end, after=after)
+    event("alone" if changed is not None else "whole")
+    if changed is None or np.array_equal(recorded, encoded):
+        return
+    both = reference.pieces(recorded), reference.pieces(encoded)
+    wanted = stretches(*both, align(*both, open_end=open_end))
+    places = [stated(each) for each in wanted if after <= each.start < len(recorded) or not open_end]
+    found = [stated(each) for each in changed.stretches if after <= each.start]
+    assert found == [each for each in places if each[1] >= after]
+    if not open_end and not after:
+        assert changed.same_bytes == (both[0].data == both[1].data)
 
 
 # Whole rollouts

@@ -153,6 +153,20 @@ def test_parts_of_a_text_end_at_the_safe_cuts_of_the_whole(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_a_place_is_a_safe_cut_if_it_is_of_all_cuts(name):
+    cuts, tried = cuts_of(name), 0
+    for text in hard_texts(name, STRINGS):
+        text = text.encode("utf-8", "replace").decode()
+        if cuts.spells_token(text):
+            continue
+        data, places = text.encode(), [0, *itertools.accumulate(len(char.encode()) for char in text)]
+        wanted = {places[at] for at in cuts.within(text).tolist()}
+        assert {at for at in range(1, len(data) + 1) if cuts.may_cut(data, at)} == wanted, ascii(text)
+        tried += len(wanted)
+    assert tried > STRINGS
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_a_long_text_gets_the_same_ids_in_parts(name, monkeypatch):
     monkeypatch.setattr(segments, "LONG", 100)
     monkeypatch.setattr(segments, "PART", 40)

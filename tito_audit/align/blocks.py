@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,7 +33,10 @@ _ON_CANONICAL = np.array([kind is not BlockKind.EXTRA for kind in BlockKind])
 
 _SAME, _MISSING, _EXTRA = int(BlockKind.SAME), BlockKind.MISSING, BlockKind.EXTRA
 _KINDS = list(BlockKind)
-_EQUAL_OR_NOT = np.array([BlockKind.RESPLIT, BlockKind.SAME], np.int8)
+
+
+Block: TypeAlias = tuple[BlockKind, int, int, int, int]
+"""Kind, recorded start and end, canonical start and end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +67,8 @@ class Blocks:
         """How many tokens each block has on the recorded and on the canonical side, `[B]` each."""
         return _lengths(self.recorded_end), _lengths(self.canonical_end)
 
-    def differing(self) -> list[tuple[BlockKind, int, int, int, int]]:
-        """(kind, recorded start, end, canonical start, end) of every block that is not SAME."""
+    def differing(self) -> list[Block]:
+        """Every block that is not SAME."""
         return [(_KINDS[kind], r, r_end, c, c_end) for kind, r, r_end, c, c_end in self.columns().tolist()]
 
     def columns(self) -> NDArray[np.int64]:
@@ -92,18 +96,26 @@ class GrowingBlocks:
     """Consecutive alignments as columns: they are joined, and checked, once."""
 
     def __init__(self) -> None:
-        self._parts: list[tuple[Offsets, Offsets, NDArray[np.int8]]] = []
-        self._recorded = self._canonical = 0
+        self._recorded_end: list[int] = []
+        self._canonical_end: list[int] = []
+        self._kind: list[int] = []
 
-    def block(self, kind: BlockKind, recorded: int, canonical: int) -> None:
-        """Add a block of so many tokens; none when both sides are empty."""
+    def block(self, kind: int, recorded: int, canonical: int) -> None:
+        """Add a block of so many tokens; none when both sides are empty. Adjacent SAME blocks become one."""
         if not recorded and not canonical:
             return
         if not recorded:
             kind = _MISSING
         elif not canonical:
             kind = _EXTRA
-        self.extend(np.array([recorded], np.int64), np.array([canonical], np.int64), np.array([kind], np.int8))
+        before = (self._recorded_end[-1], self._canonical_end[-1]) if self._kind else (0, 0)
+        if kind == _SAME and self._kind and self._kind[-1] == _SAME:
+            self._recorded_end[-1] += recorded
+            self._canonical_end[-1] += canonical
+            return
+        self._recorded_end.append(before[0] + recorded)
+        self._canonical_end.append(before[1] + canonical)
+        self._kind.append(int(kind))
 
     def between(self, recorded: Ids, canonical: Ids, recorded_end: Offsets, canonical_end: Offsets) -> None:
         """Add the blocks of two sequences between common byte ends.
@@ -113,40 +125,34 @@ class GrowingBlocks:
         recorded_count, canonical_count = _lengths(recorded_end), _lengths(canonical_end)
         same = recorded_count + canonical_count == 2
         same &= recorded[recorded_end - 1] == canonical[canonical_end - 1]
-        kind = _EQUAL_OR_NOT[same.view(np.int8)]
-        others = (~same).nonzero()[0]
-        on_recorded, on_canonical = recorded_count[others], canonical_count[others]
-        kind[others[(on_recorded > 1) & (on_canonical == 1)]] = BlockKind.MERGE
-        kind[others[(on_recorded == 1) & (on_canonical > 1)]] = BlockKind.SPLIT
-        # Tokens without bytes join the block before them, so several on both sides may still be equal.
-        for b in others[(on_recorded == on_canonical) & (on_recorded > 1)].tolist():
-            r, c, n = int(recorded_end[b]), int(canonical_end[b]), int(recorded_count[b])
-            if same_ids(recorded[r - n : r], canonical[c - n : c]):
-                kind[b] = _SAME
-        self.extend(recorded_end, canonical_end, kind)
+        # A run of equal tokens is added at once, and what differs in between block by block.
+        r = c = 0
+        for b in [*(~same).nonzero()[0].tolist(), len(same)]:
+            last, other = (int(recorded_end[b - 1]), int(canonical_end[b - 1])) if b else (0, 0)
+            self.block(_SAME, last - r, other - c)
+            if b == len(same):
+                return
+            r, c = int(recorded_end[b]), int(canonical_end[b])
+            size, other_size = r - last, c - other
+            kind = BlockKind.RESPLIT if size > 1 or other_size == 1 else BlockKind.SPLIT
+            if size > 1 and other_size == 1:
+                kind = BlockKind.MERGE
+            # Tokens without bytes join the block before them, so several on both sides may still be equal.
+            elif size == other_size > 1 and same_ids(recorded[last:r], canonical[other:c]):
+                kind = BlockKind.SAME
+            self.block(kind, size, other_size)
 
-    def extend(self, recorded_end: Offsets, canonical_end: Offsets, kind: NDArray[np.int8]) -> None:
-        """Add these blocks, whose ends count from the end of those before them."""
-        if len(kind):
-            recorded_end, canonical_end = recorded_end + self._recorded, canonical_end + self._canonical
-            self._recorded, self._canonical = int(recorded_end[-1]), int(canonical_end[-1])
-            self._parts.append((recorded_end, canonical_end, kind))
+    def extend(self, blocks: Blocks) -> None:
+        """Add the blocks of an alignment of what follows."""
+        for kind, recorded, canonical in zip(
+            blocks.kind.tolist(), *(lengths.tolist() for lengths in blocks.lengths()), strict=True
+        ):
+            self.block(kind, recorded, canonical)
 
     def done(self) -> Blocks:
-        """All of them; adjacent SAME blocks become one."""
-        if not self._parts:
-            return Blocks(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.int8))
-        recorded_end, canonical_end, kind = self._parts[0]
-        if len(self._parts) > 1:
-            ends, others, kinds = zip(*self._parts, strict=True)
-            recorded_end, canonical_end = np.concatenate(ends), np.concatenate(others)
-            kind = np.concatenate(kinds)
-        same = kind == _SAME
-        inside = same[:-1] & same[1:]
-        if inside.any():
-            last = np.append(~inside, True)
-            recorded_end, canonical_end, kind = recorded_end[last], canonical_end[last], kind[last]
-        return Blocks(recorded_end, canonical_end, kind)
+        """All of them."""
+        ends = np.array(self._recorded_end, np.int64), np.array(self._canonical_end, np.int64)
+        return Blocks(*ends, np.array(self._kind, np.int8))
 
 
 def one_block(kind: BlockKind, recorded: int, canonical: int) -> Blocks:
@@ -160,7 +166,7 @@ def join_blocks(parts: Iterable[Blocks]) -> Blocks:
     """One alignment made of consecutive alignments; adjacent SAME blocks become one."""
     out = GrowingBlocks()
     for part in parts:
-        out.extend(part.recorded_end, part.canonical_end, part.kind)
+        out.extend(part)
     return out.done()
 
 

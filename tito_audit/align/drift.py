@@ -6,17 +6,17 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Collection, Hashable, Iterator, Sequence
 from difflib import SequenceMatcher
-from itertools import accumulate, groupby, pairwise
+from itertools import accumulate, pairwise
 from operator import eq
 from typing import TypeAlias
 
 import numpy as np
 
-from tito_audit.align.blocks import BlockKind, Blocks, GrowingBlocks, one_block
+from tito_audit.align.blocks import Block, BlockKind, Blocks, GrowingBlocks, one_block
 from tito_audit.align.pieces import Pieces
 from tito_audit.align.runs import Run, equal_runs
 from tito_audit.record.arrays import Offsets
-from tito_audit.record.prefix import common_byte_prefix, same_ids
+from tito_audit.record.prefix import common_byte_prefix, common_ends, same_ids
 
 # Which units of two sequences are equal, as opcodes of `difflib`, in bounded time.
 
@@ -32,19 +32,19 @@ units repeat, as they do in every long chat."""
 def opcodes(left: Sequence[Hashable], right: Sequence[Hashable], steps: int = _STEPS) -> Iterator[Opcode]:
     """The opcodes of `difflib`; where these take too long, those between units that both sides hold once.
 
-    Where units differ only at equal places, and none of those is on the other side as well, every equal run lies
-    between two of these places on both sides. `difflib` then pairs each run with itself, and so does this.
+    Where units differ only at equal places, but for what one side goes on with, and none of those is on the other
+    side as well, every equal run lies between two of these places on both sides. `difflib` then pairs each run
+    with itself, and so does this.
     """
-    changed = [place for place, (a, b) in enumerate(zip(left, right, strict=False)) if a != b]
+    same = list(map(eq, left, right))
+    changed = [place for place, equal in enumerate(same) if not equal]
     apart = {left[place] for place in changed}.isdisjoint(right)
-    if not (len(left) == len(right) and apart and {right[place] for place in changed}.isdisjoint(left)):
+    if not (apart and {right[place] for place in changed}.isdisjoint(left)):
         yield from _around(_matches(left, right, steps), len(left), len(right))
         return
-    at = 0
-    for same, run in groupby(map(eq, left, right)):
-        end = at + len(list(run))
-        yield "equal" if same else "replace", at, end, at, end
-        at = end
+    edges = [-1, *changed, len(same)]
+    runs = [(at + 1, at + 1, end - at - 1) for at, end in pairwise(edges) if end - at > 1]
+    yield from _around(runs, len(left), len(right))
 
 
 def _around(matches: list[Match], left: int, right: int) -> Iterator[Opcode]:
@@ -75,10 +75,6 @@ def _joined(matches: list[Match]) -> Iterator[Match]:
 
 def _matches(left: Sequence[Hashable], right: Sequence[Hashable], steps: int) -> list[Match]:
     """The equal runs of two sequences."""
-    start = _longest_start(left, right) if len(left) ** 2 * (len(right) + 1) <= steps else 0
-    if start:
-        rest, _ = _longest_first(left[start:], right[start:], steps)
-        return [(0, 0, start), *[(start + i, start + j, size) for i, j, size in rest or ()]]
     matched, _ = _longest_first(left, right, steps)
     if matched is not None:
         return matched
@@ -91,25 +87,6 @@ def _matches(left: Sequence[Hashable], right: Sequence[Hashable], steps: int) ->
         matches += [(a + 1 + i, b + 1 + j, size) for i, j, size in inner]
         matches += [(next_a, next_b, 1)] if next_a < len(left) else []
     return matches
-
-
-def _longest_start(left: Sequence[Hashable], right: Sequence[Hashable]) -> int:
-    """How many units two sequences start with in common, if that is certainly their longest equal run; else 0.
-
-    A run at other places on the two sides holds no unit that each side has once, at one place: it lies between two
-    of these, or behind the last. So `difflib` pairs the start first, and the rest as if it stood alone.
-    """
-    shorter = min(len(left), len(right))
-    start = next((at for at in range(shorter) if left[at] != right[at]), shorter)
-    behind = max(len(left), len(right)) - start
-    if start <= behind:
-        return 0
-    many, others = Counter(left), Counter(right)
-    last, longest = -1, 0
-    for at in range(start):
-        if many[left[at]] == others[left[at]] == 1:
-            last, longest = at, max(longest, at - last - 1)
-    return start if start > max(longest, start - 1 - last + behind) else 0
 
 
 def _longest_first(
@@ -207,9 +184,9 @@ _REFINE_RUN = 12
 """Equal tokens in a row that split a drifted gap; fewer would pair by chance."""
 
 
-Pair: TypeAlias = tuple[int, int, int, int, int, int]
-"""Pieces of both sides that an alignment pairs: their numbers on the recorded side, where they start and end in
-recorded tokens, and in canonical ones."""
+Pair: TypeAlias = tuple[int, int, int, int]
+"""Pieces of both sides that an alignment pairs: where they start and end in recorded tokens, and in canonical
+ones."""
 
 
 def align(
@@ -249,7 +226,7 @@ def align(
     for tag, i1, i2, j1, j2 in opcodes(recorded.keys(left), canonical.keys(right)):
         place = left[i1][0] if i2 > i1 else 0, left[i2 - 1][1] if i2 > i1 else 0
         other = right[j1][0] if j2 > j1 else 0, right[j2 - 1][1] if j2 > j1 else 0
-        pair = (i1, i2, *place, *other)
+        pair = (*place, *other)
         if pairs is not None:
             pairs.append(pair)
         if tag != "insert" and (place[1] < after or pair in looked_into):
@@ -266,6 +243,21 @@ def align(
         else:
             _add_trimmed(out, a, b)
     return out.done()
+
+
+def differing_tokens(recorded: Pieces, canonical: Pieces) -> list[Block]:
+    """The blocks, but for those that are SAME, of two pieces that `align` pairs with each other."""
+    head, tail = common_ends(recorded.ids, canonical.ids)
+    end, other_end = len(recorded) - tail, len(canonical) - tail
+    if (head == end) != (head == other_end):
+        # Tokens that only one side has. They could stand elsewhere if they began like what follows them.
+        longer, last = (recorded, end) if head < end else (canonical, other_end)
+        at, after = int(longer.end[head - 1]) if head else 0, int(longer.end[last - 1])
+        if longer.data[at : at + 1] != longer.data[after : after + 1]:
+            return [(BlockKind.EXTRA if head < end else BlockKind.MISSING, head, end, head, other_end)]
+    out = GrowingBlocks()
+    _add_trimmed(out, recorded, canonical)
+    return out.done().differing()
 
 
 def _head(pieces: Pieces, controls: int) -> int:

@@ -5,13 +5,10 @@ from __future__ import annotations
 import re
 import unicodedata
 
-from tito_audit.align.blocks import BlockKind
+from tito_audit.align.blocks import Block, BlockKind
 from tito_audit.align.pieces import Pieces
 from tito_audit.align.runs import equal_runs, gaps
 from tito_audit.record.prefix import common_ends
-
-Block = tuple[BlockKind, int, int, int, int]
-"""Kind, recorded start and end, canonical start and end."""
 
 _BROKEN = "\ufffd"
 _EMPTY_REASONING = re.compile(rb"<think>\s*</think>\s*")

@@ -21,6 +21,7 @@ from tito_audit.evidence.prefix_reuse import (
     PairedPieces,
     PiecesCache,
     SpelledTexts,
+    changed_text,
     compare_text,
     comparison_of_equal,
 )
@@ -310,10 +311,11 @@ def _is_prefill(stretch: Stretch, rollout: Rollout, number: int, text: str, refe
     """Whether the last tokens of a prompt, of which the template writes this text, are the first of the answer."""
     turn, renderer = rollout.turns[number], reference.renderer
     index, messages = turn.message_index, prompt_messages(rollout, number)
-    if stretch.canonical_start < stretch.canonical_end or stretch.recorded.pieces.control[stretch.start :].any():
+    own = stretch.recorded
+    if stretch.canonical_start < stretch.canonical_end or own.pieces.control[own.start : own.end].any():
         return False
     answer = rollout.messages[index] if index is not None and index < len(rollout.messages) else turn.answer
-    opening = stretch.recorded.data.decode("utf-8", "replace")
+    opening = own.data.decode("utf-8", "replace")
     first = opening.strip()
     if answer is None or not opening or renderer is None or messages is None:
         return False
@@ -366,8 +368,13 @@ def _last_answer(
     encoded = reference.encode_as(rendered.text, seen)
     if same_ids(encoded[: len(seen)], seen):
         return []
-    recorded, canonical = pieces.of(seen), pieces.of(encoded)
     own = chains.regions[last][-1]
+    changed = changed_text(rendered.text, seen, encoded, reference, open_end=True, after=own.start)
+    if changed is not None:
+        differing = changed.stretches
+    else:
+        recorded, canonical = pieces.of(seen), pieces.of(encoded)
+        differing = stretches(recorded, canonical, align(recorded, canonical, open_end=True, after=own.start))
     return (
         difference(
             stretch,
@@ -378,7 +385,7 @@ def _last_answer(
             turn=last,
             turns=rollout.turns,
         )
-        for stretch in stretches(recorded, canonical, align(recorded, canonical, open_end=True, after=own.start))
-        if own.start <= stretch.start < len(recorded)
+        for stretch in differing
+        if own.start <= stretch.start < len(seen)
         and (stretch.kind not in _SAME_BYTES and stretch.key not in reported[last])
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tito_audit.align.blocks import BlockKind, Blocks
+from tito_audit.align.blocks import Block, BlockKind, Blocks
 from tito_audit.align.pieces import AROUND, Pieces
 from tito_audit.evidence.model import CONTEXT_TOKENS, TextSide
 from tito_audit.evidence.narrowed import narrowed
@@ -36,20 +36,27 @@ class Stretch:
         return self.start, self.end, self.canonical.ids.tobytes()
 
 
-def stretches(recorded: Pieces, canonical: Pieces, blocks: Blocks) -> Sequence[Stretch]:
-    """The tokens that differ in every block that is not SAME, in order."""
-    differing = blocks.differing()
+def stretches(
+    recorded: Pieces,
+    canonical: Pieces,
+    blocks: Blocks | Sequence[Block],
+    within: tuple[Ids, int, Ids, int] | None = None,
+) -> list[Stretch]:
+    """The tokens that differ in every block that is not SAME, in order; their places are those `within` longer
+    sequences, of which each side begins at a token, if these are given."""
+    differing = blocks.differing() if isinstance(blocks, Blocks) else blocks
     few = len(differing) * _WINDOW < len(recorded.data)
+    ids, first, others, c_first = within or (recorded.ids, 0, canonical.ids, 0)
     return [
         Stretch(
             kind,
-            start,
-            end,
-            c_start,
-            c_end,
+            start + first,
+            end + first,
+            c_start + c_first,
+            c_end + c_first,
             _side(recorded, start, end, few),
             _side(canonical, c_start, c_end, few),
-            equal_around(recorded.ids, (start, end), canonical.ids, (c_start, c_end)),
+            equal_around(ids, (start + first, end + first), others, (c_start + c_first, c_end + c_first)),
         )
         for block in differing
         for kind, start, end, c_start, c_end in narrowed(block, recorded, canonical)

@@ -118,6 +118,23 @@ class Cuts:
             start = end + 1
         return stretches
 
+    def tail(self, text: str, ids: Ids, size: int) -> tuple[int, int]:
+        """How many characters and ids of a text end with the last control token within its first `size` ids; 0
+        and 0 if there is none, or the text does not hold those after it."""
+        first, near = size, 64
+        while first and not len(at := self.positions(ids[max(size - near, 0) : size])):
+            first, near = max(size - near, 0), 4 * near
+        if not first:
+            return 0, 0
+        first = max(size - near, 0) + int(at[-1])
+        end, content = len(text), ""
+        for place in reversed(self.positions(ids[first:]).tolist()):
+            content = self._contents[int(ids[first + place])]
+            end = text.rfind(content, 0, end)
+            if end < 0:
+                return 0, 0
+        return end + len(content), first + 1
+
     def some_parts(self, text: str, ids: Ids, numbers: Offsets) -> list[tuple[str, bytes]] | None:
         """The segments with these numbers, `[N]` ascending, and those without ids, each with its ids as bytes.
 

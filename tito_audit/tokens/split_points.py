@@ -97,6 +97,18 @@ class SafeCuts:
             self._around(spans, safe)
         return safe.nonzero()[0] + 1
 
+    def spells_token(self, text: str) -> bool:
+        """Whether a text spells a control token."""
+        return self._words is not None and self._words.search(text) is not None
+
+    def may_cut(self, data: bytes, place: int) -> bool:
+        """Whether a text that spells no control token may be cut behind this many of its bytes."""
+        before, after = data[max(place - 4, 0) : place], data[place : place + 8].decode("utf-8", "ignore")
+        if not after or (data[place] & 0xC0) == 0x80:
+            return False
+        last, classes = self.end if len(after) == 1 else self.classes[ord(after[1])], self.classes
+        return bool(self.safe[classes[ord(before.decode("utf-8", "ignore")[-1])], classes[ord(after[0])], last])
+
     def parts(self, text: str, size: int) -> list[str]:
         """A text in order, cut at the first safe cut after each `size` characters."""
         parts, begin = [], 0

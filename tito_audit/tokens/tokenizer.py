@@ -13,7 +13,7 @@ import numpy as np
 
 from tito_audit.errors import TokenizerError
 from tito_audit.record.arrays import Ids, Mask, Offsets, empty_ids
-from tito_audit.record.prefix import common_prefix, same_ids
+from tito_audit.record.prefix import common_ends, common_prefix, same_ids
 from tito_audit.tokens.cache import LazyBackend, StoredTokenizer, Tables, definition_of
 from tito_audit.tokens.encoders import (
     Building,
@@ -28,7 +28,7 @@ from tito_audit.tokens.encoders import (
 from tito_audit.tokens.prefix_cache import KnownTexts, PrefixEncoder
 from tito_audit.tokens.segments import Cuts, SegmentEncoder, find_cuts
 from tito_audit.tokens.split_points import SafeCuts, find_safe_cuts
-from tito_audit.tokens.vocab import Vocabulary, normal_form
+from tito_audit.tokens.vocab import Vocabulary, keeps_bytes, normal_form
 
 if TYPE_CHECKING:
     import tokenizers
@@ -104,24 +104,38 @@ def pieces_to_prove(
     return chain.from_iterable(pieces)
 
 
-def pieces_before(
-    segment: str, data: bytes, recorded: Iterable[bytes], vocabulary: Vocabulary, safe: SafeCuts | None
-) -> tuple[Iterable[Piece], bytes | None]:
-    """Pieces of a segment that cover every token but those with which a recorded segment ends too, and the ids of
-    that one; None and the whole segment if none ends so, or the segment is short.
+def piece_beside(
+    segment: str,
+    data: bytes,
+    place: bytes,
+    recorded: Iterable[bytes],
+    vocabulary: Vocabulary,
+    safe: SafeCuts | None,
+) -> tuple[Piece, bytes | None]:
+    """The piece of a segment that covers every token but those with which a recorded segment ends too, or which
+    the one at its `place` begins and ends with; and the ids of that one.
 
-    Text that is inserted before an answer, or taken from it, leaves most of the answer's tokens as they were.
-    `data` and `recorded` are ids as bytes.
+    The whole segment and None if there is none. Text that is inserted before an answer, or taken from it, leaves
+    most of the answer's tokens as they were. `data`, `place` and `recorded` are ids as bytes.
     """
-    ids, same, end = np.frombuffer(data, np.int32), 0, None
-    if safe is not None and len(ids) >= _WORTH and segment.isascii():
+    ids, written = np.frombuffer(data, np.int32), segment.encode("utf-8", "replace")
+    ends = _ends(ids, vocabulary) if safe is not None and not safe.spells_token(segment) else None
+    if safe is None or ends is None or vocabulary.data(ids) != written:
+        return (segment, ids), None
+    (head, tail), beside = common_ends(ids, np.frombuffer(place, np.int32)), place
+    if 2 * (head + tail) < len(ids):
         for other in islice((each for each in recorded if each.endswith(data[-_LIKEWISE:])), _TRIED):
             size = common_prefix(ids[::-1], np.frombuffer(other, np.int32)[::-1])
-            same, end = (size, other) if size > same else (same, end)
-    ends = _ends(ids, vocabulary) if 2 * same > len(ids) else None
-    if safe is None or ends is None or vocabulary.data(ids) != segment.encode():
-        return [(segment, ids)], None
-    return _cells(segment.encode(), ids, ends, np.arange(max(len(ids) - same, 1)), safe), end
+            head, tail, beside = (0, size, other) if size > head + tail else (head, tail, beside)
+    if not head and not tail:
+        return (segment, ids), None
+    # From the tokens that differ outwards, to cuts at the end of a token.
+    places, stop = [0, *ends.tolist()], max(len(ids) - tail, min(head + 1, len(ids)))
+    while head and not safe.may_cut(written, places[head]):
+        head -= 1
+    while stop < len(ids) and not safe.may_cut(written, places[stop]):
+        stop += 1
+    return (written[places[head] : places[stop]].decode(), ids[head:stop]), beside
 
 
 def picked_segments(ids: Ids, controls: Cuts, one_in: int) -> Offsets:
@@ -379,22 +393,28 @@ class Tokenizer:
         """
         if self._fast is None:
             return self.encode(text)
+        # What lies before the last control token that both begin with is the same.
+        begin, first = self.cuts.tail(text, fast_ids, common_prefix(fast_ids, recorded_ids))
+        parts = self.cuts.parts(text[begin:], fast_ids[first:])
+        stretches = self.cuts.divide(recorded_ids[first:])
+        recorded, doubtful = set(stretches), []
+        for at, (segment, stretch) in enumerate(parts or ()):
+            if stretch not in recorded:
+                place = stretches[at][2] if at == 0 or len(stretches) == len(parts or ()) else b""
+                doubtful.append((segment, stretch[2], place))
+        if parts and self._agreed_beside(doubtful, [stretch[2] for stretch in stretches]):
+            return fast_ids
         if self._safe_cuts is not None:
             pieces = pieces_to_prove(text, fast_ids, recorded_ids, self.vocabulary, self.cuts, self._safe_cuts)
             if pieces is not None and self._agreed(pieces):
                 return fast_ids
-        parts = self.cuts.parts(text, fast_ids)
-        if parts is None:
+        if self.cuts.parts(text, fast_ids) is None:
             # The ids of a whole text by the reference; the fast encoder is dropped if its ids differ
             ids = self.encode(text)
             if not np.array_equal(ids, fast_ids):
                 self._give_up(text)
             return ids
-        recorded = dict.fromkeys(self.cuts.divide(recorded_ids))
-        doubtful = [(segment, stretch[2]) for segment, stretch in parts if stretch not in recorded]
-        if self._agreed_before(doubtful, dict.fromkeys(stretch[2] for stretch in recorded)) or self._confirmed(
-            doubtful
-        ):
+        if parts and self._confirmed([(segment, data) for segment, data, _ in doubtful]):
             return fast_ids
         return self.encode(text)
 
@@ -410,6 +430,8 @@ class Tokenizer:
         if not same_ids(begun[: len(recorded_ids)] if goes_on else begun, recorded_ids[:first]):
             return False
         rest, left = text[characters:], recorded_ids[first:]
+        if base and self.has_more_bytes(left, rest):
+            return False
         if rest or not base:  # an empty text may have ids too
             (fast,) = self.encode_fast_batch([rest])
             if not same_ids(fast[: len(left)] if goes_on else fast, left):
@@ -421,6 +443,11 @@ class Tokenizer:
         if not goes_on:
             self._known_texts.keep(text, recorded_ids.copy(), base, shared)
         return True
+
+    def has_more_bytes(self, ids: Ids, text: str) -> bool:
+        """Whether these ids have more bytes than any ids that a text encodes as, or the text."""
+        data = text.encode("utf-8", "surrogatepass")
+        return self.vocabulary.byte_count(ids) > len(data) and keeps_bytes(self.normal_form, data)
 
     def sampled_check(self, texts: Sequence[str], fast_ids: Sequence[Ids], one_in: int = _ONE_IN) -> bool:
         """Whether the reference agrees on a sample of the segments, the same sample in every run.
@@ -488,21 +515,22 @@ class Tokenizer:
                 return False
         return True
 
-    def _agreed_before(self, segments: Sequence[tuple[str, bytes]], recorded: Collection[bytes]) -> bool:
-        """Whether the reference gives segments these ids, up to those that a recorded segment ends with too."""
-        every: list[Piece] = []
-        ends: dict[tuple[str, bytes], bytes] = {}
-        for segment, data in segments:
+    def _agreed_beside(self, segments: Sequence[tuple[str, bytes, bytes]], recorded: Collection[bytes]) -> bool:
+        """Whether the reference gives segments these ids, but for those that the recorded segment at their place,
+        or one that ends likewise, has too; False if these are many."""
+        pieces: list[Piece] = []
+        beside: dict[tuple[str, bytes], bytes] = {}
+        for segment, data, place in segments:
             if self._agreed_with.get((segment, data)) not in recorded:
-                pieces, end = pieces_before(segment, data, recorded, self.vocabulary, self._safe_cuts)
-                every += pieces
-                if end is not None and len(data) <= _SHORT:
-                    ends[segment, data] = end
-        if not self._agreed(every):
+                piece, other = piece_beside(segment, data, place, recorded, self.vocabulary, self._safe_cuts)
+                pieces.append(piece)
+                if other is not None and len(data) <= _SHORT:
+                    beside[segment, data] = other
+        if sum(len(ids) for _, ids in pieces) > _WORTH or not self._agreed(pieces):
             return False
         if len(self._agreed_with) > _REMEMBERED:
             self._agreed_with.clear()
-        self._agreed_with |= ends
+        self._agreed_with |= beside
         return True
 
     def _agreed(self, pieces: Iterable[Piece]) -> bool:
