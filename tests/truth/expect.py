@@ -42,9 +42,13 @@ def noted(findings: Sequence[Finding]) -> bool:
 
 
 def named(case: Case, findings: Sequence[Finding]) -> bool:
-    """Whether the fault is named with its code, and a slide with how far it went."""
+    """Whether the fault is named with its code, and a slide with how far it went; beside calls, token by token."""
     errors = [finding for finding in findings if finding.severity == "error"]
     fault, fill = case.fault, case.form.fill
+    if case.form.calls:
+        spans = [span for finding in errors if finding.where == "row" for span in finding.spans]
+        wrong = wrong_places(case, before_repair(case))
+        return all(any(start <= at < end for start, end in spans) for at in wrong)
     if fault.slid:
         slide = next(iter(case.decision.slides), fault)
         slides = {_slide(finding) for finding in errors}
@@ -76,7 +80,7 @@ def of_scan(case: Case, findings: Sequence[Finding]) -> Iterator[str]:
     elif verdict == "fault":
         if not loud(findings):
             yield "decidable fault passed as clean"
-        elif not named(case, findings) and not case.form.calls:
+        elif not named(case, findings):
             yield "decidable fault not named"
     elif verdict == "open fault":
         if not loud(findings):

@@ -99,7 +99,8 @@ def _against_calls(
         (turn, spans) for turn, spans in sampled_turns(evidence) if any(runs_inside(runs, a, b) for a, b in spans)
     ]
     spans = [span for _, stretch in turns for span in stretch]
-    offset = _offset(logprobs, expected, spans)
+    none = np.isnan(logprobs) | np.isin(logprobs, (*IMPOSSIBLE, 0.0, row.sentinel or 0.0))
+    offset = _offset(np.where(none, np.nan, logprobs), expected, spans)
     shifted = []
     for turn, stretch in turns:
         marked = np.concatenate([wrong[a:b].nonzero()[0] + a for a, b in stretch])
@@ -121,14 +122,14 @@ def _offset(logprobs: Logprobs, expected: Logprobs, spans: list[tuple[int, int]]
     """The offset at which all values inside the spans are the expected ones; 0 when there is none.
 
     At least two values must be wrong in place and right at the offset; otherwise values close to zero would prove
-    something.
+    something. Values are NaN where the row has a fill, as for an end that it does not train.
     """
     for distance in range(1, FARTHEST + 1):
         for offset in (distance, -distance):
             corrected = 0
             for start, end in spans:
                 here = np.arange(max(start, start - offset), min(end, end - offset))
-                here = here[~np.isnan(expected[here])]
+                here = here[~np.isnan(expected[here]) & ~np.isnan(logprobs[here + offset])]
                 moved = np.abs(logprobs[here + offset] - expected[here]) <= ROUNDING
                 if not moved.all():
                     break
