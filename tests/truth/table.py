@@ -27,7 +27,7 @@ COLUMNS = (
     ("violations", "violations"),
 )
 GROUPS = ("clean", "slid", "slid from", "slid only", "inverted", "roles", "fill")
-LEGEND = """decidable: faults that one slide alone explains, or that are no slide; beside calls, wrong tokens trained
+LEGEND = """decidable: faults that one slide explains, or that are no slide; beside calls, wrong tokens in the loss
 named: of these, those with an error of that cause (of a slide, how far), beside calls on every wrong token
 cured: of these, those of which a repair leaves no wrong token
 ambiguous, told: faults that several slides explain, and those of them with an error or a warning
