@@ -27,6 +27,8 @@ __all__ = [
 MASK_CODES = ("MSK401", "MSK402")
 KEPT = 0.9
 """Of the trained tokens that still have their logprob, the share that a repaired slide still trains."""
+SINGLE = 1e-6
+"""Values of a call this close are taken for equal."""
 ZEROS = 8
 """So many trained tokens without a logprob must be spoken of, also where they have 0.0."""
 
@@ -47,7 +49,8 @@ def named(case: Case, findings: Sequence[Finding]) -> bool:
     fault, fill = case.fault, case.form.fill
     if case.form.calls:
         spans = [span for finding in errors if finding.where == "row" for span in finding.spans]
-        wrong = wrong_places(case, before_repair(case))
+        before = before_repair(case)
+        wrong = [at for at in wrong_places(case, before) if not _rounded(case.chat.truth[at], before.values[at])]
         return all(any(start <= at < end for start, end in spans) for at in wrong)
     if fault.slid:
         slide = next(iter(case.decision.slides), fault)
@@ -67,6 +70,11 @@ def named(case: Case, findings: Sequence[Finding]) -> bool:
         return any(finding.code.startswith("LPR") for finding in findings)
     code = "LPR503" if fill is None or math.isnan(fill) else "LPR505"
     return any(finding.code == code and finding.loud for finding in findings)
+
+
+def _rounded(truth: float | None, value: float | None) -> bool:
+    """Whether a value may be the true one in single precision."""
+    return truth is not None and value is not None and abs(truth - value) <= SINGLE
 
 
 def of_scan(case: Case, findings: Sequence[Finding]) -> Iterator[str]:

@@ -41,7 +41,7 @@ def text_and_ids_disagree(evidence: Evidence) -> Iterator[Hit]:
     Where the log keeps a message instead of the text, the ids have to contain the message; if not, it is a
     warning, since messages are often edited. Ids that hold only a part of the text belong to REC005.
 
-    A prompt that is longer or shorter than the server counted (`usage.prompt_tokens`) is a warning, if all messages
+    A prompt that is longer or shorter than the server counted (`usage.prompt_tokens`) is a warning if all messages
     are texts and neither BOS, cached tokens nor a resumed answer explain it.
 
     ## Why it matters
@@ -92,10 +92,8 @@ def _against_count(evidence: Evidence, number: int, turn: Turn) -> Iterator[Hit]
         return  # there may be images, or audio
     if abs(usage.counted - usage.recorded) > 1 or any(abs(len(prompt) - count) <= 1 for count in usage.prompt):
         return
-    message = (
-        f"the prompt has {counted(len(prompt), 'id')}, and the server counted {usage.prompt[0]:,} tokens: these are "
-        "not the ids that it was given"
-    )
+    tokens = f"{counted(len(prompt), 'id')}, and the server counted {usage.prompt[0]:,} tokens"
+    message = f"the prompt has {tokens}: these are not the ids that it was given"
     severity, cause = Severity.WARNING, "prompt of another length"
     yield Hit(Where.PROMPT, 0, len(prompt), message, number, cause, severity, shown(evidence, prompt))
 
