@@ -161,7 +161,7 @@ BUDGETS = {
     "cli": 6_363,
     "conformance": 1_378,
     "convert": 2_198,
-    "evidence": 6_964,
+    "evidence": 6_976,
     "formats": 13_240,
     "gate": 927,
     "identify": 891,

@@ -81,8 +81,9 @@ def _wrong_beside_calls(row: _Row, view: RowView) -> Mask:
 def _same_pairs(old: _Row, new: _Row) -> Mask:
     """`[T]` True for tokens that were trained with the same logprob, or as then with none."""
     assert old.loss_mask is not None
-    if old.logprobs is None or new.logprobs is None:
+    before, after = old.logprobs, new.logprobs
+    if before is None or after is None:
         return old.loss_mask
     none = (*IMPOSSIBLE, 0.0, *(row.sentinel for row in (old, new) if row.sentinel is not None))
-    was, now = (np.isnan(row.logprobs) | np.isin(row.logprobs, none) for row in (old, new))
-    return old.loss_mask & ((old.logprobs == new.logprobs) | (was & now))
+    was, now = (np.isnan(values) | np.isin(values, none) for values in (before, after))
+    return np.asarray(old.loss_mask & ((before == after) | (was & now)))
