@@ -90,6 +90,15 @@ def test_rows_that_may_have_a_proven_fault_are_counted_and_named_and_stay() -> N
     assert summary.fault_beside == "--assume logprobs=+1"
 
 
+def test_a_row_whose_mask_of_ones_hid_a_proven_fault_may_have_it_once_that_is_repaired() -> None:
+    testimony = log_of_witnesses(faulty(LATE), faulty())
+    testimony.repaired(faulty(), right(LATE), Place("log", 1))
+    testimony.repaired(faulty(LATE), right(LATE), Place("log", 0))  # it was moved back
+    summary = Summary()
+    count_open(testimony, summary)
+    assert (summary.open_beside_faults, summary.fault_beside) == (1, "--assume logprobs=+1")
+
+
 def test_a_row_that_one_row_of_its_log_proves_late_is_not_late_for_it() -> None:
     """However many rows are late, one that shows that it is right has no finding."""
     assert found(*[faulty(LATE)] * 40, right()) == []

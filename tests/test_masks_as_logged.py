@@ -13,6 +13,8 @@ from tito_audit import Settings, scan_rollouts
 from tito_audit.formats import pick_format
 from tito_audit.record.column import Alignment, MaskEncoding
 from tito_audit.record.rollout import Place, TrainingRow
+from tito_audit.run.repair import repair_rollouts
+from tito_audit.settings.model import RepairSettings
 
 TOY = Path(__file__).resolve().parents[1] / "fixtures" / "tokenizers" / "toy_bpe"
 IDS = [11, 12, 13, 14]
@@ -137,3 +139,25 @@ def test_an_answer_that_is_only_its_end_has_no_inverted_mask(tmp_path: Path) -> 
     log.write_text("".join(json.dumps(row) + "\n" for row in rows))
     results = scan_rollouts([str(log)], Settings(tokenizer=str(TOY), select=("MSK403",)))
     assert [[one.hit.cause for one in result.findings] for result in results] == [[], [], ["inverted"]]
+
+
+def test_logprobs_do_not_move_under_a_mask_that_trains_what_no_call_sampled(tmp_path: Path) -> None:
+    """Else the token behind the answer would be trained with yet another value that is not its own."""
+    calls = [
+        {"prompt_token_ids": [1, 2, 3], "completion_ids": [4, 5, 6, 7], "logprobs": [-0.5, -0.25, -0.75, -1.0]}
+    ]
+    columns = {"loss_mask": [0, 0, 0, 0, 0, 1, 1, 1, 0], "logprobs": [0.0] * 4 + [-0.5, -0.25, -0.75, -1.0, 0.0]}
+    row = {"token_ids": [1, 2, 3, 4, 5, 6, 7, 8, 9], **columns, "turns": calls}
+    log = tmp_path / "log.jsonl"
+    log.write_text(json.dumps(row) + "\n", encoding="utf-8")
+    for strategies, mask, logprobs in (
+        (("realign",), columns["loss_mask"], columns["logprobs"]),
+        (("realign", "mask"), [0, 0, 0, 0, 0, 1, 1, 0, 0], [*columns["logprobs"][1:], 0.0]),
+    ):
+        (outcome,) = repair_rollouts(
+            log, tmp_path / "out.jsonl", Settings(), RepairSettings(strategies=strategies)
+        )
+        written = json.loads((tmp_path / "out.jsonl").read_text(encoding="utf-8"))
+        (tmp_path / "out.jsonl").unlink()
+        assert (written["loss_mask"], written["logprobs"]) == (mask, logprobs)
+        assert ("as the calls show" in outcome.declined.get("realign", "")) is (strategies == ("realign",))

@@ -224,6 +224,11 @@ def doubled_header(row: dict[str, Any], start: int, header: list[int]) -> None:
         row[name] = [*row[name][:start], *values, *row[name][start:]]
 
 
+def no_header(row: dict[str, Any], start: int, header: list[int]) -> None:
+    for name in ("token_ids", "loss_mask", "rollout_logprobs"):
+        row[name] = [*row[name][: start - 3], *row[name][start:]]
+
+
 def other_order(row: dict[str, Any], start: int, header: list[int]) -> None:
     row["tools"] = row["tools"][::-1]
 
@@ -234,7 +239,7 @@ def one_exchange_more(row: dict[str, Any], start: int, header: list[int]) -> Non
     row["messages"][at:at] = [{"role": "user", "content": asked}, {"role": "assistant", "content": said}]
 
 
-FAULTS = {doubled_header: "TPL207", other_order: "TPL212", one_exchange_more: "SEQ303"}
+FAULTS = {doubled_header: "TPL207", no_header: "TPL207", other_order: "TPL212", one_exchange_more: "SEQ303"}
 
 
 @pytest.mark.parametrize("fault", [None, *FAULTS])

@@ -223,3 +223,27 @@ def test_a_repaired_log_is_not_repaired_again(model: str, tmp_path: Path) -> Non
     repaired(log(model, "retok"), first, model)
     repaired(first, second, model)
     assert first.read_bytes() == second.read_bytes()
+
+
+def test_rows_late_under_a_mask_of_ones_are_counted_beside_those_that_prove_it(tmp_path: Path) -> None:
+    """Their repair takes what was given out of the loss; what is left of them may be right."""
+    one_turn, several = [], []
+    for row in rows("qwen2.5-coder", "tito"):
+        prompt, said, _ = call(row["calls"][-1])
+        values = [0.0] * len(prompt + said)
+        for before, sampled, logprobs in map(call, row["calls"]):
+            values[len(before) : len(before + sampled)] = logprobs
+        late = {"token_ids": prompt + said, "logprobs": [0.0, *values[:-1]]}
+        if len(row["calls"]) == 1:
+            one_turn.append(late | {"loss_mask": [1] * len(values)})
+        elif len(row["calls"]) == 3 and row["calls"][0]["finish_reason"] == "stop":
+            several.append(late | {"loss_mask": [int(value != 0.0) for value in values]})
+    source = tmp_path / "log.jsonl"
+    source.write_text("".join(json.dumps(row) + "\n" for row in several[:6] + one_turn[:6]), encoding="utf-8")
+    settings = Settings(tokenizer=str(SHARED / "tokenizers" / "qwen2.5-coder"))
+    run = repair_rollouts(source, tmp_path / "out.jsonl", settings, RepairSettings())
+    outcomes = list(run)
+    assert all(outcome.cured.keys() == {"mask"} for outcome in outcomes[6:])
+    assert sum("realign" in outcome.cured for outcome in outcomes) >= 3
+    assert run.before.open_beside_faults >= 6, "what a repair exits with 1 for"
+    assert run.before.fault_beside == "--assume logprobs=+1"

@@ -72,7 +72,7 @@ def case(
 
 
 def finding(code: str, cause: str, severity: str = "error", start: int = 0) -> Finding:
-    return Finding(code, severity, cause, "", "row", start)
+    return Finding(code, severity, cause, "", "row", start, ((0, 10_000),))
 
 
 def named(name: str) -> Convention:

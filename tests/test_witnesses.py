@@ -157,6 +157,26 @@ class TestUsage:
         found = findings(written(tmp_path / "log.jsonl", [an_answer(31, 62)]), "--select", "REC005")
         assert causes(found) == [("REC005", "warning", "incomplete: usage")]
 
+    @pytest.mark.parametrize(
+        ("counted", "causes_of_row"),
+        [
+            ({"prompt_tokens": 12}, [("REC006", "warning", "prompt of another length")]),
+            ({"prompt_tokens": 1}, [("REC006", "warning", "prompt of another length")]),
+            ({"prompt_tokens": 4}, []),  # BOS
+            ({"prompt_tokens": 1, "prompt_tokens_details": {"cached_tokens": 2}}, []),
+            ({"prompt_tokens": 43, "completion_tokens": 9}, []),  # an answer that was resumed
+        ],
+    )
+    @pytest.mark.parametrize("content", ["2?", [{"type": "image_url", "image_url": {"url": "x"}}]])
+    def test_a_prompt_has_as_many_ids_as_the_server_counted(
+        self, counted: dict[str, Any], causes_of_row: list[Any], content: Any, tmp_path: Path
+    ) -> None:
+        request = {"model": "m", "messages": [{"role": "user", "content": content}]}
+        row = {"request": request, "response": an_answer(31, 31)}
+        row["response"]["usage"] |= counted
+        found = findings(written(tmp_path / "log.jsonl", [row]), "--select", "REC")
+        assert causes(found) == (causes_of_row if isinstance(content, str) else [])
+
     def test_a_tool_call_of_an_answer_alone_is_looked_for_in_its_ids(self, tmp_path: Path) -> None:
         row = an_answer(8, 0)
         (choice,) = row["choices"]

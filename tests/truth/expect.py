@@ -27,6 +27,8 @@ __all__ = [
 MASK_CODES = ("MSK401", "MSK402")
 KEPT = 0.9
 """Of the trained tokens that still have their logprob, the share that a repaired slide still trains."""
+SINGLE = 1e-6
+"""Values of a call this close are taken for equal."""
 ZEROS = 8
 """So many trained tokens without a logprob must be spoken of, also where they have 0.0."""
 
@@ -42,9 +44,14 @@ def noted(findings: Sequence[Finding]) -> bool:
 
 
 def named(case: Case, findings: Sequence[Finding]) -> bool:
-    """Whether the fault is named with its code, and a slide with how far it went."""
+    """Whether the fault is named with its code, and a slide with how far it went; beside calls, token by token."""
     errors = [finding for finding in findings if finding.severity == "error"]
     fault, fill = case.fault, case.form.fill
+    if case.form.calls:
+        spans = [span for finding in errors if finding.where == "row" for span in finding.spans]
+        before = before_repair(case)
+        wrong = [at for at in wrong_places(case, before) if not _rounded(case.chat.truth[at], before.values[at])]
+        return all(any(start <= at < end for start, end in spans) for at in wrong)
     if fault.slid:
         slide = next(iter(case.decision.slides), fault)
         slides = {_slide(finding) for finding in errors}
@@ -65,6 +72,11 @@ def named(case: Case, findings: Sequence[Finding]) -> bool:
     return any(finding.code == code and finding.loud for finding in findings)
 
 
+def _rounded(truth: float | None, value: float | None) -> bool:
+    """Whether a value may be the true one in single precision."""
+    return truth is not None and value is not None and abs(truth - value) <= SINGLE
+
+
 def of_scan(case: Case, findings: Sequence[Finding]) -> Iterator[str]:
     """What a scan says of a sample that is not right."""
     verdict = case.verdict
@@ -76,7 +88,7 @@ def of_scan(case: Case, findings: Sequence[Finding]) -> Iterator[str]:
     elif verdict == "fault":
         if not loud(findings):
             yield "decidable fault passed as clean"
-        elif not named(case, findings) and not case.form.calls:
+        elif not named(case, findings):
             yield "decidable fault not named"
     elif verdict == "open fault":
         if not loud(findings):

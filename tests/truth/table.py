@@ -27,9 +27,11 @@ COLUMNS = (
     ("violations", "violations"),
 )
 GROUPS = ("clean", "slid", "slid from", "slid only", "inverted", "roles", "fill")
-LEGEND = """decidable, named, cured: faults that one slide alone explains, or that are no slide
+LEGEND = """decidable: faults that one slide explains, or that are no slide; beside calls, wrong tokens in the loss
+named: of these, those with an error of that cause (of a slide, how far), beside calls on every wrong token
+cured: of these, those of which a repair leaves no wrong token
 ambiguous, told: faults that several slides explain, and those of them with an error or a warning
-open, said: faults of rows that may be right, and those of them with a note
+open, said: faults of rows that may be right, and those of them with a note: where a fault is the simplest reading
 clean, noted, loud, changed: right rows; with a note, with an error or a warning, with a repair that changed them
 harmed: a repair made a right token wrong, or trained a wrong one"""
 

@@ -35,6 +35,8 @@ class Finding:
     message: str
     where: str
     start: int | None
+    spans: tuple[tuple[int, int], ...] = ()
+    """The tokens that it is about; of one that stands for several, those of all."""
 
     @property
     def loud(self) -> bool:
@@ -64,7 +66,10 @@ def scan(logs: list[Path], tokenizer: str, out: Path, *flags: str) -> Said:
     samples: dict[tuple[str, int, int], list[Finding]] = defaultdict(list)
     files: dict[str, list[Finding]] = defaultdict(list)
     for one in report["findings"]:
-        found = Finding(*(one[name] for name in ("code", "severity", "cause", "message", "where", "start")))
+        places = one["folded"]["places"] if one.get("folded") else [[None, one["start"], one["end"]]]
+        spans = tuple((start, end) for _, start, end in places if start is not None)
+        said = (one[name] for name in ("code", "severity", "cause", "message", "where", "start"))
+        found = Finding(*said, spans)
         name = Path(one["file"] or "").name
         if one["where"] == "log" or one["row"] is None:
             files[name].append(found)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from tito_audit.evidence.fill import IMPOSSIBLE
 from tito_audit.evidence.judgement import judgement
-from tito_audit.evidence.model import Evidence
+from tito_audit.evidence.logprobs import ROUNDING
+from tito_audit.evidence.model import Evidence, RowView
 from tito_audit.record.arrays import Logprobs, Mask
 from tito_audit.record.reading import WHOLE, Slide
 from tito_audit.record.rollout import TrainingRow
@@ -16,14 +18,21 @@ _Row = TrainingRow
 def harm(before: Evidence, after: Evidence) -> str | None:
     """Why the row is worse after a repair, token by token with its logprob; None when it is not.
 
-    Only for rows with unchanged tokens that no call proves; None for others. A pair that was right under some
-    reading of the old row must stay or leave the loss, and no reading may find a new wrong pair.
+    Only for rows with unchanged tokens; None for others. A pair that was right under some reading of the old row
+    must stay or leave the loss, and no reading may find a new wrong pair. Beside calls only theirs counts.
     """
     old, new = before.rollout.training_row, after.rollout.training_row
-    before_repair = judgement(before)
-    if old is None or new is None or before_repair is None or (before.row is not None and before.row.proven):
+    if old is None or old.loss_mask is None or new is None or new.loss_mask is None:
         return None
-    if old.loss_mask is None or new.loss_mask is None or not np.array_equal(old.token_ids, new.token_ids):
+    if not np.array_equal(old.token_ids, new.token_ids):
+        return None
+    if before.row is not None and before.row.proven:
+        fresh = _wrong_beside_calls(new, before.row) & ~_same_pairs(old, new)
+        return (
+            "a trained token would get a logprob that is not its own, as the calls show" if fresh.any() else None
+        )
+    before_repair = judgement(before)
+    if before_repair is None:
         return None
     slides = [fit.slide for fit in before_repair.fits]
     for slide in (Slide(), *slides) if before_repair.right or before_repair.missing or not slides else slides:
@@ -58,3 +67,23 @@ def _right(row: _Row, sampled: Mask, own: Logprobs | None) -> Mask:
         return sampled
     same = (row.logprobs == own) | (np.isnan(row.logprobs) & np.isnan(own))
     return np.asarray(sampled & (same | np.isclose(row.logprobs, own, rtol=1e-5, atol=1e-8)))
+
+
+def _wrong_beside_calls(row: _Row, view: RowView) -> Mask:
+    """`[T]` True for trained tokens that no call sampled, drift aside, or with another logprob than the call's."""
+    assert row.loss_mask is not None
+    wrong, own = ~view.sampled & ~view.drifted, view.expected_logprobs
+    if own is not None and row.logprobs is not None:
+        wrong |= np.isfinite(own) & ~(np.abs(row.logprobs - own) <= ROUNDING)
+    return row.loss_mask & wrong
+
+
+def _same_pairs(old: _Row, new: _Row) -> Mask:
+    """`[T]` True for tokens that were trained with the same logprob, or as then with none."""
+    assert old.loss_mask is not None
+    before, after = old.logprobs, new.logprobs
+    if before is None or after is None:
+        return old.loss_mask
+    none = (*IMPOSSIBLE, 0.0, *(row.sentinel for row in (old, new) if row.sentinel is not None))
+    was, now = (np.isnan(values) | np.isin(values, none) for values in (before, after))
+    return np.asarray(old.loss_mask & ((before == after) | (was & now)))

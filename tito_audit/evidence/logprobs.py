@@ -113,18 +113,29 @@ def _against_calls(
     wrong &= np.isfinite(logprobs)
     for fill in (*IMPOSSIBLE, *(() if row.sentinel is None else (row.sentinel,))):
         wrong &= logprobs != fill
-    runs = trained_runs(wrong)
-    turns = [
-        (turn, spans) for turn, spans in sampled_turns(evidence) if any(runs_inside(runs, a, b) for a, b in spans)
-    ]
+    none = np.isnan(logprobs) | np.isin(logprobs, (*IMPOSSIBLE, 0.0, row.sentinel or 0.0))
+    turns = _turns_with(evidence, wrong)
     spans = [span for _, stretch in turns for span in stretch]
-    offset = _offset(logprobs, expected, spans)
+    offset = _offset(np.where(none, np.nan, logprobs), expected, spans)
+    if turns and not offset:
+        # Beside other values than the calls recorded, a fill near a value close to zero is one too.
+        zeros = placeholder_zeros(logprobs, expected)
+        wrong |= zeros if row.loss_mask is None else zeros & row.loss_mask
+        turns = _turns_with(evidence, wrong)
     shifted = []
     for turn, stretch in turns:
         marked = np.concatenate([wrong[a:b].nonzero()[0] + a for a, b in stretch])
         start, end = (stretch[0][0], stretch[-1][1]) if offset else (int(marked[0]), int(marked[-1]) + 1)
         shifted.append(LogprobShift(start, end, turn, offset, True, len(marked)))
     return shifted
+
+
+def _turns_with(evidence: Evidence, marked: Mask) -> list[tuple[int | None, list[tuple[int, int]]]]:
+    """The sampled turns of the row that hold a marked token."""
+    runs = trained_runs(marked)
+    return [
+        (turn, spans) for turn, spans in sampled_turns(evidence) if any(runs_inside(runs, a, b) for a, b in spans)
+    ]
 
 
 def placeholder_zeros(logprobs: Logprobs, expected: Logprobs) -> Mask:
@@ -139,21 +150,22 @@ def placeholder_zeros(logprobs: Logprobs, expected: Logprobs) -> Mask:
 def _offset(logprobs: Logprobs, expected: Logprobs, spans: list[tuple[int, int]]) -> int:
     """The offset at which all values inside the spans are the expected ones; 0 when there is none.
 
-    At least two values must be wrong in place and right at the offset; otherwise values close to zero would prove
-    something.
+    At least two entries must be wrong in place and right at the offset, one a value; otherwise values close
+    to zero would prove something. Values are NaN where the row has a fill, as for an end that it does not train.
     """
     for distance in range(1, FARTHEST + 1):
         for offset in (distance, -distance):
-            corrected = 0
+            corrected = others = 0
             for start, end in spans:
                 here = np.arange(max(start, start - offset), min(end, end - offset))
-                here = here[~np.isnan(expected[here])]
+                here = here[~np.isnan(expected[here]) & ~np.isnan(logprobs[here + offset])]
                 moved = np.abs(logprobs[here + offset] - expected[here]) <= ROUNDING
                 if not moved.all():
                     break
                 corrected += int((~(np.abs(logprobs[here] - expected[here]) <= ROUNDING)).sum())
+                others += int((np.abs(logprobs[here] - expected[here]) > ROUNDING).sum())
             else:
-                if corrected >= 2:
+                if corrected >= 2 and others:
                     return offset
     return 0
 

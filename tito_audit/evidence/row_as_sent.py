@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
+
 from tito_audit.evidence.belonging import said, share_words, spoken
-from tito_audit.evidence.model import RowFound
+from tito_audit.evidence.model import RowFound, RowView
 from tito_audit.evidence.reference import Reference
 from tito_audit.evidence.rendered import render_conversation
+from tito_audit.evidence.roles import Roles
 from tito_audit.evidence.row import OTHER_MESSAGES, row_against_itself, row_against_template
 from tito_audit.record.message import as_message
 from tito_audit.record.rollout import Rollout
 from tito_audit.record.runs import trained_runs
+from tito_audit.record.speakers import ASSISTANT
 
 
 def is_as_sent(rollout: Rollout) -> bool:
@@ -63,11 +67,19 @@ def row_against_request(rollout: Rollout, reference: Reference) -> RowFound | No
         text_end -= 1
     role = next((message.role for message in rollout.messages if message.sampled), "assistant")
     wire = {"role": role, "content": reference.text(row.token_ids[start:text_end])}
+    view = itself.view
+    headless = (view is None or not view.sampled[start]) and end == len(row.token_ids)
+    closing = row.token_ids[:0]
+    if headless and text_end == end:
+        # A cut answer gets the end of the others: between two gaps its tokens would be taken for other text.
+        ends = row.token_ids[:start]
+        closing = ends[np.isin(ends, sorted(reference.end_ids()))][:1]
+    more = len(closing)
     cut = replace(
         row,
-        token_ids=row.token_ids[:end],
-        loss_mask=None if row.loss_mask is None else row.loss_mask[:end],
-        logprobs=None if row.logprobs is None else row.logprobs[:end],
+        token_ids=np.concatenate((row.token_ids[:end], closing)),
+        loss_mask=None if row.loss_mask is None else np.append(row.loss_mask[:end], np.zeros(more, np.bool_)),
+        logprobs=None if row.logprobs is None else np.append(row.logprobs[:end], np.full(more, np.nan)),
         columns=(),
         hidden=None,
     )
@@ -76,9 +88,19 @@ def row_against_request(rollout: Rollout, reference: Reference) -> RowFound | No
     if written is None:
         return itself._replace(error=error)
     compared = row_against_template(whole, written, reference)
-    view = itself.view
-    if (view is None or not view.sampled[start]) and end == len(row.token_ids):
-        view = compared.view  # the header of the answer is missing from the row
+    if headless:  # the header of the answer is missing from the row
+        view = view if more and view is not None else compared.view
+    if more and view is not None:
+        answered = np.arange(end) >= start
+        view = RowView(
+            view.sampled[:end] | answered,
+            view.proven,
+            Roles.of([*view.roles[:start], *[ASSISTANT] * (end - start)]),
+            view.turn[:end],
+            view.turn_offset[:end],
+            None,
+            view.drifted[:end] & ~answered,
+        )
     differences = [
         difference
         for difference in compared.differences

@@ -62,6 +62,8 @@ class Usage:
     """Whether the log holds the request too, so that no other choice can have been counted."""
     reasoning: int = 0
     """How many of the counted tokens are reasoning."""
+    prompt: tuple[int, ...] = ()
+    """Tokens of the prompt, as it may have counted them; () if that is not said of this prompt alone."""
 
 
 @dataclass(frozen=True, slots=True)

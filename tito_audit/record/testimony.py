@@ -125,6 +125,12 @@ class Testimony:
         for flag in witness.contradicts:
             self.contradictions.setdefault(flag, Tally()).add(*row)
 
+    def repaired(self, was: Witness, now: Witness, place: Place) -> None:
+        """Count what a row allows once a fault is repaired that hid it, as a mask of ones does."""
+        if was.verdict is Verdict.FAULTY and len(was.slides) != 1 and now.verdict is not Verdict.FAULTY:
+            for pair in {(slide.mask, slide.logprobs) for slide in now.slides}:
+                self.allowed.setdefault(pair, Tally()).add(1, (place,))
+
     @property
     def open_rows(self) -> int:
         """Rows whose simplest reading is a fault, but which may be right."""

@@ -82,16 +82,18 @@ def rebuilt_row(
             if (values := turns[number].completion_logprobs) is not None:
                 at = np.flatnonzero(target.turn == number)
                 called[at], silent[at] = values[target.offset[at]], False
-                # Values near the calls' count as rounded if all of a turn do: a shifted column has some by chance.
-                own, theirs = old[at], called[at]
-                both = ~np.isnan(own) & ~np.isnan(theirs)
-                near = bool(np.isclose(own[both], theirs[both], rtol=0, atol=ROUNDING).all())
-                placeholders = (own == 0) & placeholder_zeros(
-                    own, theirs
-                ).any()  # where one is, each 0.0 may be one
-                rounded[at] = near & both & ~placeholders
-                certain[at] = not (called[at] < -2 * ROUNDING).any()
-                off |= not near
+        # Where all are 0.0, no other value shows that the row rounds.
+        zeros = placeholder_zeros(old, called) if old[~silent].any() else old == 0
+        for number in np.unique(target.turn[~silent]):
+            # Values near the calls' count as rounded if all of a turn do: a shifted column has some by chance.
+            at = np.flatnonzero(target.turn == number)
+            own, theirs = old[at], called[at]
+            both = ~np.isnan(own) & ~np.isnan(theirs)
+            near = bool(np.isclose(own[both], theirs[both], rtol=0, atol=ROUNDING).all())
+            placeholders = (own == 0) & zeros[at].any()  # where one is, each 0.0 may be one
+            rounded[at] = near & both & ~placeholders
+            certain[at] = not (called[at] < -2 * ROUNDING).any()
+            off |= not near
         if off:
             rounded &= ~certain  # near-certain tokens are near each other's values, whatever the shift
         if row.loss_mask is not None:  # what was out of the loss may have a fill that is close to the value

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from tito_audit.evidence.logprobs import ROUNDING
+from tito_audit.evidence.logprobs import placeholder_zeros
 from tito_audit.evidence.model import Evidence, Sound
 from tito_audit.evidence.needs import Needs
 from tito_audit.record.finding import Hit, Severity, Where
@@ -69,7 +69,7 @@ def _hit(evidence: Evidence, values: SampledValues, parts: Sequence[Run]) -> Hit
         if values.where is Where.ROW and len(parts) == len(values.runs):
             severity = Severity.ERROR
             message = f"all {count} logprobs of the row are exactly 0; they were never recorded"
-        if values.expected is not None and (values.expected[start:end] < -ROUNDING).any():
+        if values.expected is not None and placeholder_zeros(values.logprobs, values.expected)[start:end].any():
             severity, message = Severity.ERROR, f"all {count} logprobs are 0 where the calls recorded others"
     cause = "all zero" if value == 0 else "all equal"
     proven = severity is Severity.ERROR and value == 0

@@ -21,7 +21,7 @@ from tito_audit.rules._texts import (
     prompt_in_answer,
     spelled_out,
 )
-from tito_audit.rules._words import quoted, shown
+from tito_audit.rules._words import counted, quoted, shown
 
 _HARMLESS = {
     TextAgreement.TRIMMED: "white space around the text was trimmed; encoding it again gives other tokens",
@@ -41,6 +41,9 @@ def text_and_ids_disagree(evidence: Evidence) -> Iterator[Hit]:
 
     Where the log keeps a message instead of the text, the ids have to contain the message; if not, it is a
     warning, since messages are often edited. Ids that hold only a part of the text belong to REC005.
+
+    A prompt that is longer or shorter than the server counted (`usage.prompt_tokens`) is a warning if all messages
+    are texts and neither BOS, cached tokens nor a resumed answer explain it.
 
     ## Why it matters
     Rewards are computed from the text, gradients from the ids. Where they differ, the answer that is rewarded is
@@ -67,12 +70,33 @@ def text_and_ids_disagree(evidence: Evidence) -> Iterator[Hit]:
         if copies and number == 0:
             message = f"two copies of the completion ids differ: {copies}; only one of them was sampled"
             yield Hit(Where.COMPLETION, 0, len(ids), message, turn=0, cause="copies of the ids differ")
+        yield from _against_count(evidence, number, turn)
         if evidence.vocabulary is None or number in spelled_out(evidence):
             continue
         if turn.completion_text is not None:
             yield from _against_text(evidence, number, ids, turn.completion_text)
         else:
             yield from _against_message(evidence, number, turn, ids)
+
+
+def _against_count(evidence: Evidence, number: int, turn: Turn) -> Iterator[Hit]:
+    """A prompt of another length than the server counted, which counts BOS or not, and images as their tokens.
+
+    Where it counted other completion tokens than the log holds, it may have resumed the answer, or added up calls.
+    """
+    usage, prompt, rollout = turn.usage, turn.prompt_ids, evidence.rollout
+    if usage is None or prompt is None or not usage.prompt:
+        return
+    messages = rollout.messages or turn.prompt_messages or ()
+    texts = all(isinstance(message.content, str | None) for message in messages)
+    if not texts or not any(message.given for message in messages):
+        return  # there may be images, or audio
+    if abs(usage.counted - usage.recorded) > 1 or any(abs(len(prompt) - count) <= 1 for count in usage.prompt):
+        return
+    tokens = f"{counted(len(prompt), 'id')}, and the server counted {usage.prompt[0]:,} tokens"
+    message = f"the prompt has {tokens}: these are not the ids that it was given"
+    severity, cause = Severity.WARNING, "prompt of another length"
+    yield Hit(Where.PROMPT, 0, len(prompt), message, number, cause, severity, shown(evidence, prompt))
 
 
 def _against_text(evidence: Evidence, number: int, ids: Ids, text: str) -> Iterator[Hit]:

@@ -127,6 +127,11 @@ class RunCounts:
         ):
             self.strangers.append(result.place)
 
+    def repaired(self, was: Result, now: Result) -> None:
+        """Count what the row of a result, already added, allows after its repair."""
+        if was.witness is not None and now.witness is not None and now is not was:
+            self.testimonies[was.place.file].repaired(was.witness, now.witness, was.place)
+
     def about_log(self, findings: tuple[Finding, ...]) -> Iterator[Result]:
         """Findings about a whole log, counted; nothing if there are none."""
         if findings:

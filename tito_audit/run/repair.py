@@ -259,6 +259,8 @@ class Repairs(ShownRepairs):
             for outcome in outcomes:
                 for result in flow.noted(outcome.before):
                     before.add(result)
+                for result, repaired in zip(outcome.before, outcome.after, strict=False):
+                    before.repaired(result, repaired)
                 self.before.seconds = time.perf_counter() - started
                 for result in outcome.after if self.dry else ():
                     after.add(result)
