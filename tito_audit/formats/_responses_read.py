@@ -164,10 +164,10 @@ def usage_of(
     reasoning = _whole(details.get("reasoning_tokens")) or _whole(usage.get("reasoning_tokens"))
     counted -= _whole(details.get("rejected_prediction_tokens"))
     alone = request is not response and ("model" in request or "n" in request)
-    recorded, given = sum(len(part) for part in parts if part is not None), _whole(usage.get("prompt_tokens"))
+    recorded, stated = sum(len(part) for part in parts if part is not None), _whole(usage.get("prompt_tokens"))
     # What a cache held is counted by most servers (vLLM: usage.prompt_tokens_details), and left out by others.
     cached = _whole(object_at(usage, "prompt_tokens_details").get("cached_tokens"))
-    prompt = (given, given + cached) if given and len(listed) == 1 else ()
+    prompt = (stated, stated + cached) if stated and len(listed) == 1 else ()
     return Usage(counted, recorded, len(listed), alone, reasoning, prompt)
 
 
