@@ -214,10 +214,12 @@ def test_what_an_override_may_set_is_of_settings() -> None:
 
 def test_functions_that_options_name_are_there() -> None:
     completing = {option.completes for option in OPTIONS if option.completes}
-    own = (
-        one for _, one in inspect.getmembers(_complete, inspect.isfunction) if one.__module__ == _complete.__name__
-    )
-    public = {one.__name__ for one in own if not one.__name__.startswith("_")}
+    functions = inspect.getmembers(_complete, inspect.isfunction)
+    public = {
+        name
+        for name, function in functions
+        if function.__module__ == _complete.__name__ and not name.startswith("_")
+    }
     assert completing == public - {"manuals"}, "the shell completes manuals for an argument"
     for name in completing:
         assert list(inspect.signature(getattr(_complete, name)).parameters) == ["incomplete"]

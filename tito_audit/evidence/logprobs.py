@@ -163,7 +163,9 @@ def _offset(logprobs: Logprobs, expected: Logprobs, spans: list[tuple[int, int]]
                 if not moved.all():
                     break
                 corrected += int((~(np.abs(logprobs[here] - expected[here]) <= ROUNDING)).sum())
-                others += int((np.abs(logprobs[here] - expected[here]) > ROUNDING).sum())
+                others += sum(
+                    int((np.abs(logprobs[at] - expected[at]) > ROUNDING).sum()) for at in (here, here + offset)
+                )
             else:
                 if corrected >= 2 and others:
                     return offset
