@@ -163,9 +163,8 @@ def _offset(logprobs: Logprobs, expected: Logprobs, spans: list[tuple[int, int]]
                 if not moved.all():
                     break
                 corrected += int((~(np.abs(logprobs[here] - expected[here]) <= ROUNDING)).sum())
-                others += sum(
-                    int((np.abs(logprobs[at] - expected[at]) > ROUNDING).sum()) for at in (here, here + offset)
-                )
+                at = np.union1d(here, here + offset)
+                others += int((np.abs(logprobs[at] - expected[at]) > ROUNDING).sum())
             else:
                 if corrected >= 2 and others:
                     return offset
