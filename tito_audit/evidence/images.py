@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from tito_audit.evidence.model import Against, Difference
 from tito_audit.record.arrays import Ids
+from tito_audit.record.memo import memoized
 from tito_audit.record.message import Message
 from tito_audit.record.rollout import Rollout
 from tito_audit.tokens.vocab import Vocabulary
@@ -91,7 +91,7 @@ class Pictured:
 _NOTHING = Pictured((), 0)
 
 
-@lru_cache(maxsize=8)
+@memoized
 def image_tokens(vocabulary: Vocabulary) -> ImageTokens | None:
     """The image tokens of a vocabulary; None if it belongs to no known family."""
     added = {vocabulary.token_bytes(added_id): added_id for added_id in vocabulary.added_ids}

@@ -271,11 +271,5 @@ class Evidence:
     def side(self, ids: Ids, label: str = "") -> Side:
         """Ids and their pieces, for a finding, and what holds them; pieces are empty without a tokenizer."""
         numbers = ids.tolist()
-        pieces = () if self.vocabulary is None else tuple([_piece(self.vocabulary, number) for number in numbers])
+        pieces = () if self.vocabulary is None else tuple([self.vocabulary.piece(number) for number in numbers])
         return Side(tuple(numbers), pieces, label)
-
-
-@lru_cache(maxsize=1 << 12)
-def _piece(vocabulary: Vocabulary, token: int) -> str:
-    """A token as text: the same few are shown again and again."""
-    return vocabulary.piece(token)

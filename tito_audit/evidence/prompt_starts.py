@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import accumulate, count
 from operator import is_, or_
 from typing import NamedTuple
@@ -23,6 +22,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tito_audit.record.arrays import Ids, Offsets
+from tito_audit.record.memo import memoized
 from tito_audit.record.message import Message
 from tito_audit.record.prefix import starts_with
 from tito_audit.render.renderer import Forms
@@ -296,12 +296,12 @@ def prompt_starts(tokenizer: Tokenizer, template: Template) -> PromptStarts | No
     every = scaffolds(template)
     if every is None or not tokenizer.cuts.tokens:
         return None
-    parts = _known(tokenizer.vocabulary, template)
+    parts = _known(template, tokenizer.vocabulary)
     if not parts:
         parts.append(PromptStarts(tokenizer, template, every.shapes))
     return parts[0]
 
 
-@lru_cache(maxsize=16)
-def _known(vocabulary: Vocabulary, template: Template) -> list[PromptStarts]:
+@memoized
+def _known(template: Template, vocabulary: Vocabulary) -> list[PromptStarts]:
     return []

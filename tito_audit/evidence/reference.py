@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
 import numpy as np
 
 from tito_audit.align.pieces import Pieces
 from tito_audit.evidence.headers import Headers, headers_of
 from tito_audit.record.arrays import Ids
+from tito_audit.record.memo import memoized
 from tito_audit.record.message import Message, ToolSpec
 from tito_audit.record.prefix import same_ids
 from tito_audit.record.speakers import DEFAULT, Speakers
@@ -157,7 +157,7 @@ def pieces_of(ids: Ids, vocabulary: Vocabulary | None, data: bytes | None = None
     return Pieces(ids, end, vocabulary.data(ids) if data is None else data, vocabulary.control(ids))
 
 
-@lru_cache(maxsize=32)
+@memoized
 def headers_in(vocabulary: Vocabulary, generation_prompt: str, speakers: Speakers) -> Headers:
     """Message headers in the tokens of a vocabulary, for a template with this generation prompt."""
     texts = {token: vocabulary.piece(token) for token in vocabulary.added_ids}

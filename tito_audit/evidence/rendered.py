@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -25,6 +24,7 @@ from tito_audit.evidence.roles import (
     token_roles,
 )
 from tito_audit.record.arrays import Ids, Mask, Offsets, empty_ids
+from tito_audit.record.memo import memoized
 from tito_audit.record.message import Message
 from tito_audit.record.prefix import same_ids
 from tito_audit.record.rollout import Rollout
@@ -169,14 +169,14 @@ def turn_reader(
     """The reader for what a template writes; None if its generation prompt does not show turns."""
     if not prompt or not tokenizer.vocabulary.special_ids or not end_ids:
         return None
-    readers = _readers(tokenizer.vocabulary, template)
+    readers = _readers(template, tokenizer.vocabulary)
     if prompt not in readers:
         readers[prompt] = _made(tokenizer, prompt, end_ids)
     return readers[prompt]
 
 
-@lru_cache(maxsize=16)
-def _readers(vocabulary: Vocabulary, template: Template) -> dict[str, TurnReader | None]:
+@memoized
+def _readers(template: Template, vocabulary: Vocabulary) -> dict[str, TurnReader | None]:
     return {}
 
 

@@ -18,11 +18,11 @@ import marshal
 import re
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import chain, count
 from typing import Any, NamedTuple
 
 from tito_audit.errors import RenderError
+from tito_audit.record.memo import memoized
 from tito_audit.record.message import Message
 from tito_audit.render.facts import LookedFor
 from tito_audit.render.renderer import Chat, Forms, Renderer, is_plain_text
@@ -406,7 +406,7 @@ def scaffolds_of(renderer: Renderer, with_tools: bool) -> Scaffolds | None:
     return scaffolds(renderer.template(with_tools))
 
 
-@lru_cache(maxsize=16)
+@memoized
 def scaffolds(template: Template) -> Scaffolds | None:
     """The same for a template that gets parsed arguments of tools."""
     return None if template.looked_for is None else Scaffolds(template, template.looked_for)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import marshal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import cached_property
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -52,6 +52,7 @@ class Template:
         self._tools_key: bytes | None = None
         self._last_plain: list[Any] = []
         self._openers: dict[str, str] = {}
+        self.memo: dict[Hashable, Any] = {}
 
     @property
     def is_known(self) -> bool:

@@ -18,10 +18,10 @@ encode the text.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -120,6 +120,8 @@ class Vocabulary:
         self._starts: Offsets = self._lengths.cumsum() - self._lengths
         self._far = entries.far_ids if len(entries.far_ids) else None
         self._spelled: dict[bytes, tuple[int, ...]] | None = None
+        self._pieces: dict[int, str] = {}
+        self.memo: dict[Hashable, Any] = {}
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes of an id; b"" for an unknown id."""
@@ -158,10 +160,12 @@ class Vocabulary:
 
     def piece(self, token_id: int) -> str:
         """A token as text; bytes that are not text as \\xNN."""
-        slot = self._slot(token_id)
-        if not self._known[slot]:
-            return f"<unknown id {token_id}>"
-        return self._bytes(slot).decode("utf-8", errors="backslashreplace")
+        if token_id not in self._pieces:  # the same few are shown again and again
+            slot = self._slot(token_id)
+            if not self._known[slot]:
+                return f"<unknown id {token_id}>"
+            self._pieces[token_id] = self._bytes(slot).decode("utf-8", errors="backslashreplace")
+        return self._pieces[token_id]
 
     def text(self, ids: Ids) -> str:
         """The text that these ids encode; special tokens as written, broken characters as U+FFFD.
@@ -409,7 +413,6 @@ def keeps_bytes(form: str | None, data: bytes) -> bool:
     return form is not None and (not form or is_plain(data))
 
 
-@lru_cache(maxsize=8)
 def normal_form(backend: tokenizers.Tokenizer) -> str | None:
     """How a tokenizer normalises a text before it splits it, "" or "NFC"; None if it may write other bytes."""
     try:

@@ -10,6 +10,7 @@ from datetime import datetime
 from functools import lru_cache
 from typing import Any, Protocol
 
+from tito_audit.record.memo import memoized
 from tito_audit.record.message import ToolSpec
 from tito_audit.render.globals import Clock
 from tito_audit.render.renderer import Renderer
@@ -84,7 +85,7 @@ _TURN_ENDS = frozenset(
 """Control tokens that end a turn in published chat templates; those in the vocabulary count."""
 
 
-@lru_cache(maxsize=8)
+@memoized
 def named_ends(vocabulary: Vocabulary) -> frozenset[int]:
     """The control tokens of a vocabulary that end a turn in published templates."""
     return frozenset(i for i in vocabulary.special_ids if vocabulary.piece(i) in _TURN_ENDS)
