@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import random
 import statistics
@@ -12,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -136,6 +138,22 @@ def _without_messages(row: Row) -> Row:
     return {name: value for name, value in row.items() if name != "messages"}
 
 
+@cache
+def _recorded(model: str) -> list[Row]:
+    """Rollouts that a model really sampled, as they came and re-tokenized; [] if they are not at hand."""
+    files = sorted((measure.SHARED / "rollouts" / model).glob("*.jsonl.gz"))
+    return [json.loads(line) for file in files for line in gzip.open(file)]
+
+
+def _rows_of(ids: int) -> Callable[[_Writer, int], Row]:
+    turns = min(ids // 100, 30)
+    return lambda writer, number: writer.training_row(_conversation(number, turns, ids // (23 * turns)))
+
+
+def _rollouts_of(model: str) -> Callable[[_Writer, int], Row]:
+    return lambda _writer, number: _recorded(model)[number]
+
+
 LOGS: dict[str, tuple[str, Callable[[_Writer, int], Row]]] = {
     "clean": ("qwen2.5-coder", lambda writer, number: writer.rendered_calls(_conversation(number, 10, 16))),
     "notes": ("qwen3", lambda writer, number: writer.rendered_calls(_conversation(number, 10, 16))),
@@ -146,8 +164,18 @@ LOGS: dict[str, tuple[str, Callable[[_Writer, int], Row]]] = {
         "qwen3",
         lambda writer, number: _without_messages(writer.training_row(_conversation(number, 3, 6))),
     ),
+    **{f"rows of {ids:,} ids": ("qwen3", _rows_of(ids)) for ids in (300, 3_000, 30_000)},
+    **{f"rollouts of {model}": (model, _rollouts_of(model)) for model in ("gemma-3", "smollm2", "qwen2.5-coder")},
 }
 """By name, the tokenizer that a log needs, and how its rows are written."""
+_MOST_IDS = 3_000_000
+"""A log of long rows has fewer rows."""
+
+
+def _conversation_ids(row: Row) -> list[int]:
+    """The ids of a whole conversation, prompts counted once."""
+    calls = row.get("calls")
+    return [*calls[-1]["prompt_token_ids"], *calls[-1]["generation_token_ids"]] if calls else row["token_ids"]
 
 
 def cost_of(log: str, folder: str, rows: int, scratch: Path) -> Cost:
@@ -158,7 +186,15 @@ def cost_of(log: str, folder: str, rows: int, scratch: Path) -> Cost:
     from tito_audit.settings.model import Settings
 
     writer, settings = _Writer(folder), Settings(tokenizer=folder, encoder="fastokens", jobs=1)
-    written = [LOGS[log][1](writer, number) for number in range(rows)]
+    written: list[Row] = []
+    left = _MOST_IDS
+    while len(written) < rows and left > 0:
+        try:
+            written.append(LOGS[log][1](writer, len(written)))
+        except IndexError:  # a recorded log has no more
+            break
+        left -= len(_conversation_ids(written[-1]))
+    rows = len(written)
     paths = {}
     for size in (rows // _SMALL, rows):
         paths[size] = scratch / f"{log}-{size}.jsonl"
@@ -173,12 +209,7 @@ def cost_of(log: str, folder: str, rows: int, scratch: Path) -> Cost:
     spent(rows)
     further = rows - rows // _SMALL
     scan = (spent(rows) - spent(rows // _SMALL)) / further
-    whole = [
-        [*row["calls"][-1]["prompt_token_ids"], *row["calls"][-1]["generation_token_ids"]]
-        if "calls" in row
-        else row["token_ids"]
-        for row in written
-    ]
+    whole = [_conversation_ids(row) for row in written]
     reference = Tokenizer.from_file(str(Path(folder) / "tokenizer.json"))
     texts = [reference.decode(ids, skip_special_tokens=False) for ids in whole]
     begin = time.process_time()
@@ -211,7 +242,7 @@ def ordinary_study(rows: int, rounds: int, scratch: Path, say: Callable[[str], N
     for _ in range(rounds):
         for log, (tokenizer, _) in LOGS.items():
             folder = measure.tokenizer_folder(tokenizer)
-            if folder == measure.TOY:
+            if folder == measure.TOY or (log.startswith("rollouts") and not _recorded(tokenizer)):
                 continue
             command = [sys.executable, "-m", "benchmarks.ordinary", log, str(folder), str(rows), str(scratch)]
             printed, *_ = measure.run(command)
@@ -255,7 +286,8 @@ def ordinary_section(costs: dict[str, list[Cost]]) -> str:
         "takes so many times the scan's time; above 1, the scan is faster than encoding the text once.",
         "- clean, notes: ten calls a row with recorded prompts. reasoning: three calls whose prompts keep the "
         "sampled reasoning. drift: three calls whose answers come back in other tokens. rows: ids, mask, logprobs "
-        "and messages. bare rows: the same without messages.",
+        "and messages. bare rows: the same without messages. rollouts: what real models sampled, half of it with "
+        "prompts that were re-tokenized.",
         "",
     ]
     return "\n".join(lines)

@@ -244,7 +244,7 @@ def test_a_run_writes_its_tables(
 # Ordinary logs
 
 
-@pytest.mark.parametrize("log", ["clean", "drift", "rows", "bare rows"])
+@pytest.mark.parametrize("log", ["clean", "drift", "rows", "bare rows", "rows of 300 ids"])
 def test_an_ordinary_log_costs_what_its_rows_cost(log: str, tmp_path: Path) -> None:
     cost = ordinary.cost_of(log, str(TOY), 16, tmp_path)
     assert cost.log == log
