@@ -161,7 +161,7 @@ BUDGETS = {
     "cli": 6_314,
     "conformance": 1_378,
     "convert": 2_198,
-    "evidence": 7_018,
+    "evidence": 7_035,
     "formats": 13_206,
     "gate": 927,
     "identify": 857,

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import date
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -33,7 +35,7 @@ shared = pytest.mark.shared
 no_rollouts = pytest.mark.skipif(
     not (SHARED / "rollouts").is_dir(), reason="no shared/rollouts beside the checkout"
 )
-deep = pytest.mark.skipif(not DEEP, reason="`make deep` judges ten thousand rows")
+deep = pytest.mark.skipif(not DEEP, reason="`make deep` judges fifty thousand rows")
 
 
 def chat(*reasons: str, size: int = 8) -> Chat:
@@ -419,9 +421,12 @@ def test_some_rows_of_every_form_are_judged_and_repaired_as_the_truth_has_it(tmp
 @shared
 @no_rollouts
 @deep
-def test_ten_thousand_rows_are_judged_and_repaired_as_the_truth_has_it(tmp_path: Path) -> None:
-    for seed in range(5):
-        held(files(2000, list(FORMS), seed=seed), tmp_path / str(seed))
+@pytest.mark.parametrize("part", range(20))
+def test_fifty_thousand_rows_are_judged_and_repaired_as_the_truth_has_it(part: int, tmp_path: Path) -> None:
+    # Other rows each day; `TITO_AUDIT_TRUTH_SEED` draws those of another one again.
+    seed = int(os.environ.get("TITO_AUDIT_TRUTH_SEED") or date.today().toordinal())
+    print(f"TITO_AUDIT_TRUTH_SEED={seed}")
+    held(files(2500, list(FORMS), seed=100 * seed + part), tmp_path)
 
 
 class Perfect:

@@ -117,10 +117,19 @@ def _against_calls(
     turns = _turns_with(evidence, wrong)
     spans = [span for _, stretch in turns for span in stretch]
     offset = _offset(np.where(none, np.nan, logprobs), expected, spans)
-    if turns and not offset:
-        # Beside other values than the calls recorded, a fill near a value close to zero is one too.
-        zeros = placeholder_zeros(logprobs, expected)
-        wrong |= zeros if row.loss_mask is None else zeros & row.loss_mask
+    if turns:
+        near = ~(np.abs(logprobs - expected) <= _EXACT) & compared
+        if offset:
+            # Turns without such a value moved with the others, if one of their values is exact only there.
+            moved = near & ~none & _from(logprobs, expected, offset)
+            for turn, stretch in sampled_turns(evidence):
+                if (turn, stretch) not in turns and True in [bool(moved[a:b].any()) for a, b in stretch]:
+                    for a, b in stretch:
+                        wrong[a:b] = near[a:b] if row.loss_mask is None else near[a:b] & row.loss_mask[a:b]
+        else:
+            # Beside other values than the calls recorded, a fill near a value close to zero is one too.
+            near &= placeholder_zeros(logprobs, expected)
+            wrong |= near if row.loss_mask is None else near & row.loss_mask
         turns = _turns_with(evidence, wrong)
     shifted = []
     for turn, stretch in turns:
@@ -136,6 +145,14 @@ def _turns_with(evidence: Evidence, marked: Mask) -> list[tuple[int | None, list
     return [
         (turn, spans) for turn, spans in sampled_turns(evidence) if any(runs_inside(runs, a, b) for a, b in spans)
     ]
+
+
+def _from(logprobs: Logprobs, expected: Logprobs, offset: int) -> Mask:
+    """`[N]` True for values that the calls recorded for the token this many entries before, to the last digit."""
+    source = np.arange(len(logprobs)) - offset
+    inside = (source >= 0) & (source < len(logprobs))
+    recorded = np.where(inside, expected.take(source, mode="clip"), np.nan)
+    return np.asarray(np.abs(logprobs - recorded) <= _EXACT)
 
 
 def placeholder_zeros(logprobs: Logprobs, expected: Logprobs) -> Mask:
