@@ -241,9 +241,15 @@ def written(rollout: Rollout, tokenizer: Tokenizer, renderer: Renderer) -> Any:
     return *texts_of(rollout, Reference(tokenizer, renderer)), said(gather(rollout, tokenizer, renderer))
 
 
+def forget(renderer: Renderer) -> None:
+    """Nothing is known of its templates any more."""
+    for with_tools in (False, True):
+        renderer.template(with_tools).memo.clear()
+
+
 def agree(writer: Writer, rollouts: Sequence[Rollout]) -> int:
     """How many prompts were known without being rendered; all that is said has to be the same."""
-    prompt_starts._known.cache_clear()
+    forget(writer.renderer)
     known = 0
     is_known = PromptStarts.is_known
 
@@ -358,7 +364,7 @@ def test_a_prompt_of_another_template_is_not_taken_for_its_own(name: str, seed: 
     dice = random.Random(seed)
     right = toy_writer(name)
     wrong = make_renderer(right.tokenizer, chat_template=TRAPS[name])
-    prompt_starts._known.cache_clear()
+    forget(right.renderer)
     reference = Reference(right.tokenizer, right.renderer)
     with patch.object(dice, "random", lambda: 0.5):
         for _ in range(examples(10, 25)):
@@ -385,7 +391,7 @@ def test_a_message_is_proven_only_for_what_comes_after_it(seen: Sequence[str], t
     right = toy_writer("reasoning stripped before the last question")
     wrong = Writer(right.tokenizer, toy_writer("reasoning stripped everywhere").renderer, ())
     own = replace(right, others=())
-    prompt_starts._known.cache_clear()
+    forget(right.renderer)
     reference, dice = Reference(right.tokenizer, right.renderer), random.Random(1)
     with patch.object(dice, "random", lambda: 0.5):
         for number, kinds in enumerate(seen):
@@ -490,7 +496,6 @@ def test_a_template_that_was_misread_is_always_rendered() -> None:
 
 def test_texts_that_both_engines_write_alike_are_proven_by_shape() -> None:
     tokenizer, renderer = toy.toy_tokenizer(), make_renderer(toy.toy_tokenizer(), chat_template=PLAIN)
-    prompt_starts._known.cache_clear()
     starts = prompt_starts.prompt_starts(tokenizer, renderer.template(False))
     assert starts is not None
     known = scaffolds(renderer.template(False))
@@ -517,7 +522,7 @@ def test_a_differing_prompt_of_a_known_shape_is_not_rendered_by_the_reference(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     tokenizer, renderer = toy.toy_tokenizer(), toy.toy_renderer()
-    prompt_starts._known.cache_clear()
+    forget(renderer)
     compared: list[int] = []
     learn = PromptStarts.learn_alike
 
