@@ -228,7 +228,8 @@ def test_ctrl_c_before_the_page_ends_the_run_without_a_traceback(terminals, tmp_
     log = tmp_path / "pipe.jsonl"
     os.mkfifo(log)
     terminal = terminals(str(log), "--row", "0")
-    writing = opened_to_write(log)  # once it is read, the run has begun and waits for the first row
+    writing = opened_to_write(log)  # the run has begun: it opens the pipe, then waits for the first row
+    time.sleep(0.2)  # a signal between the two calls would wait for the row as well
     terminal.press("\x03")
     assert terminal.ended() == 130
     os.close(writing)
