@@ -35,7 +35,8 @@ def test_a_result_is_computed_once_for_each_owner_and_arguments():
     assert doubled(first, 1) is doubled(first, 1)
     assert doubled(second, 1) is not doubled(first, 1)
     assert doubled(first, 2) == [4]
-    assert calls == [1, 1, 2]
+    assert doubled(first, number=3) == [6]
+    assert calls == [1, 1, 2, 3]
 
 
 @pytest.mark.parametrize("encoder", ["tokenizers", "fastokens"])

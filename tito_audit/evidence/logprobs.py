@@ -121,7 +121,7 @@ def _against_calls(
         near = ~(np.abs(logprobs - expected) <= _EXACT) & compared
         if offset:
             # Turns without such a value moved with the others, if one of their values is exact only there.
-            moved = near & ~none & _from(logprobs, expected, offset)
+            moved = near & ~none & _recorded_before(logprobs, expected, offset)
             for turn, stretch in sampled_turns(evidence):
                 if (turn, stretch) not in turns and True in [bool(moved[a:b].any()) for a, b in stretch]:
                     for a, b in stretch:
@@ -147,7 +147,7 @@ def _turns_with(evidence: Evidence, marked: Mask) -> list[tuple[int | None, list
     ]
 
 
-def _from(logprobs: Logprobs, expected: Logprobs, offset: int) -> Mask:
+def _recorded_before(logprobs: Logprobs, expected: Logprobs, offset: int) -> Mask:
     """`[N]` True for values that the calls recorded for the token this many entries before, to the last digit."""
     source = np.arange(len(logprobs)) - offset
     inside = (source >= 0) & (source < len(logprobs))

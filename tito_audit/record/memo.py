@@ -20,14 +20,14 @@ _Function = Callable[Concatenate[_Owner, _Rest], _Result]
 
 
 def memoized(function: _Function[_Owner, _Rest, _Result]) -> _Function[_Owner, _Rest, _Result]:
-    """Caches a function of hashable positional arguments in the `memo` of its first one.
+    """Caches a function of hashable arguments in the `memo` of its first one.
 
     `functools.lru_cache` would keep the tokenizers of the last runs in memory, at 50 to 150 MB each.
     """
 
     @wraps(function)
     def memoizing(owner: _Owner, /, *rest: _Rest.args, **named: _Rest.kwargs) -> _Result:
-        key = function, *rest
+        key = function, rest, *named.items()
         memo = owner.memo
         if key not in memo:
             memo[key] = function(owner, *rest, **named)
