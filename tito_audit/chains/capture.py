@@ -53,18 +53,8 @@ def order_calls(turns: Sequence[Turn], times: Sequence[float]) -> tuple[tuple[in
         if turn.prompt_ids is not None and (seen := turn.seen_ids) is not None
     ]
     calls.sort(key=lambda call: (len(call.prompt), call.time, call.number))
-    order, main = _walked(_trees(calls))
-    placed = set(order)
-    rest = [number for number in range(len(turns)) if number not in placed]
-    order += sorted(rest, key=lambda number: (times[number], number))
-    main = main or order
-    places = {number: place for place, number in enumerate(order)}
-    return tuple(order), tuple(places[number] for number in main)
-
-
-def _trees(calls: Sequence[_Call]) -> list[_Call]:
-    """The calls that continue no other call, with the calls that continue them; `calls` starts with the shortest
-    prompt."""
+    # The calls that continue no other call, with the calls that continue them; `calls` starts with the shortest
+    # prompt.
     roots: list[_Call] = []
     by_turn = {call.number: call for call in calls}
     longest_first: list[History] = []
@@ -77,7 +67,13 @@ def _trees(calls: Sequence[_Call]) -> list[_Call]:
         insort(longest_first, call.history, key=lambda history: -len(history.seen))
     for call in reversed(calls):
         call.size += sum(child.size for child in call.children)
-    return roots
+    order, main = _walked(roots)
+    placed = set(order)
+    rest = [number for number in range(len(turns)) if number not in placed]
+    order += sorted(rest, key=lambda number: (times[number], number))
+    main = main or order
+    places = {number: place for place, number in enumerate(order)}
+    return tuple(order), tuple(places[number] for number in main)
 
 
 def _walked(roots: Sequence[_Call]) -> tuple[list[int], list[int]]:

@@ -150,7 +150,28 @@ def settle(ledger: Ledger) -> Settled:
     unproven &= (np.bincount(nodes[unproven], minlength=len(nodes)) > 1)[nodes]
     doubles, undecided = Doubles(), array("q")
     for members in _families(ledger, shared[unproven], of[unproven], nodes[unproven]):
-        _settle(members, doubles, undecided)
+        # Add what the sequences of a family train more than once, and those of which nothing shows it.
+        members.sort(key=attrgetter("order"))
+        by_node: dict[int, list[_Visit]] = {}
+        for member in members:
+            for span, node in member.nodes.items():
+                by_node.setdefault(node, []).append((member, span))
+        events, open_ = 0, set[int]()
+        for visits in sorted(by_node.values(), key=lambda visits: visits[0][0].ends[visits[0][1]]):
+            for event in _events(visits):
+                events += 1
+                _count(event, events)
+            open_ |= _open(visits)
+        for member in members:
+            if member.again:
+                runs = merged(member.again)
+                *others, first = member.leaders
+                if sum(end - start for start, end in runs) == sum(member.tokens):
+                    cause = Cause.CALL if member.call else Cause.ROW
+                else:
+                    cause = Cause.HISTORY if member.history else Cause.PREFIX
+                doubles.add(Double(member.number, tuple(runs), first, len(others), cause))
+        undecided.extend(sorted(open_ - {member.number for member in members if member.again}))
     return Settled(ledger.trained(evidence), doubles, never, np.sort(np.array(undecided, np.int64)))
 
 
@@ -264,31 +285,6 @@ class _Member:
 
 _Visit = tuple[_Member, int]
 """A sequence and which of its spans ends at a node."""
-
-
-def _settle(members: list[_Member], doubles: Doubles, undecided: array[int]) -> None:
-    """Add what the sequences of a family train more than once, and those of which nothing shows it."""
-    members.sort(key=attrgetter("order"))
-    by_node: dict[int, list[_Visit]] = {}
-    for member in members:
-        for span, node in member.nodes.items():
-            by_node.setdefault(node, []).append((member, span))
-    events, open_ = 0, set[int]()
-    for visits in sorted(by_node.values(), key=lambda visits: visits[0][0].ends[visits[0][1]]):
-        for event in _events(visits):
-            events += 1
-            _count(event, events)
-        open_ |= _open(visits)
-    for member in members:
-        if member.again:
-            runs = merged(member.again)
-            *others, first = member.leaders
-            if sum(end - start for start, end in runs) == sum(member.tokens):
-                cause = Cause.CALL if member.call else Cause.ROW
-            else:
-                cause = Cause.HISTORY if member.history else Cause.PREFIX
-            doubles.add(Double(member.number, tuple(runs), first, len(others), cause))
-    undecided.extend(sorted(open_ - {member.number for member in members if member.again}))
 
 
 def _events(visits: Sequence[_Visit]) -> list[list[_Visit]]:

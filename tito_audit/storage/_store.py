@@ -282,13 +282,13 @@ class BucketStore(Store):
                 f"pip install 'tito-audit[{self.extra}]'"
             ) from None
         try:
-            self.filesystem = self._connect(driver)
+            self.filesystem = self.connect(driver)
         except Refusal:
             raise
         except Exception as error:  # drivers raise exceptions of many kinds
             raise refusal(error, self.advice) from None
 
-    def _connect(self, driver: Any) -> Any:
+    def connect(self, driver: Any) -> Any:
         """The filesystem of the driver's module."""
         raise NotImplementedError
 
@@ -314,10 +314,10 @@ class BucketStore(Store):
     def read(self, url: str, start: int, stop: int, status: RemoteStatus) -> bytes:
         import fsspec
 
-        data: bytes = fsspec.asyn.sync(self.filesystem.loop, self._read, start, stop, status)
+        data: bytes = fsspec.asyn.sync(self.filesystem.loop, self.read_version, start, stop, status)
         return data
 
-    async def _read(self, start: int, stop: int, status: RemoteStatus) -> bytes:
+    async def read_version(self, start: int, stop: int, status: RemoteStatus) -> bytes:
         """Bytes of the file, which must still have its etag."""
         raise NotImplementedError
 
@@ -342,7 +342,7 @@ class S3Store(BucketStore):
         place="Look at the name, at AWS_ENDPOINT_URL and at the region.",
     )
 
-    def _connect(self, driver: Any) -> Any:
+    def connect(self, driver: Any) -> Any:
         for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"):
             if not (os.environ.get(name) or "http://").startswith(("http://", "https://")):
                 raise Refusal(f"{name} is not an address. Begin it with https:// or http://.")
@@ -369,7 +369,7 @@ class S3Store(BucketStore):
             self.filesystem.call_s3("list_objects_v2", Bucket=bucket, MaxKeys=1)
             raise
 
-    async def _read(self, start: int, stop: int, status: RemoteStatus) -> bytes:
+    async def read_version(self, start: int, stop: int, status: RemoteStatus) -> bytes:
         bucket, _, key = status.key.partition("/")
         same = {"IfMatch": status.etag} if status.etag else {}
         answer = await self.filesystem._call_s3(
@@ -411,7 +411,7 @@ class GoogleStore(BucketStore):
         place="Look at the name.",
     )
 
-    def _connect(self, driver: Any) -> Any:
+    def connect(self, driver: Any) -> Any:
         # Not the class of the same name in `gcsfs` itself: its gRPC does not survive a fork.
         return driver.core.GCSFileSystem(
             skip_instance_cache=True, use_listings_cache=False, timeout=READ_SECONDS, check_connection=False
@@ -442,7 +442,7 @@ class AzureStore(BucketStore):
         place="Look at the name: az://CONTAINER/PATH.",
     )
 
-    def _connect(self, driver: Any) -> Any:
+    def connect(self, driver: Any) -> Any:
         named = ("AZURE_STORAGE_CONNECTION_STRING", "AZURE_STORAGE_ACCOUNT_NAME", "FSSPEC_ABFS")
         if not any(name.startswith(named) for name in os.environ):
             raise Refusal(f"no storage account is named. {self.advice.credentials}")
@@ -453,7 +453,7 @@ class AzureStore(BucketStore):
             read_timeout=READ_SECONDS,
         )
 
-    async def _read(self, start: int, stop: int, status: RemoteStatus) -> bytes:
+    async def read_version(self, start: int, stop: int, status: RemoteStatus) -> bytes:
         azure: Any = importlib.import_module("azure.core")
         container, _, blob = status.key.partition("/")
         same = {"etag": status.etag, "match_condition": azure.MatchConditions.IfNotModified} if status.etag else {}

@@ -77,9 +77,12 @@ class ArrowFile:
         try:
             message = next(_record_batches(self._at_start()), None)
             if message is not None:
-                codec, version = _codec(bytes(message.metadata)), message.metadata_version
-        except (OSError, ValueError):  # an Arrow error is one of these; whoever reads the batch says it
-            pass
+                version, header = message.metadata_version, bytes(message.metadata)
+                compression = _table(header, _table(header, _table(header, 0), _HEADER), _COMPRESSION)
+                at = _field(header, compression, _CODEC) if compression else 0
+                codec = ("lz4", "zstd")[header[at] if at else 0] if compression else None
+        except (OSError, ValueError, struct.error, IndexError):
+            pass  # an Arrow error is one of these; whoever reads the batch says it
         return pa.ipc.IpcWriteOptions(
             metadata_version=version, compression=codec, emit_dictionary_deltas=self.has_footer
         )
@@ -375,17 +378,6 @@ def _record_batches(source: Any) -> Iterator[Any]:
     for message in pa.ipc.MessageReader.open_stream(source):
         if message.type == "record batch":
             yield message
-
-
-def _codec(header: bytes) -> str | None:
-    try:
-        compression = _table(header, _table(header, _table(header, 0), _HEADER), _COMPRESSION)
-        if not compression:
-            return None
-        at = _field(header, compression, _CODEC)
-        return ("lz4", "zstd")[header[at] if at else 0]
-    except (struct.error, IndexError):
-        return None
 
 
 def _table(data: bytes, table: int, field: int | None = None) -> int:

@@ -7,6 +7,7 @@ In a folder that `datasets` saved, its metadata say which files hold the rows, a
 
 from __future__ import annotations
 
+import filecmp
 import glob
 import json
 import os
@@ -99,10 +100,22 @@ def skipped_files(arguments: Sequence[str]) -> list[Path]:
 
 def _walk(folder: Path, refuse: Callable[[OSError], None] | None = None) -> Iterator[_Walked]:
     """Each folder, and the names of the folders and files in it; folders removed from the list are passed over."""
-    if isinstance(folder, RemoteFile):
-        yield from _remote_walk(folder)
-    for root, folders, files in os.walk(folder, onerror=refuse) if not isinstance(folder, RemoteFile) else ():
-        yield Path(root), folders, files
+    if not isinstance(folder, RemoteFile):
+        for root, folders, files in os.walk(folder, onerror=refuse):
+            yield Path(root), folders, files
+        return
+    # As `os.walk`, from one listing
+    tree: dict[str, tuple[dict[str, None], list[str]]] = defaultdict(lambda: ({}, []))
+    for file in (folder if folder.below is not None else _listed(folder)).below or ():
+        tree[str(file.parent)][1].append(file.name)
+        for above in takewhile(lambda path: path != folder, file.parents):
+            tree[str(above.parent)][0][above.name] = None
+    waiting = [folder]
+    while waiting:
+        here = waiting.pop()
+        folders, files = sorted(tree[str(here)][0]), sorted(tree[str(here)][1])
+        yield here, folders, files
+        waiting += [here / name for name in reversed(folders)]
 
 
 def _under(folder: Path, refuse: Callable[[OSError], None] | None = None) -> Iterator[tuple[Path, bool | None]]:
@@ -174,14 +187,26 @@ def _logs_under(folder: Path) -> Iterator[tuple[Path, list[Path]]]:
     """Each log by itself; the shards of each data set together, under its folder."""
     if isinstance(folder, RemoteFile):
         named = [file for file in folder.below or () if _is_named(file)]
-        # Those below a folder without a name, which no path on disk has.
-        for file in named:
+        for file in named:  # one below a folder without a name, which no path on disk has
             if file.url != (plain := str(file.parent / file.name)):
                 raise StorageError(
                     f"{file}: its name holds // or /./, so in a folder it cannot be told from {plain}. "
                     "Name each file of the folder, or rename this one."
                 )
-        _fetch_heads([file for file in named if _is_text(file)], _BEGINNING)
+        groups: dict[tuple[str, str], list[RemoteFile]] = defaultdict(list)
+        for file in filter(_is_text, named):
+            groups[str(file.parent), _DIGITS.sub("0", file.name)].append(file)
+        wanted = []
+        for group in groups.values():
+            wanted += group[:1] if len(group) >= _ALIKE else group
+            for file in group[1:] if len(group) >= _ALIKE else ():
+                file.alike = group[0]
+        if len(wanted) > 1:  # fetch how files begin, many at a time
+            from concurrent.futures import ThreadPoolExecutor
+
+            size = FIRST if len(wanted) <= _FEW_HEADS else _BEGINNING
+            with ThreadPoolExecutor(16) as pool:
+                list(pool.map(lambda file: file.open("rb", 0).read(size), wanted))
 
     def refuse(error: OSError) -> None:
         raise StorageError(f"{error.filename}: the folder cannot be read ({error.strerror}).") from error
@@ -274,46 +299,10 @@ def _remote_folder(url: str) -> RemoteFile | None:
         return None
 
 
-def _remote_walk(folder: RemoteFile) -> Iterator[tuple[RemoteFile, list[str], list[str]]]:
-    """As `os.walk`, from one listing: each folder, and the names of the folders and files in it."""
-    tree: dict[str, tuple[dict[str, None], list[str]]] = defaultdict(lambda: ({}, []))
-    for file in (folder if folder.below is not None else _listed(folder)).below or ():
-        tree[str(file.parent)][1].append(file.name)
-        for above in takewhile(lambda path: path != folder, file.parents):
-            tree[str(above.parent)][0][above.name] = None
-    waiting = [folder]
-    while waiting:
-        here = waiting.pop()
-        folders, files = sorted(tree[str(here)][0]), sorted(tree[str(here)][1])
-        yield here, folders, files
-        waiting += [here / name for name in reversed(folders)]
-
-
 def _listed(folder: RemoteFile) -> RemoteFile:
     """The folder with all files below it, which are known from now on."""
     folder.below = [know(file) for file in folder.files()]
     return know(folder)
-
-
-def _fetch_heads(files: Sequence[RemoteFile], size: int) -> None:
-    """Fetch how files begin, many at a time.
-
-    Of many files with the same name but for its digits, only the first is fetched; the others are `alike`.
-    """
-    groups: dict[tuple[str, str], list[RemoteFile]] = defaultdict(list)
-    for file in files:
-        groups[str(file.parent), _DIGITS.sub("0", file.name)].append(file)
-    wanted = []
-    for group in groups.values():
-        wanted += group[:1] if len(group) >= _ALIKE else group
-        for file in group[1:] if len(group) >= _ALIKE else ():
-            file.alike = group[0]
-    if len(wanted) > 1:
-        from concurrent.futures import ThreadPoolExecutor
-
-        with ThreadPoolExecutor(16) as pool:
-            size = FIRST if len(wanted) <= _FEW_HEADS else size
-            list(pool.map(lambda file: file.open("rb", 0).read(size), wanted))
 
 
 def _of_pattern(url: str, magic: int) -> list[Path]:
@@ -394,13 +383,18 @@ def dataset_metadata(logs: Sequence[str], targets: Mapping[Path, Path]) -> dict[
     named = [Path(log) for log in logs if Path(log).is_dir()]
     metadata: dict[Path, Path] = {}
     for folder in dict.fromkeys(file.parent for file in targets):
-        places = _target_folder(folder, targets) if any(map(folder.is_relative_to, named)) else None
-        if places is None:
+        if not any(map(folder.is_relative_to, named)) or not _is_single(folder):
             continue
-        metadata |= {folder / name: places / name for name in (_STATE, _INFO) if (folder / name).is_file()}
+        shards = _shards(folder)
+        places = {targets[shard].parent if shard in targets else None for shard in shards}
+        same_names = all(shard in targets and targets[shard].name == shard.name for shard in shards)
+        place = places.pop() if same_names and len(places) == 1 else None
+        if place is None:  # shards go to several folders, or have other names there
+            continue
+        metadata |= {folder / name: place / name for name in (_STATE, _INFO) if (folder / name).is_file()}
         above = folder.parent / _DICT
         if above.is_file() and any(map(folder.parent.is_relative_to, named)):
-            metadata[above] = places.parent / _DICT
+            metadata[above] = place.parent / _DICT
     return metadata
 
 
@@ -420,12 +414,18 @@ def write_dataset_metadata(
     for file, place in dataset_metadata(logs, targets).items():
         data = file.read_bytes()
         pairs = [(shard, targets[shard]) for shard in _shards(file.parent)] if file.name != _DICT else []
-        import filecmp
-
         if not all(filecmp.cmp(*pair, shallow=False) for pair in pairs):
             about = _object(file)
-            changed = _new_state(about, pairs) if file.name == _STATE else _new_info(about, file.parent, pairs)
-            data = json.dumps(changed, indent=2).encode("utf-8")
+            if file.name == _STATE:
+                seen = blake2b(str(about.get("_fingerprint")).encode(), digest_size=8)
+                for _, written in pairs:
+                    with written.open("rb") as shard:
+                        while block := shard.read(1 << 20):
+                            seen.update(block)
+                about = {**about, "_fingerprint": seen.hexdigest()}
+            else:
+                about = _new_info(about, file.parent, pairs)
+            data = json.dumps(about, indent=2).encode("utf-8")
         with new_file(place, overwrite=overwrite(place), source=file, sealed=sealed) as out:
             out.write(data)
 
@@ -473,31 +473,8 @@ def _bad_folder(path: Path, why: str, way_out: str = "") -> StorageError:
     return StorageError(f"{path}: {why}.\n{way_out}")
 
 
-def _target_folder(folder: Path, targets: Mapping[Path, Path]) -> Path | None:
-    """The folder that all shards of a data set go to under their own names; None if there is no such folder."""
-    if not _is_single(folder):
-        return None
-    shards = _shards(folder)
-    places = {targets[shard].parent if shard in targets else None for shard in shards}
-    same_names = all(shard in targets and targets[shard].name == shard.name for shard in shards)
-    return places.pop() if same_names and len(places) == 1 else None
-
-
-_Pairs = Sequence[tuple[Path, Path]]
-"""Pairs of a shard and the file written for it."""
-
-
-def _new_state(state: Mapping[str, Any], pairs: _Pairs) -> dict[str, Any]:
-    seen = blake2b(str(state.get("_fingerprint")).encode(), digest_size=8)
-    for _, written in pairs:
-        with written.open("rb") as file:
-            for block in iter(lambda: file.read(1 << 20), b""):
-                seen.update(block)
-    return {**state, "_fingerprint": seen.hexdigest()}
-
-
-def _new_info(info: Mapping[str, Any], folder: Path, pairs: _Pairs) -> dict[str, Any]:
-    """The contents of `dataset_info.json`, with its counts updated for these shards."""
+def _new_info(info: Mapping[str, Any], folder: Path, pairs: Sequence[tuple[Path, Path]]) -> dict[str, Any]:
+    """The contents of `dataset_info.json`, with its counts updated; `pairs` are shards and what was written."""
     more = sum(new.stat().st_size - old.stat().st_size for old, new in pairs)
     before: list[int] = []
     after: list[int] = []

@@ -185,22 +185,19 @@ def _like(original: Any, value: Any) -> Any:
         import torch
 
         return torch.as_tensor(np.asarray(value), dtype=original.dtype, device=original.device)
+    if isinstance(original, np.ndarray) and isinstance(value, list):
+        if original.dtype.kind == "O":
+            array = np.empty(len(value), object)
+            array[:] = value
+            return array
+        try:
+            return np.array(value, original.dtype)
+        except (TypeError, ValueError, OverflowError):  # the type cannot hold it
+            return value
     if isinstance(original, np.ndarray):
-        return _as_array(original.dtype, value) if isinstance(value, list) else value
+        return value
     listed = value.tolist() if isinstance(value, np.ndarray) else value
     return tuple(listed) if isinstance(original, tuple) and isinstance(listed, list) else listed
-
-
-def _as_array(dtype: np.dtype[Any], value: list[Any]) -> Any:
-    """A list as an array; as it is if the type cannot hold it."""
-    if dtype.kind == "O":
-        array = np.empty(len(value), object)
-        array[:] = value
-        return array
-    try:
-        return np.array(value, dtype)
-    except (TypeError, ValueError, OverflowError):
-        return value
 
 
 Kind: TypeAlias = Literal["objects", "frame"]

@@ -192,8 +192,17 @@ class Journal:
     def _read(self) -> None:
         self._file.seek(0)
         head = self._file.readline(len(_HEAD) + 64)
-        if head != _HEAD:
-            self._refuse_other(head)
+        if not _HEAD.startswith(head):
+            version = None
+            with suppress(ValueError, AttributeError):
+                version = json.loads(head).get(_NAME)
+            if version is None:
+                raise SetupError(f"{self.path}: this file is not a journal of tito-audit; name another file.")
+            raise SetupError(
+                f"{self.path}: this journal has version {version}, and this tito-audit writes version {VERSION}.\n"
+                "Delete it to start over, or resume with the tito-audit that wrote it."
+            )
+        if head != _HEAD:  # the file is empty, or a kill cut off its first line
             self._file.seek(0)
             self._file.truncate()
             self._write(_HEAD)
@@ -225,20 +234,6 @@ class Journal:
             raise ValueError(start)
         finished = Finished(record["state"], dict(record["decided"]), dict(record["said"]), start, at)
         self._finished[_text(record["done"]), _text(record["log"])] = finished
-
-    def _refuse_other(self, head: bytes) -> None:
-        """SetupError unless the file is empty or a kill cut off its first line."""
-        if _HEAD.startswith(head):
-            return
-        version = None
-        with suppress(ValueError, AttributeError):
-            version = json.loads(head).get(_NAME)
-        if version is None:
-            raise SetupError(f"{self.path}: this file is not a journal of tito-audit; name another file.")
-        raise SetupError(
-            f"{self.path}: this journal has version {version}, and this tito-audit writes version {VERSION}.\n"
-            "Delete it to start over, or resume with the tito-audit that wrote it."
-        )
 
     def _damaged(self, at: int) -> SetupError:
         return SetupError(

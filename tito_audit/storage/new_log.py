@@ -107,7 +107,13 @@ class _Buffer:
 
     def _is_full(self, row: Row) -> bool:
         """Buffer a row; whether enough have been buffered."""
-        self._rows.append(_cells(row))
+        cells: dict[str, Any] = {}
+        for name, value in row.items():
+            if isinstance(value, np.ndarray):
+                cells[str(name)] = value.tolist()
+            else:
+                cells[str(name)] = dump_row(value).decode("utf-8") if _holds_objects(value) else value
+        self._rows.append(cells)
         # About how many numbers and characters it holds.
         self._size += sum(len(value) if isinstance(value, list | str) else 1 for value in row.values())
         return len(self._rows) >= _BATCH_ROWS or self._size > _BATCH_ENTRIES
@@ -197,17 +203,6 @@ class _Table(_Buffer):
                     "Convert it once nothing writes to it any more."
                 ) from None
         self._rows, self._size = [], 0
-
-
-def _cells(row: Row) -> dict[str, Any]:
-    """The values of a row as a table holds them."""
-    cells: dict[str, Any] = {}
-    for name, value in row.items():
-        if isinstance(value, np.ndarray):
-            cells[str(name)] = value.tolist()
-        else:
-            cells[str(name)] = dump_row(value).decode("utf-8") if _holds_objects(value) else value
-    return cells
 
 
 def _holds_objects(value: Any) -> bool:

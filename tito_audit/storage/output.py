@@ -222,7 +222,12 @@ def _compression_for(log: Log, target: Path) -> Compression:
     suffixes = [suffix.lower() for suffix in target.suffixes[-2:]]
     last = suffixes[-1] if suffixes else ""
     if log.kind in BINARY:
-        name, own = _own_suffixes(log)
+        name, own = ("Parquet", (".parquet",)) if log.kind == "parquet" else ("a Torch file", (".pt",))
+        if log.kind == "arrow":
+            with open_arrow(log.path) as file:
+                footer = file.has_footer
+            name = "an Arrow file" if footer else "an Arrow stream"
+            own = (".arrow", ".feather" if footer else ".arrows")
         if last in {*PACKED, *_TEXT_SUFFIXES, *_OWN} - {*own}:
             raise SetupError(
                 f"{target}: {log.path} is {name} and stays {name}, but this suffix is of another kind; "
@@ -239,16 +244,6 @@ def _compression_for(log: Log, target: Path) -> Compression:
     if last in PACKED:
         return PACKED[last]
     return None if last in _TEXT_SUFFIXES else log.compression
-
-
-def _own_suffixes(log: Log) -> tuple[str, tuple[str, ...]]:
-    """What a binary log is, in words, and the suffixes of such files."""
-    if log.kind != "arrow":
-        return ("Parquet", (".parquet",)) if log.kind == "parquet" else ("a Torch file", (".pt",))
-    with open_arrow(log.path) as file:
-        if file.has_footer:
-            return "an Arrow file", (".arrow", ".feather")
-    return "an Arrow stream", (".arrow", ".arrows")
 
 
 class TextOutput:
@@ -337,7 +332,11 @@ class TextOutput:
         if not self._waiting:
             return
         if self._kind == "array":
-            between = self._comma(following)
+            space = self._lead[self._lead.rfind(b"[") + 1 :]
+            between = b"," + (space or (b" " if b'": ' in self._waiting[0] else b""))
+            for lead in (following, self._lead):
+                if lead.lstrip().startswith(b",") or lead.rstrip().endswith(b","):
+                    between = lead
         else:
             end = _LINE_END.search(following) or _LINE_END.search(self._lead)
             between = end[0] if end else b"\n"
@@ -345,13 +344,6 @@ class TextOutput:
             self._out.write(between)
             self._out.write(text)
         self._waiting.clear()
-
-    def _comma(self, following: bytes) -> bytes:
-        for lead in (self._lead, following):
-            if lead.lstrip().startswith(b",") or lead.rstrip().endswith(b","):
-                return lead
-        space = self._lead[self._lead.rfind(b"[") + 1 :]
-        return b"," + (space or (b" " if b'": ' in self._waiting[0] else b""))
 
 
 def _text_of(raw: RawRow) -> bytes:

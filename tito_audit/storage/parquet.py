@@ -8,7 +8,7 @@ import math
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from inspect import signature
 from itertools import groupby, takewhile
 from pathlib import Path
@@ -52,14 +52,16 @@ def rows_of_parquet(
     `quick` is explained at `open_parquet`.
     """
     with open_parquet(path, quick=quick) as file:
-        total, index = max(file.metadata.num_rows, 1), 0
         if only is None:
+            total = max(file.metadata.num_rows, 1)
             for row in rows_of_groups(file, range(file.num_row_groups), limit, sample):
                 yield row, (row.index + 1) / total
-        for group in range(file.num_row_groups) if only is not None else ():
+            return
+        index = 0
+        for group in range(file.num_row_groups):
             size = file.metadata.row_group(group).num_rows
-            for batch in batches_of(file, group) if only is not None and index <= only < index + size else ():
-                if only is not None and only < index + batch.num_rows:
+            for batch in batches_of(file, group) if index <= only < index + size else ():
+                if only < index + batch.num_rows:
                     yield from ((row, 1.0) for row in rows_of_batch(batch.slice(only - index, 1), [only], limit))
                     return
                 index += batch.num_rows
@@ -73,8 +75,12 @@ def open_parquet(path: Path, *, quick: bool = False) -> Any:
     values is b"".
     """
     try:
-        if isinstance(path, RemoteFile):
-            file = _open_remote(path, quick)
+        if isinstance(path, RemoteFile):  # of a row group the pages that are read are fetched, page by page
+            source = path.open("rb", 0)
+            file = pa.parquet.ParquetFile(source, buffer_size=_PAGES, pre_buffer=False)
+            refuse_damaged(file.metadata, source.seek(0, os.SEEK_END))
+            file.remote_source = source
+            file.left_out = _large_binary(file) if quick else frozenset()
         else:
             file = pa.parquet.ParquetFile(path)
             refuse_damaged(file.metadata, path.stat().st_size)
@@ -143,16 +149,6 @@ def refuse_damaged(metadata: Any, size: int) -> None:
             raise
 
 
-def _open_remote(path: RemoteFile, quick: bool) -> Any:
-    """The open file; of a row group it fetches the pages that are read, page by page."""
-    source = path.open("rb", 0)
-    file = pa.parquet.ParquetFile(source, buffer_size=_PAGES, pre_buffer=False)
-    refuse_damaged(file.metadata, source.seek(0, os.SEEK_END))
-    file.remote_source = source
-    file.left_out = _large_binary(file) if quick else frozenset()
-    return file
-
-
 def _large_binary(file: Any) -> frozenset[str]:
     """The large columns of binary values, none of which is null."""
     kinds = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary)
@@ -178,23 +174,6 @@ def column_chunks(file: Any) -> Iterator[Any]:
         yield from (about.column(number) for number in range(about.num_columns))
 
 
-def _ranges(chunks: Iterable[Any]) -> list[tuple[int, int]]:
-    """Where column chunks are in the file; small ones next to each other are one range."""
-    ranges = []
-    for chunk in chunks:
-        first = chunk.data_page_offset
-        if chunk.has_dictionary_page:
-            first = min(first, chunk.dictionary_page_offset)
-        ranges.append((first, first + chunk.total_compressed_size))
-    joined: list[tuple[int, int]] = []
-    for start, stop in sorted(ranges):
-        if joined and start - joined[-1][1] <= _GAP and stop - joined[-1][0] <= _TOGETHER:
-            joined[-1] = (joined[-1][0], stop)
-        else:
-            joined.append((start, stop))
-    return joined
-
-
 def parquet_writer(out: BinaryIO, schema: Any, **options: Any) -> Any:
     """A ParquetWriter that, when dropped unfinished, leaves the file alone: it may be closed by then."""
 
@@ -213,8 +192,21 @@ def batches_of(file: Any, group: int, *, threads: bool = True) -> Iterator[Any]:
     about, left_out = file.metadata.row_group(group), getattr(file, "left_out", frozenset[str]())
     remote = hasattr(file, "remote_source")
     if remote:
-        chunks = map(about.column, range(about.num_columns))
-        file.remote_source.expect(_ranges(chunk for chunk in chunks if chunk.path_in_schema not in left_out))
+        ranges = []
+        for chunk in map(about.column, range(about.num_columns)):
+            if chunk.path_in_schema in left_out:
+                continue
+            first = chunk.data_page_offset
+            if chunk.has_dictionary_page:
+                first = min(first, chunk.dictionary_page_offset)
+            ranges.append((first, first + chunk.total_compressed_size))
+        joined: list[tuple[int, int]] = []  # small column chunks next to each other are one range
+        for start, stop in sorted(ranges):
+            if joined and start - joined[-1][1] <= _GAP and stop - joined[-1][0] <= _TOGETHER:
+                joined[-1] = (joined[-1][0], stop)
+            else:
+                joined.append((start, stop))
+        file.remote_source.expect(joined)
     each = decoded_size(about) // max(about.num_rows, 1) + 1
     rows = int(min(max((1 << 20 if remote else BATCH_BYTES) // each, 1), BATCH_ROWS))
     columns = [name for name in file.schema_arrow.names if name not in left_out] if left_out else None
@@ -342,7 +334,13 @@ class ParquetOutput(TableOutput):
         self._check_order(group, result)
         if len(result) or not len(table):
             try:
-                self._writer.write_table(_from_their_start(result), row_group_size=max(len(result), 1))
+                for place, field in enumerate(result.schema):
+                    chunks = result.column(place).chunks
+                    # pyarrow cannot write views in objects that are part of a longer array.
+                    if "_view" in str(field.type) and any(chunk.offset for chunk in chunks):
+                        copies = [pa.concat_arrays([chunk.slice(0, 0), chunk]) for chunk in chunks]
+                        result = result.set_column(place, field, pa.chunked_array(copies, type=field.type))
+                self._writer.write_table(result, row_group_size=max(len(result), 1))
             except pa.ArrowNotImplementedError as error:
                 raise StorageError(
                     f"{self._source}: row group {group} cannot be written again ({error}).\n"
@@ -435,16 +433,6 @@ def _in_parts(schema: Any, batches: Iterator[Any], sizes: Sequence[int]) -> Iter
         waiting = waiting.slice(size)
 
 
-def _from_their_start(table: Any) -> Any:
-    """The table with views in objects copied where they are part of a longer array: pyarrow cannot write those."""
-    for place, field in enumerate(table.schema):
-        chunks = table.column(place).chunks
-        if "_view" in str(field.type) and any(chunk.offset for chunk in chunks):
-            copies = [pa.concat_arrays([chunk.slice(0, 0), chunk]) for chunk in chunks]
-            table = table.set_column(place, field, pa.chunked_array(copies, type=field.type))
-    return table
-
-
 def writer_options(path: Path, file: Any, schema: Any, added: tuple[str, ...]) -> dict[str, Any]:
     """Arguments of `pyarrow.parquet.ParquetWriter` that reproduce what the footer and the first page show.
 
@@ -478,7 +466,10 @@ def writer_options(path: Path, file: Any, schema: Any, added: tuple[str, ...]) -
     in_utc = any(about.get("isAdjustedToUTC") for about in logical if about.get("Type") == "Time")
     options |= {"store_decimal_as_integer": whole, "write_time_adjusted_to_utc": in_utc}
     if chunks:
-        places = _paths_as_written(schema, _supported(options), file)
+        with io.BytesIO() as out:  # once the schema is written, entries of lists may have other names
+            pa.parquet.ParquetWriter(out, schema, **_supported(options)).close()
+            written = pa.parquet.read_metadata(out).schema
+        places = {path: written.column(place).path for place, path in enumerate(paths)}
         options |= _column_options(chunks, places, added)
     return _supported(options)
 
@@ -507,14 +498,6 @@ def _supported(options: dict[str, Any]) -> dict[str, Any]:
     """The options that this version of pyarrow has."""
     names = signature(pa.parquet.ParquetWriter.__init__).parameters
     return {name: value for name, value in options.items() if name in names}
-
-
-def _paths_as_written(schema: Any, options: dict[str, Any], file: Any) -> dict[str, str]:
-    """By path of a column in the file: its path once the schema is written, where entries may have other names."""
-    with io.BytesIO() as out:
-        pa.parquet.ParquetWriter(out, schema, **options).close()
-        written = pa.parquet.read_metadata(out).schema
-    return {file.schema.column(i).path: written.column(i).path for i in range(len(file.schema))}
 
 
 def _column_options(chunks: list[Any], places: dict[str, str], added: tuple[str, ...]) -> dict[str, Any]:

@@ -330,14 +330,21 @@ class MemoryOutput:
                 value = tuple(rows) if isinstance(value, tuple) else rows
         elif self.changed or once:
             assert isinstance(content, ArrowRows), "what is no objects is read as Arrow"
-            table = self._table(content)
+            edit, pieces = TableEdit(self._path, "a table", self._added if self._rows else ()), []
+            for start, stop in spans(content):
+                here = {row: copies for row, copies in self._rows.items() if start <= row < stop}
+                pieces.append(edit.table(content.table(start, stop), start, here))
+            table = pa.concat_tables(pieces) if pieces else content.table(0, 0)
             content = arrow_rows(table)
             if is_a(value, "datasets", "Dataset", "IterableDataset"):
                 value = _dataset(value, table)
             elif is_a(value, "pandas", "DataFrame"):
                 value = self._frame(value, lambda name: table.column(str(name)).to_pandas().array)
             elif is_a(value, "polars", "DataFrame"):
-                value = _polars(value, table)
+                import polars as pl
+
+                types = {**dict.fromkeys(table.column_names, pl.String), **value.schema}
+                value = pl.from_arrow(table).cast(types)
             elif once:
                 value = table.to_reader()
             else:
@@ -364,14 +371,6 @@ class MemoryOutput:
                     now = edited(now, change.path, as_text(change.new) if text else change.new, change.old)
                 rows.append(now)
         return rows
-
-    def _table(self, content: ArrowRows) -> Any:
-        """An Arrow table with the changes; parts without any are shared."""
-        edit, pieces = TableEdit(self._path, "a table", self._added if self._rows else ()), []
-        for start, stop in spans(content):
-            here = {row: copies for row, copies in self._rows.items() if start <= row < stop}
-            pieces.append(edit.table(content.table(start, stop), start, here))
-        return pa.concat_tables(pieces) if pieces else content.table(0, 0)
 
     def _frame(self, frame: Any, cells: Callable[[Any], Any]) -> Any:
         """A pandas frame with `cells(name)` in the columns that change; the others keep type and values, and rows
@@ -423,13 +422,6 @@ def _dataset(dataset: Any, table: Any) -> Any:
     return changed
 
 
-def _polars(frame: Any, table: Any) -> Any:
-    import polars as pl
-
-    types = {**dict.fromkeys(table.column_names, pl.String), **frame.schema}
-    return pl.from_arrow(table).cast(types)
-
-
 @contextmanager
 def open_memory_output(
     log: Log, path: RowsInMemory, target: Path | None, *, overwrite: bool, added: tuple[str, ...]
@@ -456,16 +448,15 @@ def memory_targets(files: Sequence[RowsInMemory], out: Path) -> Mapping[Path, Pa
         return {files[0]: out}
     if out.exists() and not out.is_dir():
         raise SetupError(f"-o {out}: {len(files)} logs go into a folder, and this is a file.\nName a folder.")
-    return {file: out / _file_name(file) for file in files}
-
-
-def _file_name(file: RowsInMemory) -> str:
-    """The name of the file for a log in memory; objects go into JSONL, tables into Parquet."""
-    name = str(file.name).strip("<>").replace(" ", "-")
-    with contextlib.suppress(SetupError):
-        kind_of_name(Path(name))
-        return name
-    return name + (".jsonl" if file.content.kind == "objects" else ".parquet")
+    targets: dict[Path, Path] = {}
+    for file in files:
+        name = str(file.name).strip("<>").replace(" ", "-")
+        try:
+            kind_of_name(Path(name))
+        except SetupError:  # objects go into JSONL, tables into Parquet
+            name += ".jsonl" if file.content.kind == "objects" else ".parquet"
+        targets[file] = out / name
+    return targets
 
 
 def _write(rows: RowsInMemory, target: Path, stack: ExitStack, *, overwrite: bool) -> None:

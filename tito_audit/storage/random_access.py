@@ -120,7 +120,12 @@ class RandomAccess:
             start = len(_BOM) if file.read(len(_BOM)) == _BOM else 0
             end = file.seek(0, 2)
             while start < end:
-                stop = min(_after_line(file, start + size), end)
+                # To the start of the first line after so many bytes
+                stop = start + size - 1
+                file.seek(stop)
+                while (block := file.read(_BLOCK)) and b"\n" not in block:
+                    stop += len(block)
+                stop = min(stop + block.find(b"\n") + 1, end)
                 yield InPlace(self.path, start, stop, self._limit)
                 start = stop
 

@@ -208,8 +208,7 @@ class RemoteFile(type(Path())):  # type: ignore[misc]
         if mode != "rb":
             raise StorageError(f"{self}: a remote file is written whole, by new_file.")
         status = self.stat()
-        read = self._read if status.ranges else _copy_of(self).read
-        raw = RangedFile(str(self), status, read)
+        raw = RangedFile(str(self), status, self._read if status.ranges else _copy_of(self).read)
         return cast(BinaryIO, raw if buffering == 0 else io.BufferedReader(raw, FIRST))
 
     def _read(self, start: int, stop: int) -> bytes:
@@ -344,17 +343,12 @@ class RangedFile(io.RawIOBase):
         self.name = name
         self._size = status.st_size
         self._read = read
-        # What was fetched first of a file; of files that were not opened for long, nothing.
-        if status.etag is None:
-            first_blocks_of = _FirstBlocks()
-        else:
-            blocks = _first_blocks.pop((name, status), None) or _FirstBlocks()
-            _first_blocks[name, status] = blocks
+        self._first = _first_blocks.pop((name, status), None) or _FirstBlocks()
+        if status.etag is not None:
+            _first_blocks[name, status] = self._first
             size = sum(blocks.size for blocks in _first_blocks.values())
-            while size > _OF_ALL and len(_first_blocks) > 1:
+            while size > _OF_ALL and len(_first_blocks) > 1:  # those of files that were not opened for long go
                 size -= _first_blocks.popitem(last=False)[1].size
-            first_blocks_of = blocks
-        self._first = first_blocks_of
         self._at = 0
         self._runs: OrderedDict[int, _Run] = OrderedDict()
         """By the end of what was fetched."""
@@ -436,16 +430,7 @@ class RangedFile(io.RawIOBase):
             limit = expected[1] if not exact or at + wanted <= expected[1] else limit
             if expected[1] - expected[0] <= most:
                 block = max(block, expected[1] - at)
-        data = self._fetch(at, min(at + block, limit))
-        self._first.keep(at, data)
-        end = at + len(data)
-        self._runs[end] = _Run(at, data if len(data) > wanted else b"", len(data), expected)
-        if run is None and len(self._runs) > _RUNS:
-            self._runs.popitem(last=False)
-        return data[:wanted]
-
-    def _fetch(self, start: int, stop: int) -> bytes:
-        """Exactly this range, resumed where a connection was dropped."""
+        start, stop = at, min(at + block, limit)
         parts: list[bytes] = []
         step, tried, lost = stop - start, 0, dropped()
         while start < stop:
@@ -464,7 +449,13 @@ class RangedFile(io.RawIOBase):
             if not data:
                 wait(tried, lost)
                 step = max(step // 4, _LEAST)
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+        data = parts[0] if len(parts) == 1 else b"".join(parts)
+        self._first.keep(at, data)
+        end = at + len(data)
+        self._runs[end] = _Run(at, data if len(data) > wanted else b"", len(data), expected)
+        if run is None and len(self._runs) > _RUNS:
+            self._runs.popitem(last=False)
+        return data[:wanted]
 
 
 class _Run(NamedTuple):

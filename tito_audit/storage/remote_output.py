@@ -213,18 +213,13 @@ def _sent(file: Path, place: RemoteFile, overwrite: bool) -> None:
         else:
             _to_hub(place.store, file, place.url, overwrite)
     except NameTaken:
-        # The file of an earlier try whose answer was lost is no other file.
-        if not _holds(place, file):
+        # The file of an earlier try whose answer was lost is no other file: it holds the same bytes.
+        if place.refreshed().st_size != file.stat().st_size:
             raise FileExistsError from None
-
-
-def _holds(place: RemoteFile, file: Path) -> bool:
-    """Whether a store holds exactly the bytes of a file on disk."""
-    if place.refreshed().st_size != file.stat().st_size:
-        return False
-    with place.open() as there, file.open("rb") as here:
-        blocks = iter(lambda: (there.read(_BLOCK), here.read(_BLOCK)), (b"", b""))
-        return all(block == other for block, other in blocks)
+        with place.open() as there, file.open("rb") as here:
+            blocks = iter(lambda: (there.read(_BLOCK), here.read(_BLOCK)), (b"", b""))
+            if any(block != other for block, other in blocks):
+                raise FileExistsError from None
 
 
 def _to_bucket(store: BucketStore, file: Path, url: str, overwrite: bool) -> None:

@@ -91,9 +91,33 @@ def _edited(field: Any, array: Any, far: Any, changes: Sequence[Change]) -> Any:
         storage = _edited(field.with_type(kind.storage_type), array.storage, far.storage, changes)
         return pa.ExtensionArray.from_storage(kind, storage)
     if pa.types.is_struct(kind):
-        return _edited_object(kind, array, far, changes)
+        parts = [array.field(i) for i in range(kind.num_fields)]
+        places = _places(kind)
+        for name, below in _by_head(changes).items():
+            if name not in places:
+                raise ValueError(_no_field(kind, name))
+            i = places[str(name)]
+            parts[i] = _edited(kind.field(i), parts[i], far.field(i), below)
+        return pa.StructArray.from_arrays(parts, fields=list(kind))
     if pa.types.is_map(kind):
-        return _edited_map(kind, array, far, changes)
+        # Of items with the same key, a row shows the last.
+        (keys, items), (_, far_items) = _pairs(array), _pairs(far)
+        names = keys.to_pylist()
+        for key, below in _by_head(changes).items():
+            places = [i for i, name in enumerate(names) if name == key]
+            if below[0].new is ABSENT and not below[0].path:
+                left = pa.array([i for i in range(len(names)) if i not in places], pa.int64())
+                keys, items = keys.take(left), items.take(left)
+            elif places:
+                at = places[-1]
+                item = _edited(kind.item_field, items.slice(at, 1), far_items, below)
+                items = pa.concat_arrays([items.slice(0, at), item, items.slice(at + 1)])
+            else:
+                fresh = _built(kind.item_field, [below[0].new], _Before(items, far_items))
+                keys = pa.concat_arrays([keys, _built(kind.key_field, [key], _Before(keys, keys))])
+                items = pa.concat_arrays([items, fresh])
+            names = keys.to_pylist()
+        return pa.MapArray.from_arrays(pa.array([0, len(keys)], pa.int32()), keys, items, type=kind)
     if is_list(kind):
         return _edited_list(kind, array, far, changes)
     raise ValueError(f"a value of type {kind} has no parts")
@@ -107,17 +131,6 @@ def _by_head(changes: Sequence[Change]) -> dict[str | int, list[Change]]:
     return below
 
 
-def _edited_object(kind: Any, array: Any, far: Any, changes: Sequence[Change]) -> Any:
-    parts = [array.field(i) for i in range(kind.num_fields)]
-    places = _places(kind)
-    for name, below in _by_head(changes).items():
-        if name not in places:
-            raise ValueError(_no_field(kind, name))
-        i = places[str(name)]
-        parts[i] = _edited(kind.field(i), parts[i], far.field(i), below)
-    return pa.StructArray.from_arrays(parts, fields=list(kind))
-
-
 def _edited_list(kind: Any, array: Any, far: Any, changes: Sequence[Change]) -> Any:
     entries, far = array.flatten(), far.flatten()
     pieces, start = [], 0
@@ -128,27 +141,6 @@ def _edited_list(kind: Any, array: Any, far: Any, changes: Sequence[Change]) -> 
         start = index + 1
     joined = pa.concat_arrays([*pieces, entries.slice(start)])
     return _list_array(kind, joined, [len(joined)])
-
-
-def _edited_map(kind: Any, array: Any, far: Any, changes: Sequence[Change]) -> Any:
-    """An edited map; of items with the same key, a row shows the last."""
-    (keys, items), (_, far_items) = _pairs(array), _pairs(far)
-    names = keys.to_pylist()
-    for key, below in _by_head(changes).items():
-        places = [i for i, name in enumerate(names) if name == key]
-        if below[0].new is ABSENT and not below[0].path:
-            left = pa.array([i for i in range(len(names)) if i not in places], pa.int64())
-            keys, items = keys.take(left), items.take(left)
-        elif places:
-            at = places[-1]
-            item = _edited(kind.item_field, items.slice(at, 1), far_items, below)
-            items = pa.concat_arrays([items.slice(0, at), item, items.slice(at + 1)])
-        else:
-            fresh = _built(kind.item_field, [below[0].new], _Before(items, far_items))
-            keys = pa.concat_arrays([keys, _built(kind.key_field, [key], _Before(keys, keys))])
-            items = pa.concat_arrays([items, fresh])
-        names = keys.to_pylist()
-    return pa.MapArray.from_arrays(pa.array([0, len(keys)], pa.int32()), keys, items, type=kind)
 
 
 def _pairs(array: Any) -> tuple[Any, Any]:
@@ -186,9 +178,28 @@ def _built(field: Any, values: Sequence[Any], before: _Before) -> Any:
 def _present(kind: Any, values: list[Any], before: _Before) -> Any:
     """Plain values, none of them null, as an Arrow array."""
     if pa.types.is_struct(kind):
-        return _objects(kind, values, before)
+        places = _places(kind)
+        for value in values:
+            if not isinstance(value, Mapping):
+                raise TypeError(f"an object was expected, not {_kind_of(value)}")
+            for name in value:
+                if name not in places:
+                    raise ValueError(_no_field(kind, name))
+        parts = []
+        for i in range(kind.num_fields):
+            part = kind.field(i)
+            # If two fields share a name, a row shows the last; the other has no value to build from.
+            names = [value.get(part.name) if places[part.name] == i else None for value in values]
+            parts.append(_built(part, names, _Before(before.near.field(i), before.far.field(i))))
+        return pa.StructArray.from_arrays(parts, fields=list(kind))
     if pa.types.is_map(kind):
-        return _maps(kind, values, before)
+        maps = [list(value.items()) if isinstance(value, Mapping) else list(value) for value in values]
+        pairs = [pair for entries in maps for pair in entries]
+        near, far = _pairs(before.near), _pairs(before.far)
+        keys = _built(kind.key_field, [key for key, _ in pairs], _Before(near[0], far[0]))
+        items = _built(kind.item_field, [item for _, item in pairs], _Before(near[1], far[1]))
+        offsets = np.cumsum([0, *map(len, maps)]).astype(np.int32)
+        return pa.MapArray.from_arrays(pa.array(offsets), keys, items, type=kind)
     if is_list(kind):
         inside = _Before(before.near.flatten(), before.far.flatten(), before.old)
         lists = [_entries(kind.value_field, value, inside) for value in values]
@@ -202,33 +213,6 @@ def _present(kind: Any, values: list[Any], before: _Before) -> Any:
             [Decimal(repr(value) if isinstance(value, float) else value) for value in values], type=kind
         )
     return pa.array(values, type=kind)
-
-
-def _objects(kind: Any, values: list[Any], before: _Before) -> Any:
-    places = _places(kind)
-    for value in values:
-        if not isinstance(value, Mapping):
-            raise TypeError(f"an object was expected, not {_kind_of(value)}")
-        for name in value:
-            if name not in places:
-                raise ValueError(_no_field(kind, name))
-    parts = []
-    for i in range(kind.num_fields):
-        part = kind.field(i)
-        # If two fields share a name, a row shows the last; the other has no value to build from.
-        names = [value.get(part.name) if places[part.name] == i else None for value in values]
-        parts.append(_built(part, names, _Before(before.near.field(i), before.far.field(i))))
-    return pa.StructArray.from_arrays(parts, fields=list(kind))
-
-
-def _maps(kind: Any, values: list[Any], before: _Before) -> Any:
-    maps = [list(value.items()) if isinstance(value, Mapping) else list(value) for value in values]
-    pairs = [pair for entries in maps for pair in entries]
-    near, far = _pairs(before.near), _pairs(before.far)
-    keys = _built(kind.key_field, [key for key, _ in pairs], _Before(near[0], far[0]))
-    items = _built(kind.item_field, [item for _, item in pairs], _Before(near[1], far[1]))
-    offsets = np.cumsum([0, *map(len, maps)]).astype(np.int32)
-    return pa.MapArray.from_arrays(pa.array(offsets), keys, items, type=kind)
 
 
 def _entries(field: Any, value: Any, before: _Before) -> Any:
@@ -331,22 +315,18 @@ def _numbers(kind: Any, values: Any, *, nan_is_null: bool, nullable: bool = True
     if array.null_count and not nullable:
         raise ValueError("an entry must not be null")
     if pa.types.is_floating(kind):
-        return _floats(kind, array, nan_is_null)
+        missing = array.is_null().to_numpy(zero_copy_only=False)
+        flat = array.to_numpy(zero_copy_only=False)
+        with np.errstate(over="raise"):
+            flat = flat.astype(f"float{kind.bit_width}", copy=False)
+        if nan_is_null:
+            missing = missing | np.isnan(flat)
+        return pa.array(flat, type=kind, mask=missing)
     if pa.types.is_boolean(kind) and not pa.types.is_boolean(array.type):
         odd = next((value for value in array.to_pylist() if value not in (0, 1, None)), None)
         if odd is not None:
             raise ValueError(f"{odd} is neither true nor false")
     return array.cast(kind)
-
-
-def _floats(kind: Any, array: Any, nan_is_null: bool) -> Any:
-    missing = array.is_null().to_numpy(zero_copy_only=False)
-    flat = array.to_numpy(zero_copy_only=False)
-    with np.errstate(over="raise"):
-        flat = flat.astype(f"float{kind.bit_width}", copy=False)
-    if nan_is_null:
-        missing = missing | np.isnan(flat)
-    return pa.array(flat, type=kind, mask=missing)
 
 
 Copies = list[list[Change]]

@@ -103,7 +103,12 @@ def plain_values(array: Any) -> Sequence[Any]:
         return plain_values(array.dictionary_decode())
     if pa.types.is_temporal(kind):
         # As text: Python's datetime holds neither nanoseconds nor every year.
-        return [None if value is None else str(value) for value in _temporal_text(array)]
+        try:
+            times = array.cast(pa.string())
+        except pa.ArrowException:  # a time zone that Arrow has no data for: counts; an interval is several of them
+            width = array.type.bit_width
+            times = array if width > 64 else array.view(pa.int32() if width == 32 else pa.int64())
+        return [None if value is None else str(value) for value in times.to_pylist()]
     if pa.types.is_run_end_encoded(kind):
         return plain_values(pa.compute.run_end_decode(array))
     if pa.types.is_decimal(kind):
@@ -157,17 +162,6 @@ def _maps(array: Any) -> list[Any]:
     return maps
 
 
-def _temporal_text(array: Any) -> Sequence[Any]:
-    """Times as text; as plain counts if Arrow cannot format them (a time zone it has no data for)."""
-    try:
-        written: list[Any] = array.cast(pa.string()).to_pylist()
-    except pa.ArrowException:
-        if array.type.bit_width > 64:  # an interval, which is several counts
-            return array.to_pylist()  # type: ignore[no-any-return]  # pyarrow has no types
-        written = array.view(pa.int32() if array.type.bit_width == 32 else pa.int64()).to_pylist()
-    return written
-
-
 def _lists(array: Any) -> list[Any]:
     """Lists as slices of the child array, which is converted only once."""
     starts, ends = _bounds(array)
@@ -179,28 +173,24 @@ def _lists(array: Any) -> list[Any]:
     kind = child.type
     spans = [None if null[i] else (int(starts[i]), int(ends[i])) for i in range(len(array))]
     if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind):
-        return _numbers(child, spans)
+        holes = None
+        if child.null_count and not pa.types.is_floating(child.type):
+            holes = child.is_null().to_numpy(zero_copy_only=False)
+            flat = child.fill_null(False if pa.types.is_boolean(child.type) else 0).to_numpy(zero_copy_only=False)
+        else:
+            # Arrow turns null into NaN here, which means "not recorded" in a list of floats.
+            flat = child.to_numpy(zero_copy_only=False)
+        lists: list[Any] = []
+        for span in spans:
+            if span is None:
+                lists.append(None)
+            elif holes is not None and holes[slice(*span)].any():
+                lists.append(child.slice(span[0], span[1] - span[0]).to_pylist())
+            else:
+                lists.append(flat[slice(*span)])
+        return lists
     values = plain_values(child)
     return [None if span is None else [values[j] for j in range(*span)] for span in spans]
-
-
-def _numbers(child: Any, spans: Sequence[tuple[int, int] | None]) -> list[Any]:
-    holes = None
-    if child.null_count and not pa.types.is_floating(child.type):
-        holes = child.is_null().to_numpy(zero_copy_only=False)
-        flat = child.fill_null(False if pa.types.is_boolean(child.type) else 0).to_numpy(zero_copy_only=False)
-    else:
-        # Arrow turns null into NaN here, which means "not recorded" in a list of floats.
-        flat = child.to_numpy(zero_copy_only=False)
-    lists: list[Any] = []
-    for span in spans:
-        if span is None:
-            lists.append(None)
-        elif holes is not None and holes[slice(*span)].any():
-            lists.append(child.slice(span[0], span[1] - span[0]).to_pylist())
-        else:
-            lists.append(flat[slice(*span)])
-    return lists
 
 
 def _bounds(array: Any) -> tuple[Any, Any]:
@@ -246,17 +236,12 @@ def _doubles(outer: tuple[str, ...], fields: Iterable[Any]) -> Iterator[tuple[st
         if field.name in seen:
             yield inside
         seen.add(field.name)
-        kind = field.type
-        while (within := _within(kind)) is not None:
+        kind, within = None, field.type
+        while within is not None:  # down to the values in lists, maps, dictionaries and extensions
             kind = within
+            if isinstance(kind, pa.BaseExtensionType):
+                within = kind.storage_type
+            else:
+                within = kind.item_type if pa.types.is_map(kind) else getattr(kind, "value_type", None)
         if pa.types.is_struct(kind):
             yield from _doubles(inside, kind)
-
-
-def _within(kind: Any) -> Any:
-    """The type of the values in a list, a map, a dictionary or an extension; None for any other type."""
-    if isinstance(kind, pa.BaseExtensionType):
-        return kind.storage_type
-    if pa.types.is_map(kind):
-        return kind.item_type
-    return getattr(kind, "value_type", None)

@@ -82,9 +82,15 @@ def load_torch(path: Path) -> dict[str, Any]:
             "even where only tensors are read (CVE-2026-24747).\n"
             "Install torch 2.10 or newer, or write the samples as JSON lines where the file was written."
         )
+    # Routing is dumped as numpy arrays; a pickled one names numeric types and two functions, by old or new paths.
+    multiarray = importlib.import_module("numpy._core.multiarray")
+    names = [
+        *(np.ndarray, np.dtype, *{type(np.dtype(code)) for code in "?bBhHiIlLqQefd"}),
+        *((multiarray._reconstruct, f"numpy.{core}.multiarray._reconstruct") for core in ("core", "_core")),
+        *((multiarray.scalar, f"numpy.{core}.multiarray.scalar") for core in ("core", "_core")),
+    ]
     try:
-        # Routing is dumped as numpy arrays; only numeric types are allowed.
-        with torch.serialization.safe_globals(_numpy_types()), warnings.catch_warnings():
+        with torch.serialization.safe_globals(names), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of torch, about the pickle; what matters is an error
             source = path.open("rb") if isinstance(path, RemoteFile) else path
             payload = torch.load(source, map_location="cpu", weights_only=True)
@@ -140,18 +146,6 @@ def as_array(value: Any) -> np.ndarray[Any, Any] | None:
     return array
 
 
-def _numpy_types() -> list[Any]:
-    """The globals that a pickled numeric array names: types, and two functions under old and new paths."""
-    types: list[Any] = [np.ndarray, np.dtype, *{type(np.dtype(code)) for code in "?bBhHiIlLqQefd"}]
-    multiarray = importlib.import_module("numpy._core.multiarray")
-    functions = [
-        (getattr(multiarray, name), f"numpy.{core}.multiarray.{name}")
-        for name in ("_reconstruct", "scalar")
-        for core in ("core", "_core")
-    ]
-    return [*types, *functions]
-
-
 def _refusal(path: Path, error: Exception) -> StorageError:
     words = str(error).strip()
     named = _GLOBAL.search(words)
@@ -205,20 +199,16 @@ class TorchOutput:
                 samples.append(sample)
                 continue
             raw, rows = self._rows[index]
-            samples += [self._sample(index, sample, raw.value, row) for row in rows]
+            try:
+                samples += [_restored(sample, raw.value, row) for row in rows]
+            except (TypeError, ValueError, OverflowError, RuntimeError) as error:
+                raise StorageError(
+                    f"{self._source}: sample {index}: the repaired value does not fit its tensors "
+                    f"({error}).\nThe types of a Torch file are kept, so the repaired file cannot be written. "
+                    "Write the log with a type that can hold the value, or as JSONL, or leave the repair out."
+                ) from error
         payload[SAMPLES] = type(payload[SAMPLES])(samples)
         torch.save(payload, self._out)
-
-    def _sample(self, index: int, sample: Any, old: Any, new: Row) -> Any:
-        """The sample with the changes that turned its row `old` into `new`."""
-        try:
-            return _restored(sample, old, new)
-        except (TypeError, ValueError, OverflowError, RuntimeError) as error:
-            raise StorageError(
-                f"{self._source}: sample {index}: the repaired value does not fit its tensors "
-                f"({error}).\nThe types of a Torch file are kept, so the repaired file cannot be written. "
-                "Write the log with a type that can hold the value, or as JSONL, or leave the repair out."
-            ) from error
 
 
 def _restored(original: Any, old: Any, new: Any) -> Any:

@@ -157,6 +157,7 @@ def path_of(name: str) -> Path:
 
 
 def _read() -> _Input:
+    can_reopen = Path(_DESCRIPTORS).is_dir()
     if sys.stdin is None or sys.stdin.closed:
         raise StorageError("-: standard input is closed.\nPipe a log into it, or name a file.")
     if sys.stdin.isatty():
@@ -165,35 +166,26 @@ def _read() -> _Input:
             "Pipe one into it, as in: zcat run.jsonl.gz | tito-audit scan -"
         )
     raw: BinaryIO = sys.stdin.buffer
-    if (file := _in_place(raw)) is None:
-        file = _copied(raw)
-    path = f"{_DESCRIPTORS}/{file.fileno()}" if Path(_DESCRIPTORS).is_dir() else str(file.name)
-    return _Input(sys.stdin, os.getpid(), file, path)
-
-
-def _in_place(raw: BinaryIO) -> Any:
-    """Standard input itself, if it is a file that can be opened again and none of it was read yet."""
-    try:
+    file: Any = None
+    try:  # a file that can be opened again and of which nothing was read yet is read in place
         number = raw.fileno()
-        if not stat.S_ISREG(os.fstat(number).st_mode) or os.lseek(number, 0, os.SEEK_CUR):
-            return None
+        if can_reopen and stat.S_ISREG(os.fstat(number).st_mode) and not os.lseek(number, 0, os.SEEK_CUR):
+            file = os.fdopen(os.dup(number), "rb")
     except (OSError, ValueError):  # tests have a stream without a number
-        return None
-    return os.fdopen(os.dup(number), "rb") if Path(_DESCRIPTORS).is_dir() else None
-
-
-def _copied(raw: BinaryIO) -> Any:
-    make = tempfile.TemporaryFile if Path(_DESCRIPTORS).is_dir() else tempfile.NamedTemporaryFile
-    try:
-        file = make(prefix="tito-audit-")
-        if hasattr(raw, "peek"):
-            with patience(NAME):
-                raw.peek(1)
-        shutil.copyfileobj(raw, file, 1 << 20)
-        file.flush()
-    except OSError as error:
-        raise StorageError(
-            f"-: standard input cannot be kept in {tempfile.gettempdir()} ({error.strerror or error}).\n"
-            "Make room, name another folder with TMPDIR, or save the log to a file and name that."
-        ) from error
-    return file
+        pass
+    if file is None:
+        make = tempfile.TemporaryFile if can_reopen else tempfile.NamedTemporaryFile
+        try:
+            file = make(prefix="tito-audit-")
+            if hasattr(raw, "peek"):
+                with patience(NAME):
+                    raw.peek(1)
+            shutil.copyfileobj(raw, file, 1 << 20)
+            file.flush()
+        except OSError as error:
+            raise StorageError(
+                f"-: standard input cannot be kept in {tempfile.gettempdir()} ({error.strerror or error}).\n"
+                "Make room, name another folder with TMPDIR, or save the log to a file and name that."
+            ) from error
+    path = f"{_DESCRIPTORS}/{file.fileno()}" if can_reopen else str(file.name)
+    return _Input(sys.stdin, os.getpid(), file, path)

@@ -68,22 +68,21 @@ def compare(first: Renderer, second: Renderer, probes: Sequence[Probe]) -> Promp
     parted: list[Parted] = []
     equal: list[str] = []
     for probe in probes:
-        for count in _prompts(probe):
-            texts = [_written(renderer, probe, count) for renderer in (first, second)]
-            if texts[0] == texts[1] and texts[0][0] is not None:
-                equal.append(texts[0][0])
+        # The model is called before each of its messages, and once more after the last of others.
+        counts = [count for count, message in enumerate(probe.messages) if message.sampled and count]
+        if probe.messages and not probe.messages[-1].sampled:
+            counts.append(len(probe.messages))
+        for count in counts:
+            (text, refusal), (other, other_refusal) = (_written(each, probe, count) for each in (first, second))
+            if text is None or other is None:
+                cause = PromptCause.BOTH_REFUSE if text is other else PromptCause.REFUSED
+                parted.append(Parted(probe, count, cause, text or refusal, other or other_refusal, 0))
+            elif text == other:
+                equal.append(text)
             else:
-                parted.append(_parted(first, second, probe, count, texts))
+                cause = _cause(first, second, probe, count, (text, other))
+                parted.append(Parted(probe, count, cause, text, other, common_start(text, other)))
     return PromptsCompared(len(equal) + len(parted), len(equal), tuple(parted), tuple(equal))
-
-
-def _prompts(probe: Probe) -> Iterator[int]:
-    """The numbers of messages after which the model is called."""
-    for count, message in enumerate(probe.messages):
-        if message.sampled and count:
-            yield count
-    if probe.messages and not probe.messages[-1].sampled:
-        yield len(probe.messages)
 
 
 def _written(renderer: Renderer, probe: Probe, count: int, *, opens: bool = True) -> tuple[str | None, str]:
@@ -95,18 +94,6 @@ def _written(renderer: Renderer, probe: Probe, count: int, *, opens: bool = True
     except RenderError as error:
         return None, str(error)
     return text, ""
-
-
-def _parted(
-    first: Renderer, second: Renderer, probe: Probe, count: int, texts: Sequence[tuple[str | None, str]]
-) -> Parted:
-    (first_text, refusal), (other, other_refusal) = texts
-    if first_text is None or other is None:
-        cause = PromptCause.BOTH_REFUSE if first_text is None and other is None else PromptCause.REFUSED
-        parts = (first_text if first_text is not None else refusal, other if other is not None else other_refusal)
-        return Parted(probe, count, cause, *parts, 0)
-    cause = _cause(first, second, probe, count, (first_text, other))
-    return Parted(probe, count, cause, first_text, other, common_start(first_text, other))
 
 
 def _cause(first: Renderer, second: Renderer, probe: Probe, count: int, texts: tuple[str, str]) -> PromptCause:
@@ -127,16 +114,12 @@ def _cause(first: Renderer, second: Renderer, probe: Probe, count: int, texts: t
         first_text, other = (_written(each, less, len(less.messages))[0] for each in (first, second))
         if first_text is not None and first_text == other:
             return cause
-    return _by_place(first, second, shorter, texts)
-
-
-def _by_place(first: Renderer, second: Renderer, probe: Probe, texts: tuple[str, str]) -> PromptCause:
-    """The cause by the place of the first difference, if leaving parts out explains nothing."""
+    # The cause by the place of the first difference, if leaving parts out explains nothing.
     at = common_start(*texts)
-    if all(text.find(probe.messages[0].text.strip()) >= at for text in texts):
+    if all(text.find(shorter.messages[0].text.strip()) >= at for text in texts):
         return PromptCause.START
-    count = next((i for i, message in enumerate(probe.messages) if message.sampled), len(probe.messages))
-    first_text, other = (_written(each, probe, count)[0] for each in (first, second))
+    count = next((i for i, message in enumerate(shorter.messages) if message.sampled), len(shorter.messages))
+    first_text, other = (_written(each, shorter, count)[0] for each in (first, second))
     return PromptCause.ANSWERS if first_text is not None and first_text == other else PromptCause.TAGS
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
@@ -135,7 +135,13 @@ class AppendOnly:
 def append_only(renderer: Renderer, probes: Iterable[Probe] = PROBES) -> AppendOnly:
     """What becomes of each answer of these conversations once something follows it."""
     ends = turn_ends(renderer)
-    return AppendOnly(tuple(step for conversation in probes for step in _steps(renderer, conversation, ends)))
+    steps: list[Step] = []
+    for conversation in probes:
+        answers = [index for index, message in enumerate(conversation.messages) if message.sampled]
+        for answer, until in pairwise([*answers, len(conversation.messages)]):
+            if answer + 1 < len(conversation.messages) and answer > 0:
+                steps.append(_step(renderer, conversation, answer, until, ends))
+    return AppendOnly(tuple(steps))
 
 
 def turn_ends(renderer: Renderer) -> tuple[str, ...]:
@@ -183,21 +189,12 @@ def _has_values(arguments: object, written: str) -> bool:
         except ValueError:
             return plain in written
     values = arguments.values() if isinstance(arguments, Mapping) else ()
-    return all(_is_in(value, written) for value in values if isinstance(value, str))
-
-
-def _is_in(value: str, written: str) -> bool:
-    quoted = (json.dumps(value, ensure_ascii=ascii_only)[1:-1] for ascii_only in (False, True))
-    return value.strip() in written or any(form in written for form in quoted)
-
-
-def _steps(renderer: Renderer, conversation: Probe, ends: Sequence[str]) -> Iterator[Step]:
-    """A step for each answer that something follows."""
-    answers = [index for index, message in enumerate(conversation.messages) if message.sampled]
-    calls = [*answers, len(conversation.messages)]
-    for answer, until in pairwise(calls):
-        if answer + 1 < len(conversation.messages) and answer > 0:
-            yield _step(renderer, conversation, answer, until, ends)
+    return all(
+        value.strip() in written
+        or any(json.dumps(value, ensure_ascii=ascii_only)[1:-1] in written for ascii_only in (False, True))
+        for value in values
+        if isinstance(value, str)
+    )
 
 
 def _step(renderer: Renderer, conversation: Probe, answer: int, until: int, ends: Sequence[str]) -> Step:

@@ -10,7 +10,6 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from tito_audit.errors import RenderError
-from tito_audit.record.message import Message
 from tito_audit.render.renderer import Renderer
 from tito_audit.render.span_builder import common_start
 from tito_audit.templates.appends import AppendOnly, Fate, Step, append_only, turn_ends
@@ -99,12 +98,8 @@ class Breaks:
         """Where and why a broken step breaks."""
         assert step.at is not None
         at, seen = step.at, step.seen
-        # The rendering that shows the place: how many messages, and whether with a generation prompt.
-        assert step.at is not None
-        ours = self._traced(
-            step.probe,
-            *((step.answer, True) if step.at < len(step.prompt) or not step.sampled else (step.answer + 1, False)),
-        )
+        in_prompt = at < len(step.prompt) or not step.sampled
+        ours = self._traced(step.probe, step.answer + (not in_prompt), in_prompt)
         theirs = self._traced(step.probe, step.until, True)
         piece, other = ours.piece_at(at), theirs.piece_at(at)
         begins = _before_token(seen, at)
@@ -139,36 +134,37 @@ class Breaks:
         if step.outcome is Fate.UNKNOWN:
             return Altered.HIDDEN
         seen, after, at = step.seen, step.after, step.at
-        history = step.probe.messages[: step.answer + 1]
-        if any(after.count(text) < seen.count(text) for text in _reasoning(history)):
+        history, following = (
+            step.probe.messages[: step.answer + 1],
+            step.probe.messages[step.answer + 1 : step.until],
+        )
+        thoughts = [
+            text.strip()
+            for message in history
+            if message.sampled
+            for text in (message.reasoning or "", *_THOUGHT.findall(message.text))
+        ]
+        if any(after.count(text) < seen.count(text) for text in thoughts if text):
             return Altered.REASONING
         if len(_EMPTY_THOUGHT.findall(seen)) > len(_EMPTY_THOUGHT.findall(after[: len(seen)])):
             return Altered.EMPTY_REASONING
-        if _moved(step):
+        later = [message.text.strip() for message in following if message.speaker == "system"]
+        if any(text and text in after[: len(step.prompt)] for text in later):
             return Altered.MOVED
         if any(step.prompt.find(name) != after.find(name) for name in _names(step.probe) if name in step.prompt):
             return Altered.TOOLS
-        if at < len(step.prompt) and self._in_generation_prompt(step):
-            return Altered.GENERATION_PROMPT
+        if at < len(step.prompt):
+            closed = part_text(self._renderer, step.probe, step.answer, opens=False)
+            if closed is not None and at >= common_start(closed, step.prompt):
+                return Altered.GENERATION_PROMPT
         if _plain(after).startswith(_plain(seen)) or seen[at : at + 1].isspace():
             return Altered.SPACE
-        assert step.at is not None
-        begins = _before_token(step.seen, step.at)
-        ours, theirs = step.seen[begins:], step.after[begins:].lstrip()
+        begins = _before_token(seen, at)
+        ours, theirs = seen[begins:], after[begins:].lstrip()
         if any(end and ours.startswith(end) for end in self._ends) or ends_something(ours):
-            return (
-                Altered.TURN_END
-                if ends_something(theirs) or theirs.startswith(self._ends)
-                else Altered.NO_TURN_END
-            )
-        if any(message.tool_calls for message in step.probe.messages[: step.answer + 1]):
-            return Altered.CALLS
-        return Altered.OTHER
-
-    def _in_generation_prompt(self, step: Step) -> bool:
-        """Whether the first difference is in the generation prompt."""
-        closed = part_text(self._renderer, step.probe, step.answer, opens=False)
-        return closed is not None and step.at is not None and step.at >= common_start(closed, step.prompt)
+            ends = ends_something(theirs) or theirs.startswith(self._ends)
+            return Altered.TURN_END if ends else Altered.NO_TURN_END
+        return Altered.CALLS if any(message.tool_calls for message in history) else Altered.OTHER
 
 
 def _before_token(text: str, at: int) -> int:
@@ -207,32 +203,18 @@ def _suspects(ours: Iterable[TextPiece], theirs: Iterable[TextPiece], at: int) -
     """
     before = {piece.start: piece for piece in ours if piece.start <= at}
     for piece in [piece for piece in theirs if piece.start <= at][-_NEAR:][::-1]:
-        before_piece = before.get(piece.start)
-        came = (
-            {(decision.condition, decision.outcome) for decision in before_piece.decisions}
-            if before_piece is not None
-            else set()
-        )
-        for earlier in piece.decisions:
-            if (earlier.condition, not earlier.outcome) in came and not _OF_ROLE.search(earlier.tag.source):
-                yield earlier
+        written_before = before.get(piece.start)
+        decided = written_before.decisions if written_before is not None else ()
+        came = {(decision.condition, decision.outcome) for decision in decided}
+        for decision in piece.decisions:
+            if (decision.condition, not decision.outcome) in came and not _OF_ROLE.search(decision.tag.source):
+                yield decision
 
 
 def ends_something(left: str) -> bool:
     """Whether a text begins with a token that ends something."""
     token = re.match(r"\s*[<\[]([^<>\[\]\s]{1,40})[>\]]", left)
     return token is not None and any(word in token[1].lower() for word in ("end", "eo", "/s", "return", "call|"))
-
-
-def _moved(step: Step) -> bool:
-    later = [
-        message for message in step.probe.messages[step.answer + 1 : step.until] if message.speaker == "system"
-    ]
-    return any(
-        text and text in step.after[: len(step.prompt)]
-        for later_message in later
-        if (text := later_message.text.strip())
-    )
 
 
 def _names(probe: Probe) -> Iterator[str]:
@@ -242,13 +224,6 @@ def _names(probe: Probe) -> Iterator[str]:
         description = function.get("description") if isinstance(function, Mapping) else None
         if isinstance(description, str) and description:
             yield description
-
-
-def _reasoning(messages: Iterable[Message]) -> Iterator[str]:
-    for message in messages:
-        if message.sampled:
-            thoughts = [message.reasoning or "", *_THOUGHT.findall(message.text)]
-            yield from (text.strip() for text in thoughts if text.strip())
 
 
 def _plain(text: str) -> str:
@@ -265,15 +240,15 @@ def explained(renderer: Renderer, probes: Iterable[Probe]) -> tuple[AppendOnly, 
     breaks: list[Break] = []
     for probe in probes:
         appends = append_only(renderer, [probe])
-        breaks += [_shortened(explainer.explain(step)) for step in appends.broken]
+        for step in appends.broken:
+            whole = explainer.explain(step)
+            sampled, rendered = (
+                replace(side, before=side.before[-_SHOWN:], text=side.text[:_SHOWN])
+                for side in (whole.sampled, whole.rendered)
+            )
+            breaks.append(replace(whole, step=_without_texts(step), sampled=sampled, rendered=rendered))
         steps += [_without_texts(step) for step in appends.steps]
     return AppendOnly(tuple(steps)), tuple(breaks)
-
-
-def _shortened(wide: Break) -> Break:
-    sides = wide.sampled, wide.rendered
-    sampled, rendered = (replace(side, before=side.before[-_SHOWN:], text=side.text[:_SHOWN]) for side in sides)
-    return replace(wide, step=_without_texts(wide.step), sampled=sampled, rendered=rendered)
 
 
 def _without_texts(step: Step) -> Step:

@@ -49,11 +49,13 @@ class Setting:
 
 def effects(renderer: Renderer) -> tuple[Effect, ...]:
     """What each value of each argument changes, compared with the renderer's own arguments."""
-    return tuple(
-        Effect(name, value, _changes(renderer, _with(renderer, {name: value})))
-        for name, values in _choices(renderer).items()
-        for value in values
-    )
+    changed: list[Effect] = []
+    for name, values in _choices(renderer).items():
+        for value in values:
+            other = _with(renderer, {name: value})
+            changes = dict.fromkeys(change for probe in _SHOWING for change in _changed(renderer, other, probe))
+            changed.append(Effect(name, value, tuple(changes)))
+    return tuple(changed)
 
 
 def settings(renderer: Renderer, plain: AppendOnly) -> tuple[Setting, ...]:
@@ -70,21 +72,18 @@ def settings(renderer: Renderer, plain: AppendOnly) -> tuple[Setting, ...]:
         setting for setting in _tried(renderer, choices, _MOST_ARGUMENTS) if len(setting.append.broken) < most
     ]
     judged = [setting for setting in better if len(setting.append.refused) <= len(plain.refused)]
-    return tuple(
-        sorted(_simplest(judged), key=lambda setting: (len(setting.append.broken), len(setting.arguments)))
-    )
-
-
-def _simplest(settings_found: Sequence[Setting]) -> Iterator[Setting]:
-    """The settings without those that set more than another and are no better."""
-    for setting in settings_found:
+    # A setting that sets more than another has to be better.
+    simplest = [
+        setting
+        for setting in judged
         if not any(
             other is not setting
             and other.arguments.items() < setting.arguments.items()
             and len(other.append.broken) <= len(setting.append.broken)
-            for other in settings_found
-        ):
-            yield setting
+            for other in judged
+        )
+    ]
+    return tuple(sorted(simplest, key=lambda setting: (len(setting.append.broken), len(setting.arguments))))
 
 
 def _tried(renderer: Renderer, choices: Mapping[str, Sequence[object]], most: int) -> Iterator[Setting]:
@@ -103,27 +102,19 @@ def _choices(renderer: Renderer) -> dict[str, list[object]]:
     choices: dict[str, list[object]] = {}
     for template in (renderer.template(False), renderer.template(True)):
         for argument in template.arguments.arguments:
-            value_given = renderer.template_args.get(argument.name, argument)
-            values = [value for value in argument.values if value is not value_given and _is_plain(value)]
+            passed = renderer.template_args.get(argument.name, argument)
+            values = [
+                value
+                for value in argument.values
+                if value is not passed and (value is None or isinstance(value, str | int | float))
+            ]
             if values:
                 choices.setdefault(argument.name, values)
     return choices
 
 
-def _is_plain(value: object) -> bool:
-    return value is None or isinstance(value, str | int | float)
-
-
 def _with(renderer: Renderer, arguments: Mapping[str, object]) -> Renderer:
     return replace(renderer, template_args={**renderer.template_args, **arguments})
-
-
-def _changes(renderer: Renderer, other: Renderer) -> tuple[str, ...]:
-    changes: dict[str, None] = {}
-    for probe in _SHOWING:
-        for name in _changed(renderer, other, probe):
-            changes.setdefault(name)
-    return tuple(changes)
 
 
 def _changed(renderer: Renderer, other: Renderer, probe: Probe) -> Iterator[str]:
@@ -221,6 +212,23 @@ def template_facts(renderer: Renderer, tokenizer: Tokenizer | None = None) -> Te
     """What a template does with these conversations; without a tokenizer, nothing about ids."""
     append = append_only(renderer, PROBES)
     explainer = Breaks(renderer)
+    openers: dict[str, None] = {}
+    for probe in PROBES:
+        for count, message in enumerate(probe.messages):
+            if message.sampled and count:
+                texts = _texts(renderer, replace(probe, messages=probe.messages[:count]))
+                if texts is not None and texts[1].startswith(texts[0]):
+                    openers.setdefault(texts[1].removeprefix(texts[0]))
+    bos = renderer.special_tokens.get("bos_token", "")
+    begins = (
+        (text_of(renderer, probe.messages, probe.tools, opens=True) or "").startswith(bos) for probe in PROBES
+    )
+    added = None
+    if tokenizer is not None:
+        plain, ids = (ReferenceEncoder(tokenizer.backend).encode_one("x", special=on) for on in (False, True))
+        added = ids[: len(ids) - len(plain)] == [tokenizer.bos_id] if len(ids) > len(plain) else False
+    read = [renderer.template(with_tools).arguments for with_tools in (False, True)]
+    reads_clock = any(arguments.reads_clock for arguments in read)
     return TemplateFacts(
         append,
         tuple(explainer.explain(step) for step in append.broken),
@@ -228,30 +236,15 @@ def template_facts(renderer: Renderer, tokenizer: Tokenizer | None = None) -> Te
         partial_answers(renderer),
         seams(renderer, tokenizer),
         contents(renderer),
-        _generation_prompt(renderer),
+        GenerationPrompt(tuple(openers), answer_form(renderer) is not None),
         tuple(_stops(renderer, tokenizer)),
-        _bos(renderer, tokenizer),
-        _clock_formats(renderer),
+        Bos(bos, bool(bos) and any(begins), added),
+        tuple(dict.fromkeys(text for arguments in read for text in arguments.clock_formats))
+        if reads_clock
+        else None,
         effects(renderer),
         settings(renderer, append),
     )
-
-
-def _generation_prompt(renderer: Renderer) -> GenerationPrompt:
-    texts: dict[str, None] = {}
-    for probe in PROBES:
-        for count, message in enumerate(probe.messages):
-            if message.sampled and count and (text := _opener(renderer, probe, count)) is not None:
-                texts.setdefault(text)
-    return GenerationPrompt(tuple(texts), answer_form(renderer) is not None)
-
-
-def _opener(renderer: Renderer, probe: Probe, count: int) -> str | None:
-    """What a generation prompt adds after these messages; None if it is refused or changes what is before it."""
-    closed, opened = (text_of(renderer, probe.messages[:count], probe.tools, opens=on) for on in (False, True))
-    if closed is None or opened is None or not opened.startswith(closed):
-        return None
-    return opened[len(closed) :]
 
 
 def _stops(renderer: Renderer, tokenizer: Tokenizer | None) -> Iterator[Stop]:
@@ -259,22 +252,3 @@ def _stops(renderer: Renderer, tokenizer: Tokenizer | None) -> Iterator[Stop]:
     for text in turn_ends(renderer):
         ids = tokenizer.encode(text).tolist() if tokenizer is not None else []
         yield Stop(text, ids[0] if len(ids) == 1 else None, text in renderer.end_texts, text in ends)
-
-
-def _bos(renderer: Renderer, tokenizer: Tokenizer | None) -> Bos:
-    text = renderer.special_tokens.get("bos_token", "")
-    begins = (
-        (text_of(renderer, probe.messages, probe.tools, opens=True) or "").startswith(text) for probe in PROBES
-    )
-    added = None
-    if tokenizer is not None:
-        plain, ids = (ReferenceEncoder(tokenizer.backend).encode_one("x", special=on) for on in (False, True))
-        added = ids[: len(ids) - len(plain)] == [tokenizer.bos_id] if len(ids) > len(plain) else False
-    return Bos(text, bool(text) and any(begins), added)
-
-
-def _clock_formats(renderer: Renderer) -> tuple[str, ...] | None:
-    read = [renderer.template(with_tools).arguments for with_tools in (False, True)]
-    if not any(arguments.reads_clock for arguments in read):
-        return None
-    return tuple(dict.fromkeys(text for arguments in read for text in arguments.clock_formats))

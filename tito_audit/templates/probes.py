@@ -146,26 +146,19 @@ def result(number: int = 1, name: str = "get_weather") -> dict[str, Any]:
     return {"role": "tool", "tool_call_id": f"call0000{number}", "name": name, "content": RESULT}
 
 
-def _of_answers() -> Iterator[Probe]:
+def _probes() -> Iterator[Probe]:
     for name, answer in _ANSWERS.items():
         yield probe(f"{name}, then the user", [_ASKED, answer, _ASKED_AGAIN, answer, _ASKED_LAST])
     answer = _ANSWERS["answer with reasoning"]
     yield probe("a system prompt and two answers", [_SYSTEM, _ASKED, answer, _ASKED_AGAIN, answer, _ASKED_LAST])
-
-
-def _of_calls() -> Iterator[Probe]:
-    last = answering(ANSWER, REASONING)
     for name, answer in _CALLS.items():
         of = result(name="get_time") if "without arguments" in name else result()
         again = {**answer, "tool_calls": [{**answer["tool_calls"][0], "id": "call00002"}]}
         then = [answer, of, again, {**of, "tool_call_id": "call00002"}, answering(ANSWER), _ASKED_AGAIN]
         yield probe(f"{name}, then its result", [_ASKED, *then], TOOLS)
     for name, answer in _SEVERAL.items():
-        then = [answer, result(), result(2), last, _ASKED_AGAIN]
+        then = [answer, result(), result(2), answering(ANSWER, REASONING), _ASKED_AGAIN]
         yield probe(f"{name}, then their results", [_SYSTEM, _ASKED, *then], TOOLS)
-
-
-def _of_mixtures() -> Iterator[Probe]:
     answer, thought = _ANSWERS["answer"], _ANSWERS["answer with reasoning"]
     called = _CALLS["tool call with reasoning"]
     plain = _CALLS["tool call"]
@@ -184,7 +177,7 @@ def _of_mixtures() -> Iterator[Probe]:
     yield probe("two answers in a row", [_ASKED, answer, answer, _ASKED_AGAIN])
 
 
-PROBES: tuple[Probe, ...] = (*_of_answers(), *_of_calls(), *_of_mixtures())
+PROBES: tuple[Probe, ...] = tuple(_probes())
 """Every probe."""
 CORE: tuple[Probe, ...] = tuple(
     each

@@ -75,8 +75,7 @@ def answer_form(renderer: Renderer) -> WrittenAnswer | None:
     written = _written(renderer, [answering(_CONTENT, _THOUGHT)])
     if prompt is None or written is None or not written.startswith(prompt):
         return None
-    rest = written[len(prompt) :]
-    before, content, ends = rest.partition(_CONTENT)
+    before, content, ends = written[len(prompt) :].partition(_CONTENT)
     if not content:
         return None
     opens, thought, closes = before.partition(_THOUGHT)
@@ -86,9 +85,7 @@ def answer_form(renderer: Renderer) -> WrittenAnswer | None:
 def returns(renderer: Renderer) -> tuple[Returned, ...]:
     """What becomes of each form of a sampled answer; () if answers do not continue the generation prompt."""
     form = answer_form(renderer)
-    if form is None:
-        return ()
-    return (*_of_answers(renderer, form), *_of_calls(renderer))
+    return (*_of_answers(renderer, form), *_of_calls(renderer)) if form is not None else ()
 
 
 def _written(
@@ -196,10 +193,10 @@ def _of_calls(renderer: Renderer) -> Iterator[Returned]:
         return
     for arguments, form in _FORMS:
         other = replace(renderer, tool_arguments=arguments)  # type: ignore[arg-type]
-        text_found = call_text(other, prompt)
-        if text_found is None:
+        called = call_text(other, prompt)
+        if called is None:
             continue
-        text, quoted = text_found
+        text, quoted = called
         if quoted is not None:
             before, _, after = text.partition(quoted)
             for case, json_text in _JSON.items():
@@ -212,7 +209,20 @@ def _of_calls(renderer: Renderer) -> Iterator[Returned]:
                 answer = answering(None, None, call(json.dumps({"city": value})))
                 sampled = text.replace(_CITY, written).rstrip()
                 yield _returned(other, ("tool call", case, form), prompt, sampled, answer)
-    yield from _of_text_before_calls(renderer, prompt)
+    # A text before a call; servers keep the white space between them as part of the text, or strip it.
+    whole = _written(renderer, [answering(_CONTENT, None, call(_NAMED))], tools=True)
+    bare = _written(renderer, [answering(None, None, call(_NAMED))], tools=True)
+    if whole is None or bare is None or not whole.startswith(prompt) or _CITY not in whole:
+        return
+    before, content, after = whole[len(prompt) :].partition(_CONTENT)
+    if not content:
+        return
+    space = after[: len(after) - len(after.lstrip())]
+    for case, between in (("text before it", space), ("text and an empty line before it", "\n\n")):
+        sampled = f"{before}{_CONTENT}{between}{after.lstrip()}".rstrip()
+        for form, text in (("as sampled", _CONTENT + between), ("stripped", _CONTENT)):
+            answer = answering(text, None, call(_NAMED))
+            yield _returned(renderer, ("tool call", case, form), prompt, sampled, answer)
 
 
 def call_text(renderer: Renderer, prompt: str) -> tuple[str, str | None] | None:
@@ -247,24 +257,6 @@ def _of_envelopes(renderer: Renderer, prompt: str, form: str, text: str) -> Iter
         yield _returned(renderer, ("tool call", case, form), prompt, text.replace(usual, other).rstrip(), answer)
 
 
-def _of_text_before_calls(renderer: Renderer, prompt: str) -> Iterator[Returned]:
-    """A text before a call; servers keep the white space between them as part of the text, or strip it."""
-    with_text = answering(_CONTENT, None, call(_NAMED))
-    written = _written(renderer, [with_text], tools=True)
-    bare = _written(renderer, [answering(None, None, call(_NAMED))], tools=True)
-    if written is None or bare is None or not written.startswith(prompt) or _CITY not in written:
-        return
-    before, content, after = written[len(prompt) :].partition(_CONTENT)
-    if not content:
-        return
-    space = after[: len(after) - len(after.lstrip())]
-    for case, between in (("text before it", space), ("text and an empty line before it", "\n\n")):
-        sampled = f"{before}{_CONTENT}{between}{after.lstrip()}".rstrip()
-        for form, text in (("as sampled", _CONTENT + between), ("stripped", _CONTENT)):
-            answer = answering(text, None, call(_NAMED))
-            yield _returned(renderer, ("tool call", case, form), prompt, sampled, answer)
-
-
 _HALF = "It is sun"
 _HALF_THOUGHT = "They ask for the"
 _ASKED = {"role": "user", "content": USER}
@@ -284,27 +276,32 @@ class CutAnswer:
 def partial_answers(renderer: Renderer) -> tuple[CutAnswer, ...]:
     """What becomes of incomplete answers; () if answers do not continue the generation prompt."""
     form = answer_form(renderer)
-    if form is None:
-        return ()
-    return (*_cut(renderer, form), *_prefilled(renderer, form))
+    return tuple(_partial_answers(renderer, form)) if form is not None else ()
 
 
-def _cut(renderer: Renderer, form: WrittenAnswer) -> Iterator[CutAnswer]:
+def _partial_answers(renderer: Renderer, form: WrittenAnswer) -> Iterator[CutAnswer]:
     before = f"{form.opens}{REASONING}{form.closes}" if form.closes is not None else ""
     thought = REASONING if form.closes is not None else None
     yield _partial(renderer, "cut inside the answer", form.prompt, before + _HALF, answering(_HALF, thought))
     if form.closes is not None:
-        sampled = form.opens + _HALF_THOUGHT
-        yield _partial(renderer, "cut inside the reasoning", form.prompt, sampled, answering("", _HALF_THOUGHT))
-        text = form.opens + _HALF_THOUGHT
-        yield _partial(
-            renderer, "cut inside the reasoning, left in the content", form.prompt, text, answering(text)
-        )
+        case, sampled = "cut inside the reasoning", form.opens + _HALF_THOUGHT
+        yield _partial(renderer, case, form.prompt, sampled, answering("", _HALF_THOUGHT))
+        yield _partial(renderer, f"{case}, left in the content", form.prompt, sampled, answering(sampled))
     prompt = text_of(renderer, [_ASKED], TOOLS, opens=True)
-    written = call_text(renderer, prompt) if prompt is not None else None
-    if prompt is not None and written is not None:
-        half = written[0][: written[0].find("Xqv")]
+    called = call_text(renderer, prompt) if prompt is not None else None
+    if prompt is not None and called is not None:
+        half = called[0][: called[0].find(_CITY)]
         yield _partial(renderer, "cut inside a tool call", prompt, half, answering(half), tools=True)
+    # An answer that the caller began, cut where it ends, as `continue_final_message` does.
+    written = text_of(renderer, [_ASKED, answering(_HALF)])
+    if written is None:
+        yield CutAnswer("prefill: the beginning of an answer", Return.REFUSED)
+        return
+    cut = written[: written.rfind(_HALF) + len(_HALF)]
+    whole = text_of(renderer, [_ASKED, answering(ANSWER)])
+    unchanged = _HALF in written and whole is not None and whole.startswith(cut)
+    before = cut[len(form.prompt) : len(cut) - len(_HALF)] if cut.startswith(form.prompt) else ""
+    yield CutAnswer("prefill: the beginning of an answer", Return.KEPT if unchanged else Return.REWRITTEN, before)
 
 
 def _partial(
@@ -317,16 +314,3 @@ def _partial(
     if not written.startswith(prompt + sampled):
         return CutAnswer(case, Return.REWRITTEN)
     return CutAnswer(case, Return.KEPT, written[len(prompt + sampled) :])
-
-
-def _prefilled(renderer: Renderer, form: WrittenAnswer) -> Iterator[CutAnswer]:
-    """An answer that the caller began, cut where it ends, as `continue_final_message` does."""
-    written = text_of(renderer, [_ASKED, answering(_HALF)])
-    if written is None:
-        yield CutAnswer("prefill: the beginning of an answer", Return.REFUSED)
-        return
-    cut = written[: written.rfind(_HALF) + len(_HALF)]
-    whole = text_of(renderer, [_ASKED, answering(ANSWER)])
-    unchanged = _HALF in written and whole is not None and whole.startswith(cut)
-    before = cut[len(form.prompt) : len(cut) - len(_HALF)] if cut.startswith(form.prompt) else ""
-    yield CutAnswer("prefill: the beginning of an answer", Return.KEPT if unchanged else Return.REWRITTEN, before)

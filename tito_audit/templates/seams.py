@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
@@ -75,22 +75,19 @@ def seams(
             for left, right, text in _between(renderer, pattern, form, ends):
                 counts = by_pair.setdefault((left, right), {})
                 counts[text] = counts.get(text, 0) + 1
-    return tuple(_seam(left, right, counts, tokenizer) for (left, right), counts in by_pair.items())
-
-
-def _seam(left: str, right: str, counts: Mapping[str, int], tokenizer: Tokenizer | None) -> Seam:
-    texts, seen = tuple(counts), sum(counts.values())
-    if tokenizer is None or len(texts) != 1:
-        return Seam(left, right, texts, seen)
-    ids = _ids(tokenizer, texts[0])
-    after_control = left.startswith((_START, _ANSWER, _CALL))
-    before = tuple(
-        edge
-        for edge in (() if after_control else EDGES)
-        if _ids(tokenizer, edge + texts[0]) != _ids(tokenizer, edge) + ids
-    )
-    after = tuple(edge for edge in _BEGINNINGS if _ids(tokenizer, texts[0] + edge) != ids + _ids(tokenizer, edge))
-    return Seam(left, right, texts, seen, ids, before, after)
+    seams: list[Seam] = []
+    for (left, right), counts in by_pair.items():
+        seam = Seam(left, right, tuple(counts), sum(counts.values()))
+        if tokenizer is not None and seam.fixed:
+            text, ids = seam.texts[0], _ids(tokenizer, seam.texts[0])
+            edges = () if left.startswith((_START, _ANSWER, _CALL)) else EDGES  # a control token ends those
+            before = (end for end in edges if _ids(tokenizer, end + text) != _ids(tokenizer, end) + ids)
+            after = (
+                begin for begin in _BEGINNINGS if _ids(tokenizer, text + begin) != ids + _ids(tokenizer, begin)
+            )
+            seam = replace(seam, ids=ids, merges_before=tuple(before), merges_after=tuple(after))
+        seams.append(seam)
+    return tuple(seams)
 
 
 def _ids(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
@@ -125,18 +122,17 @@ def _between(
         if prompt[:at] == closed[:at]:
             yield left, _OPENED, prompt[at:]
         seen = prompt + sampled_text(written, prompt, ends)[0]
-        at = len(seen) if closed.startswith(seen) else _end_after(closed, start + len(contents[number]), ends)
-        if at < 0:
-            return
+        at = len(seen)
+        if not closed.startswith(seen):  # it goes on after the next end token
+            begin = start + len(contents[number])
+            places = [place + len(end) for end in ends if end and (place := closed.find(end, begin)) >= 0]
+            if not places:
+                return
+            at = min(places)
         left = _ANSWER if role == "assistant" else _CALL
     opened = text_of(renderer, messages, tools, opens=True)
     if opened is not None and opened[:at] == closed[:at]:
         yield left, _OPENED, opened[at:]
-
-
-def _end_after(text: str, at: int, ends: Sequence[str]) -> int:
-    """Where the first end token after a place ends; -1 if there is none."""
-    return min((place + len(end) for end in ends if end and (place := text.find(end, at)) >= 0), default=-1)
 
 
 def wire(role: str, content: str) -> Mapping[str, Any]:
@@ -215,10 +211,6 @@ class _Trial:
     text: str | None
     """The conversation with the content; None if the template refuses it."""
 
-    def is_written(self, way: Callable[[str], str]) -> bool:
-        """Whether the content is written in this way, and nothing else changed."""
-        return self.text == way(self.content).join(self.around)
-
 
 def contents(renderer: Renderer) -> tuple[Content, ...]:
     """How the template writes the contents of each role that it writes at all."""
@@ -226,15 +218,17 @@ def contents(renderer: Renderer) -> tuple[Content, ...]:
     for pattern in _PATTERNS:
         for role, trial in _trials(renderer, pattern):
             trials.setdefault(role, []).append(trial)
-    return tuple(_content(role, tried) for role, tried in trials.items())
-
-
-def _content(role: str, tried: Sequence[_Trial]) -> Content:
-    for writing, way in _WAYS.items():
-        if all(trial.is_written(way) for trial in tried):
-            return Content(role, writing)
-    fits = {writing: [trial for trial in tried if not trial.is_written(way)] for writing, way in _WAYS.items()}
-    return Content(role, Writing.OTHERWISE, min(fits.values(), key=len)[0].content)
+    contents: list[Content] = []
+    for role, tried in trials.items():
+        # The contents that each way writes otherwise: an unlike one of the way that fits most.
+        others = {
+            writing: [trial.content for trial in tried if trial.text != way(trial.content).join(trial.around)]
+            for writing, way in _WAYS.items()
+        }
+        exact = next((writing for writing, unlike in others.items() if not unlike), None)
+        unlike = None if exact is not None else min(others.values(), key=len)[0]
+        contents.append(Content(role, exact or Writing.OTHERWISE, unlike))
+    return tuple(contents)
 
 
 def _trials(renderer: Renderer, pattern: Sequence[str]) -> Iterator[tuple[str, _Trial]]:

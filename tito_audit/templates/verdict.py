@@ -98,7 +98,20 @@ def _parts(facts: TemplateFacts) -> Iterator[str]:
     """The parts of the verdict after the title."""
     append = facts.append
     by_next = _in_order(append.by_next())
-    yield from _changes(facts.breaks)
+    # What it changes, each with what follows and the lines of the template that decide it
+    nexts: dict[Altered, dict[str, None]] = {}
+    lines: dict[Altered, dict[int, None]] = {}
+    for broken in facts.breaks:
+        nexts.setdefault(broken.change, {}).setdefault(broken.step.next)
+        line = line_of(broken)
+        if line is not None:
+            lines.setdefault(broken.change, {}).setdefault(line)
+    for change, names in sorted(nexts.items(), key=lambda broken: _CHANGES.index(broken[0])):
+        follows = _listed([_NEXT.get(name, name) for name in _ORDER if name in names] or list(names), "or")
+        at = list(lines.get(change, ()))
+        lines_of = f"line{'s' if len(at) > 1 else ''} {', '.join(map(str, at[:_MOST_LINES]))}"
+        place = f" ({lines_of})" if at else ""
+        yield change + ("" if change in (Altered.MOVED, Altered.TOOLS) else f" when {follows} follows") + place
     if append.broken and (helped := helping(facts)):
         yield f"append-only for usual conversations with {helped}"
     parts = dict.fromkeys(part for step in append.left_out for part in step.left_out)
@@ -110,23 +123,6 @@ def _parts(facts: TemplateFacts) -> Iterator[str]:
         yield (append.refused[0].refusal or "").rstrip(".")
     elif refused:
         yield f"refuses {_listed(refused)}"
-
-
-def _changes(breaks: Sequence[Break]) -> Iterator[str]:
-    """What it changes, each with what follows and the lines of the template that decide it."""
-    nexts: dict[Altered, dict[str, None]] = {}
-    lines: dict[Altered, dict[int, None]] = {}
-    for broken in breaks:
-        nexts.setdefault(broken.change, {}).setdefault(broken.step.next)
-        line = line_of(broken)
-        if line is not None:
-            lines.setdefault(broken.change, {}).setdefault(line)
-    for change, names in sorted(nexts.items(), key=lambda broken: _CHANGES.index(broken[0])):
-        follows = _listed([_NEXT.get(name, name) for name in _ORDER if name in names] or list(names), "or")
-        at = list(lines.get(change, ()))
-        lines_of = f"line{'s' if len(at) > 1 else ''} {', '.join(map(str, at[:_MOST_LINES]))}"
-        place = f" ({lines_of})" if at else ""
-        yield change + ("" if change in (Altered.MOVED, Altered.TOOLS) else f" when {follows} follows") + place
 
 
 def line_of(broken: Break) -> int | None:
@@ -155,11 +151,22 @@ def flags_of(arguments: Mapping[str, object]) -> str:
 def claims(facts: TemplateFacts) -> tuple[Claim, ...]:
     """What may be relied on, and what may not."""
     by_next = facts.append.by_next()
+    after = [seam for seam in facts.seams if seam.left in ("assistant", "tool call")]
+    loose = [f"{seam.left} → {seam.right}" for seam in after if not seam.fixed]
+    openers = len(facts.generation_prompt.texts)
     return (
         *(_appends(by_next.get(name), _NAMES[name]) for name in ("tool", "user")),
-        _same_text(facts),
+        Claim(
+            "The text between an answer and the next message is always the same",
+            not loose if after else None,
+            f"not for {_listed(loose)}" if loose else "",
+        ),
         _own_ids(facts),
-        _same_opener(facts),
+        Claim(
+            "The generation prompt is the same after any message",
+            openers == 1 if openers else None,
+            "" if openers == 1 else f"{openers} were found",
+        ),
         Claim(
             "An answer begins with the generation prompt that it was sampled after",
             facts.generation_prompt.continued,
@@ -178,13 +185,6 @@ def _appends(steps: AppendOnly | None, what: str) -> Claim:
     )
 
 
-def _same_text(facts: TemplateFacts) -> Claim:
-    after = [seam for seam in facts.seams if seam.left in ("assistant", "tool call")]
-    loose = [f"{seam.left} → {seam.right}" for seam in after if not seam.fixed]
-    claim = "The text between an answer and the next message is always the same"
-    return Claim(claim, not loose if after else None, f"not for {_listed(loose)}" if loose else "")
-
-
 def _own_ids(facts: TemplateFacts) -> Claim:
     claim = "That text may be encoded by itself"
     after = [seam for seam in facts.seams if seam.left in ("assistant", "tool call") and seam.ids is not None]
@@ -193,12 +193,6 @@ def _own_ids(facts: TemplateFacts) -> Claim:
     merging = dict.fromkeys(repr(text) for seam in after for text in seam.merges_after)
     because = f"encode it with the new message: a token reaches into one that begins with {_listed(list(merging))}"
     return Claim(claim, not merging, because if merging else "")
-
-
-def _same_opener(facts: TemplateFacts) -> Claim:
-    texts = facts.generation_prompt.texts
-    claim = "The generation prompt is the same after any message"
-    return Claim(claim, len(texts) == 1 if texts else None, "" if len(texts) == 1 else f"{len(texts)} were found")
 
 
 def _known_stops(facts: TemplateFacts) -> Claim:

@@ -46,33 +46,27 @@ class SourceTag:
 
 def read_tags(source: str) -> tuple[SourceTag, ...]:
     """Every tag of a template that Jinja can read, in order; newlines in it must be plain."""
-    return tuple(_tags(tuple(_placed(source))))
-
-
-def _placed(source: str) -> Iterator[tuple[int, Token]]:
-    """Each piece of Jinja's lexer with its line; the lexer omits whitespace that tags strip."""
     import jinja2
 
     lexer = jinja2.Environment(keep_trailing_newline=True, extensions=["jinja2.ext.loopcontrols"]).lexer
+    tags: list[SourceTag] = []
+    inside: list[Token] = []
+    begun: tuple[int, int] | None = None
     at = 0
     for line, kind, text in lexer.tokeniter(source, None):
-        start = source.index(text, at)
+        start = source.index(text, at)  # the lexer omits whitespace that tags strip
         at = start + len(text)
-        yield line, Token(start, at, kind, text)
-
-
-def _tags(pieces: Sequence[tuple[int, Token]]) -> Iterator[SourceTag]:
-    inside: list[Token] = []
-    begun: tuple[int, Token] | None = None
-    for line, piece in pieces:
-        if piece.kind in ("block_begin", "variable_begin"):
-            begun, inside = (line, piece), []
-        elif piece.kind in ("block_end", "variable_end") and begun is not None:
-            end = piece.start + len(piece.text.rstrip())
-            yield SourceTag(begun[1].start, end, begun[0], tuple(inside), piece.kind == "block_end")
+        if kind in ("block_begin", "variable_begin"):
+            begun, inside = (start, line), []
+        elif kind in ("block_end", "variable_end") and begun is not None:
+            begin, first_line = begun
+            tags.append(
+                SourceTag(begin, start + len(text.rstrip()), first_line, tuple(inside), kind == "block_end")
+            )
             begun = None
-        elif begun is not None and piece.kind != "whitespace":
-            inside.append(piece)
+        elif begun is not None and kind != "whitespace":
+            inside.append(Token(start, at, kind, text))
+    return tuple(tags)
 
 
 def depths(tokens: Sequence[Token]) -> list[int]:
@@ -119,29 +113,12 @@ def _runs(tokens: Sequence[Token], *, truths: bool) -> Iterator[tuple[Token, ...
         compares = any(token.text in _COMPARES for token, level in zip(run, depths(run), strict=True) if not level)
         if run and (compares or boolean or truths):
             yield run
-    yield from _ternaries(tokens, levels)
-    yield from _inside(tokens, levels)
-
-
-def _divides(tokens: Sequence[Token], at: int) -> bool:
-    """Whether a token stands between conditions; the `not` of `is not` and `not in` does not."""
-    text = tokens[at].text
-    if text == "not":
-        follows = tokens[at + 1].text if at + 1 < len(tokens) else ""
-        return not (follows == "in" or (at and tokens[at - 1].text == "is"))
-    return tokens[at].kind in ("name", "operator") and text in _BOOLEAN
-
-
-def _ternaries(tokens: Sequence[Token], levels: Sequence[int]) -> Iterator[tuple[Token, ...]]:
-    """The whole condition of each `a if … else b`."""
+    # The whole condition of each `a if … else b`
     for i, token in enumerate(tokens):
         if token.kind == "name" and token.text == "if" and levels[i] == 0:
             ends = (j for j in range(i + 1, len(tokens)) if levels[j] == 0 and tokens[j].text in ("else", ","))
             yield tuple(tokens[i + 1 : next(ends, len(tokens))])
-
-
-def _inside(tokens: Sequence[Token], levels: Sequence[int]) -> Iterator[tuple[Token, ...]]:
-    """The conditions within brackets."""
+    # The conditions within brackets
     begin: int | None = None
     for i, token in enumerate(tokens):
         if levels[i]:
@@ -151,6 +128,15 @@ def _inside(tokens: Sequence[Token], levels: Sequence[int]) -> Iterator[tuple[To
             begin = None
         elif token.kind == "operator" and token.text in _OPENS:
             begin = i
+
+
+def _divides(tokens: Sequence[Token], at: int) -> bool:
+    """Whether a token stands between conditions; the `not` of `is not` and `not in` does not."""
+    text = tokens[at].text
+    if text == "not":
+        follows = tokens[at + 1].text if at + 1 < len(tokens) else ""
+        return not (follows == "in" or (at and tokens[at - 1].text == "is"))
+    return tokens[at].kind in ("name", "operator") and text in _BOOLEAN
 
 
 _CUTS = frozenset(("trim", "strip", "lstrip", "rstrip", "split", "rsplit", "partition", "rpartition", "replace"))
@@ -222,27 +208,22 @@ def possible_edits(source: str) -> list[TemplateEdit]:
     unique: dict[tuple[int, int, str], TemplateEdit] = {}
     for edit in edits:
         unique.setdefault((edit.start, edit.end, edit.new), edit)
-    answers = _answers(tags)
-    placed = (
-        replace(edit, in_answer=any(start <= edit.start < end for start, end in answers))
-        for edit in unique.values()
-    )
-    return sorted(placed, key=lambda edit: (not edit.in_answer, edit.kind, edit.start, -edit.end))
-
-
-def _answers(tags: Sequence[SourceTag]) -> list[tuple[int, int]]:
-    """Where the branches for assistant messages begin and end."""
-    loops: list[tuple[int, int]] = []
+    # Where the branches for assistant messages begin and end
+    answers: list[tuple[int, int]] = []
     opened: list[int | None] = []
     for tag in tags:
         if tag.word in ("elif", "else", "endif") and opened:
             begin = opened.pop()
             if begin is not None:
-                loops.append((begin, tag.start))
+                answers.append((begin, tag.start))
         if tag.word in ("if", "elif", "else"):
             names_it = any(token.kind == "string" and token.text[1:-1] == "assistant" for token in tag.tokens)
             opened.append(tag.end if names_it else None)
-    return loops
+    placed = (
+        replace(edit, in_answer=any(start <= edit.start < end for start, end in answers))
+        for edit in unique.values()
+    )
+    return sorted(placed, key=lambda edit: (not edit.in_answer, edit.kind, edit.start, -edit.end))
 
 
 def _dropped(source: str, tags: Sequence[SourceTag]) -> Iterator[TemplateEdit]:
@@ -288,19 +269,16 @@ def _cuts(source: str, tags: Sequence[SourceTag]) -> Iterator[TemplateEdit]:
         for begin, cut, end in _cut_chains(tag.tokens):
             base, whole = source[begin:cut].rstrip(), source[begin:end]
             line = source.count("\n", 0, begin) + 1
-            for new in (*_half(base, whole[cut - begin :]), base):
+            texts = [base]  # stripped on the left only, if it was stripped at both ends
+            if re.fullmatch(r"\.strip\(.*\)", source[cut:end]):
+                texts.insert(0, base + source[cut:end].replace(".strip(", ".lstrip(", 1))
+            elif re.fullmatch(r"\s*\|\s*trim", source[cut:end]):
+                texts.insert(0, f"{base}.lstrip()")
+            for new in texts:
                 yield TemplateEdit(begin, end, new, EditKind.UNCUT, line, whole)
                 if loops:
                     of_answers = f"({new} if {loops[0]}['role'] == 'assistant' else {whole})"
                     yield TemplateEdit(begin, end, of_answers, EditKind.UNCUT_ANSWERS, line, whole)
-
-
-def _half(base: str, cut: str) -> Iterator[str]:
-    """The text stripped on the left only, if it was stripped at both ends."""
-    if re.fullmatch(r"\.strip\(.*\)", cut):
-        yield base + cut.replace(".strip(", ".lstrip(", 1)
-    elif re.fullmatch(r"\s*\|\s*trim", cut):
-        yield f"{base}.lstrip()"
 
 
 def _cut_chains(tokens: Sequence[Token]) -> Iterator[tuple[int, int, int]]:

@@ -146,24 +146,20 @@ def _becomes(step: Step, *, has_field: bool) -> _Becomes | None:
         return _Becomes.KEPT
     if step.outcome is Fate.REFUSED or (step.message.reasoning and not has_field):
         return None
-    if step.outcome is Fate.LEFT_OUT and not _cuts_thought(step):
+    inline = "<think>" in answer_kind(step.message) and not step.message.tool_calls
+    if step.outcome is Fate.LEFT_OUT and not (inline and "text" in step.left_out):
         return None
     before_system = any(message.speaker == "system" for message in step.probe.messages[step.answer : step.until])
     unopened = (
         not step.sampled
-        and (_THOUGHT.search(step.prompt) is not None)
-        and not (bool(step.message.reasoning) or "</think>" in step.message.text)
+        and _THOUGHT.search(step.prompt) is not None
+        and not (step.message.reasoning or "</think>" in step.message.text)
     )
     return _Becomes.NOT_SAMPLED if before_system or unopened else _Becomes.LOST
 
 
 def _name(step: Step) -> str:
     return f"{step.probe.name}, answer {step.answer}"
-
-
-def _cuts_thought(step: Step) -> bool:
-    inline = "<think>" in answer_kind(step.message) and not step.message.tool_calls
-    return inline and "text" in step.left_out
 
 
 def _spaced(renderer: Renderer) -> Iterable[tuple[str, bool]]:
@@ -400,7 +396,7 @@ class _Search:
         self._now = judge(original.renderer, CORE)
         self._best: tuple[_Set, Judged] = (), self._now
         self._rejected: dict[TemplateEdit, tuple[int, str]] = {}
-        self._renderers: dict[frozenset[TemplateEdit], Renderer | None] = {}
+        self._renderers: dict[frozenset[TemplateEdit], Renderer | None] = {frozenset(): original.renderer}
         self._proofs: dict[frozenset[TemplateEdit], bool] = {}
         self._judged: dict[frozenset[TemplateEdit], Judged | None] = {}
         self._watched = self._now.faulty(original.renderer)
@@ -417,22 +413,24 @@ class _Search:
             now = self._best[1]
             if not now.lost_without_tools and (self._best[0] or not now.faults):
                 break
-        return self._needed(*self._best)
+        edits, judged = self._best
+        for edit in edits:  # others may have made it needless
+            fewer = tuple(other for other in edits if other != edit)
+            without = self._tried(fewer)
+            if without is not None and without.faults <= judged.faults and self._is_proved(fewer, without):
+                edits = fewer
+        return edits
 
     def renderer(self, edits: _Set) -> Renderer | None:
         """A renderer with these edits; None if the result is not a template."""
         key = frozenset(edits)
         if key not in self._renderers:
-            self._renderers[key] = self._edited(edits)
+            try:
+                edited = alone(self._original.renderer, apply_edits(self._source, edits), "the edited template")
+                self._renderers[key] = edited
+            except SetupError:
+                self._renderers[key] = None
         return self._renderers[key]
-
-    def _edited(self, edits: _Set) -> Renderer | None:
-        if not edits:
-            return self._original.renderer
-        try:
-            return alone(self._original.renderer, apply_edits(self._source, edits), "the edited template")
-        except SetupError:
-            return None
 
     def rejected(self) -> tuple[tuple[TemplateEdit, str], ...]:
         """The edits that would have kept more but changed something that must stay; the best first."""
@@ -447,7 +445,10 @@ class _Search:
             if len(tried) >= (_MOST_SETS if self._best[1].lost else _MOST_FOR_SPACES):
                 break
             *_, edits = heappop(ahead)
-            for more in _added(edits, useful):
+            for added in useful:
+                more = (*edits, *added)
+                if len(more) > _MOST_EDITS or any(a.overlaps(b) for a, b in combinations(more, 2)):
+                    continue
                 if frozenset(more) in tried or thread_time() > self._deadline:
                     continue
                 tried.add(frozenset(more))
@@ -502,42 +503,19 @@ class _Search:
         """Whether everything but history is unchanged."""
         key = frozenset(edits)
         if key not in self._proofs:
-            why = self._objection(edits)
+            variant, why = self.renderer(edits), ""
+            if variant is None:
+                why = "it is not a template"
+            elif not self._original.writes_same(variant):
+                why = "first prompts change"
+            elif not self._original.agrees(variant):
+                why = "an answer, or what follows one, changes"
+            elif not self._original.writes_same(variant, all_of_them=True):
+                why = "first prompts with some argument change"
+            elif self._original.same_in_log(variant) < self._original.firsts_of_log:
+                why = "first prompts of the log change"
             gain = self._now.faults - judged.faults
             if why and gain > 0 and len(edits) == 1:
                 self._rejected.setdefault(edits[-1], (gain, why))
             self._proofs[key] = not why
         return self._proofs[key]
-
-    def _objection(self, edits: _Set) -> str:
-        """What changed that has to stay; "" if nothing did."""
-        variant = self.renderer(edits)
-        why = ""
-        if variant is None:
-            why = "it is not a template"
-        elif not self._original.writes_same(variant):
-            why = "first prompts change"
-        elif not self._original.agrees(variant):
-            why = "an answer, or what follows one, changes"
-        elif not self._original.writes_same(variant, all_of_them=True):
-            why = "first prompts with some argument change"
-        elif self._original.same_in_log(variant) < self._original.firsts_of_log:
-            why = "first prompts of the log change"
-        return why
-
-    def _needed(self, edits: _Set, now: Judged) -> _Set:
-        """The edits without those that others made needless."""
-        for edit in edits:
-            fewer = tuple(other for other in edits if other != edit)
-            judged = self._tried(fewer)
-            if judged is not None and judged.faults <= now.faults and self._is_proved(fewer, judged):
-                edits = fewer
-        return edits
-
-
-def _added(edits: _Set, useful: Sequence[_Set]) -> Iterator[_Set]:
-    """A set of edits with one more of those that are useful."""
-    for more in useful:
-        whole = (*edits, *more)
-        if len(whole) <= _MOST_EDITS and not any(a.overlaps(b) for a, b in combinations(whole, 2)):
-            yield whole
