@@ -14,7 +14,7 @@ from tito_audit.ways.explanation import GIVEN_TEMPLATE, Departure, DepartureKind
 from tito_audit.ways.observed import Observation, for_search, observations
 from tito_audit.ways.reading import MARK
 from tito_audit.ways.search import NEARLY_ALL, SEARCHED, Confirmed, explained, spread
-from tito_audit.ways.way import CHARACTERS, CLOCK, SYSTEM, Way
+from tito_audit.ways.way import CHARACTERS, CLOCK, SYSTEM, SYSTEM_ROLES, Way
 from tito_audit.ways.writer import Writer
 
 _RIGHT = 0.8
@@ -81,7 +81,7 @@ def explanation_of(way: Way, writer: Writer, template: NamedTemplate, seen: Sequ
 def _departures(way: Way, own: Sequence[Way], seen: Sequence[Observation]) -> Iterator[Departure]:
     kind = DepartureKind
     if way.system is not None:
-        stated = any(observation.messages[0].role in ("system", "developer") for observation in seen)
+        stated = any(observation.messages[0].role in SYSTEM_ROLES for observation in seen)
         yield Departure(kind.SYSTEM_REPLACED if stated else kind.SYSTEM_ADDED, way.system)
     if way.drops_system:
         yield Departure(kind.SYSTEM_DROPPED)
@@ -123,11 +123,10 @@ def unsure(ranked: Sequence[Confirmed], rest: Sequence[Observation]) -> str:
     because = _doubt_of_systems(best, ranked[1:], rest) or _other_opening(best, rest) or _other_history(best, rest)
     if because:
         return because
-    for other in ranked[1:]:
-        does = sum(at in other.written for at in basis)
-        if does >= written and not other.written <= best.written:
-            return "another explanation writes as many prompts, but different ones"
-    return ""
+    rivals = (other.written for other in ranked[1:] if sum(at in other.written for at in basis) >= written)
+    if all(rival <= best.written for rival in rivals):
+        return ""
+    return "another explanation writes as many prompts, but different ones"
 
 
 def _other_opening(best: Confirmed, rest: Sequence[Observation]) -> str:
@@ -144,10 +143,10 @@ def _other_opening(best: Confirmed, rest: Sequence[Observation]) -> str:
                 right.add(observation.opening)
             else:
                 wrong[observation.opening] += 1
-    for opening, number in wrong.items():
-        if opening not in right:
-            return f"it writes none of the first prompts {opening} ({number:,})"
-    return ""
+    unlike = (
+        f"it writes none of the first prompts {each} ({wrong[each]:,})" for each in wrong if each not in right
+    )
+    return next(unlike, "")
 
 
 def _other_history(best: Confirmed, rest: Sequence[Observation]) -> str:
@@ -262,18 +261,11 @@ def _holds(text: str, observation: Observation, best: Confirmed) -> bool:
     """Whether a text read as the system prompt holds the message's text, or tools that are not rendered."""
     first = observation.messages[0]
     text_of_first = first.text.strip()
-    if (
-        first.role in ("system", "developer")
-        and text_of_first
-        and text_of_first in text
-        and text_of_first != text.strip()
-    ):
-        return True
-    if (
-        first.role not in ("system", "developer")
-        and len(text_of_first) >= _SAID
-        and text_of_first[:_LOOKED] in text
-    ):
+    if first.role in SYSTEM_ROLES:
+        repeats = bool(text_of_first) and text_of_first in text and text_of_first != text.strip()
+    else:
+        repeats = len(text_of_first) >= _SAID and text_of_first[:_LOOKED] in text
+    if repeats:
         return True
     written = best.writer.text(best.way, observation) or ""
     functions = [tool.get("function", tool) for tool in observation.tools]

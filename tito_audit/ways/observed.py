@@ -119,7 +119,14 @@ def observations(rollouts: Iterable[Rollout]) -> list[Observation]:
         for k, ids in prompts:
             sent = prompt_messages(rollout, k)
             if sent and len(ids):
-                seen.append(observed(rollout, k, sent, ids, begun=_begun(rollout, k, ids)))
+                # The latest earlier prompt with its answer that this one begins with
+                before = (turn.seen_ids for turn in reversed(rollout.turns[:k]))
+                lengths = (
+                    len(start)
+                    for start in before
+                    if start is not None and len(start) < len(ids) and np.array_equal(ids[: len(start)], start)
+                )
+                seen.append(observed(rollout, k, sent, ids, begun=next(lengths, 0)))
         if not prompts and rollout.training_row is not None and rollout.messages:
             seen += _of_row(rollout, rollout.training_row)
     return seen
@@ -153,15 +160,6 @@ def _of_row(rollout: Rollout, row: TrainingRow) -> Iterator[Observation]:
                 before = rollout.messages[: answers[0]]
                 yield replace(whole, turn=0, messages=before, part=Part.START, answer=text)
         yield whole
-
-
-def _begun(rollout: Rollout, turn: int, ids: Ids) -> int:
-    """The length of the latest earlier prompt with its answer that a prompt begins with; 0 without one."""
-    for earlier in reversed(rollout.turns[:turn]):
-        seen = earlier.seen_ids
-        if seen is not None and len(seen) < len(ids) and np.array_equal(ids[: len(seen)], seen):
-            return len(seen)
-    return 0
 
 
 def observed(

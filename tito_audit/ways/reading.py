@@ -33,21 +33,17 @@ def between(text: str, mark: str, recorded: str, longest: int) -> Iterator[str]:
         if len(first) + len(last) <= len(recorded) and len(value) <= longest:
             yield value
     yielded = set()
-    for before, after in _around(first, pieces[1]):
+    following = pieces[1]
+    around = [(first[-size:], following[:size]) for size in _CONTEXTS]
+    line_end = following[: following.find("\n") + 1] or following[:24]
+    around += [(first[first.rfind("\n") + 1 :], line_end), (first[-24:], following[:1])]
+    for before, after in around:
         at = recorded.find(before) if before or after else -1
         end = recorded.find(after, at + len(before)) if after else len(recorded)
         value = recorded[at + len(before) : end]
         if at >= 0 and end >= 0 and len(value) <= longest and value not in yielded:
             yielded.add(value)
             yield value
-
-
-def _around(before: str, after: str) -> Iterator[tuple[str, str]]:
-    """Candidates for the text around a value: long pieces, then the rest of its line."""
-    for size in _CONTEXTS:
-        yield before[-size:], after[:size]
-    yield before[before.rfind("\n") + 1 :], after[: after.find("\n") + 1] or after[:24]
-    yield before[-24:], after[:1]
 
 
 def at_mark(marked: str, recorded: str, following: Callable[[str], str]) -> str | None:
@@ -287,14 +283,9 @@ def tools_in(text: str) -> list[ToolSpec]:
             value, end = _DECODER.raw_decode(text, at)
         except (ValueError, RecursionError):
             value = None
-        # Whether a JSON value defines a tool: it has a name, and parameters or a description, but no arguments.
-        if not isinstance(value, dict):
-            is_tool = False
-        else:
-            inner = inner_tool(value)
-            named = isinstance(inner.get("name"), str) and "arguments" not in inner
-            is_tool = named and ("parameters" in inner or "description" in inner or inner is not value)
-        if is_tool:
+        inner = inner_tool(value) if isinstance(value, dict) else {}
+        named = isinstance(inner.get("name"), str) and "arguments" not in inner
+        if named and ("parameters" in inner or "description" in inner or inner is not value):
             tools.append(value)
         else:
             end = at + 1

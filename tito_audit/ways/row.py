@@ -126,9 +126,7 @@ def _tool_sets(ways: OtherWays) -> Iterator[OtherText]:
     """The messages rendered with the tools that the recorded text holds, or with none."""
     logged, head = ways.observation.tools, ways.recorded[:_LONGEST_TEXT]
     at = head.find(ways.question) if ways.question else -1
-    recorded = tools_in(
-        head[:at] if at > 0 else head
-    )  # before the first question: most templates write them there
+    recorded = tools_in(head[:at] if at > 0 else head)  # most templates write them before the first question
     if not recorded:
         text = ways.write(replace(ways.logged, tools=())) if logged else None
         if text is not None:
@@ -235,13 +233,10 @@ def _other_systems(ways: OtherWays) -> Iterator[OtherText]:
         text = ways.write(replace(ways.logged, folds=between))
         if text is None:
             return
-        cause, what = (
-            "system prompt folded into the first user message",
-            "the system prompt is in the first user message",
-        )
+        cause = "system prompt folded into the first user message"
         for folded in (_without_default(ways, text), text):
             if folded is not None:
-                yield OtherText(folded, "TPL206", cause, what)
+                yield OtherText(folded, "TPL206", cause, "the system prompt is in the first user message")
 
 
 def _own_turn(ways: OtherWays, without: str, system: str) -> Iterator[OtherText]:

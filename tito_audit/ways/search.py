@@ -288,7 +288,17 @@ class Confirmed:
 def confirmed(writer: Writer, template: NamedTemplate, way: Way, seen: Sequence[Observation]) -> Confirmed:
     """The prompts that a way writes; with values that vary from row to row, if that writes more."""
     best = Confirmed(writer, template, way, _written(writer, way, seen))
-    for other in _varied(best):
+    # The ways in which a value that was read from one prompt is read from each of them
+    others = []
+    if way.clock is not None:
+        others.append(replace(way, clock=None, varies=way.varies | {CLOCK}))
+    if way.system is not None:
+        others.append(replace(way, system=None, varies=way.varies | {SYSTEM}))
+    for name, _ in way.args:
+        argument = writer.arguments.named(name)
+        if argument is not None and argument.written:
+            others.append(replace(way.without_arg(name), varies=way.varies | {name}))
+    for other in others:
         if len(best.written) == len(seen):
             break
         written = _written(writer, other, seen)
@@ -307,19 +317,6 @@ def _written(writer: Writer, way: Way, seen: Sequence[Observation]) -> frozenset
         if writer.writes(way, observation)
         or (observation.part is Part.WHOLE and writer.writes_around_answers(way, observation))
     )
-
-
-def _varied(best: Confirmed) -> Iterator[Way]:
-    """The ways in which a value that was read from one prompt is read from each of them."""
-    way = best.way
-    if way.clock is not None:
-        yield replace(way, clock=None, varies=way.varies | {CLOCK})
-    if way.system is not None:
-        yield replace(way, system=None, varies=way.varies | {SYSTEM})
-    for name, _ in way.args:
-        argument = best.writer.arguments.named(name)
-        if argument is not None and argument.written:
-            yield replace(way.without_arg(name), varies=way.varies | {name})
 
 
 def spread(seen: Sequence[Observation], searched: Sequence[Observation]) -> list[Observation]:

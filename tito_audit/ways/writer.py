@@ -204,7 +204,12 @@ class Writer:
         if text is None:
             return False
         if observation.part is Part.START:
-            return self._is_followed(text, observation) and self._begins_with(text, observation)
+            if not self._is_followed(text, observation):
+                return False
+            ids = self._ids(text)
+            begins = ids is not None and same_ids(ids, observation.ids[: len(ids)])
+            # A row that was encoded as one text may merge its end.
+            return begins or self._encodes(self.recorded(observation), observation.ids)
         cut = self.cut(text, observation)
         return cut == self.recorded(observation) and self._encodes(cut, observation.ids)
 
@@ -219,12 +224,6 @@ class Writer:
         recorded = self.recorded(observation)
         answer = _NO_THOUGHT.sub("", recorded[len(text) :], count=1)
         return recorded.startswith(text) and answer.startswith(observation.answer)
-
-    def _begins_with(self, text: str, observation: Observation) -> bool:
-        """Whether the ids begin with those of a text; a row that was encoded as one text may merge its end."""
-        ids = self._ids(text)
-        begins = ids is not None and same_ids(ids, observation.ids[: len(ids)])
-        return begins or self._encodes(self.recorded(observation), observation.ids)
 
     def _ids(self, text: str) -> Ids | None:
         """The ids of a text; None if the tokenizer cannot encode it."""
