@@ -26,7 +26,7 @@ from tito_audit.storage.arrow import open_arrow
 from tito_audit.storage.atomic import Sealed, new_file
 from tito_audit.storage.in_memory import RowsInMemory
 from tito_audit.storage.journal import SUFFIX, is_open
-from tito_audit.storage.remote import FIRST, RemoteFile, is_url, know, remote_file
+from tito_audit.storage.remote import FIRST, RemoteFile, is_url, know, of_web, remote_file
 from tito_audit.storage.watch import NAME, standard_input
 from tito_audit.unknown import close_names
 
@@ -262,7 +262,7 @@ def _remote_logs(url: str) -> list[Path]:
     if url.endswith("://"):
         raise StorageError(f"{url}: this names no file. Name one, or a folder, after it.")
     path = remote_file(url)
-    if _of_web(url):
+    if of_web(url):
         if "*" in path.name:
             raise StorageError(f"{path}: a web server does not list its files. Name each file.")
         try:
@@ -288,7 +288,7 @@ def _remote_logs(url: str) -> list[Path]:
 
 def _remote_folder(url: str) -> RemoteFile | None:
     """The folder that a URL names, with all files below it; None if it names something else."""
-    if _of_web(url) or _MAGIC.search(url, url.index("://") + 3):
+    if of_web(url) or _MAGIC.search(url, url.index("://") + 3):
         return None
     folder = remote_file(url.rstrip("/"))
     if folder.below is not None:
@@ -341,10 +341,6 @@ def _matches(names: Sequence[str], pattern: Sequence[str]) -> bool:
     if not names or (names[0].startswith(".") and not first.startswith(".")):
         return False
     return fnmatchcase(names[0], first) and _matches(names[1:], rest)
-
-
-def _of_web(url: str) -> bool:
-    return url.lower().startswith(("http://", "https://"))
 
 
 _STATE, _INFO, _DICT = "state.json", "dataset_info.json", "dataset_dict.json"

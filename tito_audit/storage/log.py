@@ -43,7 +43,6 @@ TABLES: tuple[Kind, ...] = ("parquet", "arrow", "frame")
 MAX_ROW_BYTES = 256 * 1024 * 1024
 
 _BOM = b"\xef\xbb\xbf"
-_MAGIC = 8
 
 
 class Log:
@@ -221,15 +220,12 @@ class Log:
 
     def look(self, raw: BinaryIO) -> tuple[Kind, ByteStream | None, Between]:
         """The kind of the file; unless binary, its bytes from the first row on, and what came before them."""
-        head = raw.peek(4)[:4]  # type: ignore[attr-defined]  # a file opened for bytes is buffered
-        if head == PARQUET_MAGIC:
+        head = raw.peek(TORCH_HEAD)[:TORCH_HEAD]  # type: ignore[attr-defined]  # a file opened for bytes is buffered
+        if head.startswith(PARQUET_MAGIC):
             self._kind = "parquet"
             return self._kind, None, Between()
-        if is_arrow(raw.peek(_MAGIC)[:_MAGIC]):  # type: ignore[attr-defined]
-            self._kind = "arrow"
-            return self._kind, None, Between()
-        if is_torch(raw.peek(TORCH_HEAD)[:TORCH_HEAD]):  # type: ignore[attr-defined]
-            self._kind = "torch"
+        if is_arrow(head) or is_torch(head):
+            self._kind = "arrow" if is_arrow(head) else "torch"
             return self._kind, None, Between()
         self._compression = compression_of(head)
         stream = ByteStream(raw, self._compression)

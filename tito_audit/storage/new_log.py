@@ -146,25 +146,18 @@ class ColumnTypes(_Buffer):
             except (pa.ArrowException, OverflowError) as error:
                 raise _of_two_types(name, error) from None
         self._rows, self._size = [], 0
-        schema = pa.schema(fields)
-        if self.schema is None:
-            self.schema = schema
-            return
-        for field in schema:
-            self._widen(field)
-
-    def _widen(self, field: Any) -> None:
-        at = self.schema.get_field_index(field.name)
-        if at < 0:
-            self.schema = self.schema.append(field)
-            return
-        try:
-            both = pa.unify_schemas(
-                [pa.schema([self.schema.field(at)]), pa.schema([field])], promote_options="permissive"
-            )
-        except pa.ArrowException as error:
-            raise _of_two_types(field.name, error) from None
-        self.schema = self.schema.set(at, both.field(0))
+        schema = self.schema if self.schema is not None else pa.schema([])
+        for field in fields:
+            at = schema.get_field_index(field.name)
+            if at < 0:
+                schema = schema.append(field)
+                continue
+            both = [pa.schema([schema.field(at)]), pa.schema([field])]
+            try:
+                schema = schema.set(at, pa.unify_schemas(both, promote_options="permissive").field(0))
+            except pa.ArrowException as error:
+                raise _of_two_types(field.name, error) from None
+        self.schema = schema
 
 
 def writer_of(out: BinaryIO, schema: Any, suffix: str) -> Any:

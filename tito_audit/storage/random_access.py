@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeAlias
 
 from tito_audit.errors import StorageError
 from tito_audit.storage.log import open_log, readable
@@ -22,18 +22,8 @@ _BLOCK = 1 << 20
 _BOM = b"\xef\xbb\xbf"
 
 
-class RowBatch:
-    """Consecutive rows that any process can read."""
-
-    __slots__ = ()
-
-    def rows(self, parse: ParseRow) -> Iterator[tuple[int | bytes, RawRow | None]]:
-        """Each row with the byte offset of its line, or with its entry for the spool; None for a blank line."""
-        raise NotImplementedError
-
-
 @dataclass(frozen=True, slots=True)
-class InPlace(RowBatch):
+class InPlace:
     """The lines of an uncompressed file between two places at which lines start."""
 
     path: Path
@@ -52,7 +42,7 @@ class InPlace(RowBatch):
 
 
 @dataclass(frozen=True, slots=True)
-class SpooledRows(RowBatch):
+class SpooledRows:
     """Rows of a file that cannot be read in place, each as `row_bytes` packs it."""
 
     each: list[bytes]
@@ -61,6 +51,10 @@ class SpooledRows(RowBatch):
         """Each row with its entry for the spool, numbered as in the file."""
         for data in self.each:
             yield entry_of(data), row_of(data, parse)
+
+
+RowBatch: TypeAlias = InPlace | SpooledRows
+"""Consecutive rows that any process can read."""
 
 
 class RandomAccess:
@@ -160,12 +154,3 @@ def _blocks(file: BinaryIO, size: int) -> Iterator[bytes]:
     while size > 0 and (block := file.read(min(_BLOCK, size))):
         size -= len(block)
         yield block
-
-
-def _after_line(file: BinaryIO, at: int) -> int:
-    """Where the first line after a place starts; past the end of the file if there is none."""
-    file.seek(at - 1)
-    while block := file.read(_BLOCK):
-        if (end := block.find(b"\n")) >= 0:
-            return file.tell() - len(block) + end + 1
-    return file.tell() + 1

@@ -208,7 +208,7 @@ class RemoteFile(type(Path())):  # type: ignore[misc]
         if mode != "rb":
             raise StorageError(f"{self}: a remote file is written whole, by new_file.")
         status = self.stat()
-        raw = RangedFile(str(self), status, self._read if status.ranges else _copy_of(self).read)
+        raw = RangedFile(str(self), status, self._read if status.ranges else _copy_of(self))
         return cast(BinaryIO, raw if buffering == 0 else io.BufferedReader(raw, FIRST))
 
     def _read(self, start: int, stop: int) -> bytes:
@@ -258,40 +258,34 @@ def store_of(path: RemoteFile) -> Store:
     return _stores[which]
 
 
-class _Copy:
-    """A file of a server that sends no ranges, in a temporary file without a name."""
-
-    def __init__(self, path: RemoteFile) -> None:
-        self._file = tempfile.TemporaryFile(prefix="tito-audit-")  # noqa: SIM115 - lives as long as this
-        weakref.finalize(self, self._file.close)
-        status = path.stat()
-        data = path.ask(lambda store: store.read(path.url, 0, status.st_size, status))
-        if len(data) < status.st_size:
-            raise StorageError(
-                f"{path}: the connection was dropped, and the server sends no ranges to go on from there. "
-                "Download the file and pass it."
-            )
-        self._file.write(data)
-        self._file.flush()
-
-    def read(self, start: int, stop: int) -> bytes:
-        """Bytes of the file; processes that are forked later can read it too."""
-        return os.pread(self._file.fileno(), stop - start, start)
-
-
 _stores: dict[tuple[Any, ...], Store] = {}
 _by_name: dict[str, RemoteFile] = {}
 """Files by what they are shown as."""
-_copies: dict[str, tuple[RemoteStatus, _Copy]] = {}
+_copies: dict[str, tuple[RemoteStatus, Read]] = {}
 
 
-def _copy_of(path: RemoteFile) -> _Copy:
-    """The copy of a file that this run, or one that it was forked from, has made."""
-    status, (of, copy) = path.stat(), _copies.get(path.url, (None, None))
-    if copy is None or of is not status:
-        copy = _Copy(path)
-        _copies[path.url] = status, copy
-    return copy
+def _copy_of(path: RemoteFile) -> Read:
+    """Reads a file of a server that sends no ranges, from a temporary file without a name, which this run and the
+    processes that are forked later share."""
+    status, (of, copied) = path.stat(), _copies.get(path.url, (None, None))
+    if copied is not None and of is status:
+        return copied
+    data = path.ask(lambda store: store.read(path.url, 0, status.st_size, status))
+    if len(data) < status.st_size:
+        raise StorageError(
+            f"{path}: the connection was dropped, and the server sends no ranges to go on from there. "
+            "Download the file and pass it."
+        )
+    file = tempfile.TemporaryFile(prefix="tito-audit-")  # noqa: SIM115 - lives as long as `read`
+    file.write(data)
+    file.flush()
+
+    def read(start: int, stop: int) -> bytes:
+        return os.pread(file.fileno(), stop - start, start)
+
+    weakref.finalize(read, file.close)
+    _copies[path.url] = status, read
+    return read
 
 
 def _unpickled(url: str, status: RemoteStatus | None) -> RemoteFile:
@@ -306,12 +300,12 @@ def _unpickled(url: str, status: RemoteStatus | None) -> RemoteFile:
 def _plain(part: Any) -> Any:
     """A part of a path; of a URL without what it hides."""
     text = part if isinstance(part, str) else os.fspath(part)
-    return _shown(text).removesuffix(f"?{_HIDDEN}") if _of_web(text) else text
+    return _shown(text).removesuffix(f"?{_HIDDEN}") if of_web(text) else text
 
 
 def _shown(url: str) -> str:
     """A URL without user, password and query, if it is of a web server."""
-    if not _of_web(url):
+    if not of_web(url):
         return url
     try:
         parts = urlsplit(url)
@@ -321,7 +315,8 @@ def _shown(url: str) -> str:
     return urlunsplit((parts.scheme, host, parts.path, _HIDDEN if parts.query else "", ""))
 
 
-def _of_web(text: str) -> bool:
+def of_web(text: str) -> bool:
+    """Whether a URL is of a web server."""
     return text[:8].lower().startswith(("http://", "https://"))
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable
+from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -262,22 +262,25 @@ def _of_writing(refused: Refusal) -> Refusal:
 
 def _to_hub(store: Any, file: Path, url: str, overwrite: bool) -> None:
     from huggingface_hub import CommitOperationAdd
+    from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
     from tito_audit.storage._store_web import hub_place, hub_refusal
 
     place, api = hub_place(url), store._api
     about: dict[str, Any] = {"repo_id": place.name, "repo_type": place.kind, "revision": place.revision}
+    shows_progress = not are_progress_bars_disabled()
+    if shows_progress:  # of its own, which would mix with ours
+        disable_progress_bars()
     try:
         head = api.repo_info(**about).sha
         if not overwrite and api.get_paths_info(place.name, [place.path], repo_type=place.kind, revision=head):
             raise NameTaken
-        with _no_progress():
-            api.create_commit(
-                **about,
-                operations=[CommitOperationAdd(place.path, os.fspath(file))],
-                commit_message=f"Write {place.path} with tito-audit",
-                parent_commit=None if overwrite else head,
-            )
+        api.create_commit(
+            **about,
+            operations=[CommitOperationAdd(place.path, os.fspath(file))],
+            commit_message=f"Write {place.path} with tito-audit",
+            parent_commit=None if overwrite else head,
+        )
     except NameTaken:
         raise
     except Exception as error:  # of requests or httpx, whichever the hub's client uses
@@ -285,22 +288,6 @@ def _to_hub(store: Any, file: Path, url: str, overwrite: bool) -> None:
         if isinstance(refused, ChangedFile):
             refused = Passing("others write to this data set all the time. Run again later.")
         raise _of_writing(refused) from None
-
-
-@contextmanager
-def _no_progress() -> Iterator[None]:
-    """The hub's client shows no progress of its own, which would mix with ours."""
-    from huggingface_hub.utils.tqdm import (
-        are_progress_bars_disabled,
-        disable_progress_bars,
-        enable_progress_bars,
-    )
-
-    if are_progress_bars_disabled():
-        yield
-        return
-    disable_progress_bars()
-    try:
-        yield
     finally:
-        enable_progress_bars()
+        if shows_progress:
+            enable_progress_bars()

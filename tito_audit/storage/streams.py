@@ -36,7 +36,12 @@ class ByteStream:
 
     def __init__(self, raw: BinaryIO, compression: Compression) -> None:
         self._compression = compression
-        self._reader, self._size = _reader(raw, compression)
+        self._reader: Any = raw
+        self._size = _ZSTD_BLOCK if compression == "zstd" else _BLOCK
+        if compression == "gzip":
+            self._reader = gzip.GzipFile(fileobj=raw)
+        elif compression == "zstd":
+            self._reader = pa.input_stream(raw, compression="zstd")
         self._ahead: list[bytes] = []
         self._damage: Damaged | None = None
         self._taken = 0
@@ -94,15 +99,6 @@ class ByteStream:
             return b""
         self._taken += len(block)
         return block
-
-
-def _reader(raw: BinaryIO, compression: Compression) -> tuple[Any, int]:
-    """An object with `read1`, and how many bytes to read at once."""
-    if compression == "gzip":
-        return gzip.GzipFile(fileobj=raw), _BLOCK
-    if compression == "zstd":
-        return pa.input_stream(raw, compression="zstd"), _ZSTD_BLOCK
-    return raw, _BLOCK
 
 
 ParseRow: TypeAlias = Callable[..., RawRow]

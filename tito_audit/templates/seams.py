@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any
+from typing import Any, TypeAlias
 
 from tito_audit.record.message import as_messages
 from tito_audit.render.renderer import Renderer
@@ -201,15 +201,8 @@ class Content:
         return way(content) if way is not None else None
 
 
-@dataclass(frozen=True, slots=True)
-class _Trial:
-    """One content in one place of a conversation."""
-
-    content: str
-    around: tuple[str, str]
-    """The text before and after a plain content in its place."""
-    text: str | None
-    """The conversation with the content; None if the template refuses it."""
+_Trial: TypeAlias = tuple[str, tuple[str, str], str | None]
+"""A content, the text around a plain one in its place, and the conversation with it; None where that is refused."""
 
 
 def contents(renderer: Renderer) -> tuple[Content, ...]:
@@ -222,7 +215,7 @@ def contents(renderer: Renderer) -> tuple[Content, ...]:
     for role, tried in trials.items():
         # The contents that each way writes otherwise: an unlike one of the way that fits most.
         others = {
-            writing: [trial.content for trial in tried if trial.text != way(trial.content).join(trial.around)]
+            writing: [content for content, around, text in tried if text != way(content).join(around)]
             for writing, way in _WAYS.items()
         }
         exact = next((writing for writing, unlike in others.items() if not unlike), None)
@@ -243,7 +236,7 @@ def _trials(renderer: Renderer, pattern: Sequence[str]) -> Iterator[tuple[str, _
         before, _, after = base.partition(plain[number])
         for shape in (*_SHAPES, *(_OF_ANSWERS if role == "assistant" else ())):
             text = _written(renderer, pattern, [*plain[:number], shape, *plain[number + 1 :]])
-            yield role, _Trial(shape, (before, after), text)
+            yield role, (shape, (before, after), text)
 
 
 def _written(renderer: Renderer, pattern: Sequence[str], texts: Sequence[str]) -> str | None:

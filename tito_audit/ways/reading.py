@@ -143,11 +143,11 @@ def date_in(probed: str, recorded: str) -> datetime | None:
         literal = probed[before : mark.start()]
         if not recorded.startswith(literal, at):
             return None
-        pattern = _pattern(mark[1])
-        match = pattern.expression.match(recorded, at + len(literal)) if pattern is not None else None
-        if pattern is None or match is None:
+        expression, directives = _pattern(mark[1])
+        match = expression.match(recorded, at + len(literal)) if expression is not None else None
+        if match is None:
             return None
-        for directive, text in zip(pattern.directives, match.groups(), strict=True):
+        for directive, text in zip(directives, match.groups(), strict=True):
             if values.setdefault(directive, text) != text:
                 return None
         at, before = match.end(), mark.end()
@@ -159,11 +159,11 @@ def date_near(probed: str, recorded: str) -> datetime | None:
     values: dict[str, str] = {}
     marks = {mark[1]: mark[0] for mark in _ASKED.finditer(probed)}
     for form in sorted(marks, key=lambda form: (-form.count("%"), form)):
-        pattern, longest = _pattern(form), 2 * len(_SAMPLE.strftime(form)) + 20
+        (expression, directives), longest = _pattern(form), 2 * len(_SAMPLE.strftime(form)) + 20
         text = next(between(probed, marks[form], recorded, longest), None)
-        match = pattern.expression.fullmatch(text) if pattern is not None and text is not None else None
-        if pattern is not None and match is not None and not values.keys() & set(pattern.directives):
-            values |= zip(pattern.directives, match.groups(), strict=True)
+        match = expression.fullmatch(text) if expression is not None and text is not None else None
+        if match is not None and not values.keys() & set(directives):
+            values |= zip(directives, match.groups(), strict=True)
     moment, weekday = _parsed(values), values.get("A", values.get("a"))
     if moment is None or weekday is None:
         return moment
@@ -179,34 +179,25 @@ def date_near(probed: str, recorded: str) -> datetime | None:
 
 def dates_in(text: str, formats: Sequence[str]) -> Iterator[tuple[int, int]]:
     """Where a text holds dates in these formats, by its characters."""
-    for pattern in filter(None, map(_pattern, formats)):
-        for match in pattern.expression.finditer(text):
-            if _parsed(dict(zip(pattern.directives, match.groups(), strict=True))) is not None:
+    for expression, directives in map(_pattern, formats):
+        for match in expression.finditer(text) if expression is not None else ():
+            if _parsed(dict(zip(directives, match.groups(), strict=True))) is not None:
                 yield match.span()
 
 
-@dataclass(frozen=True, slots=True)
-class _Pattern:
-    """A date format as a regular expression, with a group for each directive."""
-
-    expression: re.Pattern[str]
-    directives: tuple[str, ...]
-
-
 @lru_cache(maxsize=64)
-def _pattern(format: str) -> _Pattern | None:
-    """The expression for a format; None if it has directives other than those for date and time."""
+def _pattern(format: str) -> tuple[re.Pattern[str] | None, tuple[str, ...]]:
+    """A date format as a regular expression with a group for each directive, and these; None if it has directives
+    other than those for date and time."""
     whole = _DIRECTIVE.sub(lambda directive: _WHOLE.get(directive[2], directive[0]), format)
     directives = [directive[2] for directive in _DIRECTIVE.finditer(whole)]
     if not directives or not _WRITTEN.keys() >= set(directives) - {"%"}:
-        return None
-    literals = _DIRECTIVE.split(whole)[::3]
-    written: Callable[[str], str] = lambda directive: "%" if directive == "%" else f"({_WRITTEN[directive]})"  # noqa: E731
-    parts = [
-        part for pair in zip(map(re.escape, literals), map(written, directives), strict=False) for part in pair
-    ]
-    text = "".join((*parts, re.escape(literals[-1])))
-    return _Pattern(re.compile(text), tuple(directive for directive in directives if directive != "%"))
+        return None, ()
+    first, *literals = _DIRECTIVE.split(whole)[::3]
+    text = re.escape(first)
+    for directive, literal in zip(directives, literals, strict=True):
+        text += ("%" if directive == "%" else f"({_WRITTEN[directive]})") + re.escape(literal)
+    return re.compile(text), tuple(directive for directive in directives if directive != "%")
 
 
 def _parsed(values: dict[str, str]) -> datetime | None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from enum import Enum
 from heapq import heappop, heappush
 from itertools import combinations, pairwise
 from time import thread_time
@@ -119,43 +118,26 @@ def judge(renderer: Renderer, probes: Sequence[Probe], *, spaces: bool = True) -
     lost: set[str] = set()
     trimmed: set[str] = set()
     unsampled: set[str] = set()
-    sets = {_Becomes.KEPT: names, _Becomes.LOST: lost, _Becomes.NOT_SAMPLED: unsampled}
     for step in steps:
-        becomes = _becomes(step, has_field=has_field)
-        if becomes is not None:
-            sets[becomes].add(_name(step))
+        answer = step.message
+        if step.outcome is Fate.KEPT:
+            names.add(_name(step))
+            continue
+        # What the template cannot write at all does not count.
+        if step.outcome is Fate.REFUSED or (answer.reasoning and not has_field):
+            continue
+        inline = "<think>" in answer_kind(answer) and not answer.tool_calls
+        if step.outcome is Fate.LEFT_OUT and not (inline and "text" in step.left_out):
+            continue
+        following = step.probe.messages[step.answer : step.until]
+        unopened = not step.sampled and _THOUGHT.search(step.prompt) is not None
+        unopened = unopened and not (answer.reasoning or "</think>" in answer.text)
+        before_system = any(message.speaker == "system" for message in following)
+        (unsampled if before_system or unopened else lost).add(_name(step))
     for name, unchanged in _spaced(renderer) if spaces else ():
         (names if unchanged else trimmed).add(name)
     of_tools = {_name(step) for step in steps if step.probe.tools} & lost
-    return Judged(
-        frozenset(names), frozenset(lost), frozenset(of_tools), frozenset(trimmed), frozenset(unsampled), steps
-    )
-
-
-class _Becomes(Enum):
-    """What an answer counts as."""
-
-    KEPT = 1
-    LOST = 2
-    NOT_SAMPLED = 3
-
-
-def _becomes(step: Step, *, has_field: bool) -> _Becomes | None:
-    """What an answer counts as; None if the template cannot write it at all."""
-    if step.outcome is Fate.KEPT:
-        return _Becomes.KEPT
-    if step.outcome is Fate.REFUSED or (step.message.reasoning and not has_field):
-        return None
-    inline = "<think>" in answer_kind(step.message) and not step.message.tool_calls
-    if step.outcome is Fate.LEFT_OUT and not (inline and "text" in step.left_out):
-        return None
-    before_system = any(message.speaker == "system" for message in step.probe.messages[step.answer : step.until])
-    unopened = (
-        not step.sampled
-        and _THOUGHT.search(step.prompt) is not None
-        and not (step.message.reasoning or "</think>" in step.message.text)
-    )
-    return _Becomes.NOT_SAMPLED if before_system or unopened else _Becomes.LOST
+    return Judged(*map(frozenset, (names, lost, of_tools, trimmed, unsampled)), steps)
 
 
 def _name(step: Step) -> str:
