@@ -17,9 +17,6 @@ from tito_audit.record.arrays import Ids
 from tito_audit.record.prefix import same_ids
 from tito_audit.record.rollout import Turn
 
-_HISTORY = 4
-"""A prompt that shares less than one in this many of an earlier prompt's tokens belongs to another agent."""
-
 
 @dataclass(eq=False, slots=True)
 class _Call:
@@ -59,10 +56,10 @@ def order_calls(turns: Sequence[Turn], times: Sequence[float]) -> tuple[tuple[in
     by_turn = {call.number: call for call in calls}
     longest_first: list[History] = []
     for call in calls:
-        # The call whose prompt and answer this prompt shares the most with; None where it shares too little.
+        # The call whose prompt and answer this prompt shares the most with; one that shares less is another agent.
         shorter = (history for history in longest_first if len(history.prompt) < len(call.prompt))
         best, call.common = closest(call.prompt, shorter, longest_first=True)
-        parent = best if best is not None and 0 < call.common >= len(best.prompt) // _HISTORY else None
+        parent = best if best is not None and 0 < call.common >= len(best.prompt) // 4 else None
         (by_turn[parent.turn].children if parent is not None else roots).append(call)
         insort(longest_first, call.history, key=lambda history: -len(history.seen))
     for call in reversed(calls):

@@ -26,8 +26,6 @@ from tito_audit.chains.links import components
 
 PROOF = -30.0
 """Tokens whose logprobs add up to this or less are never sampled twice by chance."""
-_STEPS = 3
-"""The fewest rows that continue the row before them in a log with one row per step."""
 _LEADERS = 8
 """How many events of the same tokens a row is compared with."""
 
@@ -205,7 +203,7 @@ def _stepwise(ledger: Ledger) -> NDArray[np.bool_]:
             # The end of the span before, or the token after it.
             links += int(np.count_nonzero((hashes[before - 2] == whole) | (hashes[before - 1] == whole)))
             rows += int(np.count_nonzero(several[int(at > start) :]))
-        stepwise.append(links >= _STEPS and 2 * links > rows)
+        stepwise.append(links >= 3 and 2 * links > rows)
     return np.array(stepwise, np.bool_)
 
 

@@ -45,8 +45,6 @@ ADVICE = Advice(
 )
 _AS_IS = "%/:=&?~+!$,;'@()*[]"
 """What a URL may hold as it is."""
-_KEPT = 8
-"""Open connections that a process keeps."""
 _LEAST = 1 << 16
 """How many bytes a server has to send in `READ_SECONDS`, and how much is read of a body that nobody needs."""
 
@@ -158,7 +156,7 @@ class _Answer:
     def __exit__(self, *_: object) -> None:
         # A connection serves again only after its answer was read to the end.
         open_connections = _connections()
-        if self.response.isclosed() and self.connection.sock is not None and len(open_connections) < _KEPT:
+        if self.response.isclosed() and self.connection.sock is not None and len(open_connections) < 8:
             open_connections[self.where] = self.connection
         else:
             self.response.close()

@@ -119,7 +119,12 @@ def chunks_of(log: Log, size: int) -> Iterator[Chunk]:
             yield _Inside(chunk.path, chunk.limit, chunk.done, chunk, log.inside, share=log.share)
         return
     if isinstance(log.path, RowsInMemory):
-        yield from _of_memory(log, log.path, size)
+        content, limit = log.path.content, log.max_row_bytes
+        seed = seed_of_rows(content) if log.share is not None else 0
+        for first, stop in spans(content, size):
+            sampled, done = _chosen(log, seed, first, stop - first), log.size * stop // len(content)
+            numbers, part = None if sampled is None else sampled.tolist(), content.part(first, stop, sampled)
+            yield _Rows(log.path, limit, done, part, stop - first, numbers, share=log.share)
         return
     with readable(log.path), opened(log.path) as raw:
         kind, stream, between = log.look(raw)
@@ -132,7 +137,10 @@ def chunks_of(log: Log, size: int) -> Iterator[Chunk]:
         try:
             start = len(between.rest())
             if kind == "lines" and log.compression is None and raw.seekable() and log.path.is_file():
-                yield from _of_lines(log, start, size)
+                for at in range(start, max(log.size, start + 1), size):
+                    end = at + size if at + size < log.size else None
+                    done, limit = end or log.size, log.max_row_bytes
+                    yield _Lines(log.path, limit, done, at, end, at == start, log.parse, share=log.share)
             elif kind == "lines":
                 yield from _of_pieces(log, raw, cut_lines(stream, log.max_row_bytes), size, start)
             else:
@@ -217,22 +225,6 @@ def _counted(blocks: Iterable[bytes], reading: Reading) -> Iterator[bytes]:
         yield block
 
 
-def _of_lines(log: Log, start: int, size: int) -> Iterator[Chunk]:
-    starts = range(start, max(log.size, start + 1), size)
-    for number in starts:
-        stop = number + size if number + size < log.size else None
-        yield _Lines(
-            log.path,
-            log.max_row_bytes,
-            stop or log.size,
-            number,
-            stop,
-            number == start,
-            log.parse,
-            share=log.share,
-        )
-
-
 def _of_pieces(log: Log, raw: BinaryIO, pieces: Iterator[Piece], size: int, start: int | None) -> Iterator[Chunk]:
     """Chunks of about `size` bytes from pieces.
 
@@ -270,15 +262,6 @@ def _of_pieces(log: Log, raw: BinaryIO, pieces: Iterator[Piece], size: int, star
         yield chunk
     if damage is not None:
         yield Broken(log.path, log.max_row_bytes, log.size, damage)
-
-
-def _of_memory(log: Log, path: RowsInMemory, size: int) -> Iterator[Chunk]:
-    content, limit = path.content, log.max_row_bytes
-    seed = seed_of_rows(content) if log.share is not None else 0
-    for start, stop in spans(content, size):
-        sampled, done = _chosen(log, seed, start, stop - start), log.size * stop // len(content)
-        numbers = None if sampled is None else sampled.tolist()
-        yield _Rows(path, limit, done, content.part(start, stop, sampled), stop - start, numbers, share=log.share)
 
 
 @dataclass(slots=True)

@@ -32,7 +32,6 @@ _NPZ = (
     'json.dumps({{k: d[k][i].tolist() for k in ("sequences", "loss_mask")}}) + "\\n" '
     'for i in range(len(d["sequences"])))'
 )
-_SQLITE = 'Export the table that holds the rows once:\n    sqlite3 -json "{name}" "select * from TABLE" > log.json'
 _MSGPACK = (
     "Export it once:\n"
     '    import json, msgpack; u = msgpack.Unpacker(open("{name}", "rb")); '
@@ -47,12 +46,15 @@ _CSV = (
     '    import ast, pandas as pd; pd.read_csv("{name}").map(lambda cell: ast.literal_eval(cell) '
     'if str(cell)[:1] in ("[", "{{") else cell).to_json("log.jsonl", orient="records", lines=True)'
 )
-_PAGE = "Pass the address of the file itself; for the Hugging Face hub, hf://datasets/OWNER/NAME."
 _UNPACK = "Unpack it first, and pass the files in it."
 
 _BINARY: tuple[tuple[bytes, str, str], ...] = (
     *((bytes([0x80, version]), f"a Python pickle; {_RUNS_CODE}", _EXPORT) for version in range(2, 6)),
-    (b"SQLite format 3\0", "an SQLite database, whose tables could hold anything", _SQLITE),
+    (
+        b"SQLite format 3\0",
+        "an SQLite database, whose tables could hold anything",
+        'Export the table that holds the rows once:\n    sqlite3 -json "{name}" "select * from TABLE" > log.json',
+    ),
     (b"FEA1", "a Feather file of version 1", _FEATHER),
     (b"ARROW1", "a compressed Arrow file", "Decompress it first; Arrow can be compressed inside."),
     (b"\xff\xff\xff\xff", "a compressed Arrow stream", "Decompress it first; Arrow can be compressed inside."),
@@ -99,7 +101,11 @@ def text_error(path: Path, head: bytes) -> StorageError:
     if path.suffix in {".msgpack", ".mpk", ".bin"} or (head and head[0] >= 0x80):
         return _refusal(path, "binary data, perhaps msgpack, whose fields may have no names", _MSGPACK)
     if head.lstrip().lower().startswith((b"<!doctype html", b"<html")):
-        return _refusal(path, "a web page", _PAGE)
+        return _refusal(
+            path,
+            "a web page",
+            "Pass the address of the file itself; for the Hugging Face hub, hf://datasets/OWNER/NAME.",
+        )
     return StorageError(
         f"{path}: this is neither JSON nor a table; it begins with {head[:32]!r}.\n"
         "A log is JSON (an object per line, one document or an array of objects, plain, .gz or .zst), a Parquet "
@@ -241,8 +247,6 @@ def _passed(block: bytes, position: int, depth: int, least: int) -> tuple[int, i
 
 
 _HEAD = 1 << 16
-_LONG = 1 << 20
-"""From this many bytes on, a line is looked at without making an object for each of its numbers."""
 _NUMBERS = Splicer({}, every="ifb")
 
 
@@ -284,7 +288,8 @@ def _is_document(path: Path, stream: ByteStream, limit: int) -> bool:
     and finally the second line.
     """
     first = _first_lines(stream, 1, limit)
-    if not first or (_NUMBERS.parses if len(first[0]) > _LONG else parses)(first[0]):
+    # Of a long line no object is made for each number.
+    if not first or (_NUMBERS.parses if len(first[0]) > 1 << 20 else parses)(first[0]):
         return False
     piece = _first_object(stream, limit)
     if piece is not None and piece.data is not None and b"\n" in piece.data.strip() and parses(piece.data):

@@ -57,8 +57,6 @@ _OURS = re.compile(
 """How tito-audit's own reports and baselines begin; these may be in a folder of logs."""
 _BEGINNING = 128
 
-_SAME = "…"
-"""What commands to paste show for the logs and flags of the scan that proposes them."""
 _FEW = 5
 """Names that a message lists."""
 
@@ -66,8 +64,6 @@ _MAGIC = re.compile(r"[*?\[]")
 _DIGITS = re.compile(r"\d+")
 _ALIKE = 8
 """So many files with the same name but for its digits are shards: if the first is a log, all are."""
-_FEW_HEADS = 64
-"""Of up to so many files as much is fetched as reading them needs first."""
 
 _Walked: TypeAlias = tuple[Path, list[str], list[str]]
 
@@ -161,7 +157,7 @@ def _files(argument: str) -> list[Path]:
         if not files:
             raise StorageError(f"{argument}: no file matches. Quote the pattern, or look where it starts.")
         return files
-    if argument == _SAME:
+    if argument == "…":
         raise StorageError(f"{argument}: it stands for the logs and flags of your scan; write them in its place.")
     raise StorageError(f"{argument}: no such file or folder.{_close_names(path)}")
 
@@ -204,7 +200,7 @@ def _logs_under(folder: Path) -> Iterator[tuple[Path, list[Path]]]:
         if len(wanted) > 1:  # fetch how files begin, many at a time
             from concurrent.futures import ThreadPoolExecutor
 
-            size = FIRST if len(wanted) <= _FEW_HEADS else _BEGINNING
+            size = FIRST if len(wanted) <= 64 else _BEGINNING  # of few, as much as reading them needs first
             with ThreadPoolExecutor(16) as pool:
                 list(pool.map(lambda file: file.open("rb", 0).read(size), wanted))
 

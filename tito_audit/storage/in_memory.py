@@ -12,6 +12,7 @@ import uuid
 from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -273,16 +274,16 @@ class Objects(MemoryContent):
 
     def part(self, start: int, stop: int, sampled: NDArray[np.int64] | None = None) -> MemoryPart:
         """The rows, with what is plain already shared."""
-        numbers = range(start, stop) if sampled is None else (start + sampled).tolist()
-        return PlainRows([self._row(self.values[number]) for number in numbers], open=self.kind == "objects")
-
-    def _row(self, value: Any) -> Row | str:
-        if isinstance(value, Mapping):
-            return plain_row(value, lean=self.lean)
-        try:
-            return not_an_object(plain_value(value))
-        except NotPlain:
-            return not_an_object(value)
+        rows: list[Row | str] = []
+        for number in range(start, stop) if sampled is None else (start + sampled).tolist():
+            value = self.values[number]
+            if isinstance(value, Mapping):
+                rows.append(plain_row(value, lean=self.lean))
+                continue
+            with suppress(NotPlain):
+                value = plain_value(value)
+            rows.append(not_an_object(value))
+        return PlainRows(rows, open=self.kind == "objects")
 
 
 def _weight(value: Any) -> int:

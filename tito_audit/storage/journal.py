@@ -34,9 +34,6 @@ _NAME = "tito_audit_journal"
 _HEAD = json.dumps({_NAME: VERSION}).encode() + b"\n"
 _CHECKSUM = 9
 """Characters before the JSON of a record: eight hexadecimal digits and a space."""
-_PART = b'{"part"'
-_SYNCED = 1.0
-"""Seconds between flushes to disk; a kill loses nothing, a power failure so much."""
 
 
 _NOT_OURS = (AttributeError, LookupError, RecursionError, TypeError, ValueError)
@@ -129,7 +126,7 @@ class Journal:
         self._append(record)
         self._finished[kind, log] = Finished(state, decided, more, self._start, end)
         self._start = self._end
-        if time.monotonic() - self._synced > _SYNCED:
+        if time.monotonic() - self._synced > 1.0:  # a kill loses nothing, a power failure so many seconds
             self.sync()
 
     def wrote(self, target: Path, about: Status) -> None:
@@ -214,7 +211,7 @@ class Journal:
             text = line[_CHECKSUM:-1]
             if line[:_CHECKSUM] != _checksum(text):
                 raise self._damaged(at)
-            if not text.startswith(_PART):
+            if not text.startswith(b'{"part"'):
                 try:
                     self._take(json.loads(text), at)
                 except _NOT_OURS as error:

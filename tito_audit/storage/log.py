@@ -314,12 +314,6 @@ def readable(path: Path) -> Iterator[None]:
 
 LARGE = 8 << 20
 """From this many bytes on, a log may hold large rows."""
-_OWN_PAGES = 4 << 20
-"""Blocks of memory of this size have pages of their own, which are given back when the block is freed."""
-_KEPT = 32 << 20
-"""How much free memory is kept for smaller blocks."""
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
-"""What `mallopt` calls the two."""
 
 
 @cache
@@ -331,5 +325,7 @@ def give_memory_back() -> None:
     """
     with suppress(AttributeError, OSError, TypeError):
         library = ctypes.CDLL(None)
-        library.mallopt(_MMAP_THRESHOLD, _OWN_PAGES)
-        library.mallopt(_TRIM_THRESHOLD, _KEPT)
+        library.mallopt(
+            -3, 4 << 20
+        )  # M_MMAP_THRESHOLD: such blocks have own pages, given back when freed
+        library.mallopt(-1, 32 << 20)  # M_TRIM_THRESHOLD: how much free memory is kept for smaller blocks

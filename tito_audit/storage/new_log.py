@@ -19,11 +19,7 @@ from tito_audit.storage.parquet import parquet_writer
 from tito_audit.storage.row import dump_row
 from tito_audit.storage.streams import Compression
 
-_LINES = {".jsonl", ".ndjson"}
-_TABLES = {".parquet", ".arrow", ".arrows", ".feather"}
 _BATCH_ROWS = 1024
-_BATCH_ENTRIES = 4 << 20
-"""About how many numbers and characters are buffered before a table is written."""
 
 
 class NewLog(Protocol):
@@ -44,11 +40,11 @@ def kind_of_name(target: Path) -> tuple[str, Compression]:
     suffixes = [suffix.lower() for suffix in target.suffixes[-2:]]
     packed = PACKED.get(suffixes[-1]) if suffixes else None
     last = suffixes[-1] if suffixes and packed is None else suffixes[-2] if len(suffixes) > 1 else ""
-    if last in _LINES:
+    if last in {".jsonl", ".ndjson"}:
         return "lines", packed
     if last == ".json":
         return "array", packed
-    if last in _TABLES and packed is None:
+    if last in {".parquet", ".arrow", ".arrows", ".feather"} and packed is None:
         return "table", None
     raise SetupError(
         f"{target}: the suffix decides what is written, and this is not a suffix that can be written.\n"
@@ -114,9 +110,9 @@ class _Buffer:
             else:
                 cells[str(name)] = dump_row(value).decode("utf-8") if _holds_objects(value) else value
         self._rows.append(cells)
-        # About how many numbers and characters it holds.
+        # About how many numbers and characters it holds
         self._size += sum(len(value) if isinstance(value, list | str) else 1 for value in row.values())
-        return len(self._rows) >= _BATCH_ROWS or self._size > _BATCH_ENTRIES
+        return len(self._rows) >= _BATCH_ROWS or self._size > 4 << 20
 
 
 class ColumnTypes(_Buffer):

@@ -42,8 +42,6 @@ _RUNS = (4096, 512, 64, 8)
 _AT_ONCE = 1 << 19
 """How many bytes of a longer array are parsed at once: parsing briefly takes many times their size in memory."""
 
-_LONGEST_UNIT = 32
-"""Maximum characters of a number whose repetitions are looked for."""
 
 # Eight digits in a word, the first of them in its lowest byte.
 _ZEROS = np.uint64(0x3030303030303030)
@@ -286,7 +284,7 @@ def _with_runs(data: bytes, start: int, stop: int, unit: bytes, comma: bytes) ->
     The JSON parser reads them, except runs of the first number or of 0.0, which fill places where no token was
     sampled: they are cut out, and filled in again behind the text before them.
     """
-    if len(unit) > _LONGEST_UNIT or not data.startswith(unit * _RUNS[-1], start, stop):
+    if len(unit) > 32 or not data.startswith(unit * _RUNS[-1], start, stop):
         unit = b"0.0" + comma
     runs = [unit * count for count in _RUNS]
     pieces: list[bytes] = []

@@ -222,12 +222,14 @@ def _compression_for(log: Log, target: Path) -> Compression:
     suffixes = [suffix.lower() for suffix in target.suffixes[-2:]]
     last = suffixes[-1] if suffixes else ""
     if log.kind in BINARY:
-        name, own = ("Parquet", (".parquet",)) if log.kind == "parquet" else ("a Torch file", (".pt",))
+        name, own = ("Parquet", [".parquet"]) if log.kind == "parquet" else ("a Torch file", [".pt"])
         if log.kind == "arrow":
             with open_arrow(log.path) as file:
                 footer = file.has_footer
-            name = "an Arrow file" if footer else "an Arrow stream"
-            own = (".arrow", ".feather" if footer else ".arrows")
+            name, own = (
+                "an Arrow file" if footer else "an Arrow stream",
+                [".arrow", ".feather" if footer else ".arrows"],
+            )
         if last in {*PACKED, *_TEXT_SUFFIXES, *_OWN} - {*own}:
             raise SetupError(
                 f"{target}: {log.path} is {name} and stays {name}, but this suffix is of another kind; "

@@ -33,14 +33,6 @@ from tito_audit.terminal.words import listed
 
 _PAGES = 1 << 16
 """How much of a column chunk of a remote file is asked for first."""
-_GAP = 1 << 16
-"""Bytes between two column chunks that are fetched with them rather than in another request."""
-_LARGE = 1 << 20
-"""Binary columns of a remote file from this stored size on are large."""
-_WHOLE = 16 << 20
-"""A file whose column chunks are all of at most this size is read a column chunk at a time, others in pieces."""
-_TOGETHER = 4 << 20
-"""How much of small column chunks is fetched at once."""
 
 
 def rows_of_parquet(
@@ -85,7 +77,7 @@ def open_parquet(path: Path, *, quick: bool = False) -> Any:
             file = pa.parquet.ParquetFile(path)
             refuse_damaged(file.metadata, path.stat().st_size)
             # Where a column chunk is large, none is held whole.
-            if any(chunk.total_compressed_size > _WHOLE for chunk in column_chunks(file)):
+            if any(chunk.total_compressed_size > 16 << 20 for chunk in column_chunks(file)):
                 file.close()
                 file = pa.parquet.ParquetFile(path, metadata=file.metadata, buffer_size=1 << 20, pre_buffer=False)
         schema = file.schema_arrow
@@ -161,7 +153,7 @@ def _large_binary(file: Any) -> frozenset[str]:
             # Asking for statistics of another type than the column's would end the process.
             typed = all(chunk.is_stats_set and chunk.physical_type == stored[field.name] for chunk in chunks)
             whole = not field.nullable or (typed and not any(chunk.statistics.null_count != 0 for chunk in chunks))
-            if whole and sum(chunk.total_compressed_size for chunk in chunks) >= _LARGE:
+            if whole and sum(chunk.total_compressed_size for chunk in chunks) >= 1 << 20:
                 large.add(field.name)
     # One column is read for sure, which says how many rows there are.
     return frozenset(large) if len(large) < len(names) else frozenset()
@@ -202,7 +194,7 @@ def batches_of(file: Any, group: int, *, threads: bool = True) -> Iterator[Any]:
             ranges.append((first, first + chunk.total_compressed_size))
         joined: list[tuple[int, int]] = []  # small column chunks next to each other are one range
         for start, stop in sorted(ranges):
-            if joined and start - joined[-1][1] <= _GAP and stop - joined[-1][0] <= _TOGETHER:
+            if joined and start - joined[-1][1] <= 1 << 16 and stop - joined[-1][0] <= 4 << 20:
                 joined[-1] = (joined[-1][0], stop)
             else:
                 joined.append((start, stop))

@@ -57,8 +57,6 @@ _LOOKED_AT = 64
 """How many entries of a list are searched for a row."""
 _SHOWN = 3
 """Keys of a dict that a message lists."""
-_OF_POLARS = ("Object", "Int128", "UInt128")
-"""Types of polars that Arrow does not have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,7 +261,7 @@ def _is_of_polars(kind: Any) -> bool:
     """Whether polars has values of this type and Arrow does not: Python objects and integers of 128 bits."""
     inside = [field.dtype for field in getattr(kind, "fields", ())]
     inside += [kind.inner] if hasattr(kind, "inner") else []
-    return kind.base_type().__name__ in _OF_POLARS or any(map(_is_of_polars, inside))
+    return kind.base_type().__name__ in ("Object", "Int128", "UInt128") or any(map(_is_of_polars, inside))
 
 
 def _described(value: Any) -> str:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import BinaryIO, TypeAlias
+from typing import BinaryIO
 
 from tito_audit.errors import StorageError
 from tito_audit.storage.log import open_log, readable
@@ -22,8 +22,18 @@ _BLOCK = 1 << 20
 _BOM = b"\xef\xbb\xbf"
 
 
+class RowBatch:
+    """Consecutive rows that any process can read."""
+
+    __slots__ = ()
+
+    def rows(self, parse: ParseRow) -> Iterator[tuple[int | bytes, RawRow | None]]:
+        """Each row with the byte offset of its line, or with its entry for the spool; None for a blank line."""
+        raise NotImplementedError
+
+
 @dataclass(frozen=True, slots=True)
-class InPlace:
+class InPlace(RowBatch):
     """The lines of an uncompressed file between two places at which lines start."""
 
     path: Path
@@ -36,13 +46,14 @@ class InPlace:
         start = self.start
         with readable(self.path), self.path.open("rb") as file:
             file.seek(start)
-            for index, line in enumerate(cut_lines(_blocks(file, self.stop - start), self.limit)):
+            blocks = (file.read(min(_BLOCK, self.stop - place)) for place in range(start, self.stop, _BLOCK))
+            for index, line in enumerate(cut_lines(blocks, self.limit)):
                 at, start = start, start + line.size + 1
                 yield at, None if line.blank else line.row(index, self.limit, parse)
 
 
 @dataclass(frozen=True, slots=True)
-class SpooledRows:
+class SpooledRows(RowBatch):
     """Rows of a file that cannot be read in place, each as `row_bytes` packs it."""
 
     each: list[bytes]
@@ -51,10 +62,6 @@ class SpooledRows:
         """Each row with its entry for the spool, numbered as in the file."""
         for data in self.each:
             yield entry_of(data), row_of(data, parse)
-
-
-RowBatch: TypeAlias = InPlace | SpooledRows
-"""Consecutive rows that any process can read."""
 
 
 class RandomAccess:
@@ -148,9 +155,3 @@ def line_at(file: BinaryIO, ticket: Ticket, limit: int, parse: ParseRow = parse_
     if len(line) > limit:
         return too_long(index, len(line), limit)
     return replace(parse(index, line, cut_off=line is data), text=line.strip())
-
-
-def _blocks(file: BinaryIO, size: int) -> Iterator[bytes]:
-    while size > 0 and (block := file.read(min(_BLOCK, size))):
-        size -= len(block)
-        yield block

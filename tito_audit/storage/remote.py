@@ -338,7 +338,8 @@ class RangedFile(io.RawIOBase):
         self.name = name
         self._size = status.st_size
         self._read = read
-        self._first = _first_blocks.pop((name, status), None) or _FirstBlocks()
+        first = _first_blocks.pop((name, status), None)
+        self._first = first or _FirstBlocks()
         if status.etag is not None:
             _first_blocks[name, status] = self._first
             size = sum(blocks.size for blocks in _first_blocks.values())
@@ -398,18 +399,13 @@ class RangedFile(io.RawIOBase):
         wanted = min(wanted, self._size - self._at)
         if wanted <= 0:
             return b""
-        data = self._fetched(wanted) or self._fetch_block(wanted, exact=exact)
+        data, at = self._first.get(self._at, wanted), self._at
+        if not data:
+            fetched = (run for run in reversed(self._runs.values()) if run.start <= at < run.start + len(run.data))
+            data = next((run.data[at - run.start : at - run.start + wanted] for run in fetched), b"")
+        data = data or self._fetch_block(wanted, exact=exact)
         self._at += len(data)
         return data
-
-    def _fetched(self, wanted: int) -> bytes:
-        """What was fetched already from here on."""
-        if (data := self._first.get(self._at, wanted)) or not self._runs:
-            return data
-        for run in reversed(self._runs.values()):
-            if run.start <= self._at < run.start + len(run.data):
-                return run.data[self._at - run.start : self._at - run.start + wanted]
-        return b""
 
     def _fetch_block(self, wanted: int, *, exact: bool) -> bytes:
         """Fetch a block that begins here; what is more than wanted waits for the next read."""

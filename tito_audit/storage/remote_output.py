@@ -262,7 +262,7 @@ def _of_writing(refused: Refusal) -> Refusal:
 
 def _to_hub(store: Any, file: Path, url: str, overwrite: bool) -> None:
     from huggingface_hub import CommitOperationAdd
-    from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+    from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
     from tito_audit.storage._store_web import hub_place, hub_refusal
 

@@ -14,8 +14,6 @@ from tito_audit.storage.sampling import RowSample
 
 Compression = Literal["gzip", "zstd"] | None
 
-_BLOCK = 1 << 20
-_ZSTD_BLOCK = 1 << 16  # a damaged frame loses what was decompressed of the same read
 _MAGIC: dict[bytes, Compression] = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
 
 
@@ -37,7 +35,7 @@ class ByteStream:
     def __init__(self, raw: BinaryIO, compression: Compression) -> None:
         self._compression = compression
         self._reader: Any = raw
-        self._size = _ZSTD_BLOCK if compression == "zstd" else _BLOCK
+        self._size = 1 << 16 if compression == "zstd" else 1 << 20  # a damaged frame loses all of the same read
         if compression == "gzip":
             self._reader = gzip.GzipFile(fileobj=raw)
         elif compression == "zstd":

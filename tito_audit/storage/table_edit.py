@@ -104,12 +104,12 @@ def _edited(field: Any, array: Any, far: Any, changes: Sequence[Change]) -> Any:
         (keys, items), (_, far_items) = _pairs(array), _pairs(far)
         names = keys.to_pylist()
         for key, below in _by_head(changes).items():
-            places = [i for i, name in enumerate(names) if name == key]
+            equal = [i for i, name in enumerate(names) if name == key]
             if below[0].new is ABSENT and not below[0].path:
-                left = pa.array([i for i in range(len(names)) if i not in places], pa.int64())
+                left = pa.array([i for i in range(len(names)) if i not in equal], pa.int64())
                 keys, items = keys.take(left), items.take(left)
-            elif places:
-                at = places[-1]
+            elif equal:
+                at = equal[-1]
                 item = _edited(kind.item_field, items.slice(at, 1), far_items, below)
                 items = pa.concat_arrays([items.slice(0, at), item, items.slice(at + 1)])
             else:

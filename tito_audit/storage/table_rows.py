@@ -236,7 +236,8 @@ def _doubles(outer: tuple[str, ...], fields: Iterable[Any]) -> Iterator[tuple[st
         if field.name in seen:
             yield inside
         seen.add(field.name)
-        kind, within = None, field.type
+        kind: Any = None
+        within = field.type
         while within is not None:  # down to the values in lists, maps, dictionaries and extensions
             kind = within
             if isinstance(kind, pa.BaseExtensionType):

@@ -32,8 +32,6 @@ _LEGACY = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
 """The pickled magic number of Torch files from before they were zip archives."""
 _GLOBAL = re.compile(r"GLOBAL ([\w.]+)")
 _RELEASE = re.compile(r"(\d+)\.(\d+)")
-_SAFE = (2, 10)
-"""The first version whose `weights_only` no known file gets around."""
 
 
 def is_torch(head: bytes) -> bool:
@@ -76,7 +74,7 @@ def load_torch(path: Path) -> dict[str, Any]:
             "Install it: pip install 'tito-audit[torch]'"
         ) from None
     release = _RELEASE.match(str(torch.__version__))
-    if (tuple(map(int, release.groups())) if release else (0,)) < _SAFE:
+    if (tuple(map(int, release.groups())) if release else (0,)) < (2, 10):
         raise StorageError(
             f"{path}: this is a Torch file, and in torch {torch.__version__} a file can run code "
             "even where only tensors are read (CVE-2026-24747).\n"

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from tito_audit.errors import RenderError
-from tito_audit.record.message import Message, as_messages
+from tito_audit.record.message import as_messages
 from tito_audit.render.renderer import Renderer
 from tito_audit.render.span_builder import common_start
 from tito_audit.templates.probes import Probe
@@ -128,7 +128,12 @@ def _without(probe: Probe) -> Iterator[tuple[PromptCause, Probe]]:
     if probe.tools:
         yield PromptCause.TOOLS, replace(probe, tools=())
     if any(message.reasoning or "</think>" in message.text for message in probe.messages):
-        yield PromptCause.REASONING, replace(probe, messages=tuple(map(_without_reasoning, probe.messages)))
+        keys = ("reasoning_content", "reasoning", "thinking")
+        wires = [{key: message.wire[key] for key in message.wire if key not in keys} for message in probe.messages]
+        for wire in wires:
+            if isinstance(wire.get("content"), str):
+                wire["content"] = wire["content"].split("</think>")[-1].lstrip("\n")
+        yield PromptCause.REASONING, replace(probe, messages=as_messages(wires, "messages"))
     if any(message.speaker == "tool" for message in probe.messages):
         messages = tuple(message for message in probe.messages if message.speaker != "tool")
         yield PromptCause.RESULTS, replace(probe, messages=messages)
@@ -140,14 +145,3 @@ def _without(probe: Probe) -> Iterator[tuple[PromptCause, Probe]]:
     if any(message.speaker == "system" for message in probe.messages):
         messages = tuple(message for message in probe.messages if message.speaker != "system")
         yield PromptCause.SYSTEM, replace(probe, messages=messages)
-
-
-def _without_reasoning(message: Message) -> Message:
-    wire = {
-        key: value
-        for key, value in message.wire.items()
-        if key not in ("reasoning_content", "reasoning", "thinking")
-    }
-    if isinstance(wire.get("content"), str):
-        wire["content"] = wire["content"].split("</think>")[-1].lstrip("\n")
-    return as_messages([wire], "a message")[0]

@@ -24,7 +24,6 @@ _RUN = re.compile(r"(?:<[^<>\s]{1,40}>|\[[A-Z_/]{2,20}\])+")
 """What may end a turn if the tokenizer is unknown."""
 _TAIL = re.compile(r"(?:\s*<[^<>\s]{1,40}>)+\s*\Z")
 """Tokens at the end of a text."""
-_LONGEST_END = 40
 _PIECES = re.compile(r"</?think>")
 _SIMPLE = probe("one answer", [{"role": "user", "content": USER}, answering(ANSWER)])
 
@@ -152,7 +151,7 @@ def turn_ends(renderer: Renderer) -> tuple[str, ...]:
     tokens = sorted(filter(None, renderer.control_texts), key=len, reverse=True)
     run = re.compile(f"(?:{'|'.join(map(re.escape, tokens))})+") if tokens else _RUN
     match = run.search(tail)
-    end = match.group() if match is not None else tail if len(tail) <= _LONGEST_END else ""
+    end = match.group() if match is not None else tail if len(tail) <= 40 else ""
     return tuple(dict.fromkeys((*renderer.end_texts, *([end] if end else []))))
 
 

@@ -21,10 +21,7 @@ if TYPE_CHECKING:
 _EMPTY_THOUGHT = re.compile(r"<think>\s*</think>")
 _THOUGHT = re.compile(r"<think>(.*?)</think>", re.DOTALL)
 _OF_ROLE = re.compile(r"""(?<![\w\].])\w+(?:\.role|\[['"]role['"]\])\s*==""")
-_LONGEST_TOKEN = 40
 _SHOWN = 1_000
-_NEAR = 12
-"""How many pieces of text before a difference are searched for the decision that led to it."""
 _MOST_TRIED, _MOST_TOGETHER = 24, 3
 """How many sets of decisions are tried the other way, and how many decisions together."""
 
@@ -151,7 +148,10 @@ class Breaks:
         later = [message.text.strip() for message in following if message.speaker == "system"]
         if any(text and text in after[: len(step.prompt)] for text in later):
             return Altered.MOVED
-        if any(step.prompt.find(name) != after.find(name) for name in _names(step.probe) if name in step.prompt):
+        functions = [tool.get("function", tool) for tool in step.probe.tools]
+        described = [function.get("description") for function in functions if isinstance(function, Mapping)]
+        listed = [text for text in described if isinstance(text, str) and text and text in step.prompt]
+        if any(step.prompt.find(text) != after.find(text) for text in listed):
             return Altered.TOOLS
         if at < len(step.prompt):
             closed = part_text(self._renderer, step.probe, step.answer, opens=False)
@@ -169,7 +169,7 @@ class Breaks:
 
 def _before_token(text: str, at: int) -> int:
     """The place itself, or the beginning of a token around it, such as `<think>`."""
-    start = text.rfind("<", max(at - _LONGEST_TOKEN, 0), at)
+    start = text.rfind("<", max(at - 40, 0), at)
     return at if start < 0 or any(char in ">\n" for char in text[start:at]) else start
 
 
@@ -202,7 +202,7 @@ def _suspects(ours: Iterable[TextPiece], theirs: Iterable[TextPiece], at: int) -
     The kind of the message does not count: a template decides that before anything else.
     """
     before = {piece.start: piece for piece in ours if piece.start <= at}
-    for piece in [piece for piece in theirs if piece.start <= at][-_NEAR:][::-1]:
+    for piece in [piece for piece in theirs if piece.start <= at][-12:][::-1]:
         written_before = before.get(piece.start)
         decided = written_before.decisions if written_before is not None else ()
         came = {(decision.condition, decision.outcome) for decision in decided}
@@ -215,15 +215,6 @@ def ends_something(left: str) -> bool:
     """Whether a text begins with a token that ends something."""
     token = re.match(r"\s*[<\[]([^<>\[\]\s]{1,40})[>\]]", left)
     return token is not None and any(word in token[1].lower() for word in ("end", "eo", "/s", "return", "call|"))
-
-
-def _names(probe: Probe) -> Iterator[str]:
-    """Texts that only the list of tools holds."""
-    for tool in probe.tools:
-        function = tool.get("function", tool)
-        description = function.get("description") if isinstance(function, Mapping) else None
-        if isinstance(description, str) and description:
-            yield description
 
 
 def _plain(text: str) -> str:

@@ -23,9 +23,6 @@ from tito_audit.templates.seams import Content, Seam, contents, seams
 from tito_audit.tokens.encoders import ReferenceEncoder
 from tito_audit.tokens.tokenizer import Tokenizer
 
-_MOST_SETTINGS = 64
-_MOST_ARGUMENTS = 3
-"""The most arguments set at once."""
 _SHOWING = (*CORE, *(probe for probe in PROBES if probe.name == "a system prompt and two answers"))
 
 
@@ -68,9 +65,7 @@ def settings(renderer: Renderer, plain: AppendOnly) -> tuple[Setting, ...]:
         tried = _tried(renderer, choices, 1)
         return tuple(setting for setting in tried if setting.append.broken)
     most = len(append_only(renderer, CORE).broken)
-    better = [
-        setting for setting in _tried(renderer, choices, _MOST_ARGUMENTS) if len(setting.append.broken) < most
-    ]
+    better = [setting for setting in _tried(renderer, choices, 3) if len(setting.append.broken) < most]
     judged = [setting for setting in better if len(setting.append.refused) <= len(plain.refused)]
     # A setting that sets more than another has to be better.
     simplest = [
@@ -93,7 +88,7 @@ def _tried(renderer: Renderer, choices: Mapping[str, Sequence[object]], most: in
         for names in combinations(choices, count)
         for values in product(*(choices[name] for name in names))
     )
-    for arguments in islice(combined, _MOST_SETTINGS):
+    for arguments in islice(combined, 64):
         yield Setting(arguments, append_only(_with(renderer, arguments), CORE))
 
 
@@ -103,7 +98,7 @@ def _choices(renderer: Renderer) -> dict[str, list[object]]:
     for template in (renderer.template(False), renderer.template(True)):
         for argument in template.arguments.arguments:
             passed = renderer.template_args.get(argument.name, argument)
-            values = [
+            values: list[object] = [
                 value
                 for value in argument.values
                 if value is not passed and (value is None or isinstance(value, str | int | float))
@@ -227,6 +222,11 @@ def template_facts(renderer: Renderer, tokenizer: Tokenizer | None = None) -> Te
     if tokenizer is not None:
         plain, ids = (ReferenceEncoder(tokenizer.backend).encode_one("x", special=on) for on in (False, True))
         added = ids[: len(ids) - len(plain)] == [tokenizer.bos_id] if len(ids) > len(plain) else False
+    stops: list[Stop] = []
+    ending = answer_ending(renderer).strip()
+    for end in turn_ends(renderer):
+        ids = tokenizer.encode(end).tolist() if tokenizer is not None else []
+        stops.append(Stop(end, ids[0] if len(ids) == 1 else None, end in renderer.end_texts, end in ending))
     read = [renderer.template(with_tools).arguments for with_tools in (False, True)]
     reads_clock = any(arguments.reads_clock for arguments in read)
     return TemplateFacts(
@@ -237,7 +237,7 @@ def template_facts(renderer: Renderer, tokenizer: Tokenizer | None = None) -> Te
         seams(renderer, tokenizer),
         contents(renderer),
         GenerationPrompt(tuple(openers), answer_form(renderer) is not None),
-        tuple(_stops(renderer, tokenizer)),
+        tuple(stops),
         Bos(bos, bool(bos) and any(begins), added),
         tuple(dict.fromkeys(text for arguments in read for text in arguments.clock_formats))
         if reads_clock
@@ -245,10 +245,3 @@ def template_facts(renderer: Renderer, tokenizer: Tokenizer | None = None) -> Te
         effects(renderer),
         settings(renderer, append),
     )
-
-
-def _stops(renderer: Renderer, tokenizer: Tokenizer | None) -> Iterator[Stop]:
-    ends = answer_ending(renderer).strip()
-    for text in turn_ends(renderer):
-        ids = tokenizer.encode(text).tolist() if tokenizer is not None else []
-        yield Stop(text, ids[0] if len(ids) == 1 else None, text in renderer.end_texts, text in ends)

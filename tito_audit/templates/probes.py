@@ -112,9 +112,7 @@ _ASKED: _Wire = {"role": "user", "content": USER}
 _ASKED_AGAIN: _Wire = {"role": "user", "content": USER_AGAIN}
 _ASKED_LAST: _Wire = {"role": "user", "content": "Thank you. Which is warmer?"}
 _CALL = call('{"city": "Paris"}')
-_CALL_OF_OBJECT = call({"city": "Paris"})
 _CALL_AGAIN = call('{"city": "Rome"}', 2)
-_CALL_OF_NOTHING = call("{}", name="get_time")
 _ANSWERS: Mapping[str, _Wire] = {
     "answer": answering(ANSWER),
     "answer with reasoning": answering(ANSWER, REASONING),
@@ -131,8 +129,8 @@ _CALLS: Mapping[str, _Wire] = {
     "tool call with reasoning": answering("", REASONING, _CALL),
     "tool call with text and reasoning": answering("I look it up.", REASONING, _CALL),
     "tool call with <think> in its content": answering(f"<think>\n{REASONING}\n</think>\n\n", None, _CALL),
-    "tool call with arguments as object": answering(None, None, _CALL_OF_OBJECT),
-    "tool call without arguments": answering(None, None, _CALL_OF_NOTHING),
+    "tool call with arguments as object": answering(None, None, call({"city": "Paris"})),
+    "tool call without arguments": answering(None, None, call("{}", name="get_time")),
     "tool call with other scripts": answering(None, None, call({"city": 'Zürich 東京 "q" <b>&\''})),
 }
 _SEVERAL: Mapping[str, _Wire] = {

@@ -184,14 +184,13 @@ _VALUES: Mapping[str, tuple[str, object]] = {
     "a list": ("[1, 2]", [1, 2]),
     "an object without spaces": ('{"a":1}', {"a": 1}),
 }
-_FORMS = (("object", "arguments as object"), ("string", "arguments as text"))
 
 
 def _of_calls(renderer: Renderer) -> Iterator[Returned]:
     prompt = _written(renderer, [], opens=True, tools=True)
     if prompt is None:
         return
-    for arguments, form in _FORMS:
+    for arguments, form in (("object", "arguments as object"), ("string", "arguments as text")):
         other = replace(renderer, tool_arguments=arguments)  # type: ignore[arg-type]
         called = call_text(other, prompt)
         if called is None:
@@ -203,7 +202,17 @@ def _of_calls(renderer: Renderer) -> Iterator[Returned]:
                 answer = answering(None, None, call(json_text))
                 sampled = f"{before}{json_text}{after}".rstrip()
                 yield _returned(other, ("tool call", case, form), prompt, sampled, answer)
-            yield from _of_envelopes(other, prompt, form, text)
+            # Other spacings and orders of the JSON around name and arguments, if there is any
+            named = json.dumps({"city": _CITY})
+            usual = f'{{"name": "get_weather", "arguments": {named}}}'
+            for case, unusual in (
+                ("the call without spaces", f'{{"name":"get_weather","arguments":{named}}}'),
+                ("arguments before the name", f'{{"arguments": {named}, "name": "get_weather"}}'),
+            ):
+                if usual in text:
+                    sampled = text.replace(usual, unusual).rstrip()
+                    answer = answering(None, None, call(named))
+                    yield _returned(other, ("tool call", case, form), prompt, sampled, answer)
         elif text.count(_CITY) == 1:
             for case, (written, value) in _VALUES.items():
                 answer = answering(None, None, call(json.dumps({"city": value})))
@@ -241,20 +250,6 @@ def call_text(renderer: Renderer, prompt: str) -> tuple[str, str | None] | None:
         json.dumps(arguments, indent=4),
     )
     return text, next((json_text for json_text in spelled if text.count(json_text) == 1), None)
-
-
-def _of_envelopes(renderer: Renderer, prompt: str, form: str, text: str) -> Iterator[Returned]:
-    """Other spacings and orders of the JSON around name and arguments, if there is any."""
-    quoted = json.dumps({"city": _CITY})
-    usual = f'{{"name": "get_weather", "arguments": {quoted}}}'
-    if usual not in text:
-        return
-    answer = answering(None, None, call(quoted))
-    for case, other in (
-        ("the call without spaces", f'{{"name":"get_weather","arguments":{quoted}}}'),
-        ("arguments before the name", f'{{"arguments": {quoted}, "name": "get_weather"}}'),
-    ):
-        yield _returned(renderer, ("tool call", case, form), prompt, text.replace(usual, other).rstrip(), answer)
 
 
 _HALF = "It is sun"

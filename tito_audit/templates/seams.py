@@ -161,8 +161,6 @@ _SHAPES = (
     "two  spaces\n\n\nand lines",
     "",
 )
-_OF_ANSWERS = ("<think>\nShort.\n</think>\n\nSaid.",)
-_MARK = "Wqz{} is here."
 
 
 class Writing(StrEnum):
@@ -202,7 +200,7 @@ class Content:
 
 
 _Trial: TypeAlias = tuple[str, tuple[str, str], str | None]
-"""A content, the text around a plain one in its place, and the conversation with it; None where that is refused."""
+"""A content, the text around a plain one in its place, and the conversation with it; None if that is refused."""
 
 
 def contents(renderer: Renderer) -> tuple[Content, ...]:
@@ -226,7 +224,7 @@ def contents(renderer: Renderer) -> tuple[Content, ...]:
 
 def _trials(renderer: Renderer, pattern: Sequence[str]) -> Iterator[tuple[str, _Trial]]:
     """Every shape of content at every place of a conversation, with its role."""
-    plain = [_MARK.format(number) for number in range(len(pattern))]
+    plain = [f"Wqz{number} is here." for number in range(len(pattern))]
     base = _written(renderer, pattern, plain)
     if base is None:
         return
@@ -234,7 +232,7 @@ def _trials(renderer: Renderer, pattern: Sequence[str]) -> Iterator[tuple[str, _
         if role in ("call", "calls") or base.count(plain[number]) != 1:
             continue
         before, _, after = base.partition(plain[number])
-        for shape in (*_SHAPES, *(_OF_ANSWERS if role == "assistant" else ())):
+        for shape in (*_SHAPES, *(("<think>\nShort.\n</think>\n\nSaid.",) if role == "assistant" else ())):
             text = _written(renderer, pattern, [*plain[:number], shape, *plain[number + 1 :]])
             yield role, (shape, (before, after), text)
 

@@ -22,9 +22,6 @@ _NEXT = {
     "assistant": "another answer",
 }
 _ORDER = ("user", "tool", "system", "assistant")
-_CHANGES = tuple(Altered)
-"""The worst first."""
-_MOST_LINES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,10 +103,10 @@ def _parts(facts: TemplateFacts) -> Iterator[str]:
         line = line_of(broken)
         if line is not None:
             lines.setdefault(broken.change, {}).setdefault(line)
-    for change, names in sorted(nexts.items(), key=lambda broken: _CHANGES.index(broken[0])):
+    for change, names in sorted(nexts.items(), key=lambda broken: tuple(Altered).index(broken[0])):
         follows = _listed([_NEXT.get(name, name) for name in _ORDER if name in names] or list(names), "or")
         at = list(lines.get(change, ()))
-        lines_of = f"line{'s' if len(at) > 1 else ''} {', '.join(map(str, at[:_MOST_LINES]))}"
+        lines_of = f"line{'s' if len(at) > 1 else ''} {', '.join(map(str, at[:3]))}"
         place = f" ({lines_of})" if at else ""
         yield change + ("" if change in (Altered.MOVED, Altered.TOOLS) else f" when {follows} follows") + place
     if append.broken and (helped := helping(facts)):

@@ -17,9 +17,6 @@ from tito_audit.ways.search import NEARLY_ALL, SEARCHED, Confirmed, explained, s
 from tito_audit.ways.way import CHARACTERS, CLOCK, SYSTEM, SYSTEM_ROLES, Way
 from tito_audit.ways.writer import Writer
 
-_RIGHT = 0.8
-"""If a renderer writes this share of the prompts, no search is needed."""
-
 
 def explain_head(rollouts: Sequence[Rollout], tokenizer: Tokenizer, renderer: Renderer) -> Explanation | None:
     """What explains the first rollouts of a log with this tokenizer and template but other settings.
@@ -34,7 +31,7 @@ def explain_head(rollouts: Sequence[Rollout], tokenizer: Tokenizer, renderer: Re
     right = 0
     for observation in first:
         right += writer.writes(start, observation)
-        if right > _RIGHT * len(first):
+        if right > 0.8 * len(first):
             return None
     if not first:
         return None
@@ -120,7 +117,7 @@ def unsure(ranked: Sequence[Confirmed], rest: Sequence[Observation]) -> str:
     prompts = {rest[at].ids.tobytes() for at in best.written}
     if best.way.departs and len(prompts) < 2:
         return "there is only one prompt, which many settings could explain"
-    because = _doubt_of_systems(best, ranked[1:], rest) or _other_opening(best, rest) or _other_history(best, rest)
+    because = _doubt_of_systems(best, ranked[1:], rest) or _other_template(best, rest)
     if because:
         return because
     rivals = (other.written for other in ranked[1:] if sum(at in other.written for at in basis) >= written)
@@ -129,41 +126,30 @@ def unsure(ranked: Sequence[Confirmed], rest: Sequence[Observation]) -> str:
     return "another explanation writes as many prompts, but different ones"
 
 
-def _other_opening(best: Confirmed, rest: Sequence[Observation]) -> str:
-    """Evidence for another template in how conversations open; "" if there is none.
+def _other_template(best: Confirmed, rest: Sequence[Observation]) -> str:
+    """Evidence for another template in how conversations open, or in prompts with answers; "" if there is none.
 
     Two templates of a family often differ only for conversations that few rows have, such as those without a
-    system message. A row with the right text and wrong tokens says nothing about the template.
-    """
-    right: set[str] = set()
-    wrong: Counter[str] = Counter()
-    for at, observation in enumerate(rest):
-        if observation.first:
-            if at in best.written or best.writer.spells(best.way, observation):
-                right.add(observation.opening)
-            else:
-                wrong[observation.opening] += 1
-    unlike = (
-        f"it writes none of the first prompts {each} ({wrong[each]:,})" for each in wrong if each not in right
-    )
-    return next(unlike, "")
-
-
-def _other_history(best: Confirmed, rest: Sequence[Observation]) -> str:
-    """Evidence for another template in prompts with answers; "" if there is none.
-
-    Only answers known to be sampled may have drifted. If anything else differs in most prompts of a kind, another
-    template may have written them.
+    system message. A row with the right text and wrong tokens says nothing about the template. Only answers known
+    to be sampled may have drifted: if anything else differs in most prompts of a kind, another template may have
+    written them.
     """
     right: Counter[str] = Counter()
     wrong: Counter[str] = Counter()
+    later_right: Counter[str] = Counter()
+    later_wrong: Counter[str] = Counter()
     for at, observation in enumerate(rest):
-        if not observation.first:
-            same = at in best.written or best.writer.spells(best.way, observation)
+        same = at in best.written or best.writer.spells(best.way, observation)
+        if observation.first:
+            (right if same else wrong)[observation.opening] += 1
+        else:
             same = same or (observation.begun > 0 and best.writer.writes_around_answers(best.way, observation))
-            (right if same else wrong)[observation.kind] += 1
-    for kind, number in wrong.items():
-        if not right[kind] or number > right.total() + wrong.total() / 2:
+            (later_right if same else later_wrong)[observation.kind] += 1
+    for opening, number in wrong.items():
+        if not right[opening]:
+            return f"it writes none of the first prompts {opening} ({number:,})"
+    for kind, number in later_wrong.items():
+        if not later_right[kind] or number > later_right.total() + later_wrong.total() / 2:
             return f"it writes different text for {number:,} {'prompt' if number == 1 else 'prompts'} with {kind}"
     return ""
 
@@ -172,13 +158,10 @@ def _other_history(best: Confirmed, rest: Sequence[Observation]) -> str:
 # text from each prompt proves nothing: whatever another template writes there would be read too.
 
 
-_LEAST = 4
-"""How many system prompts with different first messages are needed."""
 _BEGINNING, _END = 24, 16
 """A common start or end of all system prompts that is at least this long may be a template's."""
 _SAID = 24
 """A message text of this many characters is not in a system prompt by accident."""
-_LOOKED = 200
 _LIKELIER = "another template is likelier"
 
 
@@ -199,7 +182,7 @@ def _doubt_of_systems(best: Confirmed, others: Iterable[Confirmed], rest: Sequen
 
 def _doubt_of_own(best: Confirmed, others: Iterable[Confirmed], rest: Sequence[Observation]) -> str:
     """The same where each prompt has a system prompt of its own."""
-    if len({(text, _first(rest[at])) for at, text in best.read.items()}) < _LEAST:
+    if len({(text, _first(rest[at])) for at, text in best.read.items()}) < 4:
         return "too few prompts open with a system prompt that the messages lack"
     by_tools: dict[tuple[object, ...], list[int]] = {}
     for at in best.read:
@@ -264,7 +247,7 @@ def _holds(text: str, observation: Observation, best: Confirmed) -> bool:
     if first.role in SYSTEM_ROLES:
         repeats = bool(text_of_first) and text_of_first in text and text_of_first != text.strip()
     else:
-        repeats = len(text_of_first) >= _SAID and text_of_first[:_LOOKED] in text
+        repeats = len(text_of_first) >= _SAID and text_of_first[:200] in text
     if repeats:
         return True
     written = best.writer.text(best.way, observation) or ""

@@ -18,8 +18,6 @@ from tito_audit.tokens.vocab import Vocabulary
 
 MARK = "qzvargumentzvq"
 """A placeholder for a value to be read; no template treats it specially."""
-_CONTEXTS = (400, 64, 24)
-"""How many characters before and after a value must match."""
 
 
 def between(text: str, mark: str, recorded: str, longest: int) -> Iterator[str]:
@@ -34,7 +32,7 @@ def between(text: str, mark: str, recorded: str, longest: int) -> Iterator[str]:
             yield value
     yielded = set()
     following = pieces[1]
-    around = [(first[-size:], following[:size]) for size in _CONTEXTS]
+    around = [(first[-size:], following[:size]) for size in (400, 64, 24)]
     line_end = following[: following.find("\n") + 1] or following[:24]
     around += [(first[first.rfind("\n") + 1 :], line_end), (first[-24:], following[:1])]
     for before, after in around:
@@ -108,8 +106,6 @@ _WRITTEN = {
 """What directives write, in the locale that templates run in."""
 _SAMPLE = datetime(1987, 11, 28, 17, 43, 21)
 """A date whose text is about as long as any."""
-_YEARS = range(2015, 2040)
-"""Years to try for a date that names the weekday."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +163,7 @@ def date_near(probed: str, recorded: str) -> datetime | None:
     moment, weekday = _parsed(values), values.get("A", values.get("a"))
     if moment is None or weekday is None:
         return moment
-    for year in (moment.year, *_YEARS):
+    for year in (moment.year, *range(2015, 2040)):
         try:
             moved = moment.replace(year=year)
         except ValueError:  # the 29th of February
@@ -260,15 +256,13 @@ def _date_at(side: TextInContext, formats: tuple[str, ...]) -> tuple[str, str, s
 
 
 _DECODER = json.JSONDecoder()
-_MOST_TOOLS = 256
-"""The most tools read from one text."""
 
 
 def tools_in(text: str) -> list[ToolSpec]:
     """Every tool definition that a text holds as JSON, in order."""
     tools: list[ToolSpec] = []
     at = text.find("{")
-    while at >= 0 and len(tools) < _MOST_TOOLS:
+    while at >= 0 and len(tools) < 256:
         end = at + 1
         try:
             value, end = _DECODER.raw_decode(text, at)

@@ -24,8 +24,6 @@ NEARLY_ALL = 0.95
 """The share of the prompts that an explanation must write to be certain."""
 _CONFIRMED, _CONFIRMED_IDS = 240, 2_000_000
 """How many observations confirm an explanation, and how many ids these have at most."""
-_PRODUCT = 128
-"""The most combinations of arguments tried exhaustively."""
 _MOST_WRITTEN = 20_000_000
 """The most characters rendered in one search."""
 _LATER, _FIRST = 2, 5
@@ -119,7 +117,7 @@ class Search:
         """Other starting points: all combinations of arguments if they are few, else each change alone."""
         choices = [[None, *argument.values] for argument in self._writer.arguments.arguments if argument.values]
         names = [argument.name for argument in self._writer.arguments.arguments if argument.values]
-        if prod(map(len, choices)) <= _PRODUCT:
+        if prod(map(len, choices)) <= 128:
             for values in product(*choices):
                 way = start
                 for name, value in zip(names, values, strict=True):
@@ -132,7 +130,21 @@ class Search:
     def _simplest(self, way: Way) -> Way:
         """The way without everything that no observation needs."""
         exact = self.score(way).exact
-        for lighter in _lighter(way) if exact else ():
+        if not exact:
+            return way
+        for lighter in (
+            *(way.without_arg(name) for name, _ in way.args),
+            *(replace(way, varies=way.varies - {name}) for name in sorted(way.varies)),
+            replace(way, clock=None),
+            replace(way, tool_arguments="auto"),
+            replace(way, without_tools=False),
+            replace(way, uses_stated=True),
+            replace(way, system=None, drops_system=False),
+            replace(way, reasoning="as logged"),
+            replace(way, opens=True),
+            replace(way, prefill=""),
+            replace(way, bos=0),
+        ):
             if self.score(lighter).exact >= exact and lighter.cost < way.cost:
                 return self._simplest(lighter)
         return way
@@ -227,23 +239,6 @@ class Search:
                 rest = recorded[len(text) :]
                 if 0 < len(rest) <= 400:
                     yield replace(way, prefill=rest)
-
-
-def _lighter(way: Way) -> Iterator[Way]:
-    """The ways that claim one thing less."""
-    for name, _ in way.args:
-        yield way.without_arg(name)
-    for name in sorted(way.varies):
-        yield replace(way, varies=way.varies - {name})
-    yield replace(way, clock=None)
-    yield replace(way, tool_arguments="auto")
-    yield replace(way, without_tools=False)
-    yield replace(way, uses_stated=True)
-    yield replace(way, system=None, drops_system=False)
-    yield replace(way, reasoning="as logged")
-    yield replace(way, opens=True)
-    yield replace(way, prefill="")
-    yield replace(way, bos=0)
 
 
 def _leading(text: str, token: str) -> int:

@@ -36,10 +36,7 @@ if TYPE_CHECKING:
 
 _LONGEST_VALUE, _LONGEST_SYSTEM = 4_000, 200_000
 """The longest value that is read, and the longest system prompt, in characters."""
-_REST = 64
-"""How many characters a template may write after the end of a recorded row."""
 _NO_THOUGHT = re.compile(r"\A<think>\s*</think>\s*")
-_FEW = 1 << 14
 
 
 class Writer:
@@ -87,7 +84,7 @@ class Writer:
         key = way.key, id(observation)
         if key not in self._texts:
             self.recorded(observation)
-            if len(self._texts) >= _FEW:
+            if len(self._texts) >= 1 << 14:
                 self._texts.clear()
             own = self.resolved(way, observation) if way.varies else way
             self._texts[key] = self.write(own, observation) if own is not None else None
@@ -216,7 +213,7 @@ class Writer:
     def cut(self, text: str, observation: Observation) -> str:
         """A text without what a template writes after the last token of a row."""
         recorded = self.recorded(observation)
-        longer = not observation.opens and text.startswith(recorded) and len(text) - len(recorded) <= _REST
+        longer = not observation.opens and text.startswith(recorded) and len(text) - len(recorded) <= 64
         return recorded if longer else text
 
     def _is_followed(self, text: str, observation: Observation) -> bool:
@@ -372,10 +369,6 @@ class FirstWriter:
         return at_date_of(prompt, self._tokenizer, self._renderer) if self._own_dates else self._renderer
 
 
-_LONGEST = 1 << 16
-"""The most recorded ids that are decoded."""
-
-
 def at_own_date(rollout: Rollout, tokenizer: Tokenizer, renderer: Renderer) -> Renderer:
     """The renderer at the date in the rollout's first prompt; unchanged if there is none."""
     prompt = first_prompt(rollout) if has_clock(renderer) else None
@@ -396,5 +389,5 @@ def _guessed(prompt: Observation, renderer: Renderer) -> str | None:
 
 def _start(prompt: Observation, tokenizer: Tokenizer, characters: int) -> str:
     """The text of the recorded ids; of a row, at least its first `characters`."""
-    ids = prompt.ids if prompt.part is Part.FIRST else prompt.ids[: min(characters + 1, _LONGEST)]
+    ids = prompt.ids if prompt.part is Part.FIRST else prompt.ids[: min(characters + 1, 1 << 16)]
     return tokenizer.vocabulary.text(ids)

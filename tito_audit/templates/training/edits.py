@@ -119,15 +119,15 @@ def _runs(tokens: Sequence[Token], *, truths: bool) -> Iterator[tuple[Token, ...
             ends = (j for j in range(i + 1, len(tokens)) if levels[j] == 0 and tokens[j].text in ("else", ","))
             yield tuple(tokens[i + 1 : next(ends, len(tokens))])
     # The conditions within brackets
-    begin: int | None = None
+    opened: int | None = None
     for i, token in enumerate(tokens):
         if levels[i]:
             continue
-        if token.kind == "operator" and token.text in _CLOSES and begin is not None:
-            yield from _runs(tokens[begin + 1 : i], truths=False)
-            begin = None
+        if token.kind == "operator" and token.text in _CLOSES and opened is not None:
+            yield from _runs(tokens[opened + 1 : i], truths=False)
+            opened = None
         elif token.kind == "operator" and token.text in _OPENS:
-            begin = i
+            opened = i
 
 
 def _divides(tokens: Sequence[Token], at: int) -> bool:
@@ -282,16 +282,27 @@ def _cuts(source: str, tags: Sequence[SourceTag]) -> Iterator[TemplateEdit]:
 
 
 def _cut_chains(tokens: Sequence[Token]) -> Iterator[tuple[int, int, int]]:
-    """Where a text begins that is cut, where its cutting begins, and where that ends."""
+    """Where a text begins that is cut, where its cutting begins, and where that ends, the longest first."""
     levels = depths(tokens)
     for i, token in enumerate(tokens):
         if token.text not in _CUTS or not i or tokens[i - 1].text not in (".", "|"):
             continue
         begin = _base(tokens, levels, i - 1)
-        ends = _ends(tokens, levels, i)
-        if begin is not None:
-            for end in ends:
-                yield tokens[begin].start, tokens[i - 1].start, tokens[end].end
+        if begin is None:
+            continue
+        # The last token of the cut, and of each cut that follows it at once
+        ends: list[int] = []
+        end, following = i, "."
+        while following in (".", "|") and tokens[end].text in _CUTS:
+            if end + 1 < len(tokens) and tokens[end + 1].text == "(":
+                end = _closing(levels, end + 1)
+            while end + 1 < len(tokens) and tokens[end + 1].text == "[":
+                end = _closing(levels, end + 1)
+            ends.append(end)
+            following = tokens[end + 1].text if end + 2 < len(tokens) else ""
+            end += 2
+        for end in reversed(ends):
+            yield tokens[begin].start, tokens[i - 1].start, tokens[end].end
 
 
 def _base(tokens: Sequence[Token], levels: Sequence[int], before: int) -> int | None:
@@ -311,23 +322,6 @@ def _base(tokens: Sequence[Token], levels: Sequence[int], before: int) -> int | 
             continue
         return i
     return None
-
-
-def _ends(tokens: Sequence[Token], levels: Sequence[int], at: int) -> Iterator[int]:
-    """The last token of a cut, and of the cuts that follow it at once, the longest first."""
-    places: list[int] = []
-    i = at
-    while True:
-        if i + 1 < len(tokens) and tokens[i + 1].text == "(":
-            i = _closing(levels, i + 1)
-        while i + 1 < len(tokens) and tokens[i + 1].text == "[":
-            i = _closing(levels, i + 1)
-        places.append(i)
-        following = tokens[i + 1].text if i + 1 < len(tokens) else ""
-        if following not in (".", "|") or i + 2 >= len(tokens) or tokens[i + 2].text not in _CUTS:
-            break
-        i += 2
-    return reversed(places)
 
 
 def _closing(levels: Sequence[int], opening: int) -> int:

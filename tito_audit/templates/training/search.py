@@ -137,7 +137,9 @@ def judge(renderer: Renderer, probes: Sequence[Probe], *, spaces: bool = True) -
     for name, unchanged in _spaced(renderer) if spaces else ():
         (names if unchanged else trimmed).add(name)
     of_tools = {_name(step) for step in steps if step.probe.tools} & lost
-    return Judged(*map(frozenset, (names, lost, of_tools, trimmed, unsampled)), steps)
+    return Judged(
+        frozenset(names), frozenset(lost), frozenset(of_tools), frozenset(trimmed), frozenset(unsampled), steps
+    )
 
 
 def _name(step: Step) -> str:
@@ -299,13 +301,6 @@ def _agree(before: _Turn, after: _Turn) -> bool:
     return before.after is None or after.rest is None or before.after.endswith(after.rest)
 
 
-_MOST_EDITS = 6
-_MOST_SETS = 80
-"""How many useful sets of edits are tried."""
-_MOST_FOR_SPACES = 24
-"""The same once only whitespace differs from what was sampled."""
-_PAIRED = 16
-"""How many edits are tried in pairs if none does anything alone."""
 SECONDS = 45.0
 """How long a search may take, of one processor."""
 
@@ -395,13 +390,13 @@ class _Search:
             now = self._best[1]
             if not now.lost_without_tools and (self._best[0] or not now.faults):
                 break
-        edits, judged = self._best
-        for edit in edits:  # others may have made it needless
-            fewer = tuple(other for other in edits if other != edit)
+        needed, judged = self._best
+        for edit in needed:  # others may have made it needless
+            fewer = tuple(other for other in needed if other != edit)
             without = self._tried(fewer)
             if without is not None and without.faults <= judged.faults and self._is_proved(fewer, without):
-                edits = fewer
-        return edits
+                needed = fewer
+        return needed
 
     def renderer(self, edits: _Set) -> Renderer | None:
         """A renderer with these edits; None if the result is not a template."""
@@ -424,12 +419,12 @@ class _Search:
         tried: set[frozenset[TemplateEdit]] = set()
         ahead: list[tuple[int, int, int, _Set]] = [(self._now.faults, 0, 0, ())]
         while ahead and self._best[1].faults:
-            if len(tried) >= (_MOST_SETS if self._best[1].lost else _MOST_FOR_SPACES):
+            if len(tried) >= (80 if self._best[1].lost else 24):  # fewer once only whitespace differs
                 break
             *_, edits = heappop(ahead)
             for added in useful:
                 more = (*edits, *added)
-                if len(more) > _MOST_EDITS or any(a.overlaps(b) for a, b in combinations(more, 2)):
+                if len(more) > 6 or any(a.overlaps(b) for a, b in combinations(more, 2)):
                     continue
                 if frozenset(more) in tried or thread_time() > self._deadline:
                     continue
@@ -446,7 +441,7 @@ class _Search:
         """Pairs of conditions, for templates where one alone does harm."""
         kinds = (EditKind.BY_PLACE, EditKind.DROP_CUT, EditKind.BY_THOUGHT)
         likely = [edit for edit in pool if edit.kind in kinds and self._touches((edit,))]
-        return (pair for pair in combinations(likely[:_PAIRED], 2) if not pair[0].overlaps(pair[1]))
+        return (pair for pair in combinations(likely[:16], 2) if not pair[0].overlaps(pair[1]))
 
     def _tried(self, edits: _Set) -> Judged | None:
         """What becomes of answers with these edits; None if the result is not a template, or loses what was
