@@ -159,7 +159,10 @@ def settle(ledger: Ledger) -> Settled:
             for event in _events(visits):
                 events += 1
                 _count(event, events)
-            open_ |= _open(visits)
+            ids = [member.answer_id for member, _ in visits]
+            unknown = all(math.isnan(member.totals[span]) for member, span in visits)
+            if unknown and not (all(ids) and len(set(ids)) == len(ids)):
+                open_ |= {member.number for member, span in visits[1:] if span not in member.event}
         for member in members:
             if member.again:
                 runs = merged(member.again)
@@ -341,16 +344,6 @@ def _count(event: Sequence[_Visit], number: int) -> None:
         covered = merged([*covered, *runs])
     for member, span in event:
         member.event[span] = number
-
-
-def _open(visits: Sequence[_Visit]) -> set[int]:
-    """The sequences after the first for which it is unknown whether the tokens were sampled twice."""
-    if not all(math.isnan(member.totals[span]) for member, span in visits):
-        return set()
-    ids = [member.answer_id for member, _ in visits]
-    if all(ids) and len(set(ids)) == len(ids):
-        return set()
-    return {member.number for member, span in visits[1:] if span not in member.event}
 
 
 def _intersection(runs: Sequence[tuple[int, int]], covered: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from tito_audit.storage.atomic import allow_open_files, make_folder, refuse_taken, same_place, target_paths
 from tito_audit.storage.find import (
-    LOG_SUFFIXES,
     dataset_metadata,
     few,
     find_logs,
@@ -12,13 +11,12 @@ from tito_audit.storage.find import (
     write_dataset_metadata,
 )
 from tito_audit.storage.in_memory import RowsInMemory, is_in_memory
-from tito_audit.storage.log import MAX_ROW_BYTES, Log, open_log
+from tito_audit.storage.log import Log, open_log
 from tito_audit.storage.output import Output, Quarantine, open_output
 from tito_audit.storage.passed import (
     Logs,
     MemoryOutput,
     Name,
-    PassedLogs,
     memory_targets,
     names_of,
     open_memory_output,
@@ -31,14 +29,11 @@ from tito_audit.storage.row import RawRow
 from tito_audit.storage.watch import path_of
 
 __all__ = [
-    "LOG_SUFFIXES",
-    "MAX_ROW_BYTES",
     "Log",
     "Logs",
     "MemoryOutput",
     "Name",
     "Output",
-    "PassedLogs",
     "Quarantine",
     "RawRow",
     "RemoteFile",

@@ -89,16 +89,16 @@ class Store:
         raise NotImplementedError
 
     def is_folder(self, url: str) -> bool:
-        """Whether files are below this URL."""
-        raise NotImplementedError
+        """Whether files are below this URL; False where a service lists none."""
+        return False
 
     def files(self, url: str) -> Iterator[tuple[str, RemoteStatus]]:
         """The URL and status of each file below a folder, at any depth."""
-        raise NotImplementedError
+        return iter(())
 
     def entries(self, url: str) -> list[str]:
         """URLs of what is directly in a folder, the first thousand or so; for suggestions."""
-        raise NotImplementedError
+        return []
 
     def read(self, url: str, start: int, stop: int, status: RemoteStatus) -> bytes:
         """Bytes from `start` on, at most up to `stop`; fewer if the connection was dropped after some of them.

@@ -78,16 +78,6 @@ class WebStore(Store):
                 changed = 0
             return RemoteStatus(size, int(changed) * 1_000_000_000, _etag(answer.headers), ranges=ranges)
 
-    def is_folder(self, url: str) -> bool:
-        """False: a web server lists no files."""
-        return False
-
-    def files(self, url: str) -> Iterator[tuple[str, RemoteStatus]]:
-        return iter(())
-
-    def entries(self, url: str) -> list[str]:
-        return []
-
     def read(self, url: str, start: int, stop: int, status: RemoteStatus) -> bytes:
         answer = _ask(url, {"Range": f"bytes={start}-{stop - 1}"} if status.ranges else {})
         with answer:

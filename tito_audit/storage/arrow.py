@@ -116,7 +116,12 @@ class ArrowFile:
                 ) from None
             if batch is None:
                 break
-            if not _is_sound(batch[0]):
+            try:
+                batch[0].validate()
+                sound = all(map(_array_is_sound, batch[0].columns))
+            except (pa.ArrowException, OSError, ValueError, IndexError):
+                sound = False
+            if not sound:
                 raise Damaged(
                     f"record batch {number} of the Arrow file cannot be read (it points outside its data)"
                 )
@@ -248,16 +253,8 @@ def _is_of_arrow(error: Exception) -> bool:
     return isinstance(error, pa.ArrowException | OSError | ValueError | NotImplementedError | MemoryError)
 
 
-def _is_sound(batch: Any) -> bool:
-    """Whether nothing in a record batch points outside its data; text that is not UTF-8 does not count."""
-    try:
-        batch.validate()
-        return all(_array_is_sound(column) for column in batch.columns)
-    except (pa.ArrowException, OSError, ValueError, IndexError):
-        return False
-
-
 def _array_is_sound(array: Any) -> bool:
+    """Whether nothing in an array points outside its data; text that is not UTF-8 does not count."""
     try:
         array.validate(full=True)
     except pa.ArrowInvalid as error:

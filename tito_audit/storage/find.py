@@ -117,7 +117,7 @@ def _walk(folder: Path, refuse: Callable[[OSError], None] | None = None) -> Iter
 def _under(folder: Path, refuse: Callable[[OSError], None] | None = None) -> Iterator[tuple[Path, bool | None]]:
     """Each file that is not hidden, and whether it is a log; the folder of a data set as a whole, with None."""
     for root, folders, files in _walk(folder, refuse):
-        if MARKS.intersection(files) and is_dataset(root):
+        if MARKS.intersection(files) and ((root / _DICT).is_file() or _is_single(root)):
             folders.clear()
             yield root, None
             continue
@@ -342,11 +342,6 @@ def _matches(names: Sequence[str], pattern: Sequence[str]) -> bool:
 _STATE, _INFO, _DICT = "state.json", "dataset_info.json", "dataset_dict.json"
 MARKS = frozenset((_STATE, _DICT))
 """Names of files of which every folder that `datasets` saved has one."""
-
-
-def is_dataset(folder: Path) -> bool:
-    """Whether `datasets` saved this folder: one data set, or several splits."""
-    return (folder / _DICT).is_file() or _is_single(folder)
 
 
 def shards_under(folder: Path) -> list[Path]:

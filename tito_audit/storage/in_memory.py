@@ -82,7 +82,14 @@ def _plain(value: Any, lean: bool) -> Any:
     if isinstance(value, np.ndarray):
         return _of_array(value, lean)
     if _is_tensor(value):
-        return _of_array(_of_tensor(value), lean)
+        try:
+            tensor = value.detach().cpu()
+            if tensor.is_floating_point() and tensor.element_size() < 4:  # numpy has no bfloat16
+                tensor = tensor.float()
+            array: np.ndarray[Any, Any] = tensor.resolve_conj().numpy()
+        except (TypeError, RuntimeError) as error:  # sparse, quantized, nested, or without values
+            raise NotPlain(f"a tensor that is not an array ({str(error).splitlines()[0]})") from None
+        return _of_array(array, lean)
     if hasattr(value, "as_py"):
         return _plain(value.as_py(), lean)
     if hasattr(value, "__array__"):
@@ -139,17 +146,6 @@ def _of_array(values: np.ndarray[Any, Any], lean: bool) -> Any:
 
 def _is_tensor(value: Any) -> bool:
     return any(base.__module__ == "torch" and base.__name__ == "Tensor" for base in type(value).__mro__)
-
-
-def _of_tensor(value: Any) -> np.ndarray[Any, Any]:
-    try:
-        value = value.detach().cpu()
-        if value.is_floating_point() and value.element_size() < 4:  # numpy has no bfloat16
-            value = value.float()
-        array: np.ndarray[Any, Any] = value.resolve_conj().numpy()
-    except (TypeError, RuntimeError) as error:  # sparse, quantized, nested, or without values
-        raise NotPlain(f"a tensor that is not an array ({str(error).splitlines()[0]})") from None
-    return array
 
 
 def edited(original: Any, path: Steps, value: Any, old: Any = None) -> Any:

@@ -325,7 +325,5 @@ def give_memory_back() -> None:
     """
     with suppress(AttributeError, OSError, TypeError):
         library = ctypes.CDLL(None)
-        library.mallopt(
-            -3, 4 << 20
-        )  # M_MMAP_THRESHOLD: such blocks have own pages, given back when freed
+        library.mallopt(-3, 4 << 20)  # M_MMAP_THRESHOLD: such blocks have own pages, given back when freed
         library.mallopt(-1, 32 << 20)  # M_TRIM_THRESHOLD: how much free memory is kept for smaller blocks

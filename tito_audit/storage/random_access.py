@@ -99,7 +99,33 @@ class RandomAccess:
     def batches(self, size: int) -> Iterator[RowBatch]:
         """All rows in batches of about `size` bytes, which any process can read; those in a spool go to `keep`."""
         with readable(self.path):
-            yield from self._ranges(size) if self.in_place else self._packed(size)
+            if not self.in_place:
+                self._log.keep_text = self._log.kind == "lines"
+                # The text is parsed later.
+                self._log.parse = lambda index, data, cut_off=False: RawRow(index, CUT_OFF if cut_off else {})
+                rows: list[bytes] = []
+                total = 0
+                for raw in self._log:
+                    rows.append(row_bytes(raw))
+                    total += len(rows[-1])
+                    if total >= size:
+                        yield SpooledRows(rows)
+                        rows, total = [], 0
+                if rows:
+                    yield SpooledRows(rows)
+                return
+            with self.path.open("rb") as file:
+                start = len(_BOM) if file.read(len(_BOM)) == _BOM else 0
+                end = file.seek(0, 2)
+                while start < end:
+                    # To the start of the first line after so many bytes
+                    stop = start + size - 1
+                    file.seek(stop)
+                    while (block := file.read(_BLOCK)) and b"\n" not in block:
+                        stop += len(block)
+                    stop = min(stop + block.find(b"\n") + 1, end)
+                    yield InPlace(self.path, start, stop, self._limit)
+                    start = stop
 
     def keep(self, entry: bytes) -> int:
         """Keep the entry of a row of `SpooledRows`; returns where it is."""
@@ -115,35 +141,6 @@ class RandomAccess:
     def packed(self, ticket: Ticket) -> bytes | None:
         """The row as it is in the spool; None if it is read in place."""
         return None if self.in_place else self._spool.packed(ticket[1])
-
-    def _ranges(self, size: int) -> Iterator[InPlace]:
-        with self.path.open("rb") as file:
-            start = len(_BOM) if file.read(len(_BOM)) == _BOM else 0
-            end = file.seek(0, 2)
-            while start < end:
-                # To the start of the first line after so many bytes
-                stop = start + size - 1
-                file.seek(stop)
-                while (block := file.read(_BLOCK)) and b"\n" not in block:
-                    stop += len(block)
-                stop = min(stop + block.find(b"\n") + 1, end)
-                yield InPlace(self.path, start, stop, self._limit)
-                start = stop
-
-    def _packed(self, size: int) -> Iterator[SpooledRows]:
-        self._log.keep_text = self._log.kind == "lines"
-        # The text is parsed later.
-        self._log.parse = lambda index, data, cut_off=False: RawRow(index, CUT_OFF if cut_off else {})
-        rows: list[bytes] = []
-        total = 0
-        for raw in self._log:
-            rows.append(row_bytes(raw))
-            total += len(rows[-1])
-            if total >= size:
-                yield SpooledRows(rows)
-                rows, total = [], 0
-        if rows:
-            yield SpooledRows(rows)
 
 
 def line_at(file: BinaryIO, ticket: Ticket, limit: int, parse: ParseRow = parse_row) -> RawRow:

@@ -123,8 +123,24 @@ class RemoteFile(type(Path())):  # type: ignore[misc]
 
     @property
     def store(self) -> Store:
-        """What holds it; StorageError if its driver is not installed."""
-        return store_of(self)
+        """What holds it, made once for each process and set of credentials in the environment; StorageError if its
+        driver is not installed."""
+        scheme = self.url.partition("://")[0].lower()
+        kind = _STORES.get(scheme)
+        if kind is None:
+            schemes = ", ".join(f"{name}://" for name in _STORES)
+            raise StorageError(f"{self}: {scheme}:// is not read. Logs are read from {schemes} and from disk.")
+        if isinstance(kind, str):
+            from tito_audit.storage import _store_web
+
+            kind = cast("type[Store]", getattr(_store_web, kind))
+        which = (os.getpid(), kind, settings_of_drivers())
+        if which not in _stores:
+            try:
+                _stores[which] = kind()
+            except (StorageError, Refusal) as error:
+                raise StorageError(f"{self}: {error}") from None
+        return _stores[which]
 
     def stat(self, *, follow_symlinks: bool = True) -> RemoteStatus:
         """Size, time and etag, as first asked for; FileNotFoundError if there is no such file."""
@@ -234,28 +250,6 @@ def know(file: RemoteFile) -> RemoteFile:
     """Remember a file with its status, for `remote_file` in this process."""
     _by_name[str(file)] = file
     return file
-
-
-def store_of(path: RemoteFile) -> Store:
-    """The store of a URL, made once in each process and for each set of credentials in the environment."""
-    scheme = path.url.partition("://")[0].lower()
-    kind = _STORES.get(scheme)
-    if kind is None:
-        raise StorageError(
-            f"{path}: {scheme}:// is not read. Logs are read from {', '.join(f'{name}://' for name in _STORES)} "
-            "and from disk."
-        )
-    if isinstance(kind, str):
-        from tito_audit.storage import _store_web
-
-        kind = cast("type[Store]", getattr(_store_web, kind))
-    which = (os.getpid(), kind, settings_of_drivers())
-    if which not in _stores:
-        try:
-            _stores[which] = kind()
-        except (StorageError, Refusal) as error:
-            raise StorageError(f"{path}: {error}") from None
-    return _stores[which]
 
 
 _stores: dict[tuple[Any, ...], Store] = {}

@@ -43,11 +43,6 @@ class _Before:
     """The plain value that `near`, then of length 1, was read as."""
 
 
-def conversion_errors() -> tuple[type[Exception], ...]:
-    """The exceptions raised if a value does not fit an Arrow type."""
-    return (ValueError, TypeError, ArithmeticError, LookupError, pa.ArrowException)
-
-
 def changes_between(old: Any, new: Any) -> list[Change]:
     """The smallest changes that turn the row `old` into the row `new`."""
     changes = []
@@ -72,7 +67,7 @@ def edited(field: Any, column: Any, row: int, changes: Sequence[Change]) -> Any:
     """The value of one row of a column with changes applied, an Arrow array of length 1.
 
     Paths of the changes are relative to the value.
-    Raises one of `conversion_errors()` if the type cannot hold the result.
+    Raises an ArrowException, or an error of Python's, if the type cannot hold the result.
     """
     # Rows that show how the column writes a missing float.
     return _edited(field, _first_chunk(column, row, 1), _first_chunk(column, 0, 256), changes)
@@ -352,12 +347,20 @@ class TableEdit:
 
     def table(self, table: Any, first: int, changed: Mapping[int, Copies]) -> Any:
         """The table with rows changed, forked and dropped; its first row is row `first` of the file."""
-        self.check_names(table.column_names, changed)
+        columns = {*table.column_names, *self.added}
+        for row, copies in changed.items():
+            unknown = [change.path[0] for copy in copies for change in copy if change.path[0] not in columns]
+            if unknown:
+                raise StorageError(
+                    f"{self._source}: row {row}: the repair adds a column {unknown[0]!r} that the file does not "
+                    f"have.\nThe columns of {self._what} are kept, so the repaired file cannot be written. "
+                    "Write the log with that column, or as JSONL, or leave the repair out."
+                )
         for name in self.added:
             if name not in table.column_names:
                 table = table.append_column(pa.field(name, pa.string()), pa.nulls(len(table), pa.string()))
-        columns = [self._column(table, place, first, changed) for place in range(table.num_columns)]
-        return pa.table(columns, schema=table.schema)
+        edited_columns = [self._column(table, place, first, changed) for place in range(table.num_columns)]
+        return pa.table(edited_columns, schema=table.schema)
 
     def _column(self, table: Any, place: int, first: int, changed: Mapping[int, Copies]) -> Any:
         """One column, with the values of changed rows spliced in."""
@@ -372,40 +375,26 @@ class TableEdit:
             pieces += column.slice(start, row - first - start).chunks
             start = row - first + 1
             for changes in copies:
-                same = column.slice(start - 1, 1).chunks
-                pieces += [self._value(field, column, row, start - 1, changes)] if changes else same
+                if not changes:
+                    pieces += column.slice(start - 1, 1).chunks
+                    continue
+                if field.name in self.added and is_text(field.type):
+                    changes = [Change(change.path, change.old, as_text(change.new)) for change in changes]
+                try:
+                    pieces.append(edited(field, column, start - 1, changes))
+                except (ValueError, TypeError, ArithmeticError, LookupError, pa.ArrowException) as error:
+                    kind = str(field.type)
+                    kind = kind if len(kind) <= 80 else f"{kind[:77]}..."
+                    raise StorageError(
+                        f"{self._source}: row {row}, column {field.name!r}: the repaired value does not fit the "
+                        f"column's type {kind} ({error}).\n"
+                        f"The types of {self._what} are kept, so the repaired file cannot be written. Write the "
+                        "log with a type that can hold the value, or as JSONL, or leave the repair out."
+                    ) from error
         pieces += column.slice(start).chunks
         joined = pa.chunked_array(pieces, column.type)
         # The writer drops dictionary encoding if pieces have different dictionaries.
         return joined.unify_dictionaries() if pa.types.is_dictionary(column.type) else joined
-
-    def _value(self, field: Any, column: Any, row: int, place: int, changes: list[Change]) -> Any:
-        """The new value of one row in one column, as an Arrow array of length 1."""
-        if field.name in self.added and is_text(field.type):
-            changes = [Change(change.path, change.old, as_text(change.new)) for change in changes]
-        try:
-            return edited(field, column, place, changes)
-        except conversion_errors() as error:
-            kind = str(field.type)
-            kind = kind if len(kind) <= 80 else f"{kind[:77]}..."
-            raise StorageError(
-                f"{self._source}: row {row}, column {field.name!r}: the repaired value does not fit the "
-                f"column's type {kind} ({error}).\n"
-                f"The types of {self._what} are kept, so the repaired file cannot be written. Write the log "
-                "with a type that can hold the value, or as JSONL, or leave the repair out."
-            ) from error
-
-    def check_names(self, names: Sequence[str], changed: Mapping[int, Copies]) -> None:
-        """StorageError if a change is of a column that is not among these."""
-        columns = {*names, *self.added}
-        for row, copies in changed.items():
-            unknown = [change.path[0] for copy in copies for change in copy if change.path[0] not in columns]
-            if unknown:
-                raise StorageError(
-                    f"{self._source}: row {row}: the repair adds a column {unknown[0]!r} that the file does not "
-                    f"have.\nThe columns of {self._what} are kept, so the repaired file cannot be written. "
-                    "Write the log with that column, or as JSONL, or leave the repair out."
-                )
 
 
 def below(name: str, changes: Sequence[Change]) -> list[Change]:

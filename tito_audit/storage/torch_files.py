@@ -242,18 +242,17 @@ def _restored(original: Any, old: Any, new: Any) -> Any:
         tensor = torch.from_numpy(np.ascontiguousarray(numbers).reshape(numbers.shape)).to(original.dtype)
         return tensor.requires_grad_() if original.requires_grad else tensor
     if isinstance(original, list | tuple) and isinstance(new, list | tuple | np.ndarray):
-        return type(original)(_entries(original, old, list(new)))
+        # Entries that did not change are the file's own objects, wherever they are now.
+        entries = list(new)
+        if old is original and not any(isinstance(entry, Mapping) for entry in entries):
+            entries = [_native(entry) for entry in entries]
+        elif len(entries) == len(original):
+            entries = [_restored(*three) for three in zip(original, old, entries, strict=True)]
+        else:
+            stored = {id(was): entry for entry, was in zip(original, old, strict=True)}
+            entries = [stored[id(entry)] if id(entry) in stored else _native(entry) for entry in entries]
+        return type(original)(entries)
     return _native(new)
-
-
-def _entries(original: Sequence[Any], old: Sequence[Any], new: Sequence[Any]) -> list[Any]:
-    """The entries of a list; unchanged ones are the file's own objects, wherever they are now."""
-    if old is not original or any(isinstance(entry, Mapping) for entry in new):
-        if len(new) == len(original):
-            return [_restored(*three) for three in zip(original, old, new, strict=True)]
-        stored = {id(was): entry for entry, was in zip(original, old, strict=True)}
-        return [stored[id(entry)] if id(entry) in stored else _native(entry) for entry in new]
-    return [_native(entry) for entry in new]
 
 
 def _native(value: Any) -> Any:

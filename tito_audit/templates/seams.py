@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any, TypeAlias
+from typing import Any
 
 from tito_audit.record.message import as_messages
 from tito_audit.render.renderer import Renderer
@@ -199,16 +199,22 @@ class Content:
         return way(content) if way is not None else None
 
 
-_Trial: TypeAlias = tuple[str, tuple[str, str], str | None]
-"""A content, the text around a plain one in its place, and the conversation with it; None if that is refused."""
-
-
 def contents(renderer: Renderer) -> tuple[Content, ...]:
     """How the template writes the contents of each role that it writes at all."""
-    trials: dict[str, list[_Trial]] = {}
+    # By role: contents, each with the text around a plain one in its place, and the conversation with it
+    trials: dict[str, list[tuple[str, tuple[str, str], str | None]]] = {}
     for pattern in _PATTERNS:
-        for role, trial in _trials(renderer, pattern):
-            trials.setdefault(role, []).append(trial)
+        plain = [f"Wqz{number} is here." for number in range(len(pattern))]
+        base = _written(renderer, pattern, plain)
+        if base is None:
+            continue
+        for number, role in enumerate(pattern):
+            if role in ("call", "calls") or base.count(plain[number]) != 1:
+                continue
+            before, _, after = base.partition(plain[number])
+            for shape in (*_SHAPES, *(("<think>\nShort.\n</think>\n\nSaid.",) if role == "assistant" else ())):
+                text = _written(renderer, pattern, [*plain[:number], shape, *plain[number + 1 :]])
+                trials.setdefault(role, []).append((shape, (before, after), text))
     contents: list[Content] = []
     for role, tried in trials.items():
         # The contents that each way writes otherwise: an unlike one of the way that fits most.
@@ -220,21 +226,6 @@ def contents(renderer: Renderer) -> tuple[Content, ...]:
         unlike = None if exact is not None else min(others.values(), key=len)[0]
         contents.append(Content(role, exact or Writing.OTHERWISE, unlike))
     return tuple(contents)
-
-
-def _trials(renderer: Renderer, pattern: Sequence[str]) -> Iterator[tuple[str, _Trial]]:
-    """Every shape of content at every place of a conversation, with its role."""
-    plain = [f"Wqz{number} is here." for number in range(len(pattern))]
-    base = _written(renderer, pattern, plain)
-    if base is None:
-        return
-    for number, role in enumerate(pattern):
-        if role in ("call", "calls") or base.count(plain[number]) != 1:
-            continue
-        before, _, after = base.partition(plain[number])
-        for shape in (*_SHAPES, *(("<think>\nShort.\n</think>\n\nSaid.",) if role == "assistant" else ())):
-            text = _written(renderer, pattern, [*plain[:number], shape, *plain[number + 1 :]])
-            yield role, (shape, (before, after), text)
 
 
 def _written(renderer: Renderer, pattern: Sequence[str], texts: Sequence[str]) -> str | None:

@@ -148,11 +148,20 @@ def flags_of(arguments: Mapping[str, object]) -> str:
 def claims(facts: TemplateFacts) -> tuple[Claim, ...]:
     """What may be relied on, and what may not."""
     by_next = facts.append.by_next()
+    stays: list[Claim] = []
+    for name in ("tool", "user"):
+        steps, claim = by_next.get(name), f"Sampled tokens stay where they are before {_NAMES[name]}"
+        if steps is None or not any(step.outcome in (Fate.KEPT, Fate.BROKEN) for step in steps.steps):
+            because = "the template refuses every such conversation or leaves the answer out"
+            stays.append(Claim(claim, None, because))
+        else:
+            because = "" if steps.holds else f"not in {len(steps.broken)} of {len(steps.steps)} answers"
+            stays.append(Claim(claim, steps.holds, because))
     after = [seam for seam in facts.seams if seam.left in ("assistant", "tool call")]
     loose = [f"{seam.left} → {seam.right}" for seam in after if not seam.fixed]
     openers = len(facts.generation_prompt.texts)
     return (
-        *(_appends(by_next.get(name), _NAMES[name]) for name in ("tool", "user")),
+        *stays,
         Claim(
             "The text between an answer and the next message is always the same",
             not loose if after else None,
@@ -170,15 +179,6 @@ def claims(facts: TemplateFacts) -> tuple[Claim, ...]:
             "" if facts.generation_prompt.continued else "rendered answers begin differently",
         ),
         _known_stops(facts),
-    )
-
-
-def _appends(steps: AppendOnly | None, what: str) -> Claim:
-    claim = f"Sampled tokens stay where they are before {what}"
-    if steps is None or not any(step.outcome in (Fate.KEPT, Fate.BROKEN) for step in steps.steps):
-        return Claim(claim, None, "the template refuses every such conversation or leaves the answer out")
-    return Claim(
-        claim, steps.holds, "" if steps.holds else f"not in {len(steps.broken)} of {len(steps.steps)} answers"
     )
 
 

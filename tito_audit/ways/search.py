@@ -272,12 +272,8 @@ class Confirmed:
     def rank(self, seen: Sequence[Observation]) -> tuple[int, int, int]:
         """A sort key: first prompts written, then all prompts, then how little it claims."""
         first = sum(seen[at].first for at in self.written)
-        return first, len(self.written), -self.way.cost - self.read_cost
-
-    @property
-    def read_cost(self) -> int:
-        """How much it claims by reading values from each prompt, in units of a way's cost."""
-        return sum(1 + len(text) // CHARACTERS for text in self.read.values())
+        cost = self.way.cost + sum(1 + len(text) // CHARACTERS for text in self.read.values())
+        return first, len(self.written), -cost
 
 
 def confirmed(writer: Writer, template: NamedTemplate, way: Way, seen: Sequence[Observation]) -> Confirmed:

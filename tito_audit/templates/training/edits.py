@@ -82,24 +82,18 @@ def depths(tokens: Sequence[Token]) -> list[int]:
 
 def conditions(tag: SourceTag) -> list[tuple[Token, ...]]:
     """Everything boolean in a tag: whole conditions and their parts; the longer first."""
-    tokens = tag.tokens
-    runs: dict[tuple[int, int], tuple[Token, ...]] = {}
+    tokens, runs = tag.tokens, []
     if tag.word in ("if", "elif"):
         tokens = tokens[1:]
-        _add(runs, tokens)
+        runs.append(tokens)
     elif tag.word == "set":
         after = next((i for i, token in enumerate(tokens) if token.text == "="), len(tokens))
         tokens = tokens[after + 1 :]
     elif tag.word not in ("", "for"):
         return []
-    for run in _runs(tokens, truths=tag.word in ("if", "elif")):
-        _add(runs, run)
-    return sorted(runs.values(), key=lambda run: run[0].start - run[-1].end)
-
-
-def _add(runs: dict[tuple[int, int], tuple[Token, ...]], run: Sequence[Token]) -> None:
-    if run:
-        runs[run[0].start, run[-1].end] = tuple(run)
+    runs += _runs(tokens, truths=tag.word in ("if", "elif"))
+    unique = {(run[0].start, run[-1].end): run for run in runs if run}
+    return sorted(unique.values(), key=lambda run: run[0].start - run[-1].end)
 
 
 def _runs(tokens: Sequence[Token], *, truths: bool) -> Iterator[tuple[Token, ...]]:

@@ -14,7 +14,7 @@ from time import thread_time
 
 from tito_audit.errors import SetupError
 from tito_audit.render.renderer import Renderer
-from tito_audit.render.template import Template, compile_template
+from tito_audit.render.template import compile_template
 from tito_audit.templates.appends import Fate, Step, append_only, unwritten
 from tito_audit.templates.probes import (
     ANSWER,
@@ -181,29 +181,18 @@ def _texts(renderer: Renderer, case: Probe) -> tuple[str, str] | None:
     return None if first is None or second is None else (first, second)
 
 
-def argument_sets(template: Template, stated: Mapping[str, object]) -> tuple[Mapping[str, object], ...]:
-    """The arguments to prove first prompts with: the given ones, and each value that the template
-    distinguishes.
-    """
-    arguments = template.arguments.arguments
-    return (
-        {},
-        *(
-            {argument.name: value}
-            for argument in arguments
-            if argument.name not in stated
-            for value in argument.values
-        ),
-    )
-
-
 class Original:
     """A template as it was, with what it writes for first turns."""
 
     def __init__(self, renderer: Renderer, log: Sequence[Probe] = ()) -> None:
         self.renderer = renderer
-        template = renderer.template(False)
-        self.arguments = argument_sets(template, renderer.template_args)
+        values = {each.name: each.values for each in renderer.template(False).arguments.arguments}
+        stated = renderer.template_args
+        self.arguments: tuple[Mapping[str, object], ...] = (
+            {},
+            *({name: value} for name in values if name not in stated for value in values[name]),
+        )
+        """Those to prove first prompts with: the given ones, and each value that the template distinguishes."""
         self._few = [(probe, args) for probe in _FIRST for args in self.arguments[:1]]
         self._many = [(probe, args) for probe in (*_FIRST, *_heads(PROBES)) for args in self.arguments]
         self._log: list[tuple[Probe, Mapping[str, object]]] = [(head, {}) for head in _heads(log)]
