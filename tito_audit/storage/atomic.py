@@ -90,7 +90,12 @@ def new_file(
                     # Without hard links, an empty file reserves the name until it is replaced.
                     os.close(os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
                     part.replace(place)
-            _sync_folder(place.parent)
+            with contextlib.suppress(OSError):  # the new name to disk, where the system supports it
+                folder = os.open(place.parent, os.O_RDONLY)
+                try:
+                    os.fsync(folder)
+                finally:
+                    os.close(folder)
 
 
 def draft_of(out: BinaryIO) -> Path:
@@ -195,16 +200,6 @@ def _close_quietly(out: io.BufferedWriter[_TargetFile]) -> None:
     """Close and ignore errors: what is left in the buffer is not needed."""
     with contextlib.suppress(OSError, StorageError):
         out.close()
-
-
-def _sync_folder(folder: Path) -> None:
-    """Flush the new name to disk, where the system supports it."""
-    with contextlib.suppress(OSError):
-        fd = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
 
 
 @contextmanager

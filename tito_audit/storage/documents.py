@@ -162,9 +162,14 @@ class _Cutter:
         start = position = many = 0
         while not self._closed:
             if self._in_string:
-                position = self._string_end(block, position)
-                if self._in_string:
+                match = _IN_STRING.match(block, position)
+                position = match.end() if match else position
+                if position == len(block) or block[position] != _QUOTE:
+                    # A backslash at the end of the block escapes the first byte of the next.
+                    self._carry = block[position:]
                     break
+                self._in_string = False
+                position += 1
             if many >= _DENSE:
                 position, self._depth = _passed(block, position, self._depth, int(self._array))
                 many = 0
@@ -193,17 +198,6 @@ class _Cutter:
         # An array that was never closed is incomplete even if its last element is complete.
         unclosed = self._array and not self._closed
         yield piece if unclosed or not piece.blank else replace(piece, gap=True)
-
-    def _string_end(self, block: bytes, position: int) -> int:
-        """The position after the string's closing quote, or where the usable part of the block ends."""
-        match = _IN_STRING.match(block, position)
-        end = match.end() if match else position
-        if end < len(block) and block[end] == _QUOTE:
-            self._in_string = False
-            return end + 1
-        # A backslash at the end of the block escapes the first byte of the next.
-        self._carry = block[end:]
-        return end
 
     def _step(self, char: int) -> bool | None:
         """None inside a piece; True where a piece ends; False where one ends unless it is blank."""

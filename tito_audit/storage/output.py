@@ -257,7 +257,6 @@ class TextOutput:
     def __init__(self, out: BinaryIO, kind: Kind, compression: Compression) -> None:
         self.changed = False
         self.not_kept: Sequence[str] = ()
-        """What of the log's form the written file does not have, in words; known once it is complete."""
         self._kind = kind
         self._compression = compression
         self._out = Compressor(out, compression)
@@ -412,7 +411,6 @@ class NestedOutput:
 
     def __init__(self, out: Output, moved: Sequence[str]) -> None:
         self.changed = False
-        """Whether any row was changed, forked or dropped."""
         self._out = out
         self._moved = moved
         """New columns, which a table can take only at its top level, so they move to the row of the file."""

@@ -234,23 +234,20 @@ def _to_bucket(store: BucketStore, file: Path, url: str, overwrite: bool) -> Non
     except FileExistsError:
         raise NameTaken from None
     except Exception as error:  # drivers raise exceptions of many kinds
-        if not overwrite and codes_of(error) & {"NotImplemented", "501"}:
+        codes = codes_of(error)
+        if not overwrite and codes & {"NotImplemented", "501"}:
             # A server that knows no conditions: the name was free a moment ago.
             return _to_bucket(store, file, url, True)
-        raise _refusal(error, store, overwrite) from None
-
-
-def _refusal(error: Exception, store: BucketStore, overwrite: bool) -> Refusal:
-    """Why the store did not take a file."""
-    codes = codes_of(error)
-    if codes & _FULL:
-        return Refusal("the store has no room for it. Free some, or write elsewhere.")
-    if codes & {"ConditionalRequestConflict", "OperationAborted", "409"}:
-        return Passing("somebody else writes this file. Run again once nobody does.")
-    refused = refusal(error, store.advice)
-    if isinstance(refused, ChangedFile):
-        return Passing("the store lost the upload. Run again.") if overwrite else NameTaken()
-    return _of_writing(refused)
+        refused = refusal(error, store.advice)
+        if codes & _FULL:
+            refused = Refusal("the store has no room for it. Free some, or write elsewhere.")
+        elif codes & {"ConditionalRequestConflict", "OperationAborted", "409"}:
+            refused = Passing("somebody else writes this file. Run again once nobody does.")
+        elif isinstance(refused, ChangedFile):
+            refused = Passing("the store lost the upload. Run again.") if overwrite else NameTaken()
+        else:
+            refused = _of_writing(refused)
+        raise refused from None
 
 
 def _of_writing(refused: Refusal) -> Refusal:

@@ -418,9 +418,7 @@ class TableOutput(ABC):
 
     def __init__(self, source: Path, out: BinaryIO, edit: TableEdit) -> None:
         self.changed = False
-        """Whether any row was changed, forked or dropped."""
         self.not_kept: Sequence[str] = ()
-        """What of the source's form the written file does not have, in words; known once it is complete."""
         self._source = source
         self._out = out
         self._edit = edit

@@ -175,7 +175,6 @@ class TorchOutput:
 
     def __init__(self, source: Path, out: BinaryIO) -> None:
         self.changed = False
-        """Whether any row was changed, forked or dropped."""
         self.not_kept: Sequence[str] = ()
         self._source = source
         self._out = out

@@ -196,22 +196,14 @@ class Original:
         self._few = [(probe, args) for probe in _FIRST for args in self.arguments[:1]]
         self._many = [(probe, args) for probe in (*_FIRST, *_heads(PROBES)) for args in self.arguments]
         self._log: list[tuple[Probe, Mapping[str, object]]] = [(head, {}) for head in _heads(log)]
+        self.firsts, self.firsts_of_log = len(self._many), len(self._log)
+        """How many first prompts are compared, of the probes and of the log."""
         self._texts: dict[tuple[int, str], str | None] = {}
         self._answers = {id(probe): list(_turns(renderer, probe)) for probe in (*PROBES, *PARSED)}
-
-    @property
-    def firsts(self) -> int:
-        """How many first prompts are compared."""
-        return len(self._many)
 
     def writes_same(self, variant: Renderer, *, all_of_them: bool = False) -> bool:
         """Whether first prompts are byte for byte the same; a few of them, or all."""
         return all(self._same(variant, *case) for case in (self._many if all_of_them else self._few))
-
-    @property
-    def firsts_of_log(self) -> int:
-        """How many first prompts of the log are compared."""
-        return len(self._log)
 
     def same_in_log(self, variant: Renderer) -> int:
         """How many first prompts of the log are unchanged."""
