@@ -7,7 +7,6 @@ In a folder that `datasets` saved, its metadata say which files hold the rows, a
 
 from __future__ import annotations
 
-import filecmp
 import glob
 import json
 import os
@@ -398,6 +397,8 @@ def write_dataset_metadata(
     changed gets a new fingerprint, or `datasets` would use what it cached of the old one. `overwrite` says which
     files may be replaced; `sealed` is called for each just before it appears.
     """
+    import filecmp  # a scan needs none
+
     for file, place in dataset_metadata(logs, targets).items():
         data = file.read_bytes()
         pairs = [(shard, targets[shard]) for shard in _shards(file.parent)] if file.name != _DICT else []

@@ -99,7 +99,13 @@ def conditions(tag: SourceTag) -> list[tuple[Token, ...]]:
 def _runs(tokens: Sequence[Token], *, truths: bool) -> Iterator[tuple[Token, ...]]:
     """The parts of an expression that are conditions; `truths`: if the whole of it is one."""
     levels = depths(tokens)
-    cuts = [i for i in range(len(tokens)) if levels[i] == 0 and _divides(tokens, i)]
+    cuts: list[int] = []
+    for i, token in enumerate(tokens):
+        follows = tokens[i + 1].text if i + 1 < len(tokens) else ""
+        # The `not` of `is not` and `not in` does not stand between conditions.
+        part = token.text == "not" and (follows == "in" or (i > 0 and tokens[i - 1].text == "is"))
+        if levels[i] == 0 and token.kind in ("name", "operator") and token.text in _BOOLEAN and not part:
+            cuts.append(i)
     for begin, end in zip([-1, *cuts], [*cuts, len(tokens)], strict=True):
         run = tuple(tokens[begin + 1 : end])
         around = {tokens[i].text for i in (begin, end) if 0 <= i < len(tokens)}
@@ -122,15 +128,6 @@ def _runs(tokens: Sequence[Token], *, truths: bool) -> Iterator[tuple[Token, ...
             opened = None
         elif token.kind == "operator" and token.text in _OPENS:
             opened = i
-
-
-def _divides(tokens: Sequence[Token], at: int) -> bool:
-    """Whether a token stands between conditions; the `not` of `is not` and `not in` does not."""
-    text = tokens[at].text
-    if text == "not":
-        follows = tokens[at + 1].text if at + 1 < len(tokens) else ""
-        return not (follows == "in" or (at and tokens[at - 1].text == "is"))
-    return tokens[at].kind in ("name", "operator") and text in _BOOLEAN
 
 
 _CUTS = frozenset(("trim", "strip", "lstrip", "rstrip", "split", "rsplit", "partition", "rpartition", "replace"))
