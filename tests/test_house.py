@@ -157,7 +157,7 @@ BUDGETS = {
     "(root)": 2_578,
     "agents": 702,
     "align": 1_189,
-    "chains": 1_445,
+    "chains": 1_431,
     "cli": 6_314,
     "conformance": 1_378,
     "convert": 2_198,

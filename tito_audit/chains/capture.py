@@ -20,6 +20,8 @@ from tito_audit.record.rollout import Turn
 
 @dataclass(eq=False, slots=True)
 class _Call:
+    number: int
+    prompt: Ids
     history: History
     time: float
     children: list[_Call] = field(default_factory=list)
@@ -27,14 +29,6 @@ class _Call:
     """How many tokens its prompt shares with the start of its parent's prompt + completion."""
     size: int = 1
     """How many calls continue it, counting itself."""
-
-    @property
-    def number(self) -> int:
-        return self.history.turn
-
-    @property
-    def prompt(self) -> Ids:
-        return self.history.prompt
 
 
 def order_calls(turns: Sequence[Turn], times: Sequence[float]) -> tuple[tuple[int, ...], Chain]:
@@ -45,9 +39,9 @@ def order_calls(turns: Sequence[Turn], times: Sequence[float]) -> tuple[tuple[in
     the main chain, calls without a prompt last.
     """
     calls = [
-        _Call(History(number, turn.prompt_ids, seen), time)
+        _Call(number, prompt, History(number, prompt, seen), time)
         for number, (turn, time) in enumerate(zip(turns, times, strict=True))
-        if turn.prompt_ids is not None and (seen := turn.seen_ids) is not None
+        if (prompt := turn.prompt_ids) is not None and (seen := turn.seen_ids) is not None
     ]
     calls.sort(key=lambda call: (len(call.prompt), call.time, call.number))
     # The calls that continue no other call, with the calls that continue them; `calls` starts with the shortest

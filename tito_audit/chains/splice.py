@@ -92,15 +92,15 @@ def splice_prefix(
     return [*seen.tolist(), *new.ids[rest:].tolist()]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class _Body:
-    """The tokens of a turn without its end."""
+    """The tokens of a turn without its end; `data` is the same, for comparing many turns with many."""
 
-    ids: Ids
-    data: bytes
-    """The same, for comparing many turns with many."""
-    first: int | None
-    last: int | None
+    __slots__ = ("data", "first", "ids", "last")
+
+    def __init__(self, ids: Ids) -> None:
+        self.ids, self.data = ids, ids.tobytes()
+        self.first: int | None = int(ids[0]) if len(ids) else None
+        self.last: int | None = int(ids[-1]) if len(ids) else None
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -110,11 +110,6 @@ class _Body:
 
     def ends_with(self, other: _Body) -> bool:
         return self.data.endswith(other.data)
-
-
-def _body(ids: Ids) -> _Body:
-    first, last = (int(ids[0]), int(ids[-1])) if len(ids) else (None, None)
-    return _Body(ids, ids.tobytes(), first, last)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -127,11 +122,11 @@ class _Turns:
 
     def body(self, turn: int) -> _Body:
         """The tokens of a turn without its end."""
-        return _body(self.ids[self.ends[turn - 1] + 1 if turn else 0 : self.ends[turn]])
+        return _Body(self.ids[self.ends[turn - 1] + 1 if turn else 0 : self.ends[turn]])
 
     def rest(self) -> _Body:
         """What follows the last end."""
-        return _body(self.ids[self.ends[-1] + 1 if self.ends else 0 :])
+        return _Body(self.ids[self.ends[-1] + 1 if self.ends else 0 :])
 
 
 def _cut(ids: Ids, stops: frozenset[int]) -> _Turns:
@@ -148,7 +143,7 @@ def _is_open(seen: _Turns, prefix: _Turns) -> bool:
     after = prefix.rest()
     ended = bool(seen.ends) and seen.ends[-1] == len(seen.ids) - 1
     ends = seen.ends[:-1] if ended else seen.ends
-    body = _body(seen.ids[ends[-1] + 1 if ends else 0 : len(seen.ids) - ended])
+    body = _Body(seen.ids[ends[-1] + 1 if ends else 0 : len(seen.ids) - ended])
     as_many_ends = len(prefix.ends) <= len(ends)
     turn = prefix.body(len(prefix.ends) - 1)
     in_rest, in_turn = common_ends(after.ids, body.ids), common_ends(turn.ids, body.ids)
@@ -295,7 +290,7 @@ def _joined(old: list[_Body], i: int, turn: _Body) -> int:
     if not openings:
         return 0
     _, tail = common_ends(old[i].ids, turn.ids)
-    head = _body(turn.ids[: len(turn) - tail])
+    head = _Body(turn.ids[: len(turn) - tail])
     if not tail or len(head) < _SHORTEST:
         return 0
     return next((back for back in openings if old[i - back].starts_with(head)), 0)

@@ -30,9 +30,6 @@ _LEADERS = 8
 """How many events of the same tokens a row is compared with."""
 
 
-Runs = tuple[tuple[int, int], ...]
-
-
 class Cause(StrEnum):
     """How tokens come to be trained more than once."""
 
@@ -50,7 +47,7 @@ class Double:
     """A sequence that trains tokens already trained by another sequence."""
 
     sequence: int
-    runs: Runs
+    runs: tuple[tuple[int, int], ...]
     first: int
     """The sequence that trains the last of these tokens first."""
     others: int

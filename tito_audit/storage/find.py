@@ -17,7 +17,7 @@ from fnmatch import fnmatchcase
 from hashlib import blake2b
 from itertools import islice, takewhile
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from tito_audit.errors import StorageError
 from tito_audit.settings.home import user_path
@@ -64,8 +64,6 @@ _DIGITS = re.compile(r"\d+")
 _ALIKE = 8
 """So many files with the same name but for its digits are shards: if the first is a log, all are."""
 
-_Walked: TypeAlias = tuple[Path, list[str], list[str]]
-
 
 def find_logs(arguments: Sequence[str | Path]) -> list[Path]:
     """The files that arguments name, each once and in order: files, folders (searched recursively), globs, `-`.
@@ -93,7 +91,9 @@ def skipped_files(arguments: Sequence[str]) -> list[Path]:
     return list(dict.fromkeys(path for folder in folders for path in sorted(_others_under(folder))))
 
 
-def _walk(folder: Path, refuse: Callable[[OSError], None] | None = None) -> Iterator[_Walked]:
+def _walk(
+    folder: Path, refuse: Callable[[OSError], None] | None = None
+) -> Iterator[tuple[Path, list[str], list[str]]]:
     """Each folder, and the names of the folders and files in it; folders removed from the list are passed over."""
     if not isinstance(folder, RemoteFile):
         for root, folders, files in os.walk(folder, onerror=refuse):
