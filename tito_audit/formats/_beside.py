@@ -52,7 +52,21 @@ def beside_of(*holders: Mapping[str, Any]) -> BesideTokens:
             values = {name: holder[name] for name in _READ if name in holder and is_given(holder[name])} | values
     if not values:
         return NOTHING_BESIDE
-    parts = [*(_routing(name, values) for name in EXPERTS if values.get(name, "") != ""), *_kept_sets(values)]
+    parts: list[Routing | KeptSets | Unfit] = []
+    for name in EXPERTS:
+        if values.get(name, "") != "":
+            value, array = values[name], _array(values[name])
+            starts, counts = (
+                [values[key] for key in keys if type(values.get(key)) is int] for keys in (_START, _COUNT)
+            )
+            start = (
+                value["start"] if isinstance(value, dict | Mapping) and type(value.get("start")) is int else None
+            )
+            if isinstance(array, str):
+                parts.append(Unfit(name, array, experts=True, wrong=array != _UNKNOWN))
+            else:
+                parts.append(Routing(name, array, [*starts, 0][0] if start is None else start, [*counts, None][0]))
+    parts += _kept_sets(values)
     return BesideTokens(
         tuple(part for part in parts if isinstance(part, Routing)),
         tuple(part for part in parts if isinstance(part, KeptSets)),
@@ -70,29 +84,35 @@ def beside_of(*holders: Mapping[str, Any]) -> BesideTokens:
     )
 
 
-def _routing(name: str, values: Mapping[str, Any]) -> Routing | Unfit:
-    value = values[name]
-    array, start = _array(value), next((values[key] for key in _START if type(values.get(key)) is int), 0)
-    count = next((values[key] for key in _COUNT if type(values.get(key)) is int), None)
-    if isinstance(array, str):
-        return Unfit(name, array, experts=True, wrong=array != _UNKNOWN)
-    if isinstance(value, dict | Mapping) and type(value.get("start")) is int:
-        start = value["start"]
-    return Routing(name, array, start, count)
-
-
 _UNKNOWN = "in a form that is not known"
 
 
 def _array(value: Any) -> NDArray[np.integer[Any]] | str:
     """Whole numbers in any of the forms; else why they are none, in words."""
     if isinstance(value, str):
-        return _packed(value)
-    if isinstance(value, dict | Mapping):
-        shape, data = value.get("shape"), value.get("data")
-        if not is_list(shape) or value.get("dtype", "uint8") not in _WIRE or not isinstance(data, str | bytes):
+        # In base64: with NeMo-RL's envelope, as a `.npy` file, or SGLang's int32 without a shape.
+        parts = value.split(":", 3)
+        if parts[0] == "nrlre1" and len(parts) == 4:
+            sides = parts[2].split("x")
+            if parts[1] not in _WIRE or not all(side.isdecimal() for side in sides):
+                return _UNKNOWN
+            return _shaped(parts[3], parts[1], [int(side) for side in sides])
+        try:
+            data = base64.b64decode(value, validate=True)
+        except (binascii.Error, ValueError):
             return _UNKNOWN
-        return _shaped(data, str(value.get("dtype", "uint8")), [int(side) for side in shape])
+        if data[:6] == b"\x93NUMPY":
+            try:
+                array = np.load(io.BytesIO(data), allow_pickle=False)
+            except (ValueError, EOFError, OSError):
+                return "a `.npy` file that cannot be read"
+            return array if array.dtype.kind in "iu" and array.ndim in (2, 3) else _UNKNOWN
+        return np.frombuffer(data, "<i4") if len(data) and not len(data) % 4 else _UNKNOWN
+    if isinstance(value, dict | Mapping):
+        shape, wire, dtype = value.get("shape"), value.get("data"), value.get("dtype", "uint8")
+        if not is_list(shape) or dtype not in _WIRE or not isinstance(wire, str | bytes):
+            return _UNKNOWN
+        return _shaped(wire, str(dtype), [int(side) for side in shape])
     if not is_list(value):
         return _UNKNOWN
     try:
@@ -105,27 +125,6 @@ def _array(value: Any) -> NDArray[np.integer[Any]] | str:
 def _nested(value: Any) -> Any:
     """The same with lists in place of arrays, as tables have them inside of lists."""
     return [_nested(entry) for entry in plain(value)] if is_list(value) else value
-
-
-def _packed(text: str) -> NDArray[np.integer[Any]] | str:
-    """An array in base64: with NeMo-RL's envelope, as a `.npy` file, or SGLang's int32 without a shape."""
-    parts = text.split(":", 3)
-    if parts[0] == "nrlre1" and len(parts) == 4:
-        sides = parts[2].split("x")
-        if parts[1] not in _WIRE or not all(side.isdecimal() for side in sides):
-            return _UNKNOWN
-        return _shaped(parts[3], parts[1], [int(side) for side in sides])
-    try:
-        data = base64.b64decode(text, validate=True)
-    except (binascii.Error, ValueError):
-        return _UNKNOWN
-    if data[:6] == b"\x93NUMPY":
-        try:
-            array = np.load(io.BytesIO(data), allow_pickle=False)
-        except (ValueError, EOFError, OSError):
-            return "a `.npy` file that cannot be read"
-        return array if array.dtype.kind in "iu" and array.ndim in (2, 3) else _UNKNOWN
-    return np.frombuffer(data, "<i4") if len(data) and not len(data) % 4 else _UNKNOWN
 
 
 def _shaped(data: str | bytes, dtype: str, shape: list[int]) -> NDArray[np.integer[Any]] | str:

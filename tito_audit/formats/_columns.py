@@ -373,7 +373,18 @@ def as_logged(values: NDArray[Any] | Sequence[Any] | None, original: Any) -> Any
         if len(array) != len(new) or not np.array_equal(array, np.array(new)):
             raise RecordError(f"a column of {dtype} in this table cannot hold the repaired values")
         return array
-    return _as_list(new, list(original) if is_list(original) else [])
+    old = list(original) if is_list(original) else []
+    if any(isinstance(value, float) and value != value for value in old):
+        return new
+    new = [None if is_unknown(value) else value for value in new]
+    kinds = {type(value) for value in old} - {type(None)}
+    if kinds == {bool}:
+        return [value if value is None else bool(value) for value in new]
+    if kinds == {float}:
+        return [float(value) if type(value) is int else value for value in new]
+    if int in kinds and not any(isinstance(value, float) and value.is_integer() for value in old):
+        return [as_whole(value) for value in new]
+    return new
 
 
 def literal(value: Any) -> Any:
@@ -414,20 +425,6 @@ def same_floats(left: NDArray[Any] | None, right: NDArray[Any] | None) -> bool:
     return left is right or (
         left is not None and right is not None and np.array_equal(left, right, equal_nan=True)
     )
-
-
-def _as_list(new: list[Any], old: list[Any]) -> list[Any]:
-    if any(isinstance(value, float) and value != value for value in old):
-        return new
-    plain = [None if is_unknown(value) else value for value in new]
-    kinds = {type(value) for value in old} - {type(None)}
-    if kinds == {bool}:
-        return [value if value is None else bool(value) for value in plain]
-    if kinds == {float}:
-        return [float(value) if type(value) is int else value for value in plain]
-    if int in kinds and not any(isinstance(value, float) and value.is_integer() for value in old):
-        return [as_whole(value) for value in plain]
-    return plain
 
 
 def _equal(a: Any, b: Any) -> bool:
@@ -504,10 +501,27 @@ def rescored(value: Any, *, layout: Layout, old: Logprobs, new: Logprobs, ids: I
     if layout is Layout.PLAIN:
         return as_logged(new, value)
     if layout is Layout.ENTRIES:
-        return _entries(value, old, new)
+        if len(new) != len(old):
+            start = _kept_from(old, new, [])
+            return list(value[start : start + len(new)])
+        was = [entry.get("logprob") for entry in value]
+        scores = as_logged(new, was)
+        if scores is was:
+            return value
+        return [
+            entry if score is before or (is_unknown(score) and is_unknown(before)) else {**entry, "logprob": score}
+            for entry, score, before in zip(value, _kept_objects(scores, was), was, strict=True)
+        ]
     if layout is Layout.TRIPLES:
-        return _triples(value, old, new, ids)
-    # The parallel lists of a completion's logprobs, rescored.
+        # `[logprob, id, text]`: each keeps its id and text.
+        if len(new) != len(old):
+            listed = [int(entry[1]) for entry in value]
+            start = _kept_from(old, new, [] if ids is None else [(listed, ids.tolist())])
+            return list(value[start : start + len(new)])
+        was = [entry[0] if filled(entry) else None for entry in value]
+        scores = _kept_objects(as_logged(new, was), was)
+        return [_scored(*each) for each in zip(value, scores, was, strict=True)]
+    # The parallel lists of a completion's logprobs.
     if len(new) == len(old):
         return {**value, "token_logprobs": as_logged(new, value["token_logprobs"])}
     start = _kept_from(old, new, [])
@@ -517,32 +531,6 @@ def rescored(value: Any, *, layout: Layout, old: Logprobs, new: Logprobs, ids: I
         if is_list(values) and len(values) == len(old)
     }
     return {**value, **cut}
-
-
-def _entries(entries: Sequence[Any], old: Logprobs, new: Logprobs) -> Any:
-    """The list of objects with a `logprob` each, rescored."""
-    if len(new) != len(old):
-        start = _kept_from(old, new, [])
-        return list(entries[start : start + len(new)])
-    was = [entry.get("logprob") for entry in entries]
-    values = as_logged(new, was)
-    if values is was:
-        return entries
-    return [
-        entry if value is before or (is_unknown(value) and is_unknown(before)) else {**entry, "logprob": value}
-        for entry, value, before in zip(entries, _kept_objects(values, was), was, strict=True)
-    ]
-
-
-def _triples(entries: Sequence[Any], old: Logprobs, new: Logprobs, completion: Ids | None) -> Any:
-    """The `[logprob, id, text]` entries, rescored; each keeps its id and text."""
-    if len(new) != len(old):
-        ids = [int(entry[1]) for entry in entries]
-        start = _kept_from(old, new, [] if completion is None else [(ids, completion.tolist())])
-        return list(entries[start : start + len(new)])
-    was = [entry[0] if filled(entry) else None for entry in entries]
-    values = _kept_objects(as_logged(new, was), was)
-    return [_scored(*each) for each in zip(entries, values, was, strict=True)]
 
 
 def _scored(entry: Any, value: Any, before: Any) -> Any:

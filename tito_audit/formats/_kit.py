@@ -495,7 +495,11 @@ def _by_positions(values: _Integers, name: str, row: Row, size: int) -> SampleRa
     if not visible.any():
         return None
     first, last = int(visible.argmax()), len(visible) - int(visible[::-1].argmax())
-    inner = _without_tail(values[first:last])
+    # The number repeated at their end is padding.
+    inner = values[first:last]
+    changes = np.flatnonzero(np.diff(inner))
+    end = int(changes[-1]) + 2 if len(changes) else 1
+    inner = inner if end == len(inner) else inner[: end - 1]
     starts = np.flatnonzero(inner == 0)
     if len(starts) < 2 or starts[0] != 0 or not ((np.diff(inner) == 1) | (inner[1:] == 0)).all():
         return None
@@ -557,13 +561,6 @@ def _whole_numbers(value: Any) -> _Integers | None:
 
 def _between(bounds: list[int]) -> SampleRanges:
     return tuple((start, end) for start, end in pairwise(bounds) if start < end)
-
-
-def _without_tail(values: _Integers) -> _Integers:
-    """Positions without the number repeated at their end, which is padding."""
-    changes = np.flatnonzero(np.diff(values))
-    end = int(changes[-1]) + 2 if len(changes) else 1
-    return values if end == len(values) else values[: end - 1]
 
 
 def _is_lone(cut: tuple[int, int]) -> bool:

@@ -32,7 +32,7 @@ from tito_audit.formats._responses import (
 from tito_audit.formats._update import at, object_at, of_calls, plain_sources, same_as
 from tito_audit.formats._versions import version_spans
 from tito_audit.formats._writer import call_rows, logged_logprobs
-from tito_audit.record.arrays import Ids, Logprobs, as_ids, empty_ids
+from tito_audit.record.arrays import Ids, as_ids, empty_ids
 from tito_audit.record.build import call_columns
 from tito_audit.record.edits import Path
 from tito_audit.record.message import Message, as_message, as_messages, as_tools, without_arrays
@@ -295,17 +295,26 @@ def choice_source(row: Row, logged: Exchange, above: Path, path: Path, turn: Tur
     holders = list(dict.fromkeys((above, path, *beside)))
     inner = [(*holder, part) if part else holder for holder in holders for part in _PARTS]
     inner = [place for place in inner if object_at(row, *place)]
+    # Every copy of the logprobs: OpenAI's entries, its parallel lists, SGLang's triples.
+    choice, recorded = at(row, path), logged_logprobs(turn)
+    scores, (name, _, values) = scores_of(choice, _SCORES), logged_tokens(choice)
+    logprobs = []
+    if scores is not None and same_as([value for value, _ in scores], recorded):
+        logprobs.append(Source((*path, "meta_info", _SCORES), Layout.TRIPLES))
+    if same_as(values, recorded):
+        entries = Source((*path, "logprobs", "content"), Layout.ENTRIES)
+        logprobs.append(entries if name == "logprobs.content" else Source((*path, "logprobs"), Layout.PARALLEL))
     return CallSource(
         prompts=plain_sources(_prompts(row, logged, holders, turn.prompt_ids)),
         logprobs=(
-            *_logprobs(at(row, path), path, logged_logprobs(turn)),
+            *logprobs,
             *plain_sources(
                 (*place, "completion_logprobs")
                 for place in beside
-                if same_as(at(row, place).get("completion_logprobs"), logged_logprobs(turn))
+                if same_as(at(row, place).get("completion_logprobs"), recorded)
             ),
         ),
-        columns={name: (Source((*path, name)),) for name in at(row, path)},
+        columns={name: (Source((*path, name)),) for name in choice},
         routing=tuple((*place, "routed_experts") for place in inner if "routed_experts" in at(row, place)),
         counters=tuple(map(Counter, inner)),
         scored=any(
@@ -328,16 +337,3 @@ def _prompts(row: Row, logged: Exchange, holders: Sequence[Path], prompt: Ids | 
                 for number, entry in enumerate(value):
                     if is_numbers(entry) and same_as(entry, prompt):
                         yield (*holder, name, number)
-
-
-def _logprobs(choice: Mapping[str, Any], path: Path, logged: Logprobs | None) -> Iterator[Source]:
-    """Every copy of the logprobs: OpenAI's entries, its parallel lists, SGLang's triples."""
-    scores = scores_of(choice, _SCORES)
-    if scores is not None and same_as([value for value, _ in scores], logged):
-        yield Source((*path, "meta_info", _SCORES), Layout.TRIPLES)
-    name, _, values = logged_tokens(choice)
-    if same_as(values, logged):
-        if name == "logprobs.content":
-            yield Source((*path, "logprobs", "content"), Layout.ENTRIES)
-        else:
-            yield Source((*path, "logprobs"), Layout.PARALLEL)

@@ -5,7 +5,6 @@ THUDM/slime and radixark/miles `utils/types.py` (`Sample`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -94,7 +93,14 @@ def sample_row(row: Row) -> TrainingRow | None:
         sentinel=0.0,
         absent_mask_trains_response=mask is None,
     )
-    fixed = [_bound_column(name, row[name]) for name in _TOKEN_BOUND if row.get(name) is not None]
+    fixed = []
+    for name, alignment in _TOKEN_BOUND.items():
+        if row.get(name) is not None:
+            # Dropped as soon as a token changes; without values if it is packed into a string.
+            listed = list(row[name]) if is_list(row[name]) else []
+            values: NDArray[Any] = np.empty(len(listed), object)
+            values[:] = listed
+            fixed.append(Column(name, ColumnRole.OTHER, values, alignment, MovePolicy.DROP))
     trained = replace(trained, columns=(*trained.columns, *fixed), beside=beside_of(row))
     return version_of_row(row, trained)
 
@@ -105,31 +111,18 @@ def updated_sample(row: Row, before: TrainingRow, after: TrainingRow) -> Row:
     Data about exactly the old tokens becomes null if they changed.
     """
     new = updated_flat(row, before, after, ids="tokens", skip=("messages", "tools"))
-    new = with_values(new, _missing_mask(row, before, after))
+    if row.get(_MASK) is None and after.loss_mask is not None and before.loss_mask is not None:
+        # Null trains the whole response; a mask replaces it if not all of that is trained now.
+        start = after.prompt_length or 0
+        if after.loss_mask[:start].any():
+            raise RecordError(f"column {_MASK!r} covers the response and cannot train a token before it")
+        if not after.loss_mask[start:].all():
+            if _MASK not in row:
+                raise RecordError(f"without a column {_MASK!r} the sample trains all of its response")
+            new = with_values(new, {_MASK: after.loss_mask[start:].astype(np.int64).tolist()})
     if np.array_equal(before.token_ids, after.token_ids):
         return new
     return with_values(new, {name: None for name in _TOKEN_BOUND if row.get(name) is not None})
-
-
-def _missing_mask(row: Row, before: TrainingRow, after: TrainingRow) -> Mapping[str, Any]:
-    """A mask to replace null, which trains the whole response, if not all of it is trained now."""
-    if row.get(_MASK) is not None or after.loss_mask is None or before.loss_mask is None:
-        return {}
-    start = after.prompt_length or 0
-    if after.loss_mask[:start].any():
-        raise RecordError(f"column {_MASK!r} covers the response and cannot train a token before it")
-    if after.loss_mask[start:].all():
-        return {}
-    if _MASK not in row:
-        raise RecordError(f"without a column {_MASK!r} the sample trains all of its response")
-    return {_MASK: after.loss_mask[start:].astype(np.int64).tolist()}
-
-
-def _bound_column(name: str, value: Any) -> Column:
-    """A column that is dropped as soon as a token changes; without values if it is packed into a string."""
-    values: NDArray[Any] = np.empty(len(value) if is_list(value) else 0, object)
-    values[:] = list(value) if is_list(value) else []
-    return Column(name, ColumnRole.OTHER, values, _TOKEN_BOUND[name], MovePolicy.DROP)
 
 
 def _shown(value: object) -> str:

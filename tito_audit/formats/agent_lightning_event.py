@@ -60,7 +60,22 @@ def _parts(row: Row, place: Place) -> Sequence[Thread]:
         events = [(event, ("events", number)) for number, event in enumerate(row["events"])]
         holder = row["rollout"]
     stated = Stated().with_facts(id=first_text(holder, ("rollout_id", "id")))
-    calls_of_events = _last_of_retries([_calls(row, event, path) for event, path in events])
+    # The exchanges without those whose prompt the same attempt sent again later.
+    exchanges = [_calls(row, event, path) for event, path in events]
+    by_prompt: dict[object, list[list[LoggedCall]]] = {}
+    for number, calls in enumerate(exchanges):
+        prompt = calls[0].turn.prompt_ids if calls else None
+        by_prompt.setdefault(
+            (None if prompt is None or not len(prompt) else (str(calls[0].stated.attempt), prompt.tobytes()))
+            or number,
+            [],
+        ).append(calls)
+    last = {id(listed[-1]): [calls[0] for calls in listed[:-1]] for listed in by_prompt.values()}
+    calls_of_events = [
+        [replace(call, source=partial(_with_retries, call.source, last[id(calls)])) for call in calls]
+        for calls in exchanges
+        if id(calls) in last
+    ]
     parts = [part_of(calls, place, FORMAT.name, stated) for calls in threads(calls_of_events)]
     return parts or [Thread(Rollout(place, FORMAT.name, stated=stated.without_ids()), ())]
 
@@ -137,24 +152,6 @@ def _failed(data: Mapping[str, Any]) -> bool:
         return True
     wrong = isinstance(response, Mapping) and response.get("error") is not None
     return text_of(data.get("status")) == "error" or data.get("error") is not None or wrong
-
-
-def _last_of_retries(exchanges: Sequence[list[LoggedCall]]) -> list[list[LoggedCall]]:
-    """The exchanges without those whose prompt the same attempt sent again later."""
-    by_prompt: dict[object, list[list[LoggedCall]]] = {}
-    for number, calls in enumerate(exchanges):
-        prompt = calls[0].turn.prompt_ids if calls else None
-        by_prompt.setdefault(
-            (None if prompt is None or not len(prompt) else (str(calls[0].stated.attempt), prompt.tobytes()))
-            or number,
-            [],
-        ).append(calls)
-    last = {id(listed[-1]): [calls[0] for calls in listed[:-1]] for listed in by_prompt.values()}
-    return [
-        [replace(call, source=partial(_with_retries, call.source, last[id(calls)])) for call in calls]
-        for calls in exchanges
-        if id(calls) in last
-    ]
 
 
 def _with_retries(find: FindSource, retries: Sequence[LoggedCall]) -> CallSource:

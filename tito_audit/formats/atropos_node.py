@@ -28,7 +28,6 @@ from tito_audit.record.prefix import common_ends
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout, TrainingRow
 from tito_audit.record.sources import Sources
-from tito_audit.record.stated import Stated
 from tito_audit.signature import Signature, keys, way
 
 _COLUMNS = ("tokens", "masked_tokens", "logprobs")
@@ -61,13 +60,24 @@ def _rollout(row: Row, node: Mapping[str, Any], place: Place) -> Rollout:
         )
     except RecordError as error:
         raise RecordError(str(error) if node is row else f"nodes[{place.item}]: {error}") from None
+    stated = stated_facts(row).overlaid(stated_facts(node))
+    metadata = node.get("metadata")
+    if isinstance(metadata, Mapping):
+        # The server had no ids: 0, 1, 2, … are placeholders.
+        dummy = metadata.get("dummy_tokens")
+        if isinstance(dummy, int) and dummy:
+            stated = replace(stated, dummy_tokens=True)
+        # `tito_audit.sessions` states spans of `tokens` where several versions sampled them.
+        spans = version_spans(metadata.get("weight_versions"))
+        stated = stated.with_facts(finish_reason=finish_reason(metadata), weight_spans=spans or None)
+    text = node.get("full_text")
     return Rollout(
         place,
         FORMAT.name,
         messages=as_messages(row.get("messages"), "messages"),
         tools=as_tools(row.get("tools"), "tools"),
         training_row=with_finishes(trained, node),
-        stated=_stated(row, node),
+        stated=stated.with_facts(full_text=text if isinstance(text, str) else None),
     )
 
 
@@ -143,21 +153,6 @@ def _with_versions(node: Row, before: TrainingRow | None, after: TrainingRow | N
     moved[new - tail :] = versions[old - tail :]
     logged = [dict(zip(("version", "start", "end"), span, strict=True)) for span in spans_of_versions(moved)]
     return {**node, "metadata": {**metadata, WEIGHTS: logged}}
-
-
-def _stated(row: Row, node: Mapping[str, Any]) -> Stated:
-    stated = stated_facts(row).overlaid(stated_facts(node))
-    metadata = node.get("metadata")
-    if isinstance(metadata, Mapping):
-        # The server had no ids: 0, 1, 2, … are placeholders.
-        dummy = metadata.get("dummy_tokens")
-        if isinstance(dummy, int) and dummy:
-            stated = replace(stated, dummy_tokens=True)
-        # `tito_audit.sessions` states spans of `tokens` where several versions sampled them.
-        spans = version_spans(metadata.get("weight_versions"))
-        stated = stated.with_facts(finish_reason=finish_reason(metadata), weight_spans=spans or None)
-    text = node.get("full_text")
-    return stated.with_facts(full_text=text if isinstance(text, str) else None)
 
 
 def _nodes(row: Row) -> Sequence[Any]:

@@ -112,7 +112,20 @@ def layout_of(row: Row) -> GymLayout:
     params, response = request_of(row)
     before, output = _before(params, response), response["output"]
     if len(output) and isinstance(output[0], list | tuple):
-        messages, calls = _transitions(before, output)
+        # The messages and calls of an output that is a list of lists, each with the history of its last call.
+        messages: tuple[Message, ...] = ()
+        calls: list[GymCall] = []
+        for number, inner in enumerate(output):
+            own_steps = steps(inner, f"response.output[{number}]")
+            system = [step for step in before if not step.items and step.message.role == "system"]
+            # A history that starts a conversation already holds the request, but not its instructions.
+            own_steps = [
+                *(system if starts_conversation([step.message for step in own_steps]) else before),
+                *own_steps,
+            ]
+            messages, own = _conversation(own_steps, 0, number)
+            calls.extend(own[-1:])
+        messages, calls = messages, calls
     else:
         messages, calls = _conversation([*before, *steps(output, "response.output")], len(before))
         # The calls from the first one with token fields on; all calls if none has any
@@ -169,25 +182,6 @@ def _conversation(
         for i, step in enumerate(all_steps)
         if i >= first and step.is_call
     ]
-    return messages, calls
-
-
-def _transitions(
-    before: Sequence[MessageStep], output: Sequence[Sequence[Item]]
-) -> tuple[tuple[Message, ...], list[GymCall]]:
-    """The messages and calls of an output that is a list of lists, each with the history of its last call."""
-    messages: tuple[Message, ...] = ()
-    calls: list[GymCall] = []
-    for number, inner in enumerate(output):
-        own_steps = steps(inner, f"response.output[{number}]")
-        system = [step for step in before if not step.items and step.message.role == "system"]
-        # A history that starts a conversation already holds the request, but not its instructions.
-        own_steps = [
-            *(system if starts_conversation([step.message for step in own_steps]) else before),
-            *own_steps,
-        ]
-        messages, own = _conversation(own_steps, 0, number)
-        calls.extend(own[-1:])
     return messages, calls
 
 

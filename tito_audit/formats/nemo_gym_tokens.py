@@ -23,7 +23,7 @@ from tito_audit.formats._responses import TOKEN_KEYS, steps, text_of
 from tito_audit.formats._update import with_values
 from tito_audit.record.arrays import Ids
 from tito_audit.record.repaired import RepairedRollout
-from tito_audit.record.rollout import Place, Rollout, Turn
+from tito_audit.record.rollout import Place, Rollout
 from tito_audit.record.stated import Stated
 from tito_audit.signature import one_way
 
@@ -45,11 +45,7 @@ def _read(row: Row, place: Place) -> Rollout:
         )
     stated = Stated(model=real_name(row.get("model")), group=text_of(row.get("rollout_id")))
     stated = stated.with_facts(id=text_of(row["model_call_id"]))
-    return Rollout(place, FORMAT.name, turns=(_turn(row),), stated=stated)
-
-
-def _turn(row: Row) -> Turn:
-    """The one call of a line; without ids if nothing was captured."""
+    # The one call of a line; without ids if nothing was captured.
     prompt, completion = ((name, row.get(name)) for name in TOKEN_KEYS[:2])
     logprobs = row.get("generation_log_probs")
     turn = turn_of_tokens(
@@ -59,7 +55,14 @@ def _turn(row: Row) -> Turn:
         other_columns(row, {*TOKEN_KEYS, "output_items"}),
     )
     text, cut = _answer(row["output_items"])
-    return replace(turn, completion_text=text, finish_reason="length" if cut else None, beside=beside_of(row))
+    return Rollout(
+        place,
+        FORMAT.name,
+        turns=(
+            replace(turn, completion_text=text, finish_reason="length" if cut else None, beside=beside_of(row)),
+        ),
+        stated=stated,
+    )
 
 
 def _answer(items: Any) -> tuple[str | None, bool]:

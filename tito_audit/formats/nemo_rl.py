@@ -62,12 +62,7 @@ def _read(row: Row, place: Place) -> Rollout:
     name = first_given(values, _IDS)
     if name is None:
         return Rollout(place, FORMAT.name, messages, stated=stated.without_ids())
-    trained = with_finishes(_training_row(values, name), values)
-    return Rollout(place, FORMAT.name, messages, training_row=trained, stated=stated)
-
-
-def _training_row(values: Mapping[str, Any], name: str) -> TrainingRow:
-    """The training row without its padding on the right."""
+    # The training row without its padding on the right.
     padded = as_ids(values[name], name)
     length = _length(values.get("input_lengths"), len(padded))
     mask = first_given(values, _MASK)
@@ -87,7 +82,10 @@ def _training_row(values: Mapping[str, Any], name: str) -> TrainingRow:
         sentinel=0.0,
         whole=True,
     )
-    return replace(row, padding=Padding(right=len(padded) - length), beside=beside_of(cut, values))
+    trained = with_finishes(
+        replace(row, padding=Padding(right=len(padded) - length), beside=beside_of(cut, values)), values
+    )
+    return Rollout(place, FORMAT.name, messages, training_row=trained, stated=stated)
 
 
 def _written(row: Row, old: TrainingRow, new: TrainingRow) -> Row:

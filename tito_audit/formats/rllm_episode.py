@@ -85,7 +85,17 @@ def _rollout(trajectory: object, where: str, place: Place, stated: Stated) -> Ro
     if any(turn.prompt_ids is not None for turn in turns) and any(pictured):
         # No rule that needs prompts is skipped, so none would say it.
         stated = replace(stated, notice=f"Some prompts were not read: {_PICTURED}.")
-    return Rollout(place, FORMAT.name, messages, turns=_in_order(turns), stated=stated)
+    # The turns with each message claimed once: of a retried call, only the last attempt's message was kept.
+    ordered: list[Turn] = []
+    least: int | None = None
+    for turn in reversed(turns):
+        index = turn.message_index
+        if index is not None and least is not None and index >= least:
+            turn = replace(turn, message_index=None)
+        elif index is not None:
+            least = index
+        ordered.append(turn)
+    return Rollout(place, FORMAT.name, messages, turns=tuple(ordered[::-1]), stated=stated)
 
 
 def _steps(trajectory: object, where: str) -> Sequence[Mapping[str, Any]]:
@@ -152,20 +162,6 @@ def _turn(
         weight_spans=spans_of(step, turn.completion_ids),
         beside=beside_of(step),
     )
-
-
-def _in_order(turns: Sequence[Turn]) -> tuple[Turn, ...]:
-    """The turns with each message claimed once: of a retried call, only the last attempt's message was kept."""
-    ordered: list[Turn] = []
-    least: int | None = None
-    for turn in reversed(turns):
-        index = turn.message_index
-        if index is not None and least is not None and index >= least:
-            turn = replace(turn, message_index=None)
-        elif index is not None:
-            least = index
-        ordered.append(turn)
-    return tuple(ordered[::-1])
 
 
 def _sources(row: Row, _: Sequence[Rollout]) -> Sequence[Sources]:

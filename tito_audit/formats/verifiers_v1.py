@@ -79,7 +79,11 @@ def _rollout(tree: Tree, place: Place, shared: Stated, versions: tuple[str, ...]
     )
     tools = chat_tools(tree.tools, "tools")
     calls = _calls_by_node(tree)
-    stated = _stated_by_trace(shared, tree, calls)
+    # The trace's id, the model that all its calls name, and whether its agent is trained at all.
+    named = [calls[number].get("model") for number in tree.sampled if number in calls]
+    model = one_model(named if any(named) else [object_at(tree.trace, "agent", "config").get("model")])
+    trained = False if object_at(tree.trace, "agent").get("trainable") is False else None
+    stated = replace(shared, model=model).with_facts(id=first_text(tree.trace, ("id",)), trainable=trained)
     if not any(len(tree.nodes[number].ids) for number in tree.members):
         # The run used a server that returns only text.
         return Rollout(place, FORMAT.name, messages, tools, stated=stated.without_ids())
@@ -206,14 +210,6 @@ def _calls_by_node(tree: Tree) -> dict[int, Mapping[str, Any]]:
         if type(node) is int and (error is None or (isinstance(error, str | Mapping) and not error)):
             calls_of[node] = call
     return calls_of
-
-
-def _stated_by_trace(shared: Stated, tree: Tree, calls: Mapping[int, Mapping[str, Any]]) -> Stated:
-    """The trace's id, the model that all its calls name, and whether its agent is trained at all."""
-    named = [calls[number].get("model") for number in tree.sampled if number in calls]
-    model = one_model(named if any(named) else [object_at(tree.trace, "agent", "config").get("model")])
-    trained = False if object_at(tree.trace, "agent").get("trainable") is False else None
-    return replace(shared, model=model).with_facts(id=first_text(tree.trace, ("id",)), trainable=trained)
 
 
 def _versions(policy: Mapping[str, Any]) -> tuple[str, ...]:
