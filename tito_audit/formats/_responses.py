@@ -329,7 +329,7 @@ def _exchange(row: Row, holder: str | None, answers: Mapping[Path, Mapping[str, 
     if isinstance(body, Mapping) and not _is_response(body):
         request, path = body, (*path, "body")
     extra = request.get("extra_body")
-    paths = (path,)
+    paths: tuple[Path, ...] = (path,)
     if isinstance(extra, Mapping):
         request, paths = {**extra, **request}, (path, (*path, "extra_body"))
     return Exchange(request, tuple(answers.values()), paths, tuple(answers))

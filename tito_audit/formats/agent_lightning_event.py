@@ -9,7 +9,7 @@ microsoft/agent-lightning `agentlightning/server/routes/events.py`, `server/prox
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -60,21 +60,18 @@ def _parts(row: Row, place: Place) -> Sequence[Thread]:
         events = [(event, ("events", number)) for number, event in enumerate(row["events"])]
         holder = row["rollout"]
     stated = Stated().with_facts(id=first_text(holder, ("rollout_id", "id")))
-    # The exchanges without those whose prompt the same attempt sent again later.
     exchanges = [_calls(row, event, path) for event, path in events]
+    # Of calls that send the same prompt in one attempt the last counts; it keeps the places of the others.
     by_prompt: dict[object, list[list[LoggedCall]]] = {}
     for number, calls in enumerate(exchanges):
         prompt = calls[0].turn.prompt_ids if calls else None
-        by_prompt.setdefault(
-            (None if prompt is None or not len(prompt) else (str(calls[0].stated.attempt), prompt.tobytes()))
-            or number,
-            [],
-        ).append(calls)
-    last = {id(listed[-1]): [calls[0] for calls in listed[:-1]] for listed in by_prompt.values()}
+        sent = None if prompt is None or not len(prompt) else (str(calls[0].stated.attempt), prompt.tobytes())
+        by_prompt.setdefault(sent or number, []).append(calls)
+    retries = {id(listed[-1]): [calls[0] for calls in listed[:-1]] for listed in by_prompt.values()}
     calls_of_events = [
-        [replace(call, source=partial(_with_retries, call.source, last[id(calls)])) for call in calls]
+        [replace(call, source=partial(_with_retries, call.source, retries[id(calls)])) for call in calls]
         for calls in exchanges
-        if id(calls) in last
+        if id(calls) in retries
     ]
     parts = [part_of(calls, place, FORMAT.name, stated) for calls in threads(calls_of_events)]
     return parts or [Thread(Rollout(place, FORMAT.name, stated=stated.without_ids()), ())]
@@ -95,15 +92,30 @@ def _calls(root: Row, event: object, path: Path) -> list[LoggedCall]:
         raise RecordError(
             f"{path[0]}[{path[1]}] is not an event: `event_type`, `rollout_id` and `data` are expected"
         )
-    data = object_at(event, "data")
-    if event["event_type"] != "model_request" or _failed(data):
+    data, at = object_at(event, "data"), (*path, "data")
+    status, response = data.get("http_status"), data.get("response")
+    if event["event_type"] != "model_request" or (isinstance(status, int | float | np.number) and status >= 400):
         return []
-    at = (*path, "data")
+    if text_of(data.get("status")) == "error" or any(
+        o.get("error") is not None for o in (data, object_at(response))
+    ):
+        return []
     if any(key in data for key in _TRIPLET):
         calls = [LoggedCall(call_turn(data, "data"), partial(CallSource, entry=at))]  # reduced to its ids
     else:
         calls = _answer(root, data, at)
-    return [_of_event(call, event, data, at) for call in calls]
+    server, attempt = object_at(data, "server"), event.get("attempt_id")
+    version = server.get("version", data.get("model_version"))
+    stated = []
+    for call in calls:
+        model = real_name(server.get("model")) or call.stated.model
+        facts = replace(call.stated, model=model, attempt=attempt if isinstance(attempt, int | str) else None)
+        turn = call.turn
+        if isinstance(version, str | int) and not isinstance(version, bool) and not turn.weight_versions:
+            turn = replace(turn, weight_versions=(str(version),))
+        source = partial(_with_proxy_fields, call.source, data, at)
+        stated.append(replace(call, turn=turn, source=source, stated=facts))
+    return stated
 
 
 def _answer(root: Row, data: Mapping[str, Any], path: Path) -> list[LoggedCall]:
@@ -114,27 +126,11 @@ def _answer(root: Row, data: Mapping[str, Any], path: Path) -> list[LoggedCall]:
     request_path = (*path, "request") if request is not None else path
     at = (*path, "response")
     if isinstance(response, list | tuple) and response and all(isinstance(chunk, Mapping) for chunk in response):
-        stream = _joined(response)
-        (call,) = chat_calls(root, request or {}, stream.response, request_path, at)
-        return [replace(call, source=partial(stream.source, at))]
+        (call,) = chat_calls(root, request or {}, _joined(response), request_path, at)
+        return [replace(call, source=partial(_stream_source, response, at))]
     if not isinstance(response, Mapping):
         raise RecordError("data.response is neither an answer (an object) nor the chunks of a stream")
     return chat_calls(root, request or {}, response, request_path, at) if "choices" in response else []
-
-
-def _of_event(call: LoggedCall, event: Mapping[str, Any], data: Mapping[str, Any], path: Path) -> LoggedCall:
-    """The call with what its event says about the server."""
-    server = object_at(data, "server")
-    attempt = event.get("attempt_id")
-    stated = replace(
-        call.stated,
-        model=real_name(server.get("model")) or call.stated.model,
-        attempt=attempt if isinstance(attempt, int | str) else None,
-    )
-    turn, version = call.turn, server.get("version", data.get("model_version"))
-    if isinstance(version, str | int) and not isinstance(version, bool) and not turn.weight_versions:
-        turn = replace(turn, weight_versions=(str(version),))
-    return replace(call, turn=turn, source=partial(_with_proxy_fields, call.source, data, path), stated=stated)
 
 
 def _with_proxy_fields(find: FindSource, data: Mapping[str, Any], path: Path) -> CallSource:
@@ -145,15 +141,6 @@ def _with_proxy_fields(find: FindSource, data: Mapping[str, Any], path: Path) ->
     return replace(source, routing=(*source.routing, *routing), counters=(*source.counters, *counters))
 
 
-def _failed(data: Mapping[str, Any]) -> bool:
-    """True for a call that got no answer."""
-    status, response = data.get("http_status"), data.get("response")
-    if isinstance(status, int | float | np.number) and status >= 400:
-        return True
-    wrong = isinstance(response, Mapping) and response.get("error") is not None
-    return text_of(data.get("status")) == "error" or data.get("error") is not None or wrong
-
-
 def _with_retries(find: FindSource, retries: Sequence[LoggedCall]) -> CallSource:
     """The source of a call, with those of earlier calls that sent the same prompt."""
     return replace(find(), retries=tuple((call.turn, call.source()) for call in retries))
@@ -162,33 +149,26 @@ def _with_retries(find: FindSource, retries: Sequence[LoggedCall]) -> CallSource
 # Streams: the chunks of a chat answer joined, with where in them the logprob of each token is
 
 
-@dataclass(frozen=True, slots=True)
-class _JoinedStream:
-    """A streamed answer, joined."""
-
-    response: Mapping[str, Any]
-    chunks: Sequence[Mapping[str, Any]]
-
-    def source(self, path: Path) -> CallSource:
-        """Where the chunks at `path` hold the call."""
-        prompts = [
-            (*path, number, "prompt_token_ids")
-            for number, chunk in enumerate(self.chunks)
-            if filled(chunk.get("prompt_token_ids"))
-        ]
-        logprobs = []
-        start = 0
-        for number, chunk in enumerate(self.chunks):
-            end = start + len(_content(chunk))
+def _stream_source(chunks: Sequence[Mapping[str, Any]], path: Path) -> CallSource:
+    """Where the chunks at `path` hold their call."""
+    prompts = [
+        (*path, number, "prompt_token_ids")
+        for number, chunk in enumerate(chunks)
+        if filled(chunk.get("prompt_token_ids"))
+    ]
+    logprobs = []
+    start = 0
+    for number, chunk in enumerate(chunks):
+        end = start + len(_content(chunk))
+        if end > start:
             where = (*path, number, "choices", 0, "logprobs", "content")
-            if end > start:
-                logprobs.append(Source(where, Layout.ENTRIES, (start, end)))
-            start = end
-        whole = "a stream's chunks hold ids, logprobs and texts together, so none of them can be dropped"
-        return CallSource(plain_sources(prompts), tuple(logprobs), whole=whole)
+            logprobs.append(Source(where, Layout.ENTRIES, (start, end)))
+        start = end
+    whole = "a stream's chunks hold ids, logprobs and texts together, so none of them can be dropped"
+    return CallSource(plain_sources(prompts), tuple(logprobs), whole=whole)
 
 
-def _joined(chunks: Sequence[Mapping[str, Any]]) -> _JoinedStream:
+def _joined(chunks: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
     """The answer that the chunks of one choice add up to; RecordError for several choices and unknown deltas."""
     message: dict[str, Any] = {"role": "assistant"}
     choice: dict[str, Any] = {"index": 0, "message": message, "finish_reason": None}
@@ -209,10 +189,11 @@ def _joined(chunks: Sequence[Mapping[str, Any]]) -> _JoinedStream:
             choice.setdefault("token_ids", []).extend(_plain(piece["token_ids"], "token_ids"))
         if piece.get("logprobs") is not None:
             choice.setdefault("logprobs", {"content": []})["content"].extend(_content(chunk))
-        _add(message, calls, piece.get("delta"))
+        if piece.get("delta") is not None:
+            _add(message, calls, piece["delta"])
     if calls:
         message["tool_calls"] = [calls[index] for index in sorted(calls)]
-    return _JoinedStream(response, chunks)
+    return response
 
 
 def _choice(chunk: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -229,8 +210,6 @@ def _choice(chunk: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 def _add(message: dict[str, Any], calls: dict[int, dict[str, Any]], delta: object) -> None:
     """Add a delta to the message it belongs to."""
-    if delta is None:
-        return
     if not isinstance(delta, Mapping):
         raise RecordError("a stream's `delta` is not an object")
     unknown = [key for key, value in delta.items() if key not in _SILENT and value]

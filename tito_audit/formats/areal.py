@@ -22,9 +22,6 @@ from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.signature import Signature, keys, way
 
-_NOT_SAMPLED = -1
-"""The version of a token that was not generated."""
-
 
 def _matches(row: Row) -> bool:
     if is_list(row.get("output_tokens")):
@@ -52,12 +49,12 @@ def _sample(row: Row, place: Place) -> Rollout:
 
 
 def _updated(row: Row, before: Rollout, repaired_rollout: RepairedRollout) -> Row:
-    """The repaired sample, with version -1 for inserted tokens."""
+    """The repaired sample, with version -1, that of a token that was not generated, for inserted ones."""
     new = updated_sample(row, before, repaired_rollout)
     versions: Any = new.get("versions")
     if versions is row.get("versions") or not is_list(versions):
         return new
-    filled = [_NOT_SAMPLED if value is None or value != value else value for value in list(versions)]
+    filled = [-1 if value is None or value != value else value for value in list(versions)]
     if any(value != int(value) for value in filled):
         raise RecordError("column 'versions' holds a number that is not a version")
     old, whole = row["versions"], [int(value) for value in filled]

@@ -17,7 +17,7 @@ from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
 from tito_audit.formats._atropos import sample_row
 from tito_audit.formats._calls import finish_reason, stated_facts, with_finishes
-from tito_audit.formats._columns import equal_values, is_list, other_columns
+from tito_audit.formats._columns import as_object, equal_values, is_list, other_columns
 from tito_audit.formats._responses import text_of
 from tito_audit.formats._update import at, at_most_one_each, object_at, plain_sources, updated_row
 from tito_audit.formats._versions import version_spans
@@ -34,18 +34,10 @@ _COLUMNS = ("tokens", "masked_tokens", "logprobs")
 _KEYS = {"full_text", *_COLUMNS}
 
 
-def _matches(row: Row) -> bool:
-    if _is_node(row):
-        return True
-    nodes = _nodes(row)
-    return bool(nodes) and _is_node(nodes[0])
-
-
 def _read(row: Row, place: Place) -> Sequence[Rollout]:
     nodes = [row] if _is_node(row) else _nodes(row)
     for index, node in enumerate(nodes):
-        if not isinstance(node, Mapping):
-            raise RecordError(f"nodes[{index}] is not a node (an object)")
+        as_object(node, f"nodes[{index}] is not a node (an object)")
     return tuple(_rollout(row, node, replace(place, item=index)) for index, node in enumerate(nodes))
 
 
@@ -96,20 +88,14 @@ def _places(row: Row) -> list[list[Path]]:
     for own in first:
         node = at(row, own)
         alike = copies.get(text_of(node.get("full_text")), ())
+        lists = {name: node[name] for name in _COLUMNS if is_list(node.get(name))}
         repeats = (
             path
             for path in alike
-            if all(
-                is_list(copy := at(row, path).get(name)) and equal_values(copy, node[name])
-                for name in _lists(node)
-            )
+            if all(is_list(copy := at(row, path).get(name)) and equal_values(copy, lists[name]) for name in lists)
         )
         places.append([own, *repeats])
     return places
-
-
-def _lists(node: Mapping[str, Any]) -> list[str]:
-    return [name for name in _COLUMNS if is_list(node.get(name))]
 
 
 def _sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
@@ -132,7 +118,8 @@ def _update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
         for path in places:
             new = _with_versions(updated_row(at(row, path), was, now, "tokens"), was, now)
             other = edits.setdefault(path, new)
-            if not all(equal_values(other[name], new[name]) for name in _lists(at(row, path))):
+            lists = [name for name in _COLUMNS if is_list(at(row, path).get(name))]
+            if not all(equal_values(other[name], new[name]) for name in lists):
                 raise RecordError(
                     "two equal nodes were repaired differently, and it is unclear which of them the copy repeats"
                 )
@@ -182,7 +169,7 @@ FORMAT = Format(
         way(keys("nodes", "sequences", after=" of them")),
     ),
     precedence=80,
-    matches=_matches,
+    matches=lambda row: _is_node(row) or any(map(_is_node, _nodes(row)[:1])),
     read=_read,
     sources=_sources,
     update=_update,

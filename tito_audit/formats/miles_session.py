@@ -11,17 +11,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
 from tito_audit.formats._calls import same_messages, written_once
-from tito_audit.formats._columns import as_logged, as_object, ids_or_none, is_list
+from tito_audit.formats._columns import as_logged, as_object, ids_or_none, is_list, same_ids
 from tito_audit.formats._responses_read import ONE_CALL, choice_sources, rollouts_of
 from tito_audit.formats._update import object_at, of_calls, with_list, with_values
 from tito_audit.formats._writer import changes_of, check_written, rewritten_calls, rollouts_before
 from tito_audit.record.arrays import Ids
-from tito_audit.record.message import Message
 from tito_audit.record.prefix import starts_with
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout, Turn
@@ -46,20 +43,27 @@ class _CallRecord:
     """The record read by itself; the first rollout is the session's."""
 
 
-def _matches(row: Row) -> bool:
-    if not {"session_id", "records"} <= row.keys():
-        return False
-    records = row["records"]
-    return records is None or (
-        is_list(records) and all(isinstance(record, Mapping) and "response" in record for record in records[:1])
-    )
-
-
 def _read(row: Row, place: Place) -> Sequence[Rollout]:
     calls = _calls(row, place)
     last = calls[-1].rollouts[0] if calls else Rollout(place, _NAME)
-    turns = written_once([_in_place(call.rollouts[0], last.messages) for call in calls], last.messages)
-    odd = [*(record.rollouts[0].stated.copies_disagree for record in calls), _out_of_step(row, turns)]
+    in_place = []
+    for own in (call.rollouts[0] for call in calls):
+        (turn,) = own.turns
+        if turn.message_index is not None:
+            conversation = own.messages[: turn.message_index + 1]
+            if not same_messages(conversation, last.messages[: len(conversation)]):
+                turn = replace(turn, message_index=None, prompt_messages=conversation[:-1])
+        in_place.append(turn)
+    turns = written_once(in_place, last.messages)
+    odd = [call.rollouts[0].stated.copies_disagree for call in calls]
+    running = _running_ids(row)
+    if (
+        running is not None
+        and turns
+        and turns[-1].seen_ids is not None
+        and _trimmed(row, running, turns[-1]) is None
+    ):
+        odd.append(f"metadata.{_RUNNING} has {len(running)} ids that are not those of the last call")
     verdicts = {name: object_at(row, "metadata").get(name) for name in (_TRIM, _VERDICT)}
     stated = replace(last.stated, copies_disagree="; ".join(filter(None, odd)), ids_wanted=bool(turns))
     stated = stated.with_facts(session_id=row["session_id"], **verdicts)
@@ -86,18 +90,6 @@ def _calls(row: Row, place: Place) -> list[_CallRecord]:
     return calls
 
 
-def _in_place(own: Rollout, messages: Sequence[Message]) -> Turn:
-    """The call with its index in the last call's conversation, or with its own messages if they differ."""
-    (turn,) = own.turns
-    index = turn.message_index
-    if index is None:
-        return turn
-    conversation = own.messages[: index + 1]
-    if same_messages(conversation, messages[: index + 1]):
-        return turn
-    return replace(turn, message_index=None, prompt_messages=conversation[:-1])
-
-
 def _running_ids(row: Row) -> Ids | None:
     return ids_or_none(object_at(row, "metadata").get(_RUNNING), f"metadata.{_RUNNING}")
 
@@ -113,16 +105,6 @@ def _trimmed(row: Row, running: Ids, turn: Turn) -> int | None:
     less = len(seen) - len(running)
     allowed = most if type(most) is int else 0
     return less if 0 <= less <= allowed and starts_with(seen, running) else None
-
-
-def _out_of_step(row: Row, turns: Sequence[Turn]) -> str | None:
-    """How the running sequence differs from the last call; None if it does not or cannot be compared."""
-    running = _running_ids(row)
-    if running is None or not turns or turns[-1].seen_ids is None:
-        return None
-    if _trimmed(row, running, turns[-1]) is not None:
-        return None
-    return f"metadata.{_RUNNING} has {len(running)} ids that are not those of the last call"
 
 
 def _sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
@@ -168,12 +150,10 @@ def _updated_record(record: Row, call: _CallRecord, turn: Turn) -> Row:
         *(RepairedRollout(other, (0,)) for other in others),
     ]
     new = rewritten_calls(record, wanted, _RECORD, choice_sources, stays=ONE_CALL)
-    return new if np.array_equal(own.prompt_ids, turn.prompt_ids) else _without_indexer(new)  # type: ignore[arg-type]
-
-
-def _without_indexer(record: Row) -> Row:
-    """The record without the engine's indexer choices for the old prompt, which are packed and cannot be cut."""
-    response = record["response"]
+    if same_ids(own.prompt_ids, turn.prompt_ids):
+        return new
+    # The engine's indexer choices are for the old prompt; they are packed and cannot be cut.
+    response = new["response"]
     choices = [
         with_values(choice, {"meta_info": with_values(meta, {_INDEXER: None})})
         if isinstance(meta := choice.get("meta_info"), Mapping) and meta.get(_INDEXER) is not None
@@ -181,7 +161,7 @@ def _without_indexer(record: Row) -> Row:
         for choice in response.get("choices", ())
     ]
     same = with_list(response.get("choices", ()), choices)
-    return with_values(record, {"response": with_values(response, {"choices": same})}) if choices else record
+    return with_values(new, {"response": with_values(response, {"choices": same})}) if choices else new
 
 
 def _with_running(row: Row, before: Turn, after: Turn) -> Mapping[str, Any]:
@@ -202,7 +182,13 @@ FORMAT = Format(
     title="miles sessions",
     signature=one_way("session_id", keys("records", before=" + ", after=" of requests and answers"), "metadata"),
     precedence=160,
-    matches=_matches,
+    matches=lambda row: (
+        {"session_id", "records"} <= row.keys()
+        and (
+            row["records"] is None
+            or (is_list(row["records"]) and all("response" in object_at(record) for record in row["records"][:1]))
+        )
+    ),
     read=_read,
     sources=_sources,
     update=_update,

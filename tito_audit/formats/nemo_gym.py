@@ -106,15 +106,30 @@ def request_of(row: Row) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
 
 def layout_of(row: Row) -> GymLayout:
     """All messages of a row and its calls, in order."""
+    messages: tuple[Message, ...] = ()
+    calls: list[GymCall] = []
     if is_chat(row):
-        messages, calls = _chat(row["messages"])
+        wires = row["messages"]
+        messages = tuple(
+            as_message(message_wire(wire, CALL_KEYS) if isinstance(wire, Mapping) else wire, f"messages[{i}]")
+            for i, wire in enumerate(wires)
+        )
+        calls = [
+            GymCall(messages[:i], messages[i], wire, (wire,))
+            for i, wire in enumerate(wires)
+            if messages[i].role == "assistant" and any(wire.get(key) is not None for key in CALL_KEYS)
+        ]
         return GymLayout(messages, tuple(calls), True)
     params, response = request_of(row)
-    before, output = _before(params, response), response["output"]
+    output, agent_input = response["output"], response.get("agent_input")
+    # Before the output: the request's input, or the agent's own version of it.
+    if isinstance(agent_input, list):
+        before = input_steps({**params, "input": agent_input}, "response.agent_input")
+    else:
+        before = input_steps(params, "responses_create_params")
+        before += steps(filled_list(response.get("seed_obs")), "response.seed_obs")
     if len(output) and isinstance(output[0], list | tuple):
-        # The messages and calls of an output that is a list of lists, each with the history of its last call.
-        messages: tuple[Message, ...] = ()
-        calls: list[GymCall] = []
+        # A list of lists, each with the history of its last call.
         for number, inner in enumerate(output):
             own_steps = steps(inner, f"response.output[{number}]")
             system = [step for step in before if not step.items and step.message.role == "system"]
@@ -125,10 +140,9 @@ def layout_of(row: Row) -> GymLayout:
             ]
             messages, own = _conversation(own_steps, 0, number)
             calls.extend(own[-1:])
-        messages, calls = messages, calls
     else:
         messages, calls = _conversation([*before, *steps(output, "response.output")], len(before))
-        # The calls from the first one with token fields on; all calls if none has any
+        # From the first call with token fields on; all calls if none has any
         first = next((i for i, call in enumerate(calls) if call.token_item is not None), 0)
         calls = calls[first:] if calls and holds_tokens(calls[first].token_item or {}) else calls
     return GymLayout(messages, tuple(calls), bool(before))
@@ -147,29 +161,6 @@ def holds_tokens(item: Item) -> bool:
 def cut_by_length(response: Mapping[str, Any]) -> bool:
     """True if the answer says that its last call hit the token limit."""
     return text_of(object_at(response, "incomplete_details").get("reason")) == "max_output_tokens"
-
-
-def _chat(wires: Sequence[Any]) -> tuple[tuple[Message, ...], list[GymCall]]:
-    messages = tuple(
-        as_message(message_wire(wire, CALL_KEYS) if isinstance(wire, Mapping) else wire, f"messages[{i}]")
-        for i, wire in enumerate(wires)
-    )
-    calls = [
-        GymCall(messages[:i], messages[i], wire, (wire,))
-        for i, wire in enumerate(wires)
-        if messages[i].role == "assistant" and any(wire.get(key) is not None for key in CALL_KEYS)
-    ]
-    return messages, calls
-
-
-def _before(params: Mapping[str, Any], response: Mapping[str, Any]) -> list[MessageStep]:
-    """The messages before the output: the request's input, or the agent's own version of it."""
-    agent_input = response.get("agent_input")
-    if isinstance(agent_input, list):
-        return input_steps({**params, "input": agent_input}, "response.agent_input")
-    found_steps = input_steps(params, "responses_create_params")
-    found_steps.extend(steps(filled_list(response.get("seed_obs")), "response.seed_obs"))
-    return found_steps
 
 
 def _conversation(
@@ -221,7 +212,19 @@ def updated_rows(row: Row, repaired: Sequence[RepairedRollout], read: Read) -> S
     log_row = _located(row, rollout)
     rows = []
     for part, changed in zip(repaired, changes, strict=True):
-        new = _part(log_row, part, changed)
+        numbers = part.turns_from
+        edits = list(_changed_items(log_row, changed))
+        # Counts that the row or its answer has for all calls or for the last one.
+        ways = [[lengths_of(turns), lengths_of(turns[-1:])] for turns in (rollout.turns, part.rollout.turns)]
+        for path in ((), ("usage",), ("response",), ("response", "usage")):
+            counts = recounted(object_at(row, *path), *ways)
+            edits += [Edit((*path, name), count) for name, count in counts.items()]
+        new = with_edits(row, edits)
+        if len(numbers) < len(rollout.turns):
+            if not numbers:
+                raise RecordError("a part of the rollout has no calls, so it has no row")
+            new = with_edits(new, list(_stripped(log_row, numbers)))
+            new = with_edits(new, list(_cut(log_row, new, numbers)))
         (again,) = read(new, rollout.place)
         check_written(again, part, rollout)
         rows.append(new)
@@ -239,18 +242,6 @@ def call_sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
         there = {c.name: [(*holder.path, c.name) for holder in own if c.name in holder.item] for c in turn.columns}
         calls.append(CallSource(columns={name: plain_sources(paths) for name, paths in there.items()}))
     return of_calls([calls])
-
-
-def _part(log_row: _LocatedRow, repaired_rollout: RepairedRollout, changes: Mapping[int, CallChange]) -> Row:
-    """The row of one part: the turns that it keeps, as repaired."""
-    numbers = repaired_rollout.turns_from
-    edits = [*_changed_items(log_row, changes), *_counts(log_row, repaired_rollout)]
-    if len(numbers) == len(log_row.rollout.turns):
-        return with_edits(log_row.row, edits)  # type: ignore[no-any-return]
-    if not numbers:
-        raise RecordError("a part of the rollout has no calls, so it has no row")
-    row = with_edits(log_row.row, [*edits, *_stripped(log_row, numbers)])
-    return with_edits(row, [*_cut(log_row, row, numbers), *_cleared_end(log_row, numbers)])  # type: ignore[no-any-return]
 
 
 def _located(row: Row, rollout: Rollout) -> _LocatedRow:
@@ -354,15 +345,6 @@ def _values(item: Item, change: CallChange) -> Iterator[tuple[str, Any]]:
             yield name, as_logged(values, old)
 
 
-def _counts(log_row: _LocatedRow, repaired_rollout: RepairedRollout) -> Iterator[Edit]:
-    """Edits to the counts that the row or its answer has for all calls or for the last one."""
-    before, after = log_row.rollout.turns, repaired_rollout.rollout.turns
-    ways = [[lengths_of(turns), lengths_of(turns[-1:])] for turns in (before, after)]
-    for path in ((), ("usage",), ("response",), ("response", "usage")):
-        for name, value in recounted(object_at(log_row.row, *path), *ways).items():
-            yield Edit((*path, name), value)
-
-
 def _stripped(log_row: _LocatedRow, numbers: Collection[int]) -> Iterator[Edit]:
     """Edits that remove the tokens of other parts' calls; their text stays, because the prompts repeat it."""
     last = max(numbers)
@@ -394,15 +376,8 @@ def _cut(log_row: _LocatedRow, row: Row, numbers: Collection[int]) -> Iterator[E
     elif not ends:
         stop = int(log_row.items[last][-1][-1]) + 1
         yield Edit(log_row.output, list(output[:stop]))
-
-
-def _cleared_end(log_row: _LocatedRow, numbers: Collection[int]) -> Iterator[Edit]:
-    """An edit that clears what the answer says about its last call, if the part ends before that call."""
-    if max(numbers) == len(log_row.layout.calls) - 1 or is_chat(log_row.row):
-        return
-    _, response = request_of(log_row.row)
-    if cut_by_length(response):
-        yield Edit((*log_row.output[:-1], "incomplete_details"), None)
+    if not ends and not is_chat(log_row.row) and cut_by_length(request_of(log_row.row)[1]):
+        yield Edit((*log_row.output[:-1], "incomplete_details"), None)  # it is said of the last call
 
 
 def _ids(item: Item, name: str) -> Ids | None:

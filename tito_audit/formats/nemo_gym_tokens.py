@@ -45,7 +45,7 @@ def _read(row: Row, place: Place) -> Rollout:
         )
     stated = Stated(model=real_name(row.get("model")), group=text_of(row.get("rollout_id")))
     stated = stated.with_facts(id=text_of(row["model_call_id"]))
-    # The one call of a line; without ids if nothing was captured.
+    # Without ids if nothing was captured.
     prompt, completion = ((name, row.get(name)) for name in TOKEN_KEYS[:2])
     logprobs = row.get("generation_log_probs")
     turn = turn_of_tokens(
@@ -54,24 +54,18 @@ def _read(row: Row, place: Place) -> Rollout:
         lambda: None if logprobs is None else ("generation_log_probs", logprobs),
         other_columns(row, {*TOKEN_KEYS, "output_items"}),
     )
-    text, cut = _answer(row["output_items"])
-    return Rollout(
-        place,
-        FORMAT.name,
-        turns=(
-            replace(turn, completion_text=text, finish_reason="length" if cut else None, beside=beside_of(row)),
-        ),
-        stated=stated,
+    items = row["output_items"]
+    answers = [step for step in steps([] if items is None else list(items), "output_items") if step.is_call]
+    cut = any(text_of(item.get("status")) == "incomplete" for step in answers for item in step.items)
+    # The decoded completion, if the answer is only text.
+    plain = len(answers) == 1 and not any(item.get(part) for item in answers[0].items for part in _PARTS)
+    turn = replace(
+        turn,
+        completion_text=text_alone(answers[0].message) if plain else None,
+        finish_reason="length" if cut else None,
+        beside=beside_of(row),
     )
-
-
-def _answer(items: Any) -> tuple[str | None, bool]:
-    """The decoded completion if the answer is only text, and whether the token limit cut it off."""
-    calls = [step for step in steps([] if items is None else list(items), "output_items") if step.is_call]
-    cut = any(text_of(item.get("status")) == "incomplete" for step in calls for item in step.items)
-    if len(calls) != 1 or any(item.get(part) for item in calls[0].items for part in _PARTS):
-        return None, cut
-    return text_alone(calls[0].message), cut
+    return Rollout(place, FORMAT.name, turns=(turn,), stated=stated)
 
 
 def _written(row: Row, before: Rollout, repaired_rollout: RepairedRollout) -> Row:

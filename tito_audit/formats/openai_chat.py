@@ -73,28 +73,27 @@ def _read_response(request: Mapping[str, Any], response: Mapping[str, Any], plac
     has_request = any(step.items or step.message.role == "user" for step in before)
     if unread or not has_request or text_of(request.get("previous_response_id")):
         messages = ()
-    turns = tuple(
-        _turn(step, i if messages else None) for i, step in enumerate(whole) if i >= len(before) and step.is_call
-    )
+    turns: tuple[Turn, ...] = ()
+    for index, step in enumerate(whole):
+        if index >= len(before) and step.is_call:
+            text = text_alone(step.message)
+            turn = Turn(
+                prompt_ids=None,
+                completion_ids=None,
+                message_index=index if messages else None,
+                completion_text=text,
+                finish_reason="length"
+                if any(text_of(i.get("status")) == "incomplete" for i in step.items)
+                else None,
+                # Reasoning and tool calls have no logprobs, so the tokens of such an answer would have gaps.
+                token_texts=_token_texts(step.items) if text is not None else None,
+            )
+            turns = (*turns, turn)
     if not any(turn.token_texts for turn in turns):
         stated = stated.without_ids()
         turns = ()
     tools = chat_tools(filled_list(request.get("tools"), response.get("tools")), "request.tools")
     return Rollout(place, FORMAT.name, messages, tools, turns=turns, stated=stated)
-
-
-def _turn(step: MessageStep, index: int | None) -> Turn:
-    text = text_alone(step.message)
-    incomplete = any(text_of(item.get("status")) == "incomplete" for item in step.items)
-    return Turn(
-        prompt_ids=None,
-        completion_ids=None,
-        message_index=index,
-        completion_text=text,
-        finish_reason="length" if incomplete else None,
-        # Reasoning and tool calls have no logprobs, so the tokens of such an answer would have gaps.
-        token_texts=_token_texts(step.items) if text is not None else None,
-    )
 
 
 def _token_texts(items: Sequence[Item]) -> tuple[TokenText, ...] | None:

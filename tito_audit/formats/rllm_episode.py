@@ -85,7 +85,7 @@ def _rollout(trajectory: object, where: str, place: Place, stated: Stated) -> Ro
     if any(turn.prompt_ids is not None for turn in turns) and any(pictured):
         # No rule that needs prompts is skipped, so none would say it.
         stated = replace(stated, notice=f"Some prompts were not read: {_PICTURED}.")
-    # The turns with each message claimed once: of a retried call, only the last attempt's message was kept.
+    # Each message belongs to one call: of a retried call, only the last attempt's message was kept.
     ordered: list[Turn] = []
     least: int | None = None
     for turn in reversed(turns):
@@ -175,18 +175,13 @@ def _sources(row: Row, _: Sequence[Rollout]) -> Sequence[Sources]:
 
 
 def _source(step: Mapping[str, Any], path: Path) -> CallSource:
-    prompt, logprobs = step.get(_PROMPT), step.get("logprobs")
-    output = object_at(step, "model_output")
-    copies = ({_PROMPT: prompt}, {"logprobs": logprobs})
-    prompts, scored = (
-        plain_sources(
-            place
-            for name, value in holder.items()
-            if filled(value) and not _is_multimodal(value)
-            for place in ((*path, name), *copies_of(output, names, value, (*path, "model_output")))
-        )
-        for holder, names in zip(copies, (_COPIES, ("logprobs",)), strict=True)
-    )
+    output, sources = object_at(step, "model_output"), []
+    for name, names in ((_PROMPT, _COPIES), ("logprobs", ("logprobs",))):
+        value: Any = step.get(name)
+        logged = filled(value) and not _is_multimodal(value)
+        copies = copies_of(output, names, value, (*path, "model_output")) if logged else ()
+        sources.append(plain_sources([(*path, name), *copies] if logged else []))
+    prompts, scored = sources
     columns = {name: plain_sources([(*path, name)]) for name, value in step.items() if is_list(value)}
     return CallSource(
         prompts=prompts,
