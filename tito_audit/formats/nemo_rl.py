@@ -23,7 +23,7 @@ from tito_audit.formats._update import updated_row, with_values
 from tito_audit.record.arrays import as_ids
 from tito_audit.record.build import training_row
 from tito_audit.record.column import MovePolicy
-from tito_audit.record.message import as_messages
+from tito_audit.record.message import Message, as_messages
 from tito_audit.record.rollout import Padding, Place, Rollout, TrainingRow
 from tito_audit.record.stated import Unread
 from tito_audit.signature import keys, one_way
@@ -54,7 +54,8 @@ def _matches(row: Row) -> bool:
 def _read(row: Row, place: Place) -> Rollout:
     values = _unwrapped(row)
     # Messages where the dump keeps roles (validation); else its texts as a stated fact.
-    messages, texts = (), values.get("content")
+    messages: tuple[Message, ...] = ()
+    texts = values.get("content")
     if isinstance(texts, list | tuple) and texts:
         roles = all(isinstance(entry, Mapping) and "role" in entry for entry in texts)
         messages, texts = (as_messages(texts, "content"), None) if roles else ((), tuple(texts))

@@ -14,7 +14,6 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
@@ -119,7 +118,16 @@ def _chunks(value: object, count: int) -> list[tuple[Ids, bool]]:
     if is_list(value) and is_numbers(value):
         return [(as_ids(value, "model_input"), True)]
     chunks = as_objects(value, "model_input is not a list of chunks of token ids")
-    sizes = [_chunk_size(chunk, f"model_input.chunks[{i}]") for i, chunk in enumerate(chunks)]
+    sizes: list[int | None] = []  # None for an image that does not say how many tokens it stands for
+    for number, chunk in enumerate(chunks):
+        where, size = f"model_input.chunks[{number}]", chunk.get("expected_tokens")
+        if chunk.get("tokens") is not None:
+            size = len(as_ids(chunk["tokens"], f"{where}.tokens"))
+        elif not isinstance(chunk.get("type"), str) or chunk["type"] == "encoded_text":
+            raise RecordError(f"{where} holds no `tokens`")
+        elif size is not None and (type(size) is not int or not 0 <= size < 1 << 24):  # more than any image has
+            raise RecordError(f"{where}.expected_tokens is {size!r}, not a number of tokens")
+        sizes.append(size)
     if sizes.count(None) > 1:
         raise RecordError("model_input holds several images and does not say how many tokens each stands for")
     rest = max(count - sum(size for size in sizes if size is not None), 0)
@@ -134,35 +142,19 @@ def _chunks(value: object, count: int) -> list[tuple[Ids, bool]]:
     ]
 
 
-def _chunk_size(chunk: Mapping[str, Any], where: str) -> int | None:
-    """How many tokens a chunk stands for; None for an image that does not say."""
-    if chunk.get("tokens") is not None:
-        return len(as_ids(chunk["tokens"], f"{where}.tokens"))
-    kind = chunk.get("type")
-    if not isinstance(kind, str) or kind == "encoded_text":
-        raise RecordError(f"{where} holds no `tokens`")
-    size = chunk.get("expected_tokens")
-    if size is not None and (type(size) is not int or not 0 <= size < 1 << 24):  # more than any image has
-        raise RecordError(f"{where}.expected_tokens is {size!r}, not a number of tokens")
-    return size
-
-
 def _data(value: Any, name: str) -> Any:
     """The numbers of a column, unwrapped if they are in a tensor of the SDK."""
-    if not isinstance(value, Mapping):
-        return value if is_list(value) else _refuse(name)
-    if value.get("sparse_crow_indices") is not None or _is_table(value):
+    if isinstance(value, Mapping) and (value.get("sparse_crow_indices") is not None or _is_table(value)):
         raise RecordError(f"loss_fn_inputs.{name} is a table with several values per token, not one sequence")
-    return value["data"] if is_list(value.get("data")) else _refuse(name)
-
-
-def _refuse(name: str) -> Any:
-    raise RecordError(f"loss_fn_inputs.{name} is neither a list nor a tensor with a list `data`")
+    data = value.get("data") if isinstance(value, Mapping) else value
+    if not is_list(data):
+        raise RecordError(f"loss_fn_inputs.{name} is neither a list nor a tensor with a list `data`")
+    return data
 
 
 def _is_table(value: Any) -> bool:
     """True for a tensor of two or more dimensions, such as distillation targets."""
-    shape = value.get("shape") if isinstance(value, Mapping) else None
+    shape = object_at(value).get("shape")
     return is_list(shape) and len(shape) > 1
 
 
@@ -171,8 +163,14 @@ def _written(row: Row, old: TrainingRow, new: TrainingRow) -> Row:
     if new.padding != Padding():
         raise RecordError("a datum has no padding: nothing in it would tell padding from tokens")
     edits = [*_column_edits(row, old, new)]
-    if not np.array_equal(old.token_ids, new.token_ids):
-        edits += _id_edits(row, old.token_ids, new.token_ids)
+    before, after = old.token_ids, new.token_ids
+    if not np.array_equal(before, after):
+        if len(after) < 2:
+            raise RecordError("a datum of one token has no target")
+        # Inputs without the last token, targets without the first.
+        edits += _tensor_edits(row["loss_fn_inputs"][_TARGETS], ("loss_fn_inputs", _TARGETS), after[1:])
+        edits += _input_edits(row["model_input"], before[:-1], after[:-1])
+        edits += [Edit((name,), None) for name in _SPANS if row.get(name) is not None]
     return with_edits(row, edits)  # type: ignore[no-any-return]
 
 
@@ -189,18 +187,15 @@ def _column_edits(row: Row, old: TrainingRow, new: TrainingRow) -> Iterator[Edit
                 f"column {name!r} would hold {len(values)} values, which is not the number of targets"
             )
         if roles[name] is ColumnRole.OTHER:
-            values = _with_blanks(name, values, new)
+            # 0 for untrained tokens whose value is unknown, because tensors hold no null.
+            unknown = np.array([value is None or value != value for value in values.tolist()], np.bool_)
+            if unknown.any():
+                if new.loss_mask is None or new.loss_mask[1:][unknown].any():
+                    raise RecordError(
+                        f"column {name!r} would have no value for a trained token, and a tensor holds no null"
+                    )
+                values = np.where(unknown, _NOT_SAMPLED, values).astype(np.float64)
         yield from _tensor_edits(row["loss_fn_inputs"][name], ("loss_fn_inputs", name), values)
-
-
-def _with_blanks(name: str, values: NDArray[Any], row: TrainingRow) -> NDArray[Any]:
-    """A column with 0 for untrained tokens whose value is unknown, because tensors hold no null."""
-    unknown = np.array([value is None or value != value for value in values.tolist()], np.bool_)
-    if not unknown.any():
-        return values
-    if row.loss_mask is None or row.loss_mask[1:][unknown].any():
-        raise RecordError(f"column {name!r} would have no value for a trained token, and a tensor holds no null")
-    return np.where(unknown, _NOT_SAMPLED, values).astype(np.float64)
 
 
 def _tensor_edits(original: Any, path: Path, values: Any) -> Iterator[Edit]:
@@ -212,17 +207,6 @@ def _tensor_edits(original: Any, path: Path, values: Any) -> Iterator[Edit]:
     shape = original.get("shape")
     if is_list(shape) and len(shape) == 1 and shape[0] != len(values):
         yield Edit((*path, "shape"), as_logged([len(values)], shape))
-
-
-def _id_edits(row: Row, old: Ids, new: Ids) -> Iterator[Edit]:
-    """Edits to both copies of the ids: inputs without the last token, targets without the first."""
-    if len(new) < 2:
-        raise RecordError("a datum of one token has no target")
-    yield from _tensor_edits(row["loss_fn_inputs"][_TARGETS], ("loss_fn_inputs", _TARGETS), new[1:])
-    yield from _input_edits(row["model_input"], old[:-1], new[:-1])
-    for name in _SPANS:
-        if row.get(name) is not None:
-            yield Edit((name,), None)
 
 
 def _input_edits(value: Any, old: Ids, new: Ids) -> Iterator[Edit]:

@@ -104,35 +104,28 @@ def _update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
     )
 
 
-def _steps(row: Row) -> tuple[_Step, ...]:
-    steps = row.get("trajectory")
-    if steps is None:
-        return ()
-    if not isinstance(steps, list | tuple):
+def _steps(row: Row) -> list[_Step]:
+    logged = row.get("trajectory")
+    if logged is not None and not isinstance(logged, list | tuple):
         raise RecordError("trajectory is not a list of steps")
-    return tuple(_step(step, f"trajectory[{number}]") for number, step in enumerate(steps))
-
-
-def _step(step: Any, where: str) -> _Step:
-    step = as_object(step, f"{where} is not a step (an object)")
-    tokens = step.get("tokens")
-    tokens = (
-        {} if tokens is None else as_object(tokens, f"{where}.tokens is not an object with the ids of the step")
-    )
-    completion = step.get("completion")
-    answers = chat_messages(completion, f"{where}.completion")
-    return _Step(
-        step,
-        where,
-        chat_messages(step.get("prompt"), f"{where}.prompt"),
-        next((message for message in answers if message.role == "assistant"), None),
-        tokens,
-        bool(tokens.get("overlong_prompt")),
-    )
+    steps = []
+    for number, step in enumerate(logged or ()):
+        where = f"trajectory[{number}]"
+        step = as_object(step, f"{where} is not a step (an object)")
+        tokens = step.get("tokens")
+        if tokens is not None:
+            tokens = as_object(tokens, f"{where}.tokens is not an object with the ids of the step")
+        answers = chat_messages(step.get("completion"), f"{where}.completion")
+        answer = next((message for message in answers if message.role == "assistant"), None)
+        prompt = chat_messages(step.get("prompt"), f"{where}.prompt")
+        steps.append(_Step(step, where, prompt, answer, tokens or {}, bool((tokens or {}).get("overlong_prompt"))))
+    return steps
 
 
 def _turn(step: _Step, messages: Sequence[Message]) -> Turn:
     index = len(step.prompt)
+    # Truncated too if the trainer did it afterwards.
+    cut = step.wire.get("is_truncated") is True or step.tokens.get("is_truncated") is True
     in_place = step.answer is not None and index < len(messages) and not step.cut
     in_place = in_place and [m.wire for m in messages[: index + 1]] == [
         m.wire for m in (*step.prompt, *((step.answer,) if step.answer else ()))
@@ -147,7 +140,9 @@ def _turn(step: _Step, messages: Sequence[Message]) -> Turn:
         prompt_messages=None if in_place or step.cut or not step.prompt else step.prompt,
         prompt_text=first_text(step.wire, ("prompt",)),
         completion_text=text if isinstance(text, str) and not step.cut else None,
-        finish_reason=_finish_reason(step),
+        finish_reason="length"
+        if cut
+        else first_text(object_at(step.wire, "response", "message"), ("finish_reason",)),
     )
     if not _has_ids(step):
         return turn
@@ -164,7 +159,15 @@ def _turn(step: _Step, messages: Sequence[Message]) -> Turn:
                 if name not in (*_IDS, *_UNREBUILT) and is_list(value) and len(value) > 1 and is_numbers(value)
             },
         )
-        mask = _mask_column(step, 0 if call.completion_ids is None else len(call.completion_ids))
+        size = 0 if call.completion_ids is None else len(call.completion_ids)
+        mask: Any = step.tokens.get("completion_mask")
+        columns = call.columns
+        if is_given(mask):
+            values = as_floats(mask, "completion_mask")
+            if len(values) != size:
+                raise RecordError(f"completion_mask has {len(values)} entries for {size} completion ids")
+            kind, fit, encoding = ColumnRole.LOSS_MASK, Alignment.CALL, MaskEncoding.BINARY
+            columns = (*columns, Column("completion_mask", kind, values, fit, encoding=encoding))
     except RecordError as error:
         raise RecordError(f"{step.where}.tokens: {error}") from None
     return replace(
@@ -172,21 +175,9 @@ def _turn(step: _Step, messages: Sequence[Message]) -> Turn:
         prompt_ids=call.prompt_ids,
         completion_ids=call.completion_ids,
         completion_logprobs=call.completion_logprobs,
-        columns=(*call.columns, *(() if mask is None else (mask,))),
+        columns=columns,
         beside=beside_of(step.tokens, step.wire),
     )
-
-
-def _mask_column(step: _Step, size: int) -> Column | None:
-    """The mask over the completion, None if there is none; RecordError if its length differs."""
-    mask: Any = step.tokens.get("completion_mask")
-    if not is_given(mask):
-        return None
-    values = as_floats(mask, "completion_mask")
-    if len(values) != size:
-        raise RecordError(f"completion_mask has {len(values)} entries for {size} completion ids")
-    fit, encoding = Alignment.CALL, MaskEncoding.BINARY
-    return Column("completion_mask", ColumnRole.LOSS_MASK, values, fit, encoding=encoding)
 
 
 def _row_if_masks_differ(steps: Sequence[_Step], turns: Sequence[Turn]) -> TrainingRow | None:
@@ -231,13 +222,8 @@ def _trained(step: _Step, turn: Turn) -> tuple[Mask, Mask]:
 
 
 def _sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
-    steps = row.get("trajectory")
-    listed = steps if isinstance(steps, list | tuple) else ()
     return of_calls(
-        [
-            _source(row, ("trajectory", number), turn)
-            for number, turn in zip(range(len(listed)), rollout.turns, strict=False)
-        ]
+        [_source(row, ("trajectory", number), turn) for number, turn in enumerate(rollout.turns)]
         for rollout in rollouts
     )
 
@@ -293,13 +279,6 @@ def _refuse_other_mask(before: TrainingRow | None, after: TrainingRow | None) ->
 
 def _has_ids(step: _Step) -> bool:
     return any(is_given(step.tokens.get(name)) for name in ("prompt_ids", "completion_ids"))
-
-
-def _finish_reason(step: _Step) -> str | None:
-    """Why the call ended; `length` also if the trainer truncated it afterwards."""
-    if step.wire.get("is_truncated") is True or step.tokens.get("is_truncated") is True:
-        return "length"
-    return first_text(object_at(step.wire, "response", "message"), ("finish_reason",))
 
 
 FORMAT = Format(

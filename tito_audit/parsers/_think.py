@@ -88,10 +88,9 @@ def think(*, ends_at: Sequence[str] = (), must_open: bool = False) -> Callable[[
     """
 
     def start(options: ParseOptions) -> ParserRun:
-        # Whether the last turn of a prompt, the one that is sampled, has closed its reasoning.
         _, closed, after = options.prompt_end.rpartition(_CLOSE)
-        if bool(closed) and not any(mark in after for mark in _TURNS):
-            return PlainRun()
+        if closed and not any(mark in after for mark in _TURNS):
+            return PlainRun()  # the turn that is sampled has closed its reasoning
         opens = must_open and bool(options.prompt_end) and not options.prompt_end.rstrip().endswith(_OPEN)
         return ThinkRun(ends_at=ends_at if options.tools else (), must_open=opens)
 
