@@ -83,7 +83,6 @@ def exchange_threads(root: Row, exchanges: object, path: Path) -> list[list[Logg
 
 
 def _message_call(request: Mapping[str, Any], response: Mapping[str, Any], path: Path) -> LoggedCall:
-    """The call of an Anthropic Messages exchange."""
     sent, tools = _anthropic_request(request)
     # The answer is not a message if it holds anything but text, thinking and tool calls.
     wires = _wires({"role": "assistant", "content": without_arrays(response.get("content"))})

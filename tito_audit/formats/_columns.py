@@ -500,27 +500,21 @@ def rescored(value: Any, *, layout: Layout, old: Logprobs, new: Logprobs, ids: I
     """
     if layout is Layout.PLAIN:
         return as_logged(new, value)
-    if layout is Layout.ENTRIES:
+    if layout is not Layout.PARALLEL:
+        # Objects with a `logprob`, or `[logprob, id, text]` triples.
+        objects = layout is Layout.ENTRIES
         if len(new) != len(old):
-            start = _kept_from(old, new, [])
+            also = [] if objects or ids is None else [([int(entry[1]) for entry in value], ids.tolist())]
+            start = _kept_from(old, new, also)
             return list(value[start : start + len(new)])
-        was = [entry.get("logprob") for entry in value]
+        was = [entry.get("logprob") if objects else entry[0] if filled(entry) else None for entry in value]
         scores = as_logged(new, was)
-        if scores is was:
+        if objects and scores is was:
             return value
         return [
-            entry if score is before or (is_unknown(score) and is_unknown(before)) else {**entry, "logprob": score}
-            for entry, score, before in zip(value, _kept_objects(scores, was), was, strict=True)
+            entry if score == before or (is_unknown(score) and is_unknown(before)) else _scored(entry, score)
+            for entry, score, before in zip(value, scores, was, strict=True)
         ]
-    if layout is Layout.TRIPLES:
-        # `[logprob, id, text]`: each keeps its id and text.
-        if len(new) != len(old):
-            listed = [int(entry[1]) for entry in value]
-            start = _kept_from(old, new, [] if ids is None else [(listed, ids.tolist())])
-            return list(value[start : start + len(new)])
-        was = [entry[0] if filled(entry) else None for entry in value]
-        scores = _kept_objects(as_logged(new, was), was)
-        return [_scored(*each) for each in zip(value, scores, was, strict=True)]
     # The parallel lists of a completion's logprobs.
     if len(new) == len(old):
         return {**value, "token_logprobs": as_logged(new, value["token_logprobs"])}
@@ -533,10 +527,10 @@ def rescored(value: Any, *, layout: Layout, old: Logprobs, new: Logprobs, ids: I
     return {**value, **cut}
 
 
-def _scored(entry: Any, value: Any, before: Any) -> Any:
-    """One triple with another logprob, still a list or an array."""
-    if value is before or (is_unknown(value) and is_unknown(before)):
-        return entry
+def _scored(entry: Any, value: Any) -> Any:
+    """One entry with another logprob; a triple is still a list or an array."""
+    if isinstance(entry, dict | Mapping):
+        return {**entry, "logprob": value}
     if not filled(entry):
         raise RecordError("a token's list of logprobs is empty and has no place for the sampled one")
     if isinstance(entry, np.ndarray) and entry.dtype.kind == "f":
@@ -558,8 +552,3 @@ def _kept_from(old: Logprobs, new: Logprobs, also: Sequence[tuple[list[int], lis
             f"{len(old)} logprobs should become {size}, and it is unclear which of the log's entries to drop"
         )
     return starts[0]
-
-
-def _kept_objects(values: Sequence[Any], was: Sequence[Any]) -> list[Any]:
-    """The new values, with the old object wherever the values are equal."""
-    return [before if value == before else value for value, before in zip(values, was, strict=True)]

@@ -232,7 +232,6 @@ def updated_flat(
 
 
 def _split_ids(row: Row, before: TrainingRow, after: TrainingRow) -> dict[str, Any]:
-    """The columns of prompt ids and of response ids."""
     if same_ids(before.token_ids, after.token_ids) and same_ids(before.loss_mask, after.loss_mask):
         return {}
     prompt, response = first_filled(row, PROMPT_IDS), first_filled(row, COMPLETION_IDS)

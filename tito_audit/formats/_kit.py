@@ -520,7 +520,10 @@ def _by_segments(values: _Integers, name: str, row: Row, size: int) -> SampleRan
     if name == _WHOLE and values.max() < 2:
         return None
     edges = [0, *(np.flatnonzero(np.diff(values)) + 1).tolist(), size]
-    padding = {-1} | ({0} if values.min() == 0 and _is_zero_at_end(values) else set())
+    # Zeros are padding where they are only at the end, as packers write it that count from 1.
+    some = np.flatnonzero(values)
+    inner = values[some[0] : some[-1] + 1] if len(some) else values
+    padding = {-1, 0} if values.min() == 0 and values[0] != 0 and (inner != 0).all() else {-1}
     visible = _visible(row, size)
     runs = [
         (start, end)
@@ -565,12 +568,6 @@ def _between(bounds: list[int]) -> SampleRanges:
 
 def _is_lone(cut: tuple[int, int]) -> bool:
     return cut[1] - cut[0] == 1
-
-
-def _is_zero_at_end(values: _Integers) -> bool:
-    """Whether zeros are only at the end, where packers that count from 1 put padding."""
-    some = np.flatnonzero(values)
-    return bool(len(some)) and values[0] != 0 and bool((values[some[0] : some[-1] + 1] != 0).all())
 
 
 def _starts(cuts: SampleRanges) -> list[int]:

@@ -19,7 +19,7 @@ import numpy as np
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Row
-from tito_audit.formats._columns import as_objects, as_whole
+from tito_audit.formats._columns import as_objects, as_whole, is_list, plain
 from tito_audit.formats._update import object_at
 from tito_audit.record.arrays import Ids, as_ids
 from tito_audit.record.column import MovePolicy
@@ -85,10 +85,10 @@ def input_steps(params: Mapping[str, Any], where: str) -> list[MessageStep]:
     found_steps: list[MessageStep] = []
     instructions = params.get("instructions")
     if isinstance(instructions, str) and instructions:
-        found_steps.append(_step({"role": "system", "content": instructions}, (), where))
+        found_steps.append(MessageStep(as_message({"role": "system", "content": instructions}, where), ()))
     request_input = params.get("input")
     if isinstance(request_input, str):
-        found_steps.append(_step({"role": "user", "content": request_input}, (), where))
+        found_steps.append(MessageStep(as_message({"role": "user", "content": request_input}, where), ()))
     elif request_input is not None:
         found_steps.extend(steps(request_input, f"{where}.input"))
     return found_steps
@@ -115,7 +115,7 @@ def steps(items: object, where: str) -> list[MessageStep]:
                 wire = {"role": "tool", "tool_call_id": item.get("call_id"), "content": content}
             else:
                 wire = {"role": item.get("role"), "content": _content(item.get("content"), where)}
-            formed.append(_step(wire, (item,), where))
+            formed.append(MessageStep(as_message(wire, where), (item,)))
     return [*formed, *_calls(run, where)]
 
 
@@ -178,7 +178,6 @@ def message_wire(message: Mapping[str, Any], dropped: Collection[str] = ()) -> d
 
 
 def _calls(run: Sequence[Item], where: str) -> Iterator[MessageStep]:
-    """One step for each call in a run of assistant items."""
     for group in _groups(run):
         texts = []
         for item in filter(_is_answer, group):
@@ -206,7 +205,7 @@ def _calls(run: Sequence[Item], where: str) -> Iterator[MessageStep]:
             wire["reasoning_content"] = "\n".join(reasoning)
         if calls:
             wire["tool_calls"] = calls
-        yield _step(wire, tuple(group), where)
+        yield MessageStep(as_message(wire, where), tuple(group))
 
 
 def _groups(run: Sequence[Item]) -> Iterator[Sequence[Item]]:
@@ -228,10 +227,6 @@ def _groups(run: Sequence[Item]) -> Iterator[Sequence[Item]]:
         start = stop
     if start < len(run):
         yield run[start:]
-
-
-def _step(wire: Mapping[str, Any], items: tuple[Item, ...], where: str) -> MessageStep:
-    return MessageStep(as_message(wire, where), items)
 
 
 def _content(value: object, where: str) -> object:
@@ -474,10 +469,7 @@ def logged_tokens(choice: Mapping[str, Any]) -> tuple[str, list[str], list[Any] 
 
 
 def _plain(value: object) -> list[Any] | None:
-    """A list or array as a list of plain values; None for anything else."""
-    if isinstance(value, np.ndarray):
-        return list(value.tolist())
-    return list(value) if isinstance(value, list | tuple) else None
+    return plain(value) if is_list(value) else None
 
 
 def _number(value: object) -> float:
@@ -492,9 +484,9 @@ def scores_of(choice: Mapping[str, Any], name: str) -> list[tuple[Any, Any]] | N
     entries = object_at(choice, "meta_info").get(name)
     if not isinstance(entries, list | tuple):
         return None
-    plain = [_plain(entry) for entry in entries]
-    pairs = [(entry[0], as_whole(entry[1])) for entry in plain if entry is not None and len(entry) >= 2]
-    if len(pairs) != len(plain):
+    listed = [_plain(entry) for entry in entries]
+    pairs = [(entry[0], as_whole(entry[1])) for entry in listed if entry is not None and len(entry) >= 2]
+    if len(pairs) != len(listed):
         raise RecordError(f"meta_info.{name} is not a list of [logprob, token id, text]")
     return pairs
 

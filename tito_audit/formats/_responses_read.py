@@ -126,10 +126,7 @@ def request_facts(request: Mapping[str, Any], response: Mapping[str, Any]) -> St
 
 def request_fields(request: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a Rollout that a chat request states: tools and template arguments."""
-    return {
-        "tools": as_tools(request.get("tools"), "request.tools"),
-        "template_kwargs": template_kwargs(request),
-    }
+    return {"tools": as_tools(request.get("tools"), "request.tools"), "template_kwargs": template_kwargs(request)}
 
 
 def template_kwargs(request: Mapping[str, Any]) -> dict[str, Any]:
@@ -212,11 +209,7 @@ def _turn(
 
 
 def _with_prompt(
-    turn: Turn,
-    request: Mapping[str, Any],
-    response: Mapping[str, Any],
-    choice: Mapping[str, Any],
-    number: int,
+    turn: Turn, request: Mapping[str, Any], response: Mapping[str, Any], choice: Mapping[str, Any], number: int
 ) -> Turn:
     """The turn with its prompt as ids and as text, wherever the log holds them."""
     prompt = request.get("prompt")

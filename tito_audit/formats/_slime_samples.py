@@ -36,24 +36,8 @@ _TOKEN_BOUND = {
 """Data from an engine or a teacher about exactly these tokens, which cannot be moved to others."""
 _NESTED = ("rollout_topk_token_ids", "rollout_topk_log_probs")
 """Lists of the top k, one per response token."""
-_OTHERS = (
-    "metadata",
-    "train_metadata",
-    "multimodal_inputs",
-    "multimodal_train_inputs",
-    "messages",
-    "tools",
-)
-_TAKEN = {
-    "tokens",
-    _MASK,
-    _LOGPROBS,
-    "weight_versions",
-    "attention_mask",
-    *_TOKEN_BOUND,
-    *_NESTED,
-    *_OTHERS,
-}
+_OTHERS = ("metadata", "train_metadata", "multimodal_inputs", "multimodal_train_inputs", "messages", "tools")
+_TAKEN = {"tokens", _MASK, _LOGPROBS, "weight_versions", "attention_mask", *_TOKEN_BOUND, *_NESTED, *_OTHERS}
 _TAKEN |= {*FLAT_IDS, *PROMPT_IDS, *COMPLETION_IDS}
 
 

@@ -186,10 +186,7 @@ def with_counts(value: _Object, pairs: CountPairs) -> _Object:
 def row_counts(before: TrainingRow, after: TrainingRow) -> CountPairs:
     """The counts that may be stored with a training row, before and after."""
     old, new = len(before.token_ids), len(after.token_ids)
-    widths = (
-        before.padding.left + old + before.padding.right,
-        after.padding.left + new + after.padding.right,
-    )
+    widths = (before.padding.left + old + before.padding.right, after.padding.left + new + after.padding.right)
     pairs: dict[str, list[tuple[int, int]]] = {name: [(old, new), widths] for name in _TOTAL}
     if before.prompt_length is not None and after.prompt_length is not None:
         prompts = (before.prompt_length, after.prompt_length)
@@ -322,7 +319,19 @@ def updated_columns(row: Row, before: TrainingRow, after: TrainingRow, ids: str 
     for new in after.columns:
         if new.name not in names_before:
             values[new.name] = added_column(row, new, after.padding)
-    values.update(_attention(row, before, after))
+    mask: Any = row.get("attention_mask")
+    left, full = before.padding.left, len(before.token_ids)
+    if not is_list(mask) or len(mask) != left + full + before.padding.right:
+        return values
+    values["attention_mask"] = mask
+    if before.padding != after.padding or full != len(after.token_ids):
+        seen = np.unique(np.asarray(mask)[left : left + full])
+        if len(seen) != 1 or not seen[0] > 0:
+            raise RecordError(
+                "attention_mask hides tokens between visible ones, and it is unclear where they are now"
+            )
+        visible = seen.tolist() * len(after.token_ids)
+        values["attention_mask"] = as_logged(padded(visible, after.padding, 0), mask)
     return values
 
 
@@ -377,21 +386,6 @@ def _side(old: list[Any], size: int, values: list[Any], *, outer_first: bool) ->
         raise RecordError("the row would need padding, and nothing in it says with which value")
     more = values * (size - len(old))
     return more + old if outer_first else old + more
-
-
-def _attention(row: Row, before: TrainingRow, after: TrainingRow) -> dict[str, Any]:
-    """`attention_mask` for the new length and padding, if the row has one over its ids."""
-    original = row.get("attention_mask")
-    left, full, right = before.padding.left, len(before.token_ids), before.padding.right
-    if not is_list(original) or len(original) != left + full + right:
-        return {}
-    if before.padding == after.padding and full == len(after.token_ids):
-        return {"attention_mask": original}
-    seen = np.unique(np.asarray(original)[left : left + full])
-    if len(seen) != 1 or not seen[0] > 0:
-        raise RecordError("attention_mask hides tokens between visible ones, and it is unclear where they are now")
-    values = seen.tolist() * len(after.token_ids)
-    return {"attention_mask": as_logged(padded(values, after.padding, 0), original)}
 
 
 def _fill_value(column: Column) -> Any:

@@ -402,7 +402,6 @@ def node_sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
 
 
 def _collect(tree: Tree, before: Rollout, changes: Mapping[int, CallChange], changed: _Changed) -> None:
-    """Collect in `changed` the new values of a rollout's nodes."""
     prompts: dict[int, Ids] = {}
     for turn, change in changes.items():
         number = tree.sampled[turn]
@@ -442,7 +441,6 @@ def _collect(tree: Tree, before: Rollout, changes: Mapping[int, CallChange], cha
 
 
 def _keys(node: TraceNode, name: str) -> Path:
-    """The keys of a column in its node."""
     return (name,) if name in node.wire else tuple(name.split(".", 1))
 
 

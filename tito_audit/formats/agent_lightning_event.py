@@ -17,17 +17,9 @@ import numpy as np
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
-from tito_audit.formats._call_log import (
-    FindSource,
-    LoggedCall,
-    PartRows,
-    Thread,
-    chat_calls,
-    part_of,
-    threads,
-)
+from tito_audit.formats._call_log import FindSource, LoggedCall, PartRows, Thread, chat_calls, part_of, threads
 from tito_audit.formats._calls import call_turn, real_name
-from tito_audit.formats._columns import filled, first_text, is_list
+from tito_audit.formats._columns import filled, first_text, is_list, plain
 from tito_audit.formats._responses import text_of
 from tito_audit.formats._update import object_at, plain_sources
 from tito_audit.record.edits import Path
@@ -150,7 +142,6 @@ def _with_retries(find: FindSource, retries: Sequence[LoggedCall]) -> CallSource
 
 
 def _stream_source(chunks: Sequence[Mapping[str, Any]], path: Path) -> CallSource:
-    """Where the chunks at `path` hold their call."""
     prompts = [
         (*path, number, "prompt_token_ids")
         for number, chunk in enumerate(chunks)
@@ -209,7 +200,6 @@ def _choice(chunk: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def _add(message: dict[str, Any], calls: dict[int, dict[str, Any]], delta: object) -> None:
-    """Add a delta to the message it belongs to."""
     if not isinstance(delta, Mapping):
         raise RecordError("a stream's `delta` is not an object")
     unknown = [key for key, value in delta.items() if key not in _SILENT and value]
@@ -232,7 +222,6 @@ def _add(message: dict[str, Any], calls: dict[int, dict[str, Any]], delta: objec
 
 
 def _content(chunk: Mapping[str, Any]) -> list[Any]:
-    """The entries of a chunk's logprobs."""
     piece = _choice(chunk)
     logged = piece.get("logprobs") if piece is not None else None
     entries = logged.get("content") if isinstance(logged, Mapping) else None
@@ -242,7 +231,7 @@ def _content(chunk: Mapping[str, Any]) -> list[Any]:
 def _plain(value: Any, name: str) -> list[Any]:
     if not is_list(value):
         raise RecordError(f"a stream's {name} is not a list")
-    return value.tolist() if hasattr(value, "tolist") else list(value)
+    return plain(value)
 
 
 FORMAT = Format(

@@ -115,7 +115,6 @@ def _is_triplet(value: object) -> bool:
 
 
 def _triplet(triplet: Mapping[str, Any], path: Path) -> LoggedCall:
-    """The call of one triplet."""
     prompt, response = triplet["prompt"], triplet["response"]
     prompted = _TokenFields(prompt, (*path, "prompt"), ("token_ids",), None, "")
     answered = _TokenFields(response, (*path, "response"), (), response.get("token_ids"), "logprobs")

@@ -23,12 +23,6 @@ from tito_audit.record.rollout import Place, Rollout
 from tito_audit.signature import Signature, keys, way
 
 
-def _matches(row: Row) -> bool:
-    if is_list(row.get("output_tokens")):
-        return "output_versions" in row
-    return is_list(row.get("input_ids")) and "versions" in row
-
-
 def _samples(row: Row) -> Samples | None:
     """The samples of a batch, or of a row that a trainer packed (`cu_seqlens`)."""
     ids = _ids(row)
@@ -69,7 +63,11 @@ FORMAT = Format(
         way("output_tokens", keys("output_versions", before=" with ")),
     ),
     precedence=228,
-    matches=_matches,
+    matches=lambda row: (
+        "output_versions" in row
+        if is_list(row.get("output_tokens"))
+        else is_list(row.get("input_ids")) and "versions" in row
+    ),
     **SampleRows(_sample, _updated, _samples).functions,
     shows="The training row with its mask, logprobs and the weight version of each token, padding removed; or "
     "one call. No messages or tools; the rollout dumps that AReaL itself writes hold text only.",

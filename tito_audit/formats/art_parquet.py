@@ -43,6 +43,7 @@ def _matches(row: Row) -> bool:
 
 def _parts(row: Row, place: Place) -> Sequence[Thread]:
     """The rollouts of a row whose `trajectory_json` is parsed."""
+    stated = Stated(group=as_group(row.get("group_index")))
     if _JSON not in row:
         # The rollout of a version 1 row, which holds neither ids nor logprobs.
         messages = row.get("messages")
@@ -56,15 +57,15 @@ def _parts(row: Row, place: Place) -> Sequence[Thread]:
                 wire["tool_calls"] = parsed(wire, "tool_calls")
             read.append(as_message(wire, where))
         tools = as_tools(parsed(row, "tools"), "tools")
-        return [Thread(Rollout(place, FORMAT.name, tuple(read), tools, stated=_group(row).without_ids()), ())]
+        return [Thread(Rollout(place, FORMAT.name, tuple(read), tools, stated=stated.without_ids()), ())]
     if row["format_version"] != _VERSION:
         raise RecordError(
             f"format_version is {row['format_version']}; of ART's Parquet files only version {_VERSION} can be "
             "read, and version 1, which has no such column"
         )
     if row[_JSON] is None:
-        return [Thread(Rollout(place, FORMAT.name, stated=_group(row).without_ids()), ())]
-    return trajectory_parts(row, row[_JSON], (_JSON,), place, FORMAT.name, _group(row))
+        return [Thread(Rollout(place, FORMAT.name, stated=stated.without_ids()), ())]
+    return trajectory_parts(row, row[_JSON], (_JSON,), place, FORMAT.name, stated)
 
 
 def _update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
@@ -82,7 +83,6 @@ def _update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
 
 
 def _parsed(row: Row) -> Row:
-    """The row with its trajectory as an object."""
     text = row.get(_JSON)
     if row.get("format_version") != _VERSION or text is None:
         return row
@@ -97,10 +97,6 @@ def _parsed(row: Row) -> Row:
         except ValueError:
             raise RecordError("trajectory_json is not valid JSON") from None
     return {**row, _JSON: as_object(value, "trajectory_json is not a trajectory (an object)")}
-
-
-def _group(row: Row) -> Stated:
-    return Stated(group=as_group(row.get("group_index")))
 
 
 _ROWS = PartRows(_parts)

@@ -74,7 +74,6 @@ def _update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
 
 
 def _source(number: int, name: str) -> Source:
-    """Where a group stores a column of a sample."""
     return Source((name, number))
 
 

@@ -23,14 +23,7 @@ from tito_audit.formats._calls import (
     updated_call,
     with_finishes,
 )
-from tito_audit.formats._columns import (
-    FLAT_IDS,
-    first_filled,
-    holds_ids,
-    is_list,
-    is_messages,
-    parsed,
-)
+from tito_audit.formats._columns import FLAT_IDS, first_filled, holds_ids, is_list, is_messages, parsed
 from tito_audit.formats._flat import flat_row, split_row
 from tito_audit.formats._kit import SampleRows, packed, updated_sample, with_training_row
 from tito_audit.formats._text_logs import text_log
@@ -130,24 +123,19 @@ def _with_messages_of(row: Row, before: Rollout, numbers: Sequence[int]) -> Row:
     wanted = [before.turns[number].message_index for number in numbers]
     last = wanted[-1]
     if last is not None and numbers[-1] != len(before.turns) - 1:
-        row = _with_messages(row, last + 1)
+        # They may be split into a prompt and a completion.
+        ahead = 0
+        for name in ("messages",) if parsed(row, "messages") is not None else ("prompt", "completion"):
+            messages = parsed(row, name)
+            left = max(last + 1 - ahead, 0)
+            ahead += len(messages)
+            if left < len(messages):
+                row = with_values(row, {name: _written(row[name], messages, messages[:left])})
     if answer_indices(_conversation(row)[0], len(numbers)) != wanted:
         raise RecordError(
             "it would be unclear which messages the remaining calls belong to: calls are paired with answers "
             "from the last one back"
         )
-    return row
-
-
-def _with_messages(row: Row, count: int) -> Row:
-    """The row with only its first `count` messages, which may be split into a prompt and a completion."""
-    ahead = 0
-    for name in ("messages",) if parsed(row, "messages") is not None else ("prompt", "completion"):
-        messages = parsed(row, name)
-        left = max(count - ahead, 0)
-        ahead += len(messages)
-        if left < len(messages):
-            row = with_values(row, {name: _written(row[name], messages, messages[:left])})
     return row
 
 

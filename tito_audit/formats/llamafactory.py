@@ -103,11 +103,7 @@ def _update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
     ]
 
 
-_ROWS = SampleRows(
-    lambda row, place: sample_rollout(row, place, _NAME, (_IDS,)),
-    updated_sample,
-    packed,
-)
+_ROWS = SampleRows(lambda row, place: sample_rollout(row, place, _NAME, (_IDS,)), updated_sample, packed)
 FORMAT = Format(
     name=_NAME,
     title="LLaMA-Factory tokenized sets",

@@ -35,8 +35,6 @@ _INDEXER = "indexer_topk"
 
 @dataclass(frozen=True, slots=True)
 class _CallRecord:
-    """A record that is a call."""
-
     number: int
     """Its index among the records."""
     rollouts: tuple[Rollout, ...]
@@ -115,33 +113,31 @@ def _sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
 
 def _update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
     (before,) = rollouts_before(row, repaired, _read)
-    return tuple(_updated(row, before, part) for part in repaired)
-
-
-def _updated(row: Row, before: Rollout, repaired_rollout: RepairedRollout) -> Row:
-    """The session with one repaired rollout; called once for each part of a fork."""
-    changes, numbers = changes_of(before, repaired_rollout), repaired_rollout.turns_from
-    if not changes and len(numbers) == len(before.turns):
-        return row
-    if not numbers:
-        raise RecordError("no call would be left in the session")
-    calls = _calls(row, before.place)
-    own = {call.number: turn for turn, call in enumerate(calls)}
-    now = dict(zip(numbers, repaired_rollout.rollout.turns, strict=True))
-    records = [
-        _updated_record(record, calls[own[number]], now[own[number]]) if own.get(number) in changes else record
-        for number, record in enumerate(row["records"])
-        if number not in own or own[number] in now
-    ]
-    new = with_values(row, {"records": with_list(row["records"], records)})
-    new = with_values(new, _with_running(row, before.turns[-1], repaired_rollout.rollout.turns[-1]))
-    (again,) = _read(new, before.place)
-    check_written(again, repaired_rollout, before)
-    return new
+    rows = []
+    for part in repaired:
+        changes, numbers, new = changes_of(before, part), part.turns_from, row
+        if changes or len(numbers) < len(before.turns):
+            if not numbers:
+                raise RecordError("no call would be left in the session")
+            calls = _calls(row, before.place)
+            own = {call.number: turn for turn, call in enumerate(calls)}
+            now = dict(zip(numbers, part.rollout.turns, strict=True))
+            records = [
+                _updated_record(record, calls[own[number]], now[own[number]])
+                if own.get(number) in changes
+                else record
+                for number, record in enumerate(row["records"])
+                if number not in own or own[number] in now
+            ]
+            new = with_values(row, {"records": with_list(row["records"], records)})
+            new = with_values(new, _with_running(row, before.turns[-1], part.rollout.turns[-1]))
+            (again,) = _read(new, before.place)
+            check_written(again, part, before)
+        rows.append(new)
+    return tuple(rows)
 
 
 def _updated_record(record: Row, call: _CallRecord, turn: Turn) -> Row:
-    """A record with its repaired call."""
     first, *others = call.rollouts
     (own,) = first.turns
     turn = replace(turn, message_index=own.message_index, prompt_messages=own.prompt_messages)

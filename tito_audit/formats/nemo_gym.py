@@ -306,7 +306,6 @@ def _turns_of(item: Item, turns: Sequence[Turn]) -> tuple[int, ...]:
 
 
 def _changed_items(log_row: _LocatedRow, changes: Mapping[int, CallChange]) -> Iterator[Edit]:
-    """An edit for each item that holds tokens of a changed call."""
     for carrier in log_row.carriers:
         wanted = [changes.get(number) for number in carrier.turns]
         change = next((turn for turn in wanted if turn is not None), None)

@@ -66,17 +66,12 @@ def _read(row: Row, place: Place) -> Rollout:
         as_ids(entry["token_ids"] if is_given(entry.get("token_ids")) else [], f"message_log[{i}].token_ids")
         for i, entry in enumerate(log)
     ]
-    trained = _training_row(log, ids)
-    return Rollout(place, FORMAT.name, messages, tools, training_row=with_finishes(trained, row), stated=stated)
-
-
-def _training_row(log: Sequence[Mapping[str, Any]], ids: Sequence[Ids]) -> TrainingRow:
-    """All messages concatenated; a column that does not fit one message fits none."""
+    # All messages concatenated; a column that does not fit one message fits none.
     token_ids = np.concatenate([empty_ids(), *ids])
     mask, logprobs = _joined(log, ids, _MASK, 0), _joined(log, ids, _LOGPROBS, _SENTINEL)
     joined = {name: _joined(log, ids, name, None) for name in _other_names(log)}
     others = {name: column[0] for name, column in joined.items() if column is not None and column[1]}
-    row = training_row(
+    trained = training_row(
         token_ids,
         mask=(_MASK, mask[0]) if mask is not None and mask[1] else None,
         logprobs=(_LOGPROBS, logprobs[0]) if logprobs is not None and logprobs[1] else None,
@@ -86,17 +81,15 @@ def _training_row(log: Sequence[Mapping[str, Any]], ids: Sequence[Ids]) -> Train
     if mask is None:
         # Until NeMo-RL writes masks, it trains what was generated.
         generated = [_is_generated(entry) for entry in log]
-        row = replace(row, loss_mask=np.repeat(generated, [len(own) for own in ids]))
-    misfits = [
-        (ColumnRole.LOSS_MASK, _MASK, mask, None),
-        (ColumnRole.LOGPROBS, _LOGPROBS, logprobs, _SENTINEL),
-    ]
+        trained = replace(trained, loss_mask=np.repeat(generated, [len(own) for own in ids]))
+    misfits = [(ColumnRole.LOSS_MASK, _MASK, mask, None), (ColumnRole.LOGPROBS, _LOGPROBS, logprobs, _SENTINEL)]
     columns = [
         Column(name, role, as_floats(column[0], name), None, sentinel=sentinel)
         for role, name, column, sentinel in misfits
         if column is not None and not column[1]
     ]
-    return replace(row, columns=(*row.columns, *columns), beside=beside_of(others))
+    trained = replace(trained, columns=(*trained.columns, *columns), beside=beside_of(others))
+    return Rollout(place, FORMAT.name, messages, tools, training_row=with_finishes(trained, row), stated=stated)
 
 
 def _written(row: Row, old: TrainingRow, new: TrainingRow) -> Row:

@@ -51,8 +51,6 @@ _KTO = ("completion",)
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """One way to name the columns."""
-
     sides: tuple[str, ...]
     columns: Mapping[str, str]
     """Our columns and the log's, `{}` in the place of the side."""
@@ -216,7 +214,6 @@ def _halves(row: Row) -> tuple[Ids, Ids, bool]:
 
 
 def _updated(row: Row, before: Rollout, repaired_rollout: RepairedRollout) -> Row:
-    """The side with its new labels."""
     trained = repaired_rollout.rollout.training_row
     if _LABELS not in row and before.turns and trained is not None:
         if trained is before.turns[0].as_row:

@@ -9,7 +9,7 @@ read as hidden.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -48,11 +48,8 @@ def _read(row: Row, place: Place) -> Rollout:
         return Rollout(place, FORMAT.name, messages, tools, stated=stated.without_ids())
     targets = as_ids(_data(inputs[_TARGETS], _TARGETS), f"loss_fn_inputs.{_TARGETS}")
     ids, of_images = _all_tokens(row, targets)
-    trained = _training_row(ids, inputs, of_images) if len(ids) else None
-    return Rollout(place, FORMAT.name, messages, tools, training_row=with_finishes(trained, row), stated=stated)
-
-
-def _training_row(ids: Ids, inputs: Mapping[str, Any], of_images: Mask | None) -> TrainingRow:
+    if not len(ids):
+        return Rollout(place, FORMAT.name, messages, tools, stated=stated)
     mask = first_given(inputs, _MASKS)
     other: dict[str, tuple[Any, MovePolicy]] = {}
     for name, value in inputs.items():
@@ -61,7 +58,7 @@ def _training_row(ids: Ids, inputs: Mapping[str, Any], of_images: Mask | None) -
         entries = _data(value, name)
         if is_list(entries) and is_numbers(entries):
             other[name] = entries, policy_of(name)
-    row = training_row(
+    trained = training_row(
         ids,
         mask=None if mask is None else (mask, _data(inputs[mask], mask)),
         logprobs=None if inputs.get("logprobs") is None else ("logprobs", _data(inputs["logprobs"], "logprobs")),
@@ -69,21 +66,21 @@ def _training_row(ids: Ids, inputs: Mapping[str, Any], of_images: Mask | None) -
         sentinel=_NOT_SAMPLED,
         shifts=True,
     )
-    # The row with every column marked as shifted (one entry per target) or as fitting nothing.
-    targets = len(row.token_ids) - 1
+    # Every column is shifted (one entry per target) or fits nothing.
     columns = tuple(
-        replace(column, alignment=Alignment.SHIFTED if len(column.values) == targets else None)
-        for column in row.columns
-        if column.role is not ColumnRole.OTHER or len(column.values) in (targets, targets + 1)
+        replace(column, alignment=Alignment.SHIFTED if len(column.values) == len(targets) else None)
+        for column in trained.columns
+        if column.role is not ColumnRole.OTHER or len(column.values) in (len(targets), len(ids))
     )
     unfit = {column.role for column in columns if column.alignment is None}
-    return replace(
-        row,
+    trained = replace(
+        trained,
         columns=columns,
         hidden=of_images,
-        loss_mask=None if ColumnRole.LOSS_MASK in unfit else row.loss_mask,
-        logprobs=None if ColumnRole.LOGPROBS in unfit else row.logprobs,
+        loss_mask=None if ColumnRole.LOSS_MASK in unfit else trained.loss_mask,
+        logprobs=None if ColumnRole.LOGPROBS in unfit else trained.logprobs,
     )
+    return Rollout(place, FORMAT.name, messages, tools, training_row=with_finishes(trained, row), stated=stated)
 
 
 def _all_tokens(row: Row, targets: Ids) -> tuple[Ids, Mask | None]:
@@ -162,23 +159,11 @@ def _written(row: Row, old: TrainingRow, new: TrainingRow) -> Row:
     """The datum with its repaired columns and both copies of its ids."""
     if new.padding != Padding():
         raise RecordError("a datum has no padding: nothing in it would tell padding from tokens")
-    edits = [*_column_edits(row, old, new)]
-    before, after = old.token_ids, new.token_ids
-    if not np.array_equal(before, after):
-        if len(after) < 2:
-            raise RecordError("a datum of one token has no target")
-        # Inputs without the last token, targets without the first.
-        edits += _tensor_edits(row["loss_fn_inputs"][_TARGETS], ("loss_fn_inputs", _TARGETS), after[1:])
-        edits += _input_edits(row["model_input"], before[:-1], after[:-1])
-        edits += [Edit((name,), None) for name in _SPANS if row.get(name) is not None]
-    return with_edits(row, edits)  # type: ignore[no-any-return]
-
-
-def _column_edits(row: Row, old: TrainingRow, new: TrainingRow) -> Iterator[Edit]:
+    edits: list[Edit] = []
     roles = {column.name: column.role for column in old.columns}
     for name, values in changed_columns(old, new).items():
         if values is None:
-            yield Edit(("loss_fn_inputs", name), None)
+            edits.append(Edit(("loss_fn_inputs", name), None))
             continue
         if len(values) == len(new.token_ids) and roles[name] is not ColumnRole.OTHER:
             values = values[1:]  # a repair made it fit all tokens; the first one is not a target
@@ -195,7 +180,16 @@ def _column_edits(row: Row, old: TrainingRow, new: TrainingRow) -> Iterator[Edit
                         f"column {name!r} would have no value for a trained token, and a tensor holds no null"
                     )
                 values = np.where(unknown, _NOT_SAMPLED, values).astype(np.float64)
-        yield from _tensor_edits(row["loss_fn_inputs"][name], ("loss_fn_inputs", name), values)
+        edits += _tensor_edits(row["loss_fn_inputs"][name], ("loss_fn_inputs", name), values)
+    before, after = old.token_ids, new.token_ids
+    if not np.array_equal(before, after):
+        if len(after) < 2:
+            raise RecordError("a datum of one token has no target")
+        # Inputs without the last token, targets without the first.
+        edits += _tensor_edits(row["loss_fn_inputs"][_TARGETS], ("loss_fn_inputs", _TARGETS), after[1:])
+        edits += _input_edits(row["model_input"], before[:-1], after[:-1])
+        edits += [Edit((name,), None) for name in _SPANS if row.get(name) is not None]
+    return with_edits(row, edits)  # type: ignore[no-any-return]
 
 
 def _tensor_edits(original: Any, path: Path, values: Any) -> Iterator[Edit]:
@@ -231,11 +225,6 @@ def _input_edits(value: Any, old: Ids, new: Ids) -> Iterator[Edit]:
         yield Edit((*path, number, "tokens"), as_logged(ids, value[number]["tokens"]))
 
 
-def _sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
-    columns = {name: (Source(("loss_fn_inputs", name)),) for name in row["loss_fn_inputs"]}
-    return [Sources(columns) for _ in rollouts]
-
-
 _ROWS = sample(_read, _written, "a datum")
 FORMAT = Format(
     name="tinker",
@@ -244,7 +233,9 @@ FORMAT = Format(
     precedence=200,
     matches=lambda row: "model_input" in row and _TARGETS in object_at(row, "loss_fn_inputs"),
     read=_ROWS.read,
-    sources=_sources,
+    sources=lambda row, rollouts: [
+        Sources({name: (Source(("loss_fn_inputs", name)),) for name in row["loss_fn_inputs"]}) for _ in rollouts
+    ],
     update=_ROWS.update,
     shows="The training row with its mask, logprobs and advantages, shifted by one. No calls, messages or model: "
     "a conversation that was cut into several datums cannot be put together again.",

@@ -30,7 +30,7 @@ _ENDS = {"truncated_length": "length", "error_abort": "abort"}
 
 
 def _read(row: Row, place: Place) -> Sequence[Rollout]:
-    entries = _turns(row)
+    entries = as_objects(row["turns"], "turns is not a list of turns (objects)")
     stated = stated_facts(row)
     conversations: list[tuple[Message, ...]] = []
     for number, entry in enumerate(entries):
@@ -52,10 +52,6 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
     else:
         stated = stated.without_ids()
     return (Rollout(place, FORMAT.name, messages, turns=turns, stated=stated),)
-
-
-def _turns(row: Row) -> Sequence[Mapping[str, Any]]:
-    return as_objects(row["turns"], "turns is not a list of turns (objects)")
 
 
 def _turn(entry: Mapping[str, Any], conversation: tuple[Message, ...], messages: Sequence[Message]) -> Turn:
@@ -82,7 +78,7 @@ def _turn(entry: Mapping[str, Any], conversation: tuple[Message, ...], messages:
 
 def _sources(row: Row, _: Sequence[Rollout]) -> Sequence[Sources]:
     calls = []
-    for number, entry in enumerate(_turns(row)):
+    for number, entry in enumerate(row["turns"]):
         columns = {
             name: plain_sources([("turns", number, name)]) for name, value in entry.items() if is_list(value)
         }

@@ -26,7 +26,7 @@ from tito_audit.formats._columns import (
     is_numbers,
     policy_of,
 )
-from tito_audit.formats._update import at, object_at, of_calls, plain_sources, same_trained, with_counts
+from tito_audit.formats._update import at, object_at, of_calls, plain_sources, with_counts
 from tito_audit.formats._verifiers import chat_messages, chat_tools
 from tito_audit.formats._writer import lengths_of, rewritten_calls
 from tito_audit.record.arrays import Mask, as_floats
@@ -99,9 +99,8 @@ def _update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
             "a trajectory cannot hold a fork and does not need one: each step holds its own prompt and answer"
         )
     stays = "a step of a trajectory cannot be left out: later steps repeat its answer"
-    return (
-        rewritten_calls(row, repaired, _read, _sources, totals=_totals, stays=stays, row_stays=_refuse_other_mask),
-    )
+    row_stays = "the masks of the steps say what was sampled, so the loss mask cannot be changed by itself"
+    return (rewritten_calls(row, repaired, _read, _sources, totals=_totals, stays=stays, row_stays=row_stays),)
 
 
 def _steps(row: Row) -> list[_Step]:
@@ -186,7 +185,24 @@ def _row_if_masks_differ(steps: Sequence[_Step], turns: Sequence[Turn]) -> Train
     Normally the masks match the completions, and a row would only repeat them. RecordError if no step holds the
     tokens of all others.
     """
-    masks = [_trained(step, turn) for step, turn in zip(steps, turns, strict=True)]
+    # `[P + C]` what the masks of each step train, and what was sampled in it.
+    masks: list[tuple[Mask, Mask]] = []
+    for step, turn in zip(steps, turns, strict=True):
+        prompt, completion = (0 if ids is None else len(ids) for ids in (turn.prompt_ids, turn.completion_ids))
+        sampled = np.arange(prompt + completion) >= prompt
+        trained = sampled.copy()
+        prompt_mask: Any = step.tokens.get("prompt_mask")
+        completion_mask: Any = step.tokens.get("completion_mask")
+        if is_given(prompt_mask):
+            values = as_floats(prompt_mask, "prompt_mask")
+            if len(values) != prompt:
+                raise RecordError(
+                    f"{step.where}.tokens.prompt_mask has {len(values)} entries for {prompt} prompt ids"
+                )
+            trained[:prompt] = values > 0
+        if is_given(completion_mask):
+            trained[prompt:] = as_floats(completion_mask, "completion_mask") > 0
+        masks.append((trained, sampled))
     if not any((trained != sampled).any() for trained, sampled in masks):
         return None
     seen = [turn.seen_ids for turn in turns]
@@ -201,24 +217,6 @@ def _row_if_masks_differ(steps: Sequence[_Step], turns: Sequence[Turn]) -> Train
         if turn.completion_logprobs is not None:
             logprobs[: len(sampled)][sampled] = turn.completion_logprobs
     return training_row(last, mask=("completion_mask", whole), logprobs=("completion_logprobs", logprobs))
-
-
-def _trained(step: _Step, turn: Turn) -> tuple[Mask, Mask]:
-    """`[P + C]` what the masks of a step train, and `[P + C]` what was sampled in it."""
-    prompt = 0 if turn.prompt_ids is None else len(turn.prompt_ids)
-    sampled = np.ones(prompt + (0 if turn.completion_ids is None else len(turn.completion_ids)), np.bool_)
-    sampled[:prompt] = False
-    trained = sampled.copy()
-    prompt_mask: Any = step.tokens.get("prompt_mask")
-    completion_mask: Any = step.tokens.get("completion_mask")
-    if is_given(prompt_mask):
-        values = as_floats(prompt_mask, "prompt_mask")
-        if len(values) != prompt:
-            raise RecordError(f"{step.where}.tokens.prompt_mask has {len(values)} entries for {prompt} prompt ids")
-        trained[:prompt] = values > 0
-    if is_given(completion_mask):
-        trained[prompt:] = as_floats(completion_mask, "completion_mask") > 0
-    return trained, sampled
 
 
 def _sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
@@ -268,13 +266,6 @@ def _totals(row: Row, before: Sequence[Rollout], after: Sequence[Rollout]) -> It
         last_inputs = [(old_last + last_completion - completions, new_last + last_completion - completions)]
         counts = {"input_tokens": [(old, new)], "final_input_tokens": last_inputs}
         yield Edit(("token_usage",), with_counts(usage, counts))
-
-
-def _refuse_other_mask(before: TrainingRow | None, after: TrainingRow | None) -> None:
-    if not same_trained(before, after):
-        raise RecordError(
-            "the masks of the steps say what was sampled, so the loss mask cannot be changed by itself"
-        )
 
 
 def _has_ids(step: _Step) -> bool:

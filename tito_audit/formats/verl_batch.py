@@ -109,7 +109,6 @@ def _updated(row: Row, before: Rollout, repaired_rollout: RepairedRollout) -> Ro
 
 
 def _whole(row: Row, values: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    """The new columns over prompt and response."""
     columns: dict[str, Any] = {}
     seen = np.concatenate(_visible(row))
     if not np.array_equal(seen, _seen(row)):

@@ -45,7 +45,6 @@ def _calls(source: TextSource) -> Calls:
 
 
 def _object(source: TextSource) -> Calls:
-    """One call as an object with `name` and `arguments`."""
     members = yield from json_object(source)
     call = json_call(source, members) if members is not None else None
     if call is not None:

@@ -28,8 +28,6 @@ _PIECE = 1024
 
 
 class _Kind(Enum):
-    """What a message is for a client."""
-
     REASONING = auto()
     CONTENT = auto()
     CALL = auto()
@@ -140,7 +138,6 @@ class HarmonyRun:
         return None
 
     def _kind_of(self, channel: str | None, recipient: str | None) -> tuple[_Kind, str | None]:
-        """What a message is, and the function that it calls."""
         if recipient is not None:
             called = self._names and (recipient.startswith(_FUNCTIONS) or recipient in self._names)
             return (_Kind.CALL, recipient.removeprefix(_FUNCTIONS)) if called else (_Kind.RAW, None)

@@ -107,7 +107,6 @@ def _call(node: ast.expr) -> ParsedCall:
 
 
 def _dotted(node: ast.expr) -> str:
-    """A name, dots included."""
     if isinstance(node, ast.Attribute):
         return f"{_dotted(node.value)}.{node.attr}"
     if isinstance(node, ast.Name):

@@ -57,7 +57,6 @@ def _marks(options: ParseOptions) -> Mapping[str, CallReader]:
 
 
 def _call(source: TextSource, schemas: Mapping[str, Schemas]) -> Reader[ParsedCall | None]:
-    """A function with its parameters."""
     name = yield from _opening(source, _FUNCTION)
     if name is None:
         return None
@@ -76,7 +75,6 @@ def _call(source: TextSource, schemas: Mapping[str, Schemas]) -> Reader[ParsedCa
 
 
 def _opening(source: TextSource, mark: str) -> Reader[str | None]:
-    """The name in an opening tag."""
     if not (yield from literal(source, mark)):
         return None
     name = yield from word(source, _NAME)
