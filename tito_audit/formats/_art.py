@@ -38,7 +38,7 @@ from tito_audit.formats._update import path_text, plain_sources
 from tito_audit.record.arrays import as_ids, empty_ids
 from tito_audit.record.build import call_columns
 from tito_audit.record.edits import Path
-from tito_audit.record.message import Message, ToolSpec, as_message, as_tools, without_arrays
+from tito_audit.record.message import Message, as_message, as_tools, without_arrays
 from tito_audit.record.rollout import Place, Rollout, Turn
 from tito_audit.record.sources import CallSource, Counter, Layout, Source
 from tito_audit.record.stated import Stated
@@ -83,17 +83,30 @@ def exchange_threads(root: Row, exchanges: object, path: Path) -> list[list[Logg
 
 
 def _message_call(request: Mapping[str, Any], response: Mapping[str, Any], path: Path) -> LoggedCall:
-    sent, tools = _anthropic_request(request)
+    # No messages if the request holds something that they cannot express, such as a document.
+    plain, wires = without_arrays(request), []
+    if plain.get("system"):
+        wires.append({"role": "system", "content": _joined(plain["system"])})
+    complete = not wires or wires[0]["content"] is not None
+    for message in as_objects(plain.get("messages"), "request.messages is not a list of messages (objects)"):
+        chat_wires = _wires(message)
+        complete = complete and chat_wires is not None
+        wires += chat_wires or []
+    sent = tuple(as_message(wire, "request.messages") for wire in wires) if complete else ()
+    tools, names = plain.get("tools"), {"name": "name", "description": "description", "input_schema": "parameters"}
+    if tools is not None:
+        tools = as_objects(tools, "request.tools is not a list of tool definitions (objects)")
+    functions = [{ours: tool[key] for key, ours in names.items() if key in tool} for tool in tools or ()]
     # The answer is not a message if it holds anything but text, thinking and tool calls.
-    wires = _wires({"role": "assistant", "content": without_arrays(response.get("content"))})
-    answer = as_message(wires[0], "response.content") if wires is not None and len(wires) == 1 else None
+    wrote = _wires({"role": "assistant", "content": without_arrays(response.get("content"))})
+    answer = as_message(wrote[0], "response.content") if wrote is not None and len(wrote) == 1 else None
     turn = call_turn(response, "exchanges.messages[].response")
     return LoggedCall(
         turn,
         partial(CallSource, entry=path),
         prompt=sent if answer is not None else (),
         answer=answer,
-        tools=tools,
+        tools=tuple({"type": "function", "function": function} for function in functions),
         template_kwargs=template_kwargs(request),
         stated=request_facts(request, response),
         wants_ids=any(response.get(key) is not None for key in ("token_ids", "prompt_token_ids")),
@@ -176,33 +189,6 @@ def _generation_source(
 
 # The Messages API in chat form, as servers convert it before they apply a template: vllm-project/vllm
 # `vllm/entrypoints/anthropic/serving_messages.py`, OpenPipe/ART `trajectories/_tokenize.py`
-
-
-def _anthropic_request(request: Mapping[str, Any]) -> tuple[tuple[Message, ...], tuple[ToolSpec, ...]]:
-    """The messages and tools of a request; no messages if it holds something that they cannot express, such as a
-    document."""
-    request = without_arrays(request)
-    wires: list[dict[str, Any]] = []
-    system = request.get("system")
-    if system:
-        wires.append({"role": "system", "content": _joined(system)})
-    listed = as_objects(request.get("messages"), "request.messages is not a list of messages (objects)")
-    complete = not wires or wires[0]["content"] is not None
-    for message in listed:
-        chat_wires = _wires(message)
-        complete = complete and chat_wires is not None
-        wires += chat_wires or []
-    messages = tuple(as_message(wire, "request.messages") for wire in wires) if complete else ()
-    tools, names = (
-        request.get("tools"),
-        {"name": "name", "description": "description", "input_schema": "parameters"},
-    )
-    if tools is None:
-        return messages, ()
-    return messages, tuple(
-        {"type": "function", "function": {ours: tool[theirs] for theirs, ours in names.items() if theirs in tool}}
-        for tool in as_objects(tools, "request.tools is not a list of tool definitions (objects)")
-    )
 
 
 def _wires(message: Mapping[str, Any]) -> list[dict[str, Any]] | None:

@@ -130,20 +130,7 @@ def threads(exchanges: Sequence[Sequence[LoggedCall]]) -> list[list[LoggedCall]]
     for line in lines:
         main.append([])
         for number, exchange in enumerate(line):
-            # The first answer that a later call was sent.
-            at = next(
-                (
-                    choice
-                    for choice, call in enumerate(exchange if len(exchange) > 1 else ())
-                    if call.answer is not None
-                    and call.prompt
-                    and any(
-                        same_messages(later[0].prompt[: len(call.prompt) + 1], (*call.prompt, call.answer))
-                        for later in line[number + 1 :]
-                    )
-                ),
-                0,
-            )
+            at = _continued(exchange, line[number + 1 :])
             main[-1].append(exchange[at])
             alternatives += [[call] for n, call in enumerate(exchange) if n != at]
     return [*main, *alternatives]
@@ -170,3 +157,13 @@ def part_of(calls: Sequence[LoggedCall], place: Place, name: str, stated: Stated
         else:
             turns.append(replace(call.turn, prompt_messages=call.prompt or None))
     return Thread(replace(rollout, turns=tuple(reversed(turns))), tuple(call.source for call in calls))
+
+
+def _continued(exchange: Sequence[LoggedCall], after: Sequence[Sequence[LoggedCall]]) -> int:
+    """The first choice whose answer a later call was sent; else the first."""
+    for number, call in enumerate(exchange if len(exchange) > 1 else ()):
+        if call.answer is not None and call.prompt:
+            conversation = (*call.prompt, call.answer)
+            if any(same_messages(later[0].prompt[: len(conversation)], conversation) for later in after):
+                return number
+    return 0

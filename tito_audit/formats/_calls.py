@@ -9,7 +9,7 @@ from typing import Any
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Row
-from tito_audit.formats._beside import BESIDE, beside_of
+from tito_audit.formats._beside import BESIDE, beside_of, spans_of, version_spans, weight_versions
 from tito_audit.formats._columns import (
     EXPERTS,
     FLAT_IDS,
@@ -29,7 +29,6 @@ from tito_audit.formats._columns import (
     same_ids,
 )
 from tito_audit.formats._update import Copy, added_column, call_counts, with_copies, with_counts, with_values
-from tito_audit.formats._versions import spans_of, version_spans, weight_versions
 from tito_audit.record.arrays import Ids, Logprobs, empty_ids
 from tito_audit.record.beside import NOTHING_BESIDE
 from tito_audit.record.build import call_columns

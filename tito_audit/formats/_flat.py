@@ -10,7 +10,7 @@ import numpy as np
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Row
-from tito_audit.formats._beside import beside_of
+from tito_audit.formats._beside import beside_of, version_of_row
 from tito_audit.formats._calls import CALL_LOGPROBS, COMPLETION_IDS, PROMPT_IDS
 from tito_audit.formats._columns import (
     FLAT_IDS,
@@ -38,7 +38,6 @@ from tito_audit.formats._update import (
     with_counts,
     with_values,
 )
-from tito_audit.formats._versions import version_of_row
 from tito_audit.record.arrays import Ids, Mask, as_floats, empty_ids
 from tito_audit.record.build import SHARED, column_values, training_row
 from tito_audit.record.column import Alignment, ColumnRole, MaskEncoding, mask_encoding, trained_of

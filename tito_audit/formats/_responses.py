@@ -267,10 +267,8 @@ FLOOR = -9999.0
 """What OpenAI-style servers write for an unavailable logprob."""
 
 _REQUEST_KEYS = ("request", "input")
-_RESPONSE_KEYS = ("response", "output")
 _CHOICE_KEYS = ("message", "delta", "token_ids", "logprobs", "finish_reason", "meta_info")
 _TOKEN_ID = re.compile(r"token_id:(\d+)")
-_TOKEN_ID_START = "token_id:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,7 +304,7 @@ def exchange(row: Row) -> Exchange | None:
     if _is_response(row):
         key_of_request = next((key for key in _REQUEST_KEYS if isinstance(row.get(key), Mapping)), None)
         return _exchange(row, key_of_request, {(): row})
-    for key in _RESPONSE_KEYS:
+    for key in ("response", "output"):
         answers = _responses(row.get(key), key)
         if answers:
             key_of_request = next((k for k in (*_REQUEST_KEYS, "body") if isinstance(row.get(k), Mapping)), None)
@@ -403,7 +401,7 @@ def generated(choice: Mapping[str, Any], response: Mapping[str, Any] | None = No
             where = ".".join(map(str, (*path, "completion_token_ids")))
             copies[where] = as_ids(part["completion_token_ids"], where)
     if strings and all(_is_token_id(string) for string in strings):
-        copies[name] = as_ids([int(string[len(_TOKEN_ID_START) :]) for string in strings], name)
+        copies[name] = as_ids([int(string.removeprefix("token_id:")) for string in strings], name)
     if scores is not None:
         copies["meta_info.output_token_logprobs"] = as_ids([token for _, token in scores], "token id")
     logprobs: tuple[str, Sequence[Any]] | None = (name, values) if values is not None else None

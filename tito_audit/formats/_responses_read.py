@@ -11,7 +11,7 @@ import numpy as np
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
-from tito_audit.formats._beside import beside_of
+from tito_audit.formats._beside import beside_of, version_spans
 from tito_audit.formats._calls import real_name, stop_string, text_alone
 from tito_audit.formats._columns import alternatives, first_text
 from tito_audit.formats._responses import (
@@ -30,7 +30,6 @@ from tito_audit.formats._responses import (
     scores_of,
 )
 from tito_audit.formats._update import at, object_at, of_calls, plain_sources, same_as
-from tito_audit.formats._versions import version_spans
 from tito_audit.formats._writer import call_rows, logged_logprobs
 from tito_audit.record.arrays import Ids, as_ids, empty_ids
 from tito_audit.record.build import call_columns

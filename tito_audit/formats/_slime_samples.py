@@ -13,12 +13,11 @@ from numpy.typing import NDArray
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Row
-from tito_audit.formats._beside import beside_of
+from tito_audit.formats._beside import beside_of, version_of_row
 from tito_audit.formats._calls import COMPLETION_IDS, PROMPT_IDS
 from tito_audit.formats._columns import FLAT_IDS, flat_logprobs, ids_or_none, is_list, other_columns
 from tito_audit.formats._flat import updated_flat
 from tito_audit.formats._update import with_values
-from tito_audit.formats._versions import version_of_row
 from tito_audit.record.arrays import json_kind
 from tito_audit.record.build import training_row
 from tito_audit.record.column import Alignment, Column, ColumnRole, MovePolicy
@@ -39,14 +38,6 @@ _NESTED = ("rollout_topk_token_ids", "rollout_topk_log_probs")
 _OTHERS = ("metadata", "train_metadata", "multimodal_inputs", "multimodal_train_inputs", "messages", "tools")
 _TAKEN = {"tokens", _MASK, _LOGPROBS, "weight_versions", "attention_mask", *_TOKEN_BOUND, *_NESTED, *_OTHERS}
 _TAKEN |= {*FLAT_IDS, *PROMPT_IDS, *COMPLETION_IDS}
-
-
-def fits_response(row: Row) -> bool:
-    """False if the loss mask covers all tokens rather than the response."""
-    tokens, mask, length = row.get("tokens"), row.get(_MASK), row.get("response_length")
-    if not is_list(tokens) or not is_list(mask) or type(length) is not int:
-        return True
-    return len(mask) == length or len(mask) != len(tokens) or not len(tokens)
 
 
 def sample_row(row: Row) -> TrainingRow | None:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from tito_audit.align.runs import gaps, paired_runs
 from tito_audit.errors import RecordError
 from tito_audit.format import Row
+from tito_audit.formats._beside import spans_as_logged
 from tito_audit.formats._columns import (
     FLAT_IDS,
     UNREBUILT,
@@ -26,7 +27,6 @@ from tito_audit.formats._columns import (
     plain,
     same_ids,
 )
-from tito_audit.formats._versions import spans_as_logged
 from tito_audit.record.arrays import Mask, as_floats
 from tito_audit.record.by_name import WEIGHTS
 from tito_audit.record.column import Alignment, Column, ColumnRole, MaskEncoding

@@ -230,9 +230,6 @@ def prompts_of(tree: Tree) -> dict[int, tuple[Ids, list[int]]]:
     return prompts
 
 
-_STREAMS = ("advantages", "trainer_logprobs", "entropies", "is_masked")
-
-
 def with_updates(row: Row, updates_of: Callable[[str], Iterable[Row]]) -> Row:
     """The row with what a trainer wrote about its traces, as columns of the nodes over what the mask trains.
 
@@ -248,7 +245,7 @@ def with_updates(row: Row, updates_of: Callable[[str], Iterable[Row]]) -> Row:
             for branch in update.get("branches") or ():
                 index = branch.get("index") if isinstance(branch, Mapping) else None
                 if type(index) is int and 0 <= index < len(branches):
-                    for name in _STREAMS:
+                    for name in ("advantages", "trainer_logprobs", "entropies", "is_masked"):
                         for number, values in _cut_by_node(tree, branches[index], branch.get(name), name):
                             columns[(*tree.path, "nodes", number, name)] = values
     return _put_back(row, with_edits(episode, [Edit(*column) for column in columns.items()])) if columns else row

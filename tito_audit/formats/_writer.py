@@ -34,10 +34,6 @@ class RowFunctions(TypedDict):
     update: Callable[[Row, Sequence[RepairedRollout]], Sequence[Row]]
 
 
-_PROMPT_COUNTS = ("input_tokens", "prompt_tokens", "num_prompt_tokens")
-_COMPLETION_COUNTS = ("output_tokens", "completion_tokens")
-
-
 @dataclass(frozen=True, slots=True)
 class CallChange:
     """What a repair changed in one call."""
@@ -127,8 +123,13 @@ def recounted(
     `before` and `after` list possible ways to count, each as (prompt tokens, completion tokens); the first
     that matches is used.
     """
-    prompt_name = next((key for key in _PROMPT_COUNTS if type(holder.get(key)) is int), None)
-    completion_name = next((key for key in _COMPLETION_COUNTS if type(holder.get(key)) is int), None)
+    prompt_name, completion_name = (
+        next((key for key in keys if type(holder.get(key)) is int), None)
+        for keys in (
+            ("input_tokens", "prompt_tokens", "num_prompt_tokens"),
+            ("output_tokens", "completion_tokens"),
+        )
+    )
     for old, new in zip(before, after, strict=True):
         counts: dict[str, int] = {}
         if prompt_name is not None and holder[prompt_name] == old[0]:

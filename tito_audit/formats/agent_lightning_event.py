@@ -28,7 +28,6 @@ from tito_audit.record.sources import CallSource, Counter, Layout, Source
 from tito_audit.record.stated import Stated
 from tito_audit.signature import Signature, keys, way
 
-_TRIPLET = ("prompt_token_ids", "response_token_ids")
 _TEXTS = ("content", "reasoning", "reasoning_content", "refusal")
 _SILENT = ("role", "tool_calls", *_TEXTS)
 
@@ -92,7 +91,7 @@ def _calls(root: Row, event: object, path: Path) -> list[LoggedCall]:
         o.get("error") is not None for o in (data, object_at(response))
     ):
         return []
-    if any(key in data for key in _TRIPLET):
+    if any(key in data for key in ("prompt_token_ids", "response_token_ids")):
         calls = [LoggedCall(call_turn(data, "data"), partial(CallSource, entry=at))]  # reduced to its ids
     else:
         calls = _answer(root, data, at)

@@ -13,7 +13,7 @@ from typing import Any
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
-from tito_audit.formats._beside import beside_of
+from tito_audit.formats._beside import beside_of, spans_of, weight_versions
 from tito_audit.formats._calls import (
     TOOLS_MISSING,
     calls_unknown_tools,
@@ -25,7 +25,6 @@ from tito_audit.formats._calls import (
 from tito_audit.formats._columns import as_object, flat_logprobs, is_list, other_columns, policy_of
 from tito_audit.formats._responses import text_of
 from tito_audit.formats._update import object_at, of_calls, path_text, plain_sources
-from tito_audit.formats._versions import spans_of, weight_versions
 from tito_audit.formats._writer import call_rows, lengths_of
 from tito_audit.record.column import MovePolicy
 from tito_audit.record.edits import ABSENT, Edit, Path

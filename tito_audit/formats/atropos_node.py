@@ -16,11 +16,11 @@ import numpy as np
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
 from tito_audit.formats._atropos import sample_row
+from tito_audit.formats._beside import version_spans
 from tito_audit.formats._calls import finish_reason, stated_facts, with_finishes
 from tito_audit.formats._columns import as_object, equal_values, is_list, other_columns
 from tito_audit.formats._responses import text_of
 from tito_audit.formats._update import at, at_most_one_each, object_at, plain_sources, updated_row
-from tito_audit.formats._versions import version_spans
 from tito_audit.record.by_name import WEIGHTS, spans_of_versions, version_of_tokens
 from tito_audit.record.edits import Edit, Path, with_edits
 from tito_audit.record.message import as_messages, as_tools
@@ -38,39 +38,38 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
     nodes = [row] if _is_node(row) else _nodes(row)
     for index, node in enumerate(nodes):
         as_object(node, f"nodes[{index}] is not a node (an object)")
-    return tuple(_rollout(row, node, replace(place, item=index)) for index, node in enumerate(nodes))
-
-
-def _rollout(row: Row, node: Mapping[str, Any], place: Place) -> Rollout:
-    try:
-        trained = sample_row(
-            node.get("tokens"),
-            ("masked_tokens", node.get("masked_tokens")),
-            ("logprobs", node.get("logprobs")),
-            other_columns(node, {"tokens", "masked_tokens", "logprobs"}),
-            "tokens",
+    rollouts = []
+    for index, node in enumerate(nodes):
+        try:
+            trained = sample_row(
+                node.get("tokens"),
+                ("masked_tokens", node.get("masked_tokens")),
+                ("logprobs", node.get("logprobs")),
+                other_columns(node, _COLUMNS),
+                "tokens",
+            )
+        except RecordError as error:
+            raise RecordError(str(error) if node is row else f"nodes[{index}]: {error}") from None
+        stated, metadata = stated_facts(row).overlaid(stated_facts(node)), node.get("metadata")
+        if isinstance(metadata, Mapping):
+            # The server had no ids: 0, 1, 2, … are placeholders.
+            dummy = metadata.get("dummy_tokens")
+            if isinstance(dummy, int) and dummy:
+                stated = replace(stated, dummy_tokens=True)
+            # `tito_audit.sessions` states spans of `tokens` where several versions sampled them.
+            spans = version_spans(metadata.get("weight_versions"))
+            stated = stated.with_facts(finish_reason=finish_reason(metadata), weight_spans=spans or None)
+        text = node.get("full_text")
+        rollout = Rollout(
+            replace(place, item=index),
+            FORMAT.name,
+            messages=as_messages(row.get("messages"), "messages"),
+            tools=as_tools(row.get("tools"), "tools"),
+            training_row=with_finishes(trained, node),
+            stated=stated.with_facts(full_text=text if isinstance(text, str) else None),
         )
-    except RecordError as error:
-        raise RecordError(str(error) if node is row else f"nodes[{place.item}]: {error}") from None
-    stated = stated_facts(row).overlaid(stated_facts(node))
-    metadata = node.get("metadata")
-    if isinstance(metadata, Mapping):
-        # The server had no ids: 0, 1, 2, … are placeholders.
-        dummy = metadata.get("dummy_tokens")
-        if isinstance(dummy, int) and dummy:
-            stated = replace(stated, dummy_tokens=True)
-        # `tito_audit.sessions` states spans of `tokens` where several versions sampled them.
-        spans = version_spans(metadata.get("weight_versions"))
-        stated = stated.with_facts(finish_reason=finish_reason(metadata), weight_spans=spans or None)
-    text = node.get("full_text")
-    return Rollout(
-        place,
-        FORMAT.name,
-        messages=as_messages(row.get("messages"), "messages"),
-        tools=as_tools(row.get("tools"), "tools"),
-        training_row=with_finishes(trained, node),
-        stated=stated.with_facts(full_text=text if isinstance(text, str) else None),
-    )
+        rollouts.append(rollout)
+    return rollouts
 
 
 def _places(row: Row) -> list[list[Path]]:

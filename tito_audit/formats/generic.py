@@ -35,7 +35,6 @@ from tito_audit.record.rollout import Place, Rollout, TrainingRow, Turn
 from tito_audit.record.sources import CallSource, Sources
 from tito_audit.signature import KeyWay, Signature, keys, way
 
-_CALL_COUNTS = ("num_calls", "num_turns")
 _CALL_KEYS = {*PROMPT_IDS, *COMPLETION_IDS}
 
 
@@ -89,30 +88,23 @@ def _read_one(row: Row, place: Place) -> Rollout:
 
 def _updated(row: Row, before: Rollout, repaired_rollout: RepairedRollout) -> Row:
     """The row with one repaired rollout; called once for each part of a fork."""
-    calls = _calls_name(row)
-    if calls is None:
+    name = _calls_name(row)
+    if name is None:
         return updated_sample(row, before, repaired_rollout)
-    return with_training_row(_with_calls(row, calls, before, repaired_rollout), before, repaired_rollout)
-
-
-def _with_calls(row: Row, name: str, before: Rollout, repaired_rollout: RepairedRollout) -> Row:
-    """The row with the remaining calls, their prompts and columns, and the messages up to the last call."""
-    entries = parsed(row, name)
-    numbers = repaired_rollout.turns_from
+    entries, numbers = parsed(row, name), repaired_rollout.turns_from
     if not numbers:
         raise RecordError("no call would be left in the row")
-    new = with_list(
-        entries,
-        [
-            updated_call(entries[number], before.turns[number], turn)
-            for number, turn in zip(numbers, repaired_rollout.rollout.turns, strict=True)
-        ],
-    )
-    if new is entries:
-        return row
-    counts = {count: [(len(entries), len(numbers))] for count in _CALL_COUNTS}
-    row = with_counts(with_values(row, {name: _written(row[name], entries, new)}), counts)
-    return row if len(numbers) == len(entries) else _with_messages_of(row, before, numbers)
+    calls = [
+        updated_call(entries[number], before.turns[number], turn)
+        for number, turn in zip(numbers, repaired_rollout.rollout.turns, strict=True)
+    ]
+    new = with_list(entries, calls)
+    if new is not entries:
+        counts = {count: [(len(entries), len(numbers))] for count in ("num_calls", "num_turns")}
+        row = with_counts(with_values(row, {name: _written(row[name], entries, new)}), counts)
+        if len(numbers) < len(entries):
+            row = _with_messages_of(row, before, numbers)
+    return with_training_row(row, before, repaired_rollout)
 
 
 def _with_messages_of(row: Row, before: Rollout, numbers: Sequence[int]) -> Row:

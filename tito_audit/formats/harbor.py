@@ -29,7 +29,7 @@ from tito_audit.formats._update import object_at, of_calls, path_text, plain_sou
 from tito_audit.formats._writer import call_rows, lengths_of
 from tito_audit.record.column import MovePolicy
 from tito_audit.record.edits import Edit, Path
-from tito_audit.record.rollout import Place, Rollout, Turn
+from tito_audit.record.rollout import Place, Rollout
 from tito_audit.record.sources import CallSource, Sources
 from tito_audit.record.stated import Stated
 from tito_audit.signature import KeyWay, Signature, keys, way
@@ -73,10 +73,27 @@ def _matches(row: Row) -> bool:
 def _read(row: Row, place: Place) -> Sequence[Rollout]:
     model = real_name(object_at(row, "agent_info", "model_info"))
     stated = Stated(model=model, group=first_text(row, ("task_name",)))
-    rollouts = [
-        Rollout(replace(place, item=item), FORMAT.name, turns=_turns(detail), stated=stated)
-        for item, detail in enumerate(_details(row))
-    ]
+    rollouts = []
+    for item, detail in enumerate(_details(row)):
+        turns = []
+        for number, (prompt, completion) in enumerate(zip(detail.prompts, detail.completions, strict=True)):
+            at, other = detail.logprobs[number], {}
+            try:
+                scored = {} if at is None else {_LOGPROBS: detail.value[_LOGPROBS][at]}
+                for name, values in detail.extra.items():
+                    entries, policy = values[number], policy_of(name)
+                    if (
+                        is_list(entries)
+                        and len(entries) > 1
+                        and (is_numbers(entries) or policy is MovePolicy.DROP)
+                    ):
+                        other[f"extra.{name}"] = entries, policy
+                logprobs = partial(flat_logprobs, scored, _LOGPROBS)
+                turns.append(turn_of_tokens((_PROMPTS, prompt), (_COMPLETIONS, completion), logprobs, other))
+            except RecordError as error:
+                where = f"{path_text(detail.path)}." if detail.path else ""
+                raise RecordError(f"{where}call {number}: {error}") from None
+        rollouts.append(Rollout(replace(place, item=item), FORMAT.name, turns=tuple(turns), stated=stated))
     if any(turn for rollout in rollouts for turn in rollout.turns):
         return tuple(rollouts)
     return (Rollout(replace(place, item=0), FORMAT.name, stated=stated.without_ids()),)
@@ -156,25 +173,6 @@ def _matched(completions: Sequence[int], logprobs: Sequence[int]) -> list[int] |
         if len(matched) < len(logprobs) and size == logprobs[len(matched)]:
             matched.append(call)
     return matched if len(matched) == len(logprobs) else None
-
-
-def _turns(detail: _Detail) -> tuple[Turn, ...]:
-    where = f"{path_text(detail.path)}." if detail.path else ""
-    turns = []
-    for number, (prompt, completion) in enumerate(zip(detail.prompts, detail.completions, strict=True)):
-        at = detail.logprobs[number]
-        try:
-            scored = {} if at is None else {_LOGPROBS: detail.value[_LOGPROBS][at]}
-            logprobs = partial(flat_logprobs, scored, _LOGPROBS)
-            other = {}
-            for name, values in detail.extra.items():
-                entries, policy = values[number], policy_of(name)
-                if is_list(entries) and len(entries) > 1 and (is_numbers(entries) or policy is MovePolicy.DROP):
-                    other[f"extra.{name}"] = entries, policy
-            turns.append(turn_of_tokens((_PROMPTS, prompt), (_COMPLETIONS, completion), logprobs, other))
-        except RecordError as error:
-            raise RecordError(f"{where}call {number}: {error}") from None
-    return tuple(turns)
 
 
 def _sources(row: Row, _: Sequence[Rollout]) -> Sequence[Sources]:

@@ -22,7 +22,6 @@ from tito_audit.record.arrays import Ids
 from tito_audit.record.prefix import starts_with
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout, Turn
-from tito_audit.record.sources import Sources
 from tito_audit.signature import keys, one_way
 
 _NAME = "miles_session"
@@ -105,12 +104,6 @@ def _trimmed(row: Row, running: Ids, turn: Turn) -> int | None:
     return less if 0 <= less <= allowed and starts_with(seen, running) else None
 
 
-def _sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
-    calls = _calls(row, rollouts[0].place)
-    sources = [choice_sources(row, call.rollouts, ("records", call.number)) for call in calls]
-    return of_calls([[own[0].calls[0] for own in sources]])
-
-
 def _update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
     (before,) = rollouts_before(row, repaired, _read)
     rows = []
@@ -186,7 +179,14 @@ FORMAT = Format(
         )
     ),
     read=_read,
-    sources=_sources,
+    sources=lambda row, rollouts: of_calls(
+        [
+            [
+                choice_sources(row, call.rollouts, ("records", call.number))[0].calls[0]
+                for call in _calls(row, rollouts[0].place)
+            ]
+        ]
+    ),
     update=_update,
     shows="Messages, tools and every call: its prompt, what was sampled, logprobs, weight versions. The running "
     "sequence is compared with the last call; the server's own verdict is stated, not trusted.",

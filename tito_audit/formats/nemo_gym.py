@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -38,7 +37,6 @@ from tito_audit.formats._responses import (
 from tito_audit.formats._update import at, object_at, of_calls, plain_sources, with_values
 from tito_audit.formats._writer import (
     CallChange,
-    Read,
     changes_of,
     check_written,
     lengths_of,
@@ -176,18 +174,9 @@ def _conversation(
     return messages, calls
 
 
-_INPUT_KEYS = ("responses_create_params", "agent_input", "seed_obs")
-"""The rollout's inputs, which never change."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Carrier:
-    """An item or message with token fields, and the calls whose tokens they are."""
-
-    path: Path
-    item: Item
-    turns: tuple[int, ...]
-    """One, unless several calls hold the same tokens; none if no call of the row has them."""
+_Carrier: TypeAlias = tuple[Path, Item, tuple[int, ...]]
+"""The path of an item or message with token fields, itself, and the calls whose tokens they are: one, unless
+several hold the same tokens; none if no call of the row has them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,9 +192,9 @@ class _LocatedRow:
     carriers: tuple[_Carrier, ...]
 
 
-def updated_rows(row: Row, repaired: Sequence[RepairedRollout], read: Read) -> Sequence[Row]:
+def updated_rows(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
     """The row with its repaired rollout, or a row for each part of a fork; the same object if nothing changed."""
-    (rollout,) = rollouts_before(row, repaired, read)
+    (rollout,) = rollouts_before(row, repaired, _read)
     changes = [changes_of(rollout, part) for part in repaired]
     if len(repaired) == 1 and not changes[0] and len(repaired[0].turns_from) == len(rollout.turns):
         return (row,)
@@ -225,7 +214,7 @@ def updated_rows(row: Row, repaired: Sequence[RepairedRollout], read: Read) -> S
                 raise RecordError("a part of the rollout has no calls, so it has no row")
             new = with_edits(new, list(_stripped(log_row, numbers)))
             new = with_edits(new, list(_cut(log_row, new, numbers)))
-        (again,) = read(new, rollout.place)
+        (again,) = _read(new, rollout.place)
         check_written(again, part, rollout)
         rows.append(new)
     return tuple(rows)
@@ -238,8 +227,8 @@ def call_sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
     calls = []
     for number, turn in enumerate(rollout.turns):
         # Every item that repeats a call's tokens.
-        own = [carrier for carrier in carriers if number in carrier.turns]
-        there = {c.name: [(*holder.path, c.name) for holder in own if c.name in holder.item] for c in turn.columns}
+        own = [(path, item) for path, item, numbers in carriers if number in numbers]
+        there = {c.name: [(*path, c.name) for path, item in own if c.name in item] for c in turn.columns}
         calls.append(CallSource(columns={name: plain_sources(paths) for name, paths in there.items()}))
     return of_calls([calls])
 
@@ -251,7 +240,7 @@ def _located(row: Row, rollout: Rollout) -> _LocatedRow:
     items = tuple(_places(at(row, output), output, layout))
     own = {path: number for number, paths in enumerate(items) for path in paths}
     carriers = [
-        _Carrier(path, item, (own[path],) if path in own else _turns_of(item, rollout.turns))
+        (path, item, (own[path],) if path in own else _turns_of(item, rollout.turns))
         for path, item in _walk(row, ())
         if path in own or holds_tokens(item)
     ]
@@ -280,11 +269,12 @@ def _places(output: Sequence[Any], path: Path, layout: GymLayout) -> Iterator[tu
 
 
 def _walk(value: Any, path: Path) -> Iterator[tuple[Path, Item]]:
-    """Every object in the row with its path, except in the rollout's inputs."""
+    """Every object in the row with its path, except in the rollout's inputs, which never change."""
     if isinstance(value, Mapping):
         yield path, value
         for key, inner in value.items():
-            if key not in _INPUT_KEYS and isinstance(inner, Mapping | list | tuple):
+            inputs = ("responses_create_params", "agent_input", "seed_obs")
+            if key not in inputs and isinstance(inner, Mapping | list | tuple):
                 yield from _walk(inner, (*path, key))
     elif isinstance(value, list | tuple) and value and isinstance(value[0], Mapping | list | tuple):
         for number, inner in enumerate(value):
@@ -306,19 +296,19 @@ def _turns_of(item: Item, turns: Sequence[Turn]) -> tuple[int, ...]:
 
 
 def _changed_items(log_row: _LocatedRow, changes: Mapping[int, CallChange]) -> Iterator[Edit]:
-    for carrier in log_row.carriers:
-        wanted = [changes.get(number) for number in carrier.turns]
+    for path, item, numbers in log_row.carriers:
+        wanted = [changes.get(number) for number in numbers]
         change = next((turn for turn in wanted if turn is not None), None)
         if change is None:
             continue
         if not all(turn is not None and same_ids(turn.prompt_ids, change.prompt_ids) for turn in wanted):
             raise RecordError(
-                f"calls {' and '.join(map(str, carrier.turns))} hold the same tokens and would get different "
+                f"calls {' and '.join(map(str, numbers))} hold the same tokens and would get different "
                 "ones; the log does not say which of them a copy repeats"
             )
-        new = with_values(carrier.item, dict(_values(carrier.item, change)))
-        if new is not carrier.item:
-            yield Edit(carrier.path, new)
+        new = with_values(item, dict(_values(item, change)))
+        if new is not item:
+            yield Edit(path, new)
 
 
 def _values(item: Item, change: CallChange) -> Iterator[tuple[str, Any]]:
@@ -354,12 +344,12 @@ def _stripped(log_row: _LocatedRow, numbers: Collection[int]) -> Iterator[Edit]:
                 f"call {number} is between the calls of one part and belongs to another; in one list of items it "
                 "would read as a call that lost its tokens"
             )
-    for carrier in log_row.carriers:
-        if carrier.path[: len(log_row.output)] == log_row.output and not set(carrier.turns) & set(numbers):
-            columns = {c.name for n in carrier.turns for c in log_row.rollout.turns[n].columns}
-            for name in carrier.item:
+    for path, item, turns in log_row.carriers:
+        if path[: len(log_row.output)] == log_row.output and not set(turns) & set(numbers):
+            columns = {c.name for n in turns for c in log_row.rollout.turns[n].columns}
+            for name in item:
                 if name in CALL_KEYS or name in columns:
-                    yield Edit((*carrier.path, name), ABSENT)
+                    yield Edit((*path, name), ABSENT)
 
 
 def _cut(log_row: _LocatedRow, row: Row, numbers: Collection[int]) -> Iterator[Edit]:
@@ -483,7 +473,7 @@ FORMAT = Format(
     matches=_matches,
     read=_read,
     sources=call_sources,
-    update=partial(updated_rows, read=_read),
+    update=updated_rows,
     shows="Messages, tools and every call: its complete prompt, what was sampled, its logprobs. No tokenizer "
     "is named and no loss mask is written: what was generated is trained.",
 )

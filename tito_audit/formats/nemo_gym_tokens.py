@@ -28,7 +28,6 @@ from tito_audit.record.stated import Stated
 from tito_audit.signature import one_way
 
 _VERSION = 3
-_DIGEST_OF = b"nemo-gym-tokens"
 _ROUTING = "routed_experts"
 _PARTS = ("tool_calls", "reasoning_content", "reasoning")
 """What a chat message holds besides its text."""
@@ -89,7 +88,7 @@ def _written(row: Row, before: Rollout, repaired_rollout: RepairedRollout) -> Ro
 def _digest(ids: Ids) -> str:
     """SHA-256 of a sequence, as version 1 of the capture's `compute_digest` has it; ids are never negative."""
     header = struct.pack(">BQ", 1, len(ids)) if len(ids) else b""
-    return hashlib.sha256(_DIGEST_OF + header + ids.astype(">u8").tobytes()).hexdigest()
+    return hashlib.sha256(b"nemo-gym-tokens" + header + ids.astype(">u8").tobytes()).hexdigest()
 
 
 _CALLS = calls(_read, "output_items")

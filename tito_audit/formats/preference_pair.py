@@ -104,7 +104,9 @@ def _split(row: Row) -> Samples | None:
     sides = []
     for name, own in zip(shape.sides, columns, strict=True):
         side: dict[str, Any] = {ours: row[theirs] for ours, theirs in own.items()}
-        side |= {shared: row[shared] for shared in _SHARED if shared in row}
+        side |= {
+            shared: row[shared] for shared in ("id", "model", "tools", "chat_template_kwargs") if shared in row
+        }
         sides.append({**side, **_conversation(row, name), "side": name, "names": own})
     if len(sides) == 2:
         sides = [{**side, "other": other} for side, other in zip(sides, reversed(sides), strict=True)]
@@ -113,9 +115,6 @@ def _split(row: Row) -> Samples | None:
         return Source((columns[number][name],)) if name in columns[number] else None
 
     return Samples(tuple(sides), source)
-
-
-_SHARED = ("id", "model", "tools", "chat_template_kwargs")
 
 
 def _conversation(row: Row, name: str) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
-from tito_audit.formats._beside import beside_of
+from tito_audit.formats._beside import beside_of, spans_of, weight_versions
 from tito_audit.formats._calls import (
     TOOLS_MISSING,
     calls_unknown_tools,
@@ -24,7 +24,6 @@ from tito_audit.formats._calls import (
 )
 from tito_audit.formats._columns import as_objects, filled, flat_logprobs, is_list, other_columns
 from tito_audit.formats._update import copies_of, object_at, of_calls, plain_sources
-from tito_audit.formats._versions import spans_of, weight_versions
 from tito_audit.formats._writer import call_rows
 from tito_audit.record.edits import Path
 from tito_audit.record.message import Message, as_messages
@@ -34,7 +33,6 @@ from tito_audit.record.stated import Stated, Unread
 from tito_audit.signature import keys, one_way
 
 _PROMPT, _RESPONSE = "prompt_ids", "response_ids"
-_COPIES = ("prompt_ids", "prompt_token_ids")
 _ROUTING = "routing_matrices"
 _TAKEN = (_PROMPT, _RESPONSE, "logprobs", "chat_completions", "chat_completions_ref")
 _PICTURED = "they hold parts that are not tokens, such as images"
@@ -176,7 +174,7 @@ def _sources(row: Row, _: Sequence[Rollout]) -> Sequence[Sources]:
 
 def _source(step: Mapping[str, Any], path: Path) -> CallSource:
     output, sources = object_at(step, "model_output"), []
-    for name, names in ((_PROMPT, _COPIES), ("logprobs", ("logprobs",))):
+    for name, names in ((_PROMPT, ("prompt_ids", "prompt_token_ids")), ("logprobs", ("logprobs",))):
         value: Any = step.get(name)
         logged = filled(value) and not _is_multimodal(value)
         copies = copies_of(output, names, value, (*path, "model_output")) if logged else ()

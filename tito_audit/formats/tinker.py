@@ -32,9 +32,6 @@ from tito_audit.record.sources import Source, Sources
 from tito_audit.signature import keys, one_way
 
 _TARGETS = "target_tokens"
-_MASKS = ("mask", "weights")
-_SPANS = ("model_input_spans", "loss_fn_input_spans")
-"""Which request sampled which tokens; true only of the old ones."""
 _NOT_SAMPLED = 0.0
 """What every column of numbers holds where nothing was sampled."""
 
@@ -50,7 +47,7 @@ def _read(row: Row, place: Place) -> Rollout:
     ids, of_images = _all_tokens(row, targets)
     if not len(ids):
         return Rollout(place, FORMAT.name, messages, tools, stated=stated)
-    mask = first_given(inputs, _MASKS)
+    mask = first_given(inputs, ("mask", "weights"))
     other: dict[str, tuple[Any, MovePolicy]] = {}
     for name, value in inputs.items():
         if name in (_TARGETS, mask, "logprobs") or value is None or _is_table(value):
@@ -188,7 +185,9 @@ def _written(row: Row, old: TrainingRow, new: TrainingRow) -> Row:
         # Inputs without the last token, targets without the first.
         edits += _tensor_edits(row["loss_fn_inputs"][_TARGETS], ("loss_fn_inputs", _TARGETS), after[1:])
         edits += _input_edits(row["model_input"], before[:-1], after[:-1])
-        edits += [Edit((name,), None) for name in _SPANS if row.get(name) is not None]
+        # Which request sampled which tokens is true only of the old ones.
+        spans = ("model_input_spans", "loss_fn_input_spans")
+        edits += [Edit((name,), None) for name in spans if row.get(name) is not None]
     return with_edits(row, edits)  # type: ignore[no-any-return]
 
 
