@@ -331,21 +331,20 @@ def alternatives(logged: Any) -> tuple[tuple[float, ...], ...]:
             tokens = logged.get("top_logprobs")
     if not is_list(tokens) or not len(tokens) or isinstance(tokens[0], int | float):
         return ()
-    likeliest = (_values(token) for token in tokens[:_FIRST])
-    return tuple(values for values in likeliest if len(values) > 1)
-
-
-def _values(top: Any) -> tuple[float, ...]:
-    entries: Iterable[Any] = ()
-    if isinstance(top, dict | Mapping):
-        entries = list(top.values())[:_MOST]
-    elif is_list(top):
-        part: Raw = top[:_MOST]
-        # SGLang's [logprob, id, text] and [logprob, id] are one token, not alternatives.
-        if len(part) not in (2, 3) or not isinstance(part[1], int):
-            entries = [entry.get("logprob") if isinstance(entry, Mapping) else entry for entry in part]
-    numbers = {float(entry) for entry in entries if isinstance(entry, int | float) and not isinstance(entry, bool)}
-    return tuple(sorted(numbers, reverse=True))
+    likeliest: list[tuple[float, ...]] = []
+    for top in tokens[:_FIRST]:
+        entries: Iterable[Any] = ()
+        if isinstance(top, dict | Mapping):
+            entries = list(top.values())[:_MOST]
+        elif is_list(top):
+            part: Raw = top[:_MOST]
+            # SGLang's [logprob, id, text] and [logprob, id] are one token, not alternatives.
+            if len(part) not in (2, 3) or not isinstance(part[1], int):
+                entries = [entry.get("logprob") if isinstance(entry, Mapping) else entry for entry in part]
+        numbers = {float(n) for n in entries if isinstance(n, int | float) and not isinstance(n, bool)}
+        if len(numbers) > 1:
+            likeliest.append(tuple(sorted(numbers, reverse=True)))
+    return tuple(likeliest)
 
 
 def as_logged(values: NDArray[Any] | Sequence[Any] | None, original: Any) -> Any:

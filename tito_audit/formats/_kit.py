@@ -366,7 +366,22 @@ def packed(row: Row) -> Samples | None:
 def _finished(ids: str, cuts: SampleRanges, old: Row, new: Row, samples: Sequence[Row]) -> Row:
     """The new row with the new boundaries of its samples, and its counts."""
     sizes = [len(sample[ids]) for sample in samples]
-    counted_row = with_values(new, _boundaries(old, cuts, sizes))
+    before = [end - start for start, end in cuts]
+    values: dict[str, Any] = {}
+    if sizes != before:
+        grown = np.cumsum([0, *(now - was for now, was in zip(sizes, before, strict=True))]).tolist()
+        for name in LENGTHS:
+            if is_list(old.get(name)):
+                left = iter(sizes)
+                values[name] = as_logged([next(left) if size else 0 for size in old[name]], old[name])
+        for name in BOUNDS:
+            if is_list(old.get(name)):
+                moved = {end: end + more for (_, end), more in zip(cuts, grown[1:], strict=True)}
+                last = grown[-1]
+                values[name] = as_logged(
+                    [moved.get(at, at + last if at > 0 else at) for at in old[name]], old[name]
+                )
+    counted_row = with_values(new, values)
     counted_row = with_counts(counted_row, total_counts(len(old[ids]), len(counted_row[ids])))
     again = packed(counted_row)
     if len(samples) > 1 and (again is None or [len(sample[again.ids]) for sample in again.rows] != sizes):
@@ -400,25 +415,6 @@ def _is_per_sample(value: Any, name: str, count: int) -> bool:
     if name in (*_CONVERSATIONS, "tools", *MASKS, *ROW_LOGPROBS, *FLAT_IDS):
         return all(entry is None or is_list(entry) for entry in value)
     return True
-
-
-def _boundaries(row: Row, cuts: SampleRanges, sizes: Sequence[int]) -> dict[str, Any]:
-    """The columns that say how long the samples are, for their new lengths."""
-    old = [end - start for start, end in cuts]
-    if list(sizes) == old:
-        return {}
-    grown = np.cumsum([0, *(new - before for new, before in zip(sizes, old, strict=True))]).tolist()
-    values: dict[str, Any] = {}
-    for name in LENGTHS:
-        if is_list(row.get(name)):
-            left = iter(sizes)
-            values[name] = as_logged([next(left) if size else 0 for size in row[name]], row[name])
-    for name in BOUNDS:
-        if is_list(row.get(name)):
-            moved = {end: end + more for (_, end), more in zip(cuts, grown[1:], strict=True)}
-            last = grown[-1]
-            values[name] = as_logged([moved.get(at, at + last if at > 0 else at) for at in row[name]], row[name])
-    return values
 
 
 # Where the samples begin and end, by whichever column of the row says so

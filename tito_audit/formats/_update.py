@@ -27,7 +27,7 @@ from tito_audit.formats._columns import (
     plain,
     same_ids,
 )
-from tito_audit.record.arrays import Mask, as_floats
+from tito_audit.record.arrays import as_floats
 from tito_audit.record.by_name import WEIGHTS
 from tito_audit.record.column import Alignment, Column, ColumnRole, MaskEncoding
 from tito_audit.record.edits import Edit, Path, with_edits
@@ -395,10 +395,6 @@ def _fill_value(column: Column) -> Any:
     return column.sentinel
 
 
-_Region = tuple[int, int, int, int]
-"""A changed span: `[start, end)` of the old ids, then of the new ids."""
-
-
 def moved_boundaries(
     before: TrainingRow, after: TrainingRow, ends: Sequence[int], generated: Sequence[bool]
 ) -> list[int]:
@@ -410,7 +406,8 @@ def moved_boundaries(
     """
     old, new = before.token_ids, after.token_ids
     # In very long sequences frequent tokens are not used as anchors, or the search would take minutes.
-    regions: list[_Region] = list(gaps(paired_runs(old, new, frequent_from=2001), len(old), len(new)))
+    # Each is `[start, end)` of the old ids, then of the new ids.
+    regions = list(gaps(paired_runs(old, new, frequent_from=2001), len(old), len(new)))
     out = [0]
     for number, end in enumerate(ends[1:-1]):
         region = next((changed for changed in regions if changed[0] <= end <= changed[1]), None)
@@ -420,24 +417,19 @@ def moved_boundaries(
             # Only tokens on one side changed: the boundary is where the change begins or ends.
             out.append(region[2] if end == region[0] else region[3])
         else:
-            out.append(_switch(region, after.loss_mask, generated[number], generated[number + 1], number))
+            # Inside the change, the boundary is where the mask switches between the two messages.
+            start, end = region[2:]
+            if start < end:
+                own = None if after.loss_mask is None else after.loss_mask[start:end] == generated[number]
+                same = generated[number] == generated[number + 1]
+                if own is None or same or not own[: int(own.sum())].all():
+                    raise RecordError(
+                        f"the tokens between message_log[{number}] and message_log[{number + 1}] changed, and it "
+                        "is unclear which of the two messages they belong to"
+                    )
+                start += int(own.sum())
+            out.append(start)
     out.append(len(new))
     if any(a > b for a, b in itertools.pairwise(out)):
         raise RecordError("it is unclear which message the changed tokens belong to")
     return out
-
-
-def _switch(region: _Region, mask: Mask | None, left: bool, right: bool, number: int) -> int:
-    """Where inside a change the mask switches between the two messages."""
-    start, end = region[2:]
-    if start == end:
-        return start
-    if mask is not None and left != right:
-        own = mask[start:end] == left
-        at = int(own.sum())
-        if own[:at].all():
-            return start + at
-    raise RecordError(
-        f"the tokens between message_log[{number}] and message_log[{number + 1}] changed, and it is unclear which "
-        "of the two messages they belong to"
-    )

@@ -23,7 +23,14 @@ from tito_audit.formats._calls import (
     updated_call,
     with_finishes,
 )
-from tito_audit.formats._columns import FLAT_IDS, first_filled, holds_ids, is_list, is_messages, parsed
+from tito_audit.formats._columns import (
+    FLAT_IDS,
+    first_filled,
+    holds_ids,
+    is_list,
+    is_messages,
+    parsed,
+)
 from tito_audit.formats._flat import flat_row, split_row
 from tito_audit.formats._kit import SampleRows, packed, updated_sample, with_training_row
 from tito_audit.formats._text_logs import text_log
@@ -35,6 +42,7 @@ from tito_audit.record.rollout import Place, Rollout, TrainingRow, Turn
 from tito_audit.record.sources import CallSource, Sources
 from tito_audit.signature import KeyWay, Signature, keys, way
 
+_CALL_COUNTS = ("num_calls", "num_turns")
 _CALL_KEYS = {*PROMPT_IDS, *COMPLETION_IDS}
 
 
@@ -100,7 +108,7 @@ def _updated(row: Row, before: Rollout, repaired_rollout: RepairedRollout) -> Ro
     ]
     new = with_list(entries, calls)
     if new is not entries:
-        counts = {count: [(len(entries), len(numbers))] for count in ("num_calls", "num_turns")}
+        counts = {count: [(len(entries), len(numbers))] for count in _CALL_COUNTS}
         row = with_counts(with_values(row, {name: _written(row[name], entries, new)}), counts)
         if len(numbers) < len(entries):
             row = _with_messages_of(row, before, numbers)

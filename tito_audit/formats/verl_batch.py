@@ -31,14 +31,6 @@ _WHOLE = ("input_ids", _SEEN, "position_ids")
 """Columns over the prompt and the response, derived from the others."""
 
 
-def _matches(row: Row) -> bool:
-    if not all(is_list(row.get(name)) for name in (_PROMPTS, _RESPONSES)):
-        return False
-    if is_batch(row, _RESPONSES):
-        return is_batch(row, _PROMPTS) and _is_ids(row[_RESPONSES][0])
-    return _is_ids(row[_RESPONSES]) and _is_ids(row[_PROMPTS])
-
-
 def _is_ids(value: object) -> bool:
     return value is None or (is_list(value) and all(isinstance(entry, int | np.integer) for entry in value[:4]))
 
@@ -156,7 +148,14 @@ FORMAT = Format(
         keys("response_mask", before=" and "),
     ),
     precedence=226,
-    matches=_matches,
+    matches=lambda row: (
+        all(is_list(row.get(name)) for name in (_PROMPTS, _RESPONSES))
+        and (
+            is_batch(row, _PROMPTS) and _is_ids(row[_RESPONSES][0])
+            if is_batch(row, _RESPONSES)
+            else _is_ids(row[_RESPONSES]) and _is_ids(row[_PROMPTS])
+        )
+    ),
     **batch(_sample, _updated, _RESPONSES).functions,
     shows="Each sample's training row with its mask, logprobs and what the trainer computed, padding removed; "
     "or its one call. The logs that verl itself writes hold text only.",
