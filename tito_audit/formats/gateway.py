@@ -12,7 +12,7 @@ from dataclasses import replace
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
 from tito_audit.formats._calls import model_facts, turn_at
-from tito_audit.formats._columns import parsed
+from tito_audit.formats._columns import first_text, parsed
 from tito_audit.formats._kit import calls
 from tito_audit.record.message import Message, as_message, as_messages, as_tools
 from tito_audit.record.rollout import Place, Rollout
@@ -21,7 +21,6 @@ from tito_audit.signature import keys, one_way
 VERSION = "tito_audit_gateway"
 """The key that every line has; its value is the version of the format."""
 _PROMPT, _COMPLETION = "prompt_token_ids", "completion_token_ids"
-_FACTS = ("session_id", "branch", "status")
 _TAKEN = (_PROMPT, _COMPLETION, "logprobs", "messages", "template_messages", "tools")
 
 
@@ -40,13 +39,12 @@ def _read_one(row: Row, place: Place) -> Rollout:
         raise RecordError("chat_template_kwargs is not an object")
     turn = turn_at(row, _PROMPT, _COMPLETION, _TAKEN)
     turn = replace(turn, message_index=len(messages) - 1 if messages else None)
-    facts = {name: value for name in _FACTS if isinstance(value := row.get(name), str)}
     # The id of a call, or of an answer if the call has several: equal answers are separate samples.
-    call, count, choice = row.get("call_id"), row.get("n"), row.get("choice")
-    if isinstance(call, str):
-        several = isinstance(count, int) and count != 1 and isinstance(choice, int)
-        facts["id"] = f"{call}-{choice}" if several else call
-    stated_facts = model_facts(row).with_facts(**facts)
+    call, count, choice = first_text(row, ("call_id",)), row.get("n"), row.get("choice")
+    if call is not None and isinstance(count, int) and count != 1 and isinstance(choice, int):
+        call = f"{call}-{choice}"
+    facts = {name: first_text(row, (name,)) for name in ("session_id", "branch", "status")}
+    stated_facts = model_facts(row).with_facts(id=call, **facts)
     return Rollout(
         place,
         FORMAT.name,
