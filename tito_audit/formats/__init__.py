@@ -415,28 +415,24 @@ def map_columns(row: Row, mapping: Mapping[str, str]) -> Row:
             f"--map {unknown[0]}=…: no such column. The name on the left is one of "
             f"{', '.join(CANONICAL_COLUMNS)}; the log's own name goes on the right."
         )
-    columns = {ours: _value_at(row, theirs) for ours, theirs in mapping.items()}
+    columns: dict[str, Any] = {}
+    for ours, path in mapping.items():
+        value: Any = row
+        names = [path] if path in row else path.split(".")
+        for depth, name in enumerate(names):
+            if not isinstance(value, Mapping) or name not in value:
+                place = ".".join(names[:depth])
+                # For a missing column, the ones that exist, and the one that may be meant.
+                there = sorted(map(str, value)) if isinstance(value, Mapping) else []
+                close = did_you_mean(name, there[:100])
+                has = f"{place!r} has" if place else "It has" if close else "it has"
+                has += f": {', '.join(there)}" if there else " no columns"
+                close = f": {close} " if close else "; "
+                raise RecordError(f"the row has no column {path!r}, which --map refers to{close}{has}")
+            value = value[name]
+        columns[ours] = value
     rest = {name: value for name, value in row.items() if name not in set(mapping.values())}
     return {**rest, **columns}
-
-
-def _value_at(row: Row, path: str) -> Any:
-    if path in row:
-        return row[path]
-    value: Any = row
-    names = path.split(".")
-    for depth, name in enumerate(names):
-        if not isinstance(value, Mapping) or name not in value:
-            place = ".".join(names[:depth])
-            # For a missing column, the ones that exist, and the one that may be meant.
-            columns = sorted(map(str, value)) if isinstance(value, Mapping) else []
-            close = did_you_mean(name, columns[:100])
-            has = f"{place!r} has" if place else "It has" if close else "it has"
-            has += f": {', '.join(columns)}" if columns else " no columns"
-            close = f": {close} " if close else "; "
-            raise RecordError(f"the row has no column {path!r}, which --map refers to{close}{has}")
-        value = value[name]
-    return value
 
 
 def unmap_columns(original_row: Row, mapped_row: Row, mapping: Mapping[str, str]) -> Row:

@@ -91,10 +91,19 @@ def _calls(root: Row, event: object, path: Path) -> list[LoggedCall]:
         o.get("error") is not None for o in (data, object_at(response))
     ):
         return []
+    request, where = data.get("request"), (*at, "response")
+    sent = at if request is None else (*at, "request")
     if any(key in data for key in ("prompt_token_ids", "response_token_ids")):
         calls = [LoggedCall(call_turn(data, "data"), partial(CallSource, entry=at))]  # reduced to its ids
+    elif request is not None and not isinstance(request, Mapping):
+        raise RecordError("data.request is not an object")
+    elif isinstance(response, list | tuple) and response and all(isinstance(chunk, Mapping) for chunk in response):
+        calls = chat_calls(root, request or {}, _joined(response), sent, where)
+        calls = [replace(call, source=partial(_stream_source, response, where)) for call in calls]
+    elif not isinstance(response, Mapping):
+        raise RecordError("data.response is neither an answer (an object) nor the chunks of a stream")
     else:
-        calls = _answer(root, data, at)
+        calls = chat_calls(root, request or {}, response, sent, where) if "choices" in response else []
     server, attempt = object_at(data, "server"), event.get("attempt_id")
     version = server.get("version", data.get("model_version"))
     stated = []
@@ -107,21 +116,6 @@ def _calls(root: Row, event: object, path: Path) -> list[LoggedCall]:
         source = partial(_with_proxy_fields, call.source, data, at)
         stated.append(replace(call, turn=turn, source=source, stated=facts))
     return stated
-
-
-def _answer(root: Row, data: Mapping[str, Any], path: Path) -> list[LoggedCall]:
-    """The calls of a request and its answer, which may be the chunks of a stream."""
-    request, response = data.get("request"), data.get("response")
-    if request is not None and not isinstance(request, Mapping):
-        raise RecordError("data.request is not an object")
-    request_path = (*path, "request") if request is not None else path
-    at = (*path, "response")
-    if isinstance(response, list | tuple) and response and all(isinstance(chunk, Mapping) for chunk in response):
-        (call,) = chat_calls(root, request or {}, _joined(response), request_path, at)
-        return [replace(call, source=partial(_stream_source, response, at))]
-    if not isinstance(response, Mapping):
-        raise RecordError("data.response is neither an answer (an object) nor the chunks of a stream")
-    return chat_calls(root, request or {}, response, request_path, at) if "choices" in response else []
 
 
 def _with_proxy_fields(find: FindSource, data: Mapping[str, Any], path: Path) -> CallSource:
@@ -180,7 +174,29 @@ def _joined(chunks: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
         if piece.get("logprobs") is not None:
             choice.setdefault("logprobs", {"content": []})["content"].extend(_content(chunk))
         if piece.get("delta") is not None:
-            _add(message, calls, piece["delta"])
+            delta = piece["delta"]
+            if not isinstance(delta, Mapping):
+                raise RecordError("a stream's `delta` is not an object")
+            unknown = [key for key, value in delta.items() if key not in _SILENT and value]
+            if unknown:
+                raise RecordError(
+                    f"a stream's delta holds {unknown[0]!r}, which is not joined. Log the joined answer"
+                )
+            for key in _TEXTS:
+                if isinstance(delta.get(key), str):
+                    message[key] = message.get(key, "") + delta[key]
+            parts = delta.get("tool_calls")
+            for part in () if parts is None else _plain(parts, "tool_calls"):
+                function = part.get("function") if isinstance(part, Mapping) else None
+                if not isinstance(function, Mapping) or type(part.get("index", 0)) is not int:
+                    raise RecordError("a stream's delta holds a tool call without a function")
+                call = calls.setdefault(
+                    part.get("index", 0),
+                    {"id": None, "type": "function", "function": {"name": "", "arguments": ""}},
+                )
+                call["id"] = text_of(call["id"], part.get("id"))
+                for key in ("name", "arguments"):
+                    call["function"][key] += function[key] if isinstance(function.get(key), str) else ""
     if calls:
         message["tool_calls"] = [calls[index] for index in sorted(calls)]
     return response
@@ -196,28 +212,6 @@ def _choice(chunk: Mapping[str, Any]) -> Mapping[str, Any] | None:
     if not isinstance(piece, Mapping) or (index is not None and (type(index) is not int or index)):
         raise RecordError("a stream of several choices cannot be joined. Log the joined answer")
     return piece
-
-
-def _add(message: dict[str, Any], calls: dict[int, dict[str, Any]], delta: object) -> None:
-    if not isinstance(delta, Mapping):
-        raise RecordError("a stream's `delta` is not an object")
-    unknown = [key for key, value in delta.items() if key not in _SILENT and value]
-    if unknown:
-        raise RecordError(f"a stream's delta holds {unknown[0]!r}, which is not joined. Log the joined answer")
-    for key in _TEXTS:
-        if isinstance(delta.get(key), str):
-            message[key] = message.get(key, "") + delta[key]
-    parts = delta.get("tool_calls")
-    for part in () if parts is None else _plain(parts, "tool_calls"):
-        function = part.get("function") if isinstance(part, Mapping) else None
-        if not isinstance(function, Mapping) or type(part.get("index", 0)) is not int:
-            raise RecordError("a stream's delta holds a tool call without a function")
-        call = calls.setdefault(
-            part.get("index", 0), {"id": None, "type": "function", "function": {"name": "", "arguments": ""}}
-        )
-        call["id"] = text_of(call["id"], part.get("id"))
-        for key in ("name", "arguments"):
-            call["function"][key] += function[key] if isinstance(function.get(key), str) else ""
 
 
 def _content(chunk: Mapping[str, Any]) -> list[Any]:

@@ -8,6 +8,7 @@ NVIDIA-NeMo/Gym `nemo_gym/rollout_collection.py`, `openai_utils.py`, `responses_
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -239,11 +240,20 @@ def _located(row: Row, rollout: Rollout) -> _LocatedRow:
         raise RecordError("the row holds answers without tokens, so there is no place to write them")
     items = tuple(_places(at(row, output), output, layout))
     own = {path: number for number, paths in enumerate(items) for path in paths}
-    carriers = [
-        (path, item, (own[path],) if path in own else _turns_of(item, rollout.turns))
-        for path, item in _walk(row, ())
-        if path in own or holds_tokens(item)
-    ]
+    carriers: list[_Carrier] = []
+    for path, item in _walk(row, ()):
+        turns: tuple[int, ...] = (own[path],) if path in own else ()
+        if path not in own:
+            if not holds_tokens(item):
+                continue
+            with suppress(RecordError):
+                prompt, completion = _ids(item, "prompt_token_ids"), _ids(item, "generation_token_ids")
+                turns = tuple(
+                    number
+                    for number, turn in enumerate(rollout.turns)
+                    if same_ids(prompt, turn.prompt_ids) and same_ids(completion, turn.completion_ids)
+                )
+        carriers.append((path, item, turns))
     return _LocatedRow(row, rollout, layout, output, items, tuple(carriers))
 
 
@@ -280,19 +290,6 @@ def _walk(value: Any, path: Path) -> Iterator[tuple[Path, Item]]:
         for number, inner in enumerate(value):
             if isinstance(inner, Mapping | list | tuple):
                 yield from _walk(inner, (*path, number))
-
-
-def _turns_of(item: Item, turns: Sequence[Turn]) -> tuple[int, ...]:
-    """The calls whose tokens an item repeats."""
-    try:
-        prompt, completion = _ids(item, "prompt_token_ids"), _ids(item, "generation_token_ids")
-    except RecordError:
-        return ()
-    return tuple(
-        number
-        for number, turn in enumerate(turns)
-        if same_ids(prompt, turn.prompt_ids) and same_ids(completion, turn.completion_ids)
-    )
 
 
 def _changed_items(log_row: _LocatedRow, changes: Mapping[int, CallChange]) -> Iterator[Edit]:

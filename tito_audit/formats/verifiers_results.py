@@ -220,33 +220,30 @@ def _row_if_masks_differ(steps: Sequence[_Step], turns: Sequence[Turn]) -> Train
 
 
 def _sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
-    return of_calls(
-        [_source(row, ("trajectory", number), turn) for number, turn in enumerate(rollout.turns)]
-        for rollout in rollouts
-    )
-
-
-def _source(row: Row, path: Path, turn: Turn) -> CallSource:
-    """Where a step stores its call, in both places; a copy with other values is not listed."""
-    response = (*path, "response")
-    holders = [
-        holder for holder in ((*path, "tokens"), (*response, "message", "tokens")) if object_at(row, *holder)
-    ]
-    prompted = [p for p in holders if _is_copy(at(row, p).get("prompt_ids"), turn.prompt_ids)]
-    columns = {
-        column.name: plain_sources(
-            (*p, column.name) for p in holders if _is_copy(at(row, p).get(column.name), column.values)
+    (rollout,) = rollouts
+    calls = []
+    for number, turn in enumerate(rollout.turns):
+        # Where a step stores its call, in both places; a copy with other values is not listed.
+        path: Path = ("trajectory", number)
+        response = (*path, "response")
+        places = [p for p in ((*path, "tokens"), (*response, "message", "tokens")) if object_at(row, *p)]
+        prompted = [p for p in places if _is_copy(at(row, p).get("prompt_ids"), turn.prompt_ids)]
+        columns = {
+            column.name: plain_sources(
+                (*p, column.name) for p in places if _is_copy(at(row, p).get(column.name), column.values)
+            )
+            for column in turn.columns
+        }
+        source = CallSource(
+            prompts=plain_sources((*p, "prompt_ids") for p in prompted),
+            logprobs=columns.get("completion_logprobs", ()),
+            columns=columns,
+            blank=tuple((*p, "prompt_mask") for p in prompted if is_given(at(row, p).get("prompt_mask"))),
+            routing=tuple((*p, name) for p in prompted for name in _UNREBUILT if name in at(row, p)),
+            counters=(Counter((*response, "usage")),) if object_at(row, *response, "usage") else (),
         )
-        for column in turn.columns
-    }
-    return CallSource(
-        prompts=plain_sources((*p, "prompt_ids") for p in prompted),
-        logprobs=columns.get("completion_logprobs", ()),
-        columns=columns,
-        blank=tuple((*p, "prompt_mask") for p in prompted if is_given(at(row, p).get("prompt_mask"))),
-        routing=tuple((*p, name) for p in prompted for name in _UNREBUILT if name in at(row, p)),
-        counters=(Counter((*response, "usage")),) if object_at(row, *response, "usage") else (),
-    )
+        calls.append(source)
+    return of_calls([calls])
 
 
 def _is_copy(value: Any, of: Any) -> bool:

@@ -7,7 +7,6 @@ sample (`prompt_ids`, `response_ids`, `response_mask`) is read as `generic`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -97,12 +96,9 @@ def _updated(row: Row, before: Rollout, repaired_rollout: RepairedRollout) -> Ro
     values = repadded(row, changed, (_PROMPTS, prompt), response)
     if not {_PROMPTS, _RESPONSES} & values.keys():
         return with_values(row, values)
-    return with_values(row, {**values, **_whole(row, values, new)})
-
-
-def _whole(row: Row, values: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    # Columns over prompt and response.
     columns: dict[str, Any] = {}
-    seen = np.concatenate(_visible(row))
+    seen = np.concatenate((prompt, response))
     if not np.array_equal(seen, _seen(row)):
         raise RecordError(f"{_SEEN} hides tokens between visible ones, and it is unclear where they are now")
     sizes = [0 if new[name] is None else len(new[name]) for name in _NAMES]
@@ -119,7 +115,7 @@ def _whole(row: Row, values: Mapping[str, Any], new: Mapping[str, Any]) -> dict[
                     f"column {name!r} does not cover {_PROMPTS} and {_RESPONSES}, so it cannot be updated"
                 )
         elif name == "input_ids":
-            parts = [as_ids(values.get(part, row[part]), part) for part in (_PROMPTS, _RESPONSES)]
+            parts = [as_ids({**row, **values}[part], part) for part in (_PROMPTS, _RESPONSES)]
             columns[name] = as_logged(np.concatenate(parts), original)
         elif name == _SEEN:
             columns[name] = as_logged(now.astype(np.int64), original)
@@ -129,7 +125,7 @@ def _whole(row: Row, values: Mapping[str, Any], new: Mapping[str, Any]) -> dict[
                     "position_ids do not count the tokens, so they cannot be computed for other tokens"
                 )
             columns[name] = as_logged(_positions(now), original)
-    return columns
+    return with_values(row, {**values, **columns})
 
 
 def _positions(seen: NDArray[np.bool_]) -> NDArray[np.int64]:
