@@ -224,8 +224,8 @@ def told_by(format: Format, row: Row) -> tuple[str, ...]:
     return tuple(dict.fromkeys(path for path in every if path is not None))
 
 
-def near_formats(row: Row, formats: Sequence[Format], read_as: str | None, most: int = 3) -> tuple[Near, ...]:
-    """Formats that the row nearly matches, the nearest first."""
+def near_formats(row: Row, formats: Sequence[Format], read_as: str | None) -> tuple[Near, ...]:
+    """The three formats that the row matches most nearly, the nearest first."""
     paths = _paths(row)
     ranked: list[tuple[tuple[int, int], Near]] = []
     for format in formats:
@@ -246,7 +246,7 @@ def near_formats(row: Row, formats: Sequence[Format], read_as: str | None, most:
         if fits or (-count > max(wrong, 1) and any("." not in path for path in near.has)):
             ranked.append(((0 if fits else wrong, count), near))
     ranked.sort(key=lambda pair: pair[0])
-    return tuple(near for _, near in ranked[:most])
+    return tuple(near for _, near in ranked[:3])
 
 
 def _first(paths: Sequence[str], names: Sequence[str]) -> str | None:
