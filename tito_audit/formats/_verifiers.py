@@ -60,7 +60,21 @@ def chat_message(value: object, where: str) -> Message:
     wire = message_wire(as_object(value, f"{where} is not a message: an object with a `role` is expected"))
     calls = wire.get("tool_calls")
     if isinstance(calls, list | tuple):
-        wire["tool_calls"] = [_chat_call(call) for call in calls]
+        wire["tool_calls"] = []
+        for call in calls:
+            if isinstance(call, str):
+                # Before v1 the messages of a row hold each call as a string of JSON.
+                with contextlib.suppress(ValueError):
+                    call = parsed_json(call)
+            if isinstance(call, Mapping) and not isinstance(call.get("function"), Mapping):
+                if text_of(call.get("type")) == "custom":
+                    # The input of a free-form tool is in `arguments` too; templates do not support such calls.
+                    call = {"id": call.get("id"), **call}
+                else:
+                    names = ("name", "namespace", "arguments")
+                    function = {key: call[key] for key in names if call.get(key) is not None}
+                    call = {"id": call.get("id"), "type": "function", "function": function}
+            wire["tool_calls"].append(call)
     elif wire["content"] is None:
         wire["content"] = ""
     return as_message(wire, where)
@@ -92,20 +106,6 @@ def chat_tools(values: object, where: str) -> tuple[ToolSpec, ...]:
             function["strict"] = tool["strict"]
         tools.append({"type": "function", "function": function})
     return tuple(tools)
-
-
-def _chat_call(call: Any) -> Any:
-    if isinstance(call, str):
-        # Before v1 the messages of a row hold each call as a string of JSON.
-        with contextlib.suppress(ValueError):
-            call = parsed_json(call)
-    if not isinstance(call, Mapping) or isinstance(call.get("function"), Mapping):
-        return call
-    if text_of(call.get("type")) == "custom":
-        # The input of a free-form tool is in `arguments` too; templates do not support such calls.
-        return {"id": call.get("id"), **call}
-    function = {key: call[key] for key in ("name", "namespace", "arguments") if call.get(key) is not None}
-    return {"id": call.get("id"), "type": "function", "function": function}
 
 
 WRAPPER = "native_wrapper"

@@ -303,32 +303,28 @@ def _changed_items(log_row: _LocatedRow, changes: Mapping[int, CallChange]) -> I
                 f"calls {' and '.join(map(str, numbers))} hold the same tokens and would get different "
                 "ones; the log does not say which of them a copy repeats"
             )
-        new = with_values(item, dict(_values(item, change)))
+        # What changes in one copy are the fields that had the call's old values.
+        before, prompt, fields = change.before, change.prompt_ids, {}
+        if prompt is not None and same_ids(_ids(item, "prompt_token_ids"), before.prompt_ids):
+            fields["prompt_token_ids"] = as_logged(prompt, item["prompt_token_ids"])
+            if item.get("routed_experts") is not None:
+                fields["routed_experts"] = None
+            usage, lengths = item.get("usage"), ([lengths_of([before])], [lengths_of([change.after])])
+            if isinstance(usage, Mapping):
+                fields["usage"] = with_values(usage, recounted(usage, *lengths))
+            fields |= recounted(item, *lengths)
+        columns: dict[str, Any] = dict(change.columns)
+        if change.logprobs is not None:
+            columns["generation_log_probs"] = change.logprobs
+        was = {column.name: column.values for column in before.columns}
+        for name, values in columns.items():
+            if values is None and item.get(name) is not None:
+                fields[name] = None
+            elif values is not None and is_list(old := item.get(name)) and as_logged(was[name], old) is old:
+                fields[name] = as_logged(values, old)
+        new = with_values(item, fields)
         if new is not item:
             yield Edit(path, new)
-
-
-def _values(item: Item, change: CallChange) -> Iterator[tuple[str, Any]]:
-    """The fields that change in one copy: those that had the call's old values."""
-    before, prompt = change.before, change.prompt_ids
-    if prompt is not None and same_ids(_ids(item, "prompt_token_ids"), before.prompt_ids):
-        yield "prompt_token_ids", as_logged(prompt, item["prompt_token_ids"])
-        if item.get("routed_experts") is not None:
-            yield "routed_experts", None
-        usage = item.get("usage")
-        lengths = [lengths_of([before])], [lengths_of([change.after])]
-        if isinstance(usage, Mapping):
-            yield "usage", with_values(usage, recounted(usage, *lengths))
-        yield from recounted(item, *lengths).items()
-    columns: dict[str, Any] = dict(change.columns)
-    if change.logprobs is not None:
-        columns["generation_log_probs"] = change.logprobs
-    was = {column.name: column.values for column in before.columns}
-    for name, values in columns.items():
-        if values is None and item.get(name) is not None:
-            yield name, None
-        elif values is not None and is_list(old := item.get(name)) and as_logged(was[name], old) is old:
-            yield name, as_logged(values, old)
 
 
 def _stripped(log_row: _LocatedRow, numbers: Collection[int]) -> Iterator[Edit]:

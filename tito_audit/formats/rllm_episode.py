@@ -163,34 +163,28 @@ def _turn(
 
 
 def _sources(row: Row, _: Sequence[Rollout]) -> Sequence[Sources]:
-    return of_calls(
-        [
-            _source(step, ("trajectories", item, "steps", number))
-            for number, step in enumerate(_steps(trajectory, f"trajectories[{item}]"))
-        ]
-        for item, trajectory in enumerate(row["trajectories"])
-    )
-
-
-def _source(step: Mapping[str, Any], path: Path) -> CallSource:
-    output, sources = object_at(step, "model_output"), []
-    for name, names in ((_PROMPT, ("prompt_ids", "prompt_token_ids")), ("logprobs", ("logprobs",))):
-        value: Any = step.get(name)
-        logged = filled(value) and not _is_multimodal(value)
-        copies = copies_of(output, names, value, (*path, "model_output")) if logged else ()
-        sources.append(plain_sources([(*path, name), *copies] if logged else []))
-    prompts, scored = sources
-    columns = {name: plain_sources([(*path, name)]) for name, value in step.items() if is_list(value)}
-    return CallSource(
-        prompts=prompts,
-        logprobs=scored,
-        columns={**columns, "logprobs": scored},
-        routing=tuple(
-            (*place, _ROUTING)
-            for place, holder in ((path, step), ((*path, "model_output"), output))
-            if _ROUTING in holder
-        ),
-    )
+    calls: list[list[CallSource]] = []
+    for item, trajectory in enumerate(row["trajectories"]):
+        calls.append([])
+        for number, step in enumerate(_steps(trajectory, f"trajectories[{item}]")):
+            path: Path = ("trajectories", item, "steps", number)
+            inside, output, places = (*path, "model_output"), object_at(step, "model_output"), []
+            for name, names in ((_PROMPT, ("prompt_ids", "prompt_token_ids")), ("logprobs", ("logprobs",))):
+                value: Any = step.get(name)
+                logged = filled(value) and not _is_multimodal(value)
+                copies = copies_of(output, names, value, inside) if logged else ()
+                places.append(plain_sources([(*path, name), *copies] if logged else []))
+            columns = {name: plain_sources([(*path, name)]) for name, value in step.items() if is_list(value)}
+            source = CallSource(
+                prompts=places[0],
+                logprobs=places[1],
+                columns={**columns, "logprobs": places[1]},
+                routing=tuple(
+                    (*at, _ROUTING) for at, holder in ((path, step), (inside, output)) if _ROUTING in holder
+                ),
+            )
+            calls[-1].append(source)
+    return of_calls(calls)
 
 
 def _is_multimodal(value: object) -> bool:
