@@ -173,8 +173,8 @@ def _conversation_of(
         if count is not None and (isinstance(count, bool) or not isinstance(count, int | float)):
             raise RecordError(f"{here}.llm_call_count is {count!r}, not a number of calls")
         # A table has every key, so metrics that are all null count as missing.
-        made = any(value is not None for value in metrics.values()) if count is None else count != 0
-        if made and step.get("is_copied_context") is not True:
+        is_call = any(value is not None for value in metrics.values()) if count is None else count != 0
+        if is_call and step.get("is_copied_context") is not True:
             calls.append(_StepCall(number, len(messages), metrics, count is not None and count > 1))
         messages.append(as_message(wire, here))
         # Results of tool calls are tool messages, those of other actions user messages.
