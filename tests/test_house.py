@@ -162,7 +162,7 @@ BUDGETS = {
     "conformance": 1_378,
     "convert": 2_198,
     "evidence": 7_035,
-    "formats": 12_455,
+    "formats": 12_439,
     "gate": 927,
     "identify": 857,
     "inspect": 2_770,

@@ -287,6 +287,17 @@ def choice_source(row: Row, logged: Exchange, above: Path, path: Path, turn: Tur
     holders = list(dict.fromkeys((above, path, *beside)))
     inner = [(*holder, part) if part else holder for holder in holders for part in _PARTS]
     inner = [place for place in inner if object_at(row, *place)]
+    # Every copy of the prompt: in the answer, the choice and the request, also if that has a batch of prompts.
+    prompts: list[Path] = []
+    for holder in dict.fromkeys((*holders, *logged.request_paths)):
+        for name in _PROMPT_KEYS if holder in logged.request_paths else _PROMPT_KEYS[:1]:
+            value = at(row, holder).get(name)
+            copies = {(*holder, name): value}
+            if isinstance(value, list) and name == "prompt" and not is_numbers(value):
+                copies = {(*holder, name, number): entry for number, entry in enumerate(value)}
+            prompts += [
+                place for place, ids in copies.items() if is_numbers(ids) and same_as(ids, turn.prompt_ids)
+            ]
     # Every copy of the logprobs: OpenAI's entries, its parallel lists, SGLang's triples.
     choice, recorded = at(row, path), logged_logprobs(turn)
     scores, (name, _, values) = scores_of(choice, _SCORES), logged_tokens(choice)
@@ -297,7 +308,7 @@ def choice_source(row: Row, logged: Exchange, above: Path, path: Path, turn: Tur
         entries = Source((*path, "logprobs", "content"), Layout.ENTRIES)
         logprobs.append(entries if name == "logprobs.content" else Source((*path, "logprobs"), Layout.PARALLEL))
     return CallSource(
-        prompts=plain_sources(_prompts(row, logged, holders, turn.prompt_ids)),
+        prompts=plain_sources(prompts),
         logprobs=(
             *logprobs,
             *plain_sources(
@@ -315,17 +326,3 @@ def choice_source(row: Row, logged: Exchange, above: Path, path: Path, turn: Tur
             for holder in holders
         ),
     )
-
-
-def _prompts(row: Row, logged: Exchange, holders: Sequence[Path], prompt: Ids | None) -> Iterator[Path]:
-    """Every copy of the prompt: in the answer, the choice and the request, also if that has a batch of prompts."""
-    for holder in dict.fromkeys((*holders, *logged.request_paths)):
-        for name in _PROMPT_KEYS if holder in logged.request_paths else _PROMPT_KEYS[:1]:
-            value = at(row, holder).get(name)
-            if is_numbers(value):
-                if same_as(value, prompt):
-                    yield (*holder, name)
-            elif isinstance(value, list) and name == "prompt":
-                for number, entry in enumerate(value):
-                    if is_numbers(entry) and same_as(entry, prompt):
-                        yield (*holder, name, number)

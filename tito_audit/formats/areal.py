@@ -15,18 +15,12 @@ import numpy as np
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
 from tito_audit.formats._columns import is_list
-from tito_audit.formats._kit import SampleRows, Samples, batch_samples, packed, sample_rollout, updated_sample
+from tito_audit.formats._kit import SampleRows, batch_samples, packed, sample_rollout, updated_sample
 from tito_audit.formats._update import with_values
 from tito_audit.record.arrays import as_floats
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.signature import Signature, keys, way
-
-
-def _samples(row: Row) -> Samples | None:
-    """The samples of a batch, or of a row that a trainer packed (`cu_seqlens`)."""
-    ids = _ids(row)
-    return batch_samples(row, ids) or (packed(row) if ids == "input_ids" else None)
 
 
 def _ids(row: Row) -> str:
@@ -68,7 +62,11 @@ FORMAT = Format(
         if is_list(row.get("output_tokens"))
         else is_list(row.get("input_ids")) and "versions" in row
     ),
-    **SampleRows(_sample, _updated, _samples).functions,
+    **SampleRows(
+        _sample,
+        _updated,
+        lambda row: batch_samples(row, _ids(row)) or (packed(row) if _ids(row) == "input_ids" else None),
+    ).functions,
     shows="The training row with its mask, logprobs and the weight version of each token, padding removed; or "
     "one call. No messages or tools; the rollout dumps that AReaL itself writes hold text only.",
 )

@@ -7,9 +7,9 @@ SGLang's answer to it. radixark/miles `miles/rollout/session/` (`types.py`, `cor
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
@@ -32,19 +32,15 @@ _TRIM = "max_trim_tokens"
 _INDEXER = "indexer_topk"
 
 
-@dataclass(frozen=True, slots=True)
-class _CallRecord:
-    number: int
-    """Its index among the records."""
-    rollouts: tuple[Rollout, ...]
-    """The record read by itself; the first rollout is the session's."""
+_CallRecord: TypeAlias = tuple[int, tuple[Rollout, ...]]
+"""The number of a record that is a call, and the record read by itself; its first rollout is the session's."""
 
 
 def _read(row: Row, place: Place) -> Sequence[Rollout]:
     calls = _calls(row, place)
-    last = calls[-1].rollouts[0] if calls else Rollout(place, _NAME)
+    last = calls[-1][1][0] if calls else Rollout(place, _NAME)
     in_place = []
-    for own in (call.rollouts[0] for call in calls):
+    for own in (rollouts[0] for _, rollouts in calls):
         (turn,) = own.turns
         if turn.message_index is not None:
             conversation = own.messages[: turn.message_index + 1]
@@ -52,7 +48,7 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
                 turn = replace(turn, message_index=None, prompt_messages=conversation[:-1])
         in_place.append(turn)
     turns = written_once(in_place, last.messages)
-    odd = [call.rollouts[0].stated.copies_disagree for call in calls]
+    odd = [rollouts[0].stated.copies_disagree for _, rollouts in calls]
     running = _running_ids(row)
     if (
         running is not None
@@ -83,7 +79,7 @@ def _calls(row: Row, place: Place) -> list[_CallRecord]:
         except RecordError as error:
             raise RecordError(f"records[{number}]: {error}") from None
         if rollouts and rollouts[0].turns:
-            calls.append(_CallRecord(number, tuple(rollouts)))
+            calls.append((number, tuple(rollouts)))
     return calls
 
 
@@ -113,10 +109,10 @@ def _update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
             if not numbers:
                 raise RecordError("no call would be left in the session")
             calls = _calls(row, before.place)
-            own = {call.number: turn for turn, call in enumerate(calls)}
+            own = {number: turn for turn, (number, _) in enumerate(calls)}
             now = dict(zip(numbers, part.rollout.turns, strict=True))
             records = [
-                _updated_record(record, calls[own[number]], now[own[number]])
+                _updated_record(record, calls[own[number]][1], now[own[number]])
                 if own.get(number) in changes
                 else record
                 for number, record in enumerate(row["records"])
@@ -130,8 +126,8 @@ def _update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
     return tuple(rows)
 
 
-def _updated_record(record: Row, call: _CallRecord, turn: Turn) -> Row:
-    first, *others = call.rollouts
+def _updated_record(record: Row, rollouts: Sequence[Rollout], turn: Turn) -> Row:
+    first, *others = rollouts
     (own,) = first.turns
     turn = replace(turn, message_index=own.message_index, prompt_messages=own.prompt_messages)
     wanted = [
@@ -182,8 +178,8 @@ FORMAT = Format(
     sources=lambda row, rollouts: of_calls(
         [
             [
-                choice_sources(row, call.rollouts, ("records", call.number))[0].calls[0]
-                for call in _calls(row, rollouts[0].place)
+                choice_sources(row, own, ("records", number))[0].calls[0]
+                for number, own in _calls(row, rollouts[0].place)
             ]
         ]
     ),

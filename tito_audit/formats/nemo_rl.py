@@ -76,12 +76,15 @@ def _read(row: Row, place: Place) -> Rollout:
         for key, value in values.items()
         if isinstance(value, list | np.ndarray)
     }
+    for key in (mask, _LOGPROBS):
+        if key is not None and values.get(key) is not None and key not in cut:
+            raise RecordError(f"column {key!r} is not a list of one entry per token")
     used = (name, mask, _LOGPROBS, "content")
     other = {key: (value, _POLICIES.get(key, policy_of(key))) for key, value in cut.items() if key not in used}
     trained = training_row(
         padded[:length],
-        mask=None if mask is None else (mask, _column(cut, mask)),
-        logprobs=None if values.get(_LOGPROBS) is None else (_LOGPROBS, _column(cut, _LOGPROBS)),
+        mask=None if mask is None else (mask, cut[mask]),
+        logprobs=None if values.get(_LOGPROBS) is None else (_LOGPROBS, cut[_LOGPROBS]),
         other=other,
         sentinel=0.0,
         whole=True,
@@ -104,12 +107,6 @@ def _written(row: Row, old: TrainingRow, new: TrainingRow) -> Row:
         if row[key] is not values[key]:
             changed[key] = np.array([value], row[key].dtype) if isinstance(row[key], np.ndarray) else [value]
     return with_values(row, changed)
-
-
-def _column(cut: Mapping[str, Any], name: str) -> Any:
-    if name not in cut:
-        raise RecordError(f"column {name!r} is not a list of one entry per token")
-    return cut[name]
 
 
 def _length(stated: object, width: int) -> int:

@@ -174,24 +174,20 @@ def _columns(node: TraceNode) -> tuple[Logprobs | None, tuple[Column, ...]]:
     weights = object_at(node.wire, "loss_weights")
     lists |= {f"loss_weights.{name}": value for name, value in weights.items() if filled(value)}
     for name, entries in lists.items():
-        fitted = _over_completion(entries, node, f"{node.where}.{name}")
-        if fitted is not None:
-            policy = policy_of(name.split(".")[0])
-            columns.append(Column(name, ColumnRole.OTHER, fitted, Alignment.CALL, policy))
+        if len(entries) not in (np.count_nonzero(node.mask), len(node.ids)):
+            continue
+        if isinstance(entries, np.ndarray):
+            values = entries
+        elif set(map(type, entries)) == {bool}:
+            values = np.array(entries, np.bool_)
+        else:
+            values = as_floats(entries, f"{node.where}.{name}")
+        if len(entries) == len(node.ids):
+            values = values[node.start :]
+        elif not node.trained.all():
+            values = _spread(values.astype(np.float64), node)
+        columns.append(Column(name, ColumnRole.OTHER, values, Alignment.CALL, policy_of(name.split(".")[0])))
     return logprobs, tuple(columns)
-
-
-def _over_completion(entries: Any, node: TraceNode, name: str) -> Any:
-    """A column with one entry per completion token; None if its length fits neither the mask nor the node."""
-    if len(entries) not in (np.count_nonzero(node.mask), len(node.ids)):
-        return None
-    if isinstance(entries, np.ndarray):
-        values = entries
-    else:
-        values = np.array(entries, np.bool_) if set(map(type, entries)) == {bool} else as_floats(entries, name)
-    if len(entries) == len(node.ids):
-        return values[node.start :]
-    return values if node.trained.all() else _spread(values.astype(np.float64), node)
 
 
 def _spread(values: Logprobs, node: TraceNode) -> Logprobs:
