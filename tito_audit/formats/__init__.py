@@ -1,11 +1,25 @@
-"""Rows to rollouts and back; one file for each log format."""
+"""Rows to rollouts and back; one file for each log format.
+
+Which format a row has: by its keys, what it nearly matches, rows nested inside it. What the names of its columns
+say: a user's names mapped to those that formats read, which columns hold numbers only, and which look like ids,
+masks, logprobs or messages but were not read.
+"""
 
 from __future__ import annotations
 
+import re
+from collections import UserDict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
+from itertools import islice
+from typing import Any, TypeAlias
+
+import numpy as np
 
 from tito_audit.errors import RecordError, SetupError
 from tito_audit.format import Format, Row
+from tito_audit.formats._atropos import TOKEN_COLUMNS
 from tito_audit.formats._call_log import LoggedCall, part_of
 from tito_audit.formats._calls import (
     CALL_LISTS,
@@ -16,65 +30,40 @@ from tito_audit.formats._calls import (
     real_name,
     with_sampling,
 )
-from tito_audit.formats._columns import FLAT_IDS, MASKS, ROW_LOGPROBS, SEGMENTS, STALE
-from tito_audit.formats._detection import (
-    CANONICAL_COLUMNS,
-    NUMBER_COLUMNS,
-    PARAMETER,
-    Detection,
-    Near,
-    Unread,
-    in_snake_case,
-    map_columns,
-    near_formats,
-    no_loss_mask_by_name,
-    no_tokens_by_name,
-    number_columns,
-    possible_formats,
-    told_by,
-    unmap_columns,
-    unread_columns,
-    wrapped_at,
+from tito_audit.formats._columns import (
+    FLAT_IDS,
+    MASKS,
+    ROW_LOGPROBS,
+    SEGMENTS,
+    STALE,
+    equal_values,
+    is_list,
+    is_messages,
+    parsed,
 )
 from tito_audit.formats._responses import chat_tools
-from tito_audit.formats._text_logs import notice_of_text
+from tito_audit.formats._text_logs import known_text, notice_of_text, text_log
 from tito_audit.formats._verifiers import with_updates
+from tito_audit.record.finding import Result
+from tito_audit.record.rollout import Rollout
 from tito_audit.registry import module_names, plugins
-from tito_audit.unknown import unknown
+from tito_audit.unknown import did_you_mean, unknown
 
+# What other rooms read of the private modules.
 __all__ = [
     "CALL_LISTS",
-    "CANONICAL_COLUMNS",
     "COMPLETION_IDS",
     "FLAT_IDS",
-    "LOGPROBS",
     "MASKS",
-    "NUMBER_COLUMNS",
-    "PARAMETER",
     "PROMPT_IDS",
     "SEGMENTS",
     "STALE",
-    "Detection",
     "LoggedCall",
-    "Near",
-    "Unread",
-    "all_formats",
     "calls_unknown_tools",
     "chat_tools",
-    "format_named",
-    "in_snake_case",
-    "map_columns",
-    "near_formats",
-    "no_loss_mask_by_name",
-    "no_tokens_by_name",
     "notice_of_text",
-    "number_columns",
     "part_of",
-    "pick_format",
     "real_name",
-    "told_by",
-    "unmap_columns",
-    "unread_columns",
     "with_sampling",
     "with_updates",
 ]
@@ -98,10 +87,13 @@ def pick_format(row: Row) -> Format:
     if not row:
         raise RecordError("the row is an empty object: nothing was recorded in it")
     columns = f"no known format has these columns: {', '.join(sorted(map(str, row))[:40])}. "
-    wrapped = wrapped_at(row, all_formats())
-    if wrapped is not None:
-        path, name = wrapped
-        raise RecordError(f"{columns}The object at {path} looks like {name}: pass --rows-at {path}")
+    for path, inner in islice(_rows_inside(row), 64):
+        # A message may hold ids, but then the row is the object around it.
+        name = (
+            None if "role" in inner else next((form.name for form in all_formats() if form.matches(inner)), None)
+        )
+        if name is not None:
+            raise RecordError(f"{columns}The object at {path} looks like {name}: pass --rows-at {path}")
     raise RecordError(
         f"{columns}"
         "Name the columns of ids with --map (for example --map token_ids=NAME), or the format with --format; "
@@ -109,10 +101,36 @@ def pick_format(row: Row) -> Format:
     )
 
 
+class _ValueNeeded(Exception):
+    """The keys alone do not decide."""
+
+
+class _KeysOnly(UserDict[str, Any]):
+    """A row without its values; `_ValueNeeded` if one is asked for."""
+
+    def __getitem__(self, key: str) -> Any:
+        if key in self.data:
+            raise _ValueNeeded
+        raise KeyError(key)
+
+
 @lru_cache(256)
 def _possible(keys: tuple[str, ...]) -> tuple[tuple[Format, bool], ...]:
-    """The formats that a row with these keys may match."""
-    return possible_formats(keys, all_formats())
+    """The formats that a row with these keys may match, in order, and whether values are irrelevant.
+
+    A format that matches whatever the values are is the last.
+    """
+    row, possible = _KeysOnly(dict.fromkeys(keys)), []
+    for format in all_formats():
+        try:
+            certain = format.matches(row)
+        except _ValueNeeded:
+            possible.append((format, False))
+            continue
+        if certain:
+            possible.append((format, True))
+            break
+    return tuple(possible)
 
 
 def format_named(name: str) -> Format:
@@ -126,3 +144,437 @@ def format_named(name: str) -> Format:
             flag="--format",
         )
     raise unknown("format", name, names, flag="--format", listed_by="tito-audit list formats")
+
+
+_PLAIN = dict.fromkeys((*FLAT_IDS, *PROMPT_IDS, *COMPLETION_IDS, *MASKS, *ROW_LOGPROBS, *CALL_LOGPROBS))
+
+
+@dataclass(frozen=True, slots=True)
+class Near:
+    """A format that a row nearly matches, and why it does not."""
+
+    format: str
+    has: tuple[str, ...]
+    """Keys of its signature that the row has."""
+    lacks: tuple[str, ...]
+    """Keys of its signature that the row lacks; `a or b` if either would do."""
+    excess: tuple[str, ...]
+    """Keys that it has but must not have."""
+    fits: bool
+    """Whether it matches but another format came first."""
+
+
+@dataclass(slots=True)
+class Detection:
+    """The keys by which formats were recognized, searched and reported once per file and format."""
+
+    seen: set[tuple[str, str]] = field(default_factory=set)
+    unsaid: dict[tuple[str, str], tuple[str, ...]] = field(default_factory=dict)
+
+    def look(self, file: str, format: Format, row: Row) -> None:
+        """Search the first row of a file and format for them."""
+        if (file, format.name) not in self.seen:
+            self.seen.add((file, format.name))
+            self.unsaid[file, format.name] = told_by(format, row)
+
+    def say(self, result: Result) -> Result:
+        """The result, with the keys if it is the first of its file and format."""
+        if not self.unsaid or result.rollout is None:
+            return result
+        keys = self.unsaid.pop((result.place.file, result.rollout.format), ())
+        return replace(result, told_by=keys) if keys else result
+
+    def once(self, results: Iterable[Result]) -> Iterator[Result]:
+        """The results of several processes, with keys reported once as by a single process."""
+        for result in results:
+            if not result.told_by or result.rollout is None:
+                yield result
+                continue
+            key = (result.place.file, result.rollout.format)
+            yield replace(result, told_by=()) if key in self.seen else result
+            self.seen.add(key)
+
+
+def told_by(format: Format, row: Row) -> tuple[str, ...]:
+    """The keys of the row that show its format, as paths; for `generic`, the columns that are read."""
+    if format.name == "generic":
+        # Columns that `generic` reads and that are not empty.
+        lists = [name for name in _PLAIN if is_list(row.get(name))]
+        calls = [
+            name for name in CALL_LISTS if isinstance(value := parsed(row, name), list | tuple) and len(value)
+        ]
+        texts = [
+            name
+            for name in ("messages", "prompt", "completion", "tools")
+            if is_messages(value := parsed(row, name))
+            or (isinstance(value, list) and value and isinstance(value[0], Mapping))
+        ]
+        return (*(calls[:1] or ()), *lists, *texts)
+    paths = _paths(row)
+    text = known_text(row) if format.name == "text_only" else None
+    if text is not None:
+        return tuple(text.keys)
+    ways = format.signature.by_keys
+    for way in ways:
+        required = [_first(paths, group.names) for group in way.required]
+        if all(path is not None for path in required):
+            more = [_first(paths, group.names) for group in way.optional]
+            return tuple(dict.fromkeys(path for path in (*required, *more) if path is not None))
+    every = (_first(paths, (key,)) for way in ways for group in way.required for key in group.names)
+    return tuple(dict.fromkeys(path for path in every if path is not None))
+
+
+def near_formats(row: Row, formats: Sequence[Format], read_as: str | None) -> tuple[Near, ...]:
+    """The three formats that the row matches most nearly, the nearest first."""
+    paths = _paths(row)
+    ranked: list[tuple[tuple[int, int], Near]] = []
+    for format in formats:
+        if format.name in (read_as, "generic"):  # plain columns are in rows of many formats
+            continue
+        fits = format.matches(row)
+        nears = []
+        for way in format.signature.by_keys:
+            has = [path for group in way.required if (path := _first(paths, group.names)) is not None]
+            lacks = [" or ".join(group.names) for group in way.required if _first(paths, group.names) is None]
+            excess = [path for group in way.absent if (path := _first(paths, group.names)) is not None]
+            near = Near(format.name, tuple(has), tuple(lacks), tuple(excess), fits)
+            nears.append(((len(lacks) + len(excess), -len(has)), near))
+        # In the way of which it lacks the least.
+        nothing = ((0, 0), Near(format.name, (), (), (), fits))
+        (wrong, count), near = min(nears, key=lambda pair: pair[0], default=nothing)
+        # Else it is worth a word with more of the format's keys than it lacks, some of them at the top.
+        if fits or (-count > max(wrong, 1) and any("." not in path for path in near.has)):
+            ranked.append(((0 if fits else wrong, count), near))
+    ranked.sort(key=lambda pair: pair[0])
+    return tuple(near for _, near in ranked[:3])
+
+
+def _first(paths: Sequence[str], names: Sequence[str]) -> str | None:
+    """The first path that is one of the names or ends in one; a row's own keys come before those inside."""
+    for name in names:
+        for path in paths:
+            if path == name or path.endswith(f".{name}"):
+                return path
+    return None
+
+
+def _paths(row: Row) -> list[str]:
+    """Paths of everything that is in a row and not null, level by level: `choices[].token_ids`."""
+    paths: dict[str, None] = {}
+    level: list[tuple[str, Any]] = [("", row)]
+    looked = 0
+    for _ in range(8):
+        below: list[tuple[str, Any]] = []
+        for path, value in level:
+            looked += 1
+            if looked > 2_000:
+                return list(paths)
+            if isinstance(value, Mapping):
+                for key, inner in value.items():
+                    if inner is None:
+                        continue
+                    # A model's output may be used as a key; a path has to be readable.
+                    short = str(key) if len(str(key)) <= 60 else f"{str(key)[:60]}…"
+                    name = f"{path}.{short}" if path else short
+                    paths.setdefault(name)
+                    below.append((name, inner))
+            else:
+                below += [(f"{path}[]", entry) for entry in value[:4]]
+        level = [(path, value) for path, value in below if isinstance(value, Mapping | list | tuple)]
+    return list(paths)
+
+
+def _rows_inside(row: Row) -> Iterator[tuple[str, Row]]:
+    """The objects in a row with their paths, outer ones first; only the first entry of each list."""
+    level: list[tuple[str, Any]] = [("", row)]
+    for _ in range(3):
+        below: list[tuple[str, Any]] = []
+        for path, value in level:
+            for key in list(value)[:64]:
+                inner = value[key]
+                while isinstance(inner, list | tuple) and inner:
+                    inner = inner[0]
+                if isinstance(inner, dict) and isinstance(key, str) and key and "." not in key:
+                    below.append((f"{path}.{key}" if path else key, inner))
+        yield from below
+        level = below
+
+
+_INTEGERS, _NUMBERS = "i", "ifb"
+"""Kinds of numpy dtypes. A column of ids stays a list unless it holds only integers, so that an error can name
+the first entry that is not an id."""
+
+_IDS = (*FLAT_IDS, *PROMPT_IDS, *COMPLETION_IDS)
+_OTHERS = (
+    *MASKS,
+    *ROW_LOGPROBS,
+    *CALL_LOGPROBS,
+    *TOKEN_COLUMNS,
+    *STALE,
+    "advantages",
+    "attention_mask",
+    "masked_tokens",
+    "position_ids",
+    "rewards",
+    "token_loss_mask",
+    "token_mask",
+    "token_rewards",
+)
+_KINDS = {**dict.fromkeys(_OTHERS, _NUMBERS), **dict.fromkeys(_IDS, _INTEGERS)}
+
+NUMBER_COLUMNS: Mapping[str, str] = {
+    **_KINDS,
+    **{f"{calls}[].{name}": kinds for calls in CALL_LISTS for name, kinds in _KINDS.items()},
+}
+"""Columns of a row and of the calls it lists, with the dtype kinds that an array there may have."""
+
+
+def number_columns(mapping: Mapping[str, str]) -> Mapping[str, str]:
+    """`NUMBER_COLUMNS` with the names that a user maps to them: `mapping` is ours -> the log's."""
+    theirs = {name: _KINDS[ours] for ours, name in mapping.items() if ours in _KINDS}
+    return {**NUMBER_COLUMNS, **theirs} if theirs else NUMBER_COLUMNS
+
+
+PARAMETER = "a parameter by its name"
+_PARAMETER = re.compile(
+    r"(?:^|_)stop(?:_|$|ping)|bad_?words|(?:^|_)(?:allowed|banned|suppress|forbidden|excluded?|forced|begin)_"
+    r"|^(?:eos|bos|pad|unk|sep|cls|mask)(?:_token)?(?:_ids?|s|_tokens?)*$"
+    r"|(?:^|_)(?:logit_?bias|vocab|lora|adapter|grid|thw|hw|seeds?|temperatures?)(?:_|$)"
+    r"|special_(?:token_)?ids|special_tokens?$|additional_special",
+    re.IGNORECASE,
+)
+_MEASURE = re.compile(
+    r"(?:^|_)(?:lens?|lengths?|sizes?|counts?|nums?|n|shapes?|dims?|offsets?|cu_seqlens|seqlens?|indexes|indices"
+    r"|index|idxs?|starts?|ends?|spans?|bounds|boundaries|ranks?|versions?|timestamps?|times?|durations?"
+    r"|latency|latencies|positions?|pos|bytes|widths?|heights?|epochs?|scores?|rewards?|totals?)(?:_|$)",
+    re.IGNORECASE,
+)
+_NUMBERED = re.compile(
+    r"(?:^|_)(?:segments?|samples?|docs?|documents?|turns?|steps?|experts?|workers?|users?|groups?|types?|rows?"
+    r"|images?|pages?|sources?|questions?|problems?|tasks?|nodes?|agents?|slots?|blocks?|layers?|roles?|files?"
+    r"|retrieved|episodes?|envs?|seqs?|sequences?|batch|requests?|messages?|parents?|speakers?|sentences?|words?"
+    r"|tools?|models?|chunks?|evidence|citations?)_ids?$"
+    r"|^(?:segments|docs|documents|turns|experts|workers|types|layers|token_types)$",
+    re.IGNORECASE,
+)
+_NO_LOSS = re.compile(
+    r"(?:^|_)(?:prompt|user|system|special|valid|visible|image|pad|padding|padded|attention|attn|types?|causal"
+    r"|eos|done|dones|terminal|ignored?|frozen|truncated?|segments?)(?:_|$)"
+    r"|^is_(?!.*(?:train|loss|assist|action|respon|complet|sampl|generat))",
+    re.IGNORECASE,
+)
+
+
+def in_snake_case(name: str) -> str:
+    """A column's name in snake case: `stopTokenIds` is `stop_token_ids`."""
+    return re.sub(r"[^0-9a-zA-Z]+", "_", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name)).strip("_").lower()
+
+
+def no_tokens_by_name(name: str) -> str:
+    """Why a column of integers does not hold tokens, by its name, in a few words; "" if it may."""
+    words = in_snake_case(name)
+    if _PARAMETER.search(words):
+        return PARAMETER
+    if _MEASURE.search(words):
+        return "sizes or places by its name"
+    return "numbers of something else by its name" if _NUMBERED.search(words) else ""
+
+
+def no_loss_mask_by_name(name: str) -> bool:
+    """Whether flags with this name mark something other than trained tokens."""
+    return bool(_NO_LOSS.search(in_snake_case(name)))
+
+
+CANONICAL_COLUMNS = (
+    "token_ids",
+    "loss_mask",
+    "logprobs",
+    "prompt_ids",
+    "completion_ids",
+    "completion_logprobs",
+    "messages",
+    "tools",
+    "calls",
+    "model",
+    "finish_reason",
+    "text",
+)
+"""The names that `--map` accepts, all read by the format `generic`."""
+
+
+def map_columns(row: Row, mapping: Mapping[str, str]) -> Row:
+    """The row with columns under our names: `mapping` is ours -> the log's.
+
+    A dot in the log's name leads into an object (`extra.tokens`), unless a column has that name with the
+    dot. A mapped top-level column no longer appears under its old name, or it would be read twice.
+    SetupError for a name that is not ours, RecordError for one that the row does not have.
+    """
+    unknown = [name for name in mapping if name not in CANONICAL_COLUMNS]
+    if unknown:
+        raise SetupError(
+            f"--map {unknown[0]}=…: no such column. The name on the left is one of "
+            f"{', '.join(CANONICAL_COLUMNS)}; the log's own name goes on the right."
+        )
+    columns: dict[str, Any] = {}
+    for ours, path in mapping.items():
+        value: Any = row
+        names = [path] if path in row else path.split(".")
+        for depth, name in enumerate(names):
+            if not isinstance(value, Mapping) or name not in value:
+                place = ".".join(names[:depth])
+                # For a missing column, the ones that exist, and the one that may be meant.
+                there = sorted(map(str, value)) if isinstance(value, Mapping) else []
+                close = did_you_mean(name, there[:100])
+                has = f"{place!r} has" if place else "It has" if close else "it has"
+                has += f": {', '.join(there)}" if there else " no columns"
+                close = f": {close} " if close else "; "
+                raise RecordError(f"the row has no column {path!r}, which --map refers to{close}{has}")
+            value = value[name]
+        columns[ours] = value
+    rest = {name: value for name, value in row.items() if name not in set(mapping.values())}
+    return {**rest, **columns}
+
+
+def unmap_columns(original_row: Row, mapped_row: Row, mapping: Mapping[str, str]) -> Row:
+    """The log's row with the changes made to its mapped form; the same object if nothing changed.
+
+    Mapped columns go back to the log's names, dotted ones into their objects; unchanged objects are
+    shared. RecordError if two of our names map to one column and now differ.
+    """
+    before = map_columns(original_row, mapping)
+    row: Row = original_row
+    for name, value in mapped_row.items():
+        if name not in mapping and value is not before.get(name, mapped_row):
+            row = {**row, name: value}
+    written: dict[str, Any] = {}
+    for ours, path in mapping.items():
+        value = mapped_row.get(ours)
+        if value is before[ours]:
+            continue
+        other = written.get(path, value)
+        if other is not value and not (is_list(other) and is_list(value) and equal_values(other, value)):
+            raise RecordError(f"--map maps two columns to {path!r}, and they differ after the repair")
+        written[path] = value
+        row = _with_value_at(row, path, value)
+    return row
+
+
+def _with_value_at(row: Mapping[str, Any], path: str, value: Any) -> Mapping[str, Any]:
+    """The row with a value at a path that exists in it; objects off the path are shared."""
+    if path in row or "." not in path:
+        return {**row, path: value}
+    name, rest = path.split(".", 1)
+    return {**row, name: _with_value_at(row[name], rest, value)}
+
+
+Unread: TypeAlias = tuple[tuple[str, str], ...]
+"""Columns that were not read, each as (what it looks like, path)."""
+
+_FIRST = 64
+"""How many entries of a list are examined."""
+_NAMES_IDS = re.compile(r"(?:^|_)(?:tok|toks|token|tokens|ids|seq|seqs|sequence)(?:_|$)")
+_MASK = re.compile(r"mask|(?:^|_)(?:train|trained|trainable|loss)(?:_|$)")
+_LOGPROBS = re.compile(r"log_?p|(?:^|_)lps?(?:_|$)")
+_NAMES_OTHERS = re.compile(
+    r"(?:^|_)(?:ref|reference|teacher|old|prev|prox|proximal|trainer|critic|base|top|top_?[kp]|topk|cum|cumulative"
+    r"|mean|sum|prompt_log\w*|distill\w*|opd|mopd|expert\w*|routed|routing|chosen|rejected|raw|original|draft"
+    r"|ratio|kl|entropy|advantages?|rewards?)(?:_|$)"
+)
+"""Extras that trainers and servers write next to what they sampled."""
+_KNOWN = {
+    *(name.rpartition(".")[2] for name in NUMBER_COLUMNS),
+    *FLAT_IDS, *PROMPT_IDS, *COMPLETION_IDS, *MASKS, *ROW_LOGPROBS, *CALL_LOGPROBS, *SEGMENTS, *STALE, *CALL_LISTS,
+    "messages", "tools", "prompt", "completion",
+    # What individual formats keep next to their samples.
+    "accumulated_token_ids", "input_token_logprobs", "logprob_token_ids", "loss_weights",
+    "objective_partition_ids",
+    "output_token_logprobs", "prompt_delta_token_ids", "sample_loss_mask", "sample_mask", "sampled_mask",
+    "sampling_mask", "target_tokens", "token_logprobs", "training_target_token_ids", "trajectory_ids",
+}  # fmt: skip
+
+
+def unread_columns(format: Format, row: Row, rollouts: Sequence[Rollout], mapped: Collection[str] = ()) -> Unread:
+    """Columns that look like ids, masks, logprobs or messages, with unknown names and values in no rollout.
+
+    Judged by names and first values; `mapped` are columns that the user named. Searches objects in the row and its
+    first call. Nothing for a log of text whose shape is known.
+    """
+    if text_log(row) is not None:
+        return ()
+    unread: list[tuple[str, str]] = []
+    signature = {key for by_key in format.signature.by_keys for group in by_key.keys for key in group.names}
+    read_names = {*_KNOWN, *(part.removesuffix("[]") for key in signature for part in key.split("."))}
+    for (path, name, value), _ in zip(_columns(row), range(512), strict=False):
+        kind = None if name in read_names or path in mapped else _looks_like(name, value)
+        if kind is not None and not _is_read(kind, value, rollouts):
+            unread.append((kind, path))
+    return tuple(unread)
+
+
+def _columns(row: Row) -> Iterator[tuple[str, str, Any]]:
+    level: list[tuple[str, Any]] = [("", row)]
+    for _ in range(2):
+        below: list[tuple[str, Any]] = []
+        for outer, value in level:
+            for key, inner in value.items():
+                name = str(key)
+                path = f"{outer}.{name}" if outer else name
+                if isinstance(inner, Mapping):
+                    below.append((path, inner))
+                elif name in CALL_LISTS and isinstance(inner, list) and inner and isinstance(inner[0], Mapping):
+                    below.append((f"{path}[]", inner[0]))
+                elif is_list(inner):
+                    yield path, name, inner
+        level = below
+
+
+def _looks_like(name: str, value: Any) -> str | None:
+    """What a list looks like by its name and first entries; None if nothing that is audited."""
+    if len(value) < 4:
+        return "messages" if len(value) > 1 and is_messages(value) else None
+    if is_messages(value):
+        return "messages"
+    words = in_snake_case(name)
+    if _NAMES_OTHERS.search(words) or no_tokens_by_name(name):
+        return None
+    first = value[:_FIRST].tolist() if isinstance(value, np.ndarray) else list(value[:_FIRST])
+    kinds = set(map(type, first)) - {type(None)}
+    if not kinds or not kinds <= {int, float, bool}:
+        return None
+    numbers = [entry for entry in first if entry is not None]
+    if float in kinds:
+        return "logprobs" if _LOGPROBS.search(words) and max(numbers) <= 0 > min(numbers) else None
+    if set(numbers) <= {0, 1}:
+        return "loss masks" if _MASK.search(words) and not no_loss_mask_by_name(name) else None
+    return "token ids" if _NAMES_IDS.search(words) and min(numbers) >= 0 else None
+
+
+def _is_read(kind: str, value: Any, rollouts: Sequence[Rollout]) -> bool:
+    """Whether a rollout holds these values under another name."""
+    if kind == "messages":
+        return any(rollout.messages for rollout in rollouts)
+    if kind == "token ids":
+        # Whether ids are part of a sequence that was read.
+        try:
+            part = np.array(value, dtype=np.int32)
+        except (OverflowError, TypeError, ValueError):
+            return True  # no ids
+        sequences = [turn.prompt_ids for rollout in rollouts for turn in rollout.turns]
+        sequences += [turn.completion_ids for rollout in rollouts for turn in rollout.turns]
+        sequences += [turn.seen_ids for rollout in rollouts for turn in rollout.turns]
+        sequences += [rollout.training_row.token_ids for rollout in rollouts if rollout.training_row is not None]
+        return any(
+            ids is not None
+            and (part.tobytes() in ids.tobytes() or (len(part) == len(ids) and bool((part[:-1] == ids[1:]).all())))
+            for ids in sequences
+        )
+    columns = [column for rollout in rollouts for turn in rollout.turns for column in turn.columns]
+    columns += [c for r in rollouts if r.training_row is not None for c in r.training_row.columns]
+    floats = np.array(value, dtype=np.float64)
+    return any(
+        len(column.values) == len(floats)
+        and column.values.dtype.kind in "biuf"
+        and column.role.value != "other"
+        and np.array_equal(column.values.astype(np.float64), floats, equal_nan=True)
+        for column in columns
+    )

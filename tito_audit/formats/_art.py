@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
@@ -37,7 +38,7 @@ from tito_audit.formats._update import path_text, plain_sources
 from tito_audit.record.arrays import as_ids, empty_ids
 from tito_audit.record.build import call_columns
 from tito_audit.record.edits import Path
-from tito_audit.record.message import Message, ToolSpec, as_message, as_tools, without_arrays
+from tito_audit.record.message import Message, as_message, as_tools, without_arrays
 from tito_audit.record.rollout import Place, Rollout, Turn
 from tito_audit.record.sources import CallSource, Counter, Layout, Source
 from tito_audit.record.stated import Stated
@@ -56,53 +57,56 @@ def exchange_threads(root: Row, exchanges: object, path: Path) -> list[list[Logg
             continue
         if not isinstance(listed, list | tuple):
             raise RecordError(f"exchanges.{kind} is not a list")
-        in_time = _in_time([_parts_of(exchange, f"exchanges.{kind}[{n}]") for n, exchange in enumerate(listed)])
-        lines += threads([c for n in in_time for c in _calls(root, kind, listed[n], (*path, kind, n))])
+        for number, exchange in enumerate(listed):
+            if not isinstance(exchange, Mapping) or not all(
+                isinstance(exchange.get(key), Mapping) for key in ("request", "response")
+            ):
+                raise RecordError(
+                    f"exchanges.{kind}[{number}] is not an exchange: an object with a `request` and a `response` "
+                    "is expected"
+                )
+        in_time = list(range(len(listed)))
+        with suppress(KeyError, TypeError, ValueError):  # in log order if a time cannot be read
+            times = [[datetime.fromisoformat(each[key]) for key in ("start_time", "end_time")] for each in listed]
+            in_time = sorted(in_time, key=times.__getitem__)
+        calls: list[list[LoggedCall]] = []
+        for number in in_time:
+            request, response, at = listed[number]["request"], listed[number]["response"], (*path, kind, number)
+            if kind == "messages":
+                calls.append([_message_call(request, response, (*at, "response"))])
+            elif kind == "responses":
+                calls += [[call] for call in _generations(request, response, (*at, "response"))]
+            else:
+                calls.append(chat_calls(root, request, response, (*at, "request"), (*at, "response")))
+        lines += threads(calls)
     return lines
 
 
-def _parts_of(exchange: object, where: str) -> Mapping[str, Any]:
-    if not isinstance(exchange, Mapping) or not all(
-        isinstance(exchange.get(key), Mapping) for key in ("request", "response")
-    ):
-        raise RecordError(f"{where} is not an exchange: an object with a `request` and a `response` is expected")
-    return exchange
-
-
-def _in_time(exchanges: Sequence[Mapping[str, Any]]) -> list[int]:
-    """The exchanges' numbers sorted by start and end time; in log order if a time cannot be read."""
-    try:
-        times = [
-            [datetime.fromisoformat(exchange[key]) for key in ("start_time", "end_time")] for exchange in exchanges
-        ]
-        return sorted(range(len(exchanges)), key=times.__getitem__)
-    except (KeyError, TypeError, ValueError):
-        return list(range(len(exchanges)))
-
-
-def _calls(root: Row, kind: str, exchange: Mapping[str, Any], path: Path) -> list[list[LoggedCall]]:
-    """The calls of an exchange in order, each as a list of its choices."""
-    request, response = exchange["request"], exchange["response"]
-    if kind == "messages":
-        return [[_message_call(request, response, (*path, "response"))]]
-    if kind == "responses":
-        return [[call] for call in _generations(request, response, (*path, "response"))]
-    return [chat_calls(root, request, response, (*path, "request"), (*path, "response"))]
-
-
 def _message_call(request: Mapping[str, Any], response: Mapping[str, Any], path: Path) -> LoggedCall:
-    """The call of an Anthropic Messages exchange."""
-    sent, tools = _anthropic_request(request)
+    # No messages if the request holds something that they cannot express, such as a document.
+    plain, wires = without_arrays(request), []
+    if plain.get("system"):
+        wires.append({"role": "system", "content": _joined(plain["system"])})
+    complete = not wires or wires[0]["content"] is not None
+    for message in as_objects(plain.get("messages"), "request.messages is not a list of messages (objects)"):
+        chat_wires = _wires(message)
+        complete = complete and chat_wires is not None
+        wires += chat_wires or []
+    sent = tuple(as_message(wire, "request.messages") for wire in wires) if complete else ()
+    tools, names = plain.get("tools"), {"name": "name", "description": "description", "input_schema": "parameters"}
+    if tools is not None:
+        tools = as_objects(tools, "request.tools is not a list of tool definitions (objects)")
+    functions = [{ours: tool[key] for key, ours in names.items() if key in tool} for tool in tools or ()]
     # The answer is not a message if it holds anything but text, thinking and tool calls.
-    wires = _wires({"role": "assistant", "content": without_arrays(response.get("content"))})
-    answer = as_message(wires[0], "response.content") if wires is not None and len(wires) == 1 else None
+    wrote = _wires({"role": "assistant", "content": without_arrays(response.get("content"))})
+    answer = as_message(wrote[0], "response.content") if wrote is not None and len(wrote) == 1 else None
     turn = call_turn(response, "exchanges.messages[].response")
     return LoggedCall(
         turn,
         partial(CallSource, entry=path),
         prompt=sent if answer is not None else (),
         answer=answer,
-        tools=tools,
+        tools=tuple({"type": "function", "function": function} for function in functions),
         template_kwargs=template_kwargs(request),
         stated=request_facts(request, response),
         wants_ids=any(response.get(key) is not None for key in ("token_ids", "prompt_token_ids")),
@@ -132,22 +136,14 @@ def _generations(request: Mapping[str, Any], response: Mapping[str, Any], path: 
         return
     listed = as_objects(listed, "token_generations is not a list of generations (objects)")
     for number, generation in enumerate(listed):
-        own = _indices(generation, len(output), number)
+        where, indices = f"token_generations[{number}].output_indices", generation.get("output_indices")
+        own: list[int] = as_ids([] if indices is None else indices, where).tolist()
+        if any(not 0 <= index < len(output) for index in own) or own != sorted(set(own)):
+            raise RecordError(f"{where} is not an ascending list of output item indices")
         sent = before and (*before, *(s.message for s in steps(output[: own[0]] if own else output, "output")))
         answer = _answer([output[i] for i in own])
         source = partial(_generation_source, response, generation, path, number, len(listed) == 1)
         yield LoggedCall(_generation_turn(generation, number), source, sent if answer else (), answer, **fields)
-
-
-def _indices(generation: Mapping[str, Any], count: int, number: int) -> list[int]:
-    """The numbers of the output items that a generation wrote."""
-    values = generation.get("output_indices")
-    own = as_ids([] if values is None else values, f"token_generations[{number}].output_indices").tolist()
-    if any(not 0 <= value < count for value in own) or own != sorted(set(own)):
-        raise RecordError(
-            f"token_generations[{number}].output_indices is not an ascending list of output item indices"
-        )
-    return [int(value) for value in own]
 
 
 def _answer(items: Sequence[Any]) -> Message | None:
@@ -195,24 +191,6 @@ def _generation_source(
 # `vllm/entrypoints/anthropic/serving_messages.py`, OpenPipe/ART `trajectories/_tokenize.py`
 
 
-def _anthropic_request(request: Mapping[str, Any]) -> tuple[tuple[Message, ...], tuple[ToolSpec, ...]]:
-    """The messages and tools of a request; no messages if it holds something that they cannot express, such as a
-    document."""
-    request = without_arrays(request)
-    wires: list[dict[str, Any]] = []
-    system = request.get("system")
-    if system:
-        wires.append({"role": "system", "content": _joined(system)})
-    listed = as_objects(request.get("messages"), "request.messages is not a list of messages (objects)")
-    complete = not wires or wires[0]["content"] is not None
-    for message in listed:
-        chat_wires = _wires(message)
-        complete = complete and chat_wires is not None
-        wires += chat_wires or []
-    messages = tuple(as_message(wire, "request.messages") for wire in wires) if complete else ()
-    return messages, _tools(request.get("tools"))
-
-
 def _wires(message: Mapping[str, Any]) -> list[dict[str, Any]] | None:
     """The chat messages that one message becomes: each tool result is a message of its own."""
     role, content = message.get("role"), message.get("content")
@@ -256,16 +234,6 @@ def _joined(content: object) -> str | None:
     return "\n".join(map(str, texts)) if all(isinstance(text, str) for text in texts) else None
 
 
-def _tools(tools: object) -> tuple[ToolSpec, ...]:
-    if tools is None:
-        return ()
-    names = {"name": "name", "description": "description", "input_schema": "parameters"}
-    return tuple(
-        {"type": "function", "function": {ours: tool[theirs] for theirs, ours in names.items() if theirs in tool}}
-        for tool in as_objects(tools, "request.tools is not a list of tool definitions (objects)")
-    )
-
-
 def is_trajectory(value: object) -> bool:
     """True for an object with histories or exchanges in the form ART writes."""
     if not isinstance(value, Mapping):
@@ -287,27 +255,20 @@ def trajectory_parts(
     versions = [trajectory.get(f"{end}_policy_version") for end in ("initial", "final")]
     policy_versions = tuple(version for version in versions if type(version) is int)
     facts = replace(stated, policy_versions=policy_versions if len(policy_versions) == len(versions) else ())
-    parts = [_history(root, history, at, place, name, facts) for history, at in _histories(trajectory, path)]
+    parts = []
+    if trajectory.get("messages_and_choices") is not None:
+        parts.append(_history(root, trajectory, path, place, name, facts))
+    more, at = trajectory.get("additional_histories"), (*path, "additional_histories")
+    if more is not None and not isinstance(more, list | tuple):
+        raise RecordError(f"{path_text(at)} is not a list of histories")
+    for number, history in enumerate(more or ()):
+        history = as_object(history, f"{path_text(at)}[{number}] is not a history (an object)")
+        parts.append(_history(root, history, (*at, number), place, name, facts))
     exchanges = trajectory.get("exchanges")
     if exchanges is not None:
         for calls in exchange_threads(root, exchanges, (*path, "exchanges")):
             parts.append(part_of(calls, place, name, facts))
     return parts or [Thread(Rollout(place, name, stated=facts.without_ids()), ())]
-
-
-def _histories(trajectory: Mapping[str, Any], path: Path) -> Iterator[tuple[Mapping[str, Any], Path]]:
-    """The objects that hold messages and choices: the trajectory itself, then its additional histories."""
-    if trajectory.get("messages_and_choices") is not None:
-        yield trajectory, path
-    more = trajectory.get("additional_histories")
-    if more is None:
-        return
-    where = path_text((*path, "additional_histories"))
-    if not isinstance(more, list | tuple):
-        raise RecordError(f"{where} is not a list of histories")
-    for number, history in enumerate(more):
-        at = (*path, "additional_histories", number)
-        yield as_object(history, f"{where}[{number}] is not a history (an object)"), at
 
 
 def _history(root: Row, history: Mapping[str, Any], path: Path, place: Place, name: str, stated: Stated) -> Thread:

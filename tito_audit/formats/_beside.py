@@ -1,4 +1,5 @@
-"""Experts, kept-token sets, advantages and rewards: where logs keep them, in every form that frameworks write.
+"""Experts, kept-token sets, advantages, rewards and versions of the weights: where logs keep them, in every form
+that frameworks write.
 
 Experts: THUDM/slime and radixark/miles `utils/types.py` (`rollout_routed_experts`, rows for all tokens but the
 last), prime-rl `inference/vllm/routed_experts.py` and SkyRL `generate_wire.py` (an object of `data`, `shape`,
@@ -9,6 +10,12 @@ volcengine/verl `agent_loop.py` (a tensor over the padded sequence). Kept sets: 
 with offsets over the response), miles `utils/sampling_mask.py` (`rollout_sampling_mask` with `ids` and `offsets`),
 SGLang (`output_token_sampling_mask`, a list for each sampled token), verifiers `v1/graph.py` (`kept_tokens` with
 `ids` and `counts`, 0 for no set), prime-rl (`sampling_mask`, a list for each token, padded with -1).
+
+Versions: SGLang writes objects of `version`, `start` and `end` in `meta_info`, and its chat endpoints in
+`metadata` (sgl-project/sglang `srt/utils/weight_versions.py`); vLLM writes the same on a choice. miles writes a
+list of objects for each call, with `abs_start` and `abs_end` that count from the first token of the sample
+(radixark/miles `miles/utils/types.py`, `WeightVersionsPerCall`). slime names one version for each call
+(THUDM/slime `slime/utils/types.py`), AReaL one for each token, in `versions` or `output_versions`.
 """
 
 from __future__ import annotations
@@ -18,13 +25,18 @@ import binascii
 import io
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tito_audit.formats._columns import EXPERTS, is_given, is_list, plain
+from tito_audit.record.arrays import Ids
 from tito_audit.record.beside import NOTHING_BESIDE, BesideTokens, KeptSets, Routing, Unfit
+from tito_audit.record.by_name import WEIGHTS, WeightSpans, spans_of_versions, version_of_tokens
+from tito_audit.record.rollout import Padding, TrainingRow
 
 _START = ("routed_experts_start_len", "routed_experts_prompt_start")
 _COUNT = ("num_experts", "n_routed_experts", "num_local_experts")
@@ -52,7 +64,21 @@ def beside_of(*holders: Mapping[str, Any]) -> BesideTokens:
             values = {name: holder[name] for name in _READ if name in holder and is_given(holder[name])} | values
     if not values:
         return NOTHING_BESIDE
-    parts = [*(_routing(name, values) for name in EXPERTS if values.get(name, "") != ""), *_kept_sets(values)]
+    parts: list[Routing | KeptSets | Unfit] = []
+    for name in EXPERTS:
+        if values.get(name, "") != "":
+            value, array = values[name], _array(values[name])
+            starts, counts = (
+                [values[key] for key in keys if type(values.get(key)) is int] for keys in (_START, _COUNT)
+            )
+            start = (
+                value["start"] if isinstance(value, dict | Mapping) and type(value.get("start")) is int else None
+            )
+            if isinstance(array, str):
+                parts.append(Unfit(name, array, experts=True, wrong=array != _UNKNOWN))
+            else:
+                parts.append(Routing(name, array, [*starts, 0][0] if start is None else start, [*counts, None][0]))
+    parts += _kept_sets(values)
     return BesideTokens(
         tuple(part for part in parts if isinstance(part, Routing)),
         tuple(part for part in parts if isinstance(part, KeptSets)),
@@ -70,29 +96,35 @@ def beside_of(*holders: Mapping[str, Any]) -> BesideTokens:
     )
 
 
-def _routing(name: str, values: Mapping[str, Any]) -> Routing | Unfit:
-    value = values[name]
-    array, start = _array(value), next((values[key] for key in _START if type(values.get(key)) is int), 0)
-    count = next((values[key] for key in _COUNT if type(values.get(key)) is int), None)
-    if isinstance(array, str):
-        return Unfit(name, array, experts=True, wrong=array != _UNKNOWN)
-    if isinstance(value, dict | Mapping) and type(value.get("start")) is int:
-        start = value["start"]
-    return Routing(name, array, start, count)
-
-
 _UNKNOWN = "in a form that is not known"
 
 
 def _array(value: Any) -> NDArray[np.integer[Any]] | str:
     """Whole numbers in any of the forms; else why they are none, in words."""
     if isinstance(value, str):
-        return _packed(value)
-    if isinstance(value, dict | Mapping):
-        shape, data = value.get("shape"), value.get("data")
-        if not is_list(shape) or value.get("dtype", "uint8") not in _WIRE or not isinstance(data, str | bytes):
+        # In base64: with NeMo-RL's envelope, as a `.npy` file, or SGLang's int32 without a shape.
+        parts = value.split(":", 3)
+        if parts[0] == "nrlre1" and len(parts) == 4:
+            sides = parts[2].split("x")
+            if parts[1] not in _WIRE or not all(side.isdecimal() for side in sides):
+                return _UNKNOWN
+            return _shaped(parts[3], parts[1], [int(side) for side in sides])
+        try:
+            data = base64.b64decode(value, validate=True)
+        except (binascii.Error, ValueError):
             return _UNKNOWN
-        return _shaped(data, str(value.get("dtype", "uint8")), [int(side) for side in shape])
+        if data[:6] == b"\x93NUMPY":
+            try:
+                array = np.load(io.BytesIO(data), allow_pickle=False)
+            except (ValueError, EOFError, OSError):
+                return "a `.npy` file that cannot be read"
+            return array if array.dtype.kind in "iu" and array.ndim in (2, 3) else _UNKNOWN
+        return np.frombuffer(data, "<i4") if len(data) and not len(data) % 4 else _UNKNOWN
+    if isinstance(value, dict | Mapping):
+        shape, wire, dtype = value.get("shape"), value.get("data"), value.get("dtype", "uint8")
+        if not is_list(shape) or dtype not in _WIRE or not isinstance(wire, str | bytes):
+            return _UNKNOWN
+        return _shaped(wire, str(dtype), [int(side) for side in shape])
     if not is_list(value):
         return _UNKNOWN
     try:
@@ -105,27 +137,6 @@ def _array(value: Any) -> NDArray[np.integer[Any]] | str:
 def _nested(value: Any) -> Any:
     """The same with lists in place of arrays, as tables have them inside of lists."""
     return [_nested(entry) for entry in plain(value)] if is_list(value) else value
-
-
-def _packed(text: str) -> NDArray[np.integer[Any]] | str:
-    """An array in base64: with NeMo-RL's envelope, as a `.npy` file, or SGLang's int32 without a shape."""
-    parts = text.split(":", 3)
-    if parts[0] == "nrlre1" and len(parts) == 4:
-        sides = parts[2].split("x")
-        if parts[1] not in _WIRE or not all(side.isdecimal() for side in sides):
-            return _UNKNOWN
-        return _shaped(parts[3], parts[1], [int(side) for side in sides])
-    try:
-        data = base64.b64decode(text, validate=True)
-    except (binascii.Error, ValueError):
-        return _UNKNOWN
-    if data[:6] == b"\x93NUMPY":
-        try:
-            array = np.load(io.BytesIO(data), allow_pickle=False)
-        except (ValueError, EOFError, OSError):
-            return "a `.npy` file that cannot be read"
-        return array if array.dtype.kind in "iu" and array.ndim in (2, 3) else _UNKNOWN
-    return np.frombuffer(data, "<i4") if len(data) and not len(data) % 4 else _UNKNOWN
 
 
 def _shaped(data: str | bytes, dtype: str, shape: list[int]) -> NDArray[np.integer[Any]] | str:
@@ -167,3 +178,118 @@ def _sets(name: str, ids: Any, offsets: Any) -> KeptSets | Unfit:
         because = f"{len(flat):,} ids, and their offsets go from {edges[0]} to {edges[-1]}"
         return Unfit(name, because, experts=False, wrong=True)
     return KeptSets(name, flat, edges)
+
+
+# Versions of the weights: a name, names, spans of tokens, or a version for each token
+
+
+def weight_versions(entry: Mapping[str, Any]) -> tuple[str, ...]:
+    """The weight versions that a call names; () if it names none."""
+    value = entry.get(WEIGHTS, entry.get("weight_version"))
+    if value is None:
+        return ()
+    spans = version_spans(value)
+    if spans:
+        return tuple(dict.fromkeys(version for version, _, _ in spans))
+    return tuple(str(version) for version in value) if is_list(value) else (str(value),)
+
+
+def spans_of(entry: Mapping[str, Any], completion_ids: Ids | None) -> WeightSpans:
+    """The spans of a call that names some; () if it names none."""
+    if WEIGHTS not in entry:
+        return ()
+    return version_spans(entry[WEIGHTS], 0 if completion_ids is None else len(completion_ids))
+
+
+def version_spans(value: object, tokens: int = 0) -> WeightSpans:
+    """Versions with their tokens `[start, end)`; () if none are named.
+
+    They are objects or triples, in one list or in a list for each call. A list of as many versions as `tokens`
+    that repeats some of them has one for each token.
+    """
+    if not is_list(value):
+        return ()
+    entries = plain(value)
+    if len(entries) == tokens > len(set(map(str, entries))) and all(isinstance(v, str | int) for v in entries):
+        cuts = [0, *(at for at in range(1, tokens) if entries[at] != entries[at - 1]), tokens]
+        return tuple((str(entries[a]), a, b) for a, b in pairwise(cuts) if str(entries[a]) != "-1")
+    spans = tuple(_spans(entries))
+    return () if None in spans else tuple(span for span in spans if span is not None)
+
+
+def _spans(entries: list[Any]) -> Iterator[tuple[str, int, int] | None]:
+    """The spans in a list, None for what is none; a call may have no spans."""
+    for entry in entries:
+        span, inner = _span(entry), entry.get("spans") if isinstance(entry, dict | Mapping) else entry
+        if span is not None or not is_list(inner):
+            yield span
+        else:
+            yield from _spans(plain(inner))
+
+
+def _span(entry: object) -> tuple[str, int, int] | None:
+    if isinstance(entry, dict | Mapping):
+        if "version" not in entry:
+            return _span(entry.get("spans"))
+        entry = [entry["version"], *(entry.get(name, entry.get(f"abs_{name}")) for name in ("start", "end"))]
+    if not isinstance(entry, list) or len(entry) != 3 or any(type(at) is not int for at in entry[1:]):
+        return None
+    version, start, end = entry
+    return (str(version), start, end) if 0 <= start <= end else None
+
+
+def version_of_row(row: Mapping[str, Any], trained: TrainingRow | None) -> TrainingRow | None:
+    """The training row with the version of each token, if `weight_versions` are spans of its tokens."""
+    spans = version_spans(row.get(WEIGHTS)) if WEIGHTS in row and trained is not None else ()
+    if trained is None or not spans or trained.padding != Padding():
+        return trained
+    size, by = len(trained.token_ids), _offset(spans, trained)
+    inside = ((version, start + by, min(end + by, size)) for version, start, end in spans if start + by < size)
+    return replace(trained, columns=(*trained.columns, version_of_tokens(inside, size)))
+
+
+def spans_as_logged(original: Any, before: TrainingRow, after: TrainingRow) -> Any:
+    """The spans of a row at their new tokens, in the log's form; null if no version is known any more.
+
+    With a list for each call, spans side by side are of one call.
+    """
+    column = next(column for column in after.columns if column.name == WEIGHTS)
+    relative = _offset(version_spans(original), before) > 0
+    by = _start(after) if relative else 0
+    first = leaf = plain(original)[0]
+    while not isinstance(leaf, dict | Mapping) or "version" not in leaf:
+        inner = leaf.get("spans") if isinstance(leaf, dict | Mapping) else leaf
+        if _span(inner) is not None or not is_list(inner) or not len(inner):
+            break
+        leaf = plain(inner)[0]
+    objects = isinstance(leaf, dict | Mapping) and "version" in leaf
+    ends = ("start", "end") if "start" in leaf else ("abs_start", "abs_end")
+    calls: list[list[Any]] = []
+    last = -1
+    for version, start, end in spans_of_versions(column.values):
+        if start != last:
+            calls.append([])
+        last = end
+        span = [version, start - by, end - by]
+        calls[-1].append(dict(zip(("version", *ends), span, strict=True)) if objects else span)
+    if not calls:
+        return None
+    if isinstance(first, dict | Mapping) and "version" not in first:
+        return [{"spans": call} for call in calls]
+    return [span for call in calls for span in call] if _span(first) is not None else calls
+
+
+def _offset(spans: WeightSpans, row: TrainingRow) -> int:
+    """The token from which spans count: the first of the row, or that of its response, whichever puts more of them
+    on trained tokens."""
+    trained = np.ones(len(row.token_ids), np.bool_) if row.loss_mask is None else row.loss_mask
+    start = _start(row)
+    covered = [sum(int(trained[a + by : b + by].sum()) for _, a, b in spans) for by in (0, start)]
+    return start if covered[1] > covered[0] else 0
+
+
+def _start(row: TrainingRow) -> int:
+    """Where the response of a row begins."""
+    if row.prompt_length is not None:
+        return row.prompt_length
+    return 0 if row.loss_mask is None else int(row.loss_mask.argmax())

@@ -113,21 +113,26 @@ def threads(exchanges: Sequence[Sequence[LoggedCall]]) -> list[list[LoggedCall]]
     Calls with other models, tools or template arguments belong to another agent. Of several choices, the one
     that a later call was sent (else the first) continues the conversation; each other one is a thread by itself.
     """
+
+    def context(call: LoggedCall) -> tuple[Any, ...]:
+        return call.stated.model, call.stated.attempt, call.tools, call.template_kwargs
+
     lines: list[list[Sequence[LoggedCall]]] = []
     for exchange in exchanges:
         if not exchange:
             continue
-        line = next((line for line in lines if _context(line[0][0]) == _context(exchange[0])), None)
+        line = next((line for line in lines if context(line[0][0]) == context(exchange[0])), None)
         if line is None:
             lines.append(line := [])
         line.append(exchange)
     main: list[list[LoggedCall]] = []
     alternatives: list[list[LoggedCall]] = []
     for line in lines:
-        continued = [_continued(exchange, line[number + 1 :]) for number, exchange in enumerate(line)]
-        main.append([exchange[k] for exchange, k in zip(line, continued, strict=True)])
-        for exchange, k in zip(line, continued, strict=True):
-            alternatives += [[call] for n, call in enumerate(exchange) if n != k]
+        main.append([])
+        for number, exchange in enumerate(line):
+            at = _continued(exchange, line[number + 1 :])
+            main[-1].append(exchange[at])
+            alternatives += [[call] for n, call in enumerate(exchange) if n != at]
     return [*main, *alternatives]
 
 
@@ -154,17 +159,11 @@ def part_of(calls: Sequence[LoggedCall], place: Place, name: str, stated: Stated
     return Thread(replace(rollout, turns=tuple(reversed(turns))), tuple(call.source for call in calls))
 
 
-def _context(call: LoggedCall) -> tuple[Any, ...]:
-    return call.stated.model, call.stated.attempt, call.tools, call.template_kwargs
-
-
 def _continued(exchange: Sequence[LoggedCall], after: Sequence[Sequence[LoggedCall]]) -> int:
-    if len(exchange) == 1:
-        return 0
-    for number, call in enumerate(exchange):
-        if call.answer is None or not call.prompt:
-            continue
-        conversation = (*call.prompt, call.answer)
-        if any(same_messages(later[0].prompt[: len(conversation)], conversation) for later in after):
-            return number
+    """The first choice whose answer a later call was sent; else the first."""
+    for number, call in enumerate(exchange if len(exchange) > 1 else ()):
+        if call.answer is not None and call.prompt:
+            conversation = (*call.prompt, call.answer)
+            if any(same_messages(later[0].prompt[: len(conversation)], conversation) for later in after):
+                return number
     return 0

@@ -9,7 +9,7 @@ from typing import Any
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Row
-from tito_audit.formats._beside import BESIDE, beside_of
+from tito_audit.formats._beside import BESIDE, beside_of, spans_of, version_spans, weight_versions
 from tito_audit.formats._columns import (
     EXPERTS,
     FLAT_IDS,
@@ -29,7 +29,6 @@ from tito_audit.formats._columns import (
     same_ids,
 )
 from tito_audit.formats._update import Copy, added_column, call_counts, with_copies, with_counts, with_values
-from tito_audit.formats._versions import spans_of, version_spans, weight_versions
 from tito_audit.record.arrays import Ids, Logprobs, empty_ids
 from tito_audit.record.beside import NOTHING_BESIDE
 from tito_audit.record.build import call_columns
@@ -194,15 +193,33 @@ def updated_call(
     """
     now = {column.name: column.values for column in after.columns}
     columns: dict[str, Any] = {}
-    for old in before.columns:
-        original, values = entry[old.name], now.get(old.name)
-        if values is not None and old.role is ColumnRole.LOGPROBS and is_nested(original):
-            columns[old.name] = logprobs_as_logged(values, original)
+    for column in before.columns:
+        original, values = entry[column.name], now.get(column.name)
+        if values is not None and column.role is ColumnRole.LOGPROBS and is_nested(original):
+            columns[column.name] = logprobs_as_logged(values, original)
         else:
-            columns[old.name] = as_logged(values, original)
+            columns[column.name] = as_logged(values, original)
     names_before = {column.name for column in before.columns}
     columns |= {new.name: added_column(entry, new) for new in after.columns if new.name not in names_before}
-    return _with_prompt(with_values(entry, columns), before, after, skip)
+    # The new prompt in every copy that the call holds, and its counts.
+    entry = with_values(entry, columns)
+    old, new = before.prompt_ids, after.prompt_ids
+    if same_ids(old, new):
+        return entry
+    names = [name for name in _ENTRY_PROMPT if name not in skip]
+    name = first_filled(entry, names)
+    if name is None or new is None:
+        raise RecordError("the call has no column for the ids of its prompt")
+    # Where the completion has the same ids, as placeholders do, only a name tells the two apart.
+    repeats = names if same_ids(old, before.completion_ids) else {*names, *_ID_NAMES}
+    copies = [] if old is None else [Copy(old, new, {*repeats} - {*skip})]
+    if before.seen_ids is not None and after.seen_ids is not None:
+        copies.append(Copy(before.seen_ids, after.seen_ids, _ID_NAMES - {*skip}))
+    copied: Mapping[str, Any] = with_copies(entry, copies, skip)
+    # Experts are those of the old prompt too; sets of kept tokens are of the completion alone.
+    gone = {key: None for key in EXPERTS if entry.get(key) is not None}
+    written = with_values(copied, {name: as_logged(new, entry[name]), **gone})
+    return with_counts(written, call_counts(before, after))
 
 
 def answer_indices(messages: Sequence[Message], calls: int) -> list[int | None]:
@@ -269,27 +286,6 @@ def same_messages(left: Sequence[Message], right: Sequence[Message]) -> bool:
 def seen_by_template(message: Message) -> object:
     """What a template reads of a message."""
     return message.role, message.text, message.reasoning, message.tool_calls
-
-
-def _with_prompt(entry: Mapping[str, Any], before: Turn, after: Turn, skip: Collection[str]) -> Mapping[str, Any]:
-    """The call with its new prompt in every copy that it holds, and its counts updated."""
-    old, new = before.prompt_ids, after.prompt_ids
-    if same_ids(old, new):
-        return entry
-    names = [name for name in _ENTRY_PROMPT if name not in skip]
-    name = first_filled(entry, names)
-    if name is None or new is None:
-        raise RecordError("the call has no column for the ids of its prompt")
-    # Where the completion has the same ids, as placeholders do, only a name tells the two apart.
-    repeats = names if same_ids(old, before.completion_ids) else {*names, *_ID_NAMES}
-    copies = [] if old is None else [Copy(old, new, {*repeats} - {*skip})]
-    if before.seen_ids is not None and after.seen_ids is not None:
-        copies.append(Copy(before.seen_ids, after.seen_ids, _ID_NAMES - {*skip}))
-    copied: Mapping[str, Any] = with_copies(entry, copies, skip)
-    # Experts are those of the old prompt too; sets of kept tokens are of the completion alone.
-    gone = {key: None for key in EXPERTS if entry.get(key) is not None}
-    written = with_values(copied, {name: as_logged(new, entry[name]), **gone})
-    return with_counts(written, call_counts(before, after))
 
 
 _GROUPS = ("group", "group_id", "group_index")
@@ -490,17 +486,7 @@ def with_sampling(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Rollout]:
     with_trainer = [versions_and_trainers(rollout)[1] for rollout in rollouts]
     if not any(with_trainer):
         return rollouts
-    settings = _sampling_of(row)
-    if not settings:
-        return rollouts
-    return [
-        replace(rollout, stated=rollout.stated.with_facts(**{SAMPLING: settings})) if compared else rollout
-        for rollout, compared in zip(rollouts, with_trainer, strict=True)
-    ]
-
-
-def _sampling_of(row: Row) -> dict[str, float]:
-    """What the row says, or what all of its calls say alike."""
+    # What the row says, or what all of its calls say alike.
     settings = _sampling_in(row, 2)
     lists = (value for name in CALL_LISTS if isinstance(value := row.get(name), list | tuple))
     calls = [
@@ -515,7 +501,12 @@ def _sampling_of(row: Row) -> dict[str, float]:
             settings.pop(name, None)  # calls that were sampled in several ways
         elif values and (value := values.pop()) is not None:
             settings[name] = value
-    return settings
+    if not settings:
+        return rollouts
+    return [
+        replace(rollout, stated=rollout.stated.with_facts(**{SAMPLING: settings})) if compared else rollout
+        for rollout, compared in zip(rollouts, with_trainer, strict=True)
+    ]
 
 
 def _sampling_in(holder: Mapping[str, Any], deep: int) -> dict[str, float]:

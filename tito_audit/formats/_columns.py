@@ -331,21 +331,20 @@ def alternatives(logged: Any) -> tuple[tuple[float, ...], ...]:
             tokens = logged.get("top_logprobs")
     if not is_list(tokens) or not len(tokens) or isinstance(tokens[0], int | float):
         return ()
-    likeliest = (_values(token) for token in tokens[:_FIRST])
-    return tuple(values for values in likeliest if len(values) > 1)
-
-
-def _values(top: Any) -> tuple[float, ...]:
-    entries: Iterable[Any] = ()
-    if isinstance(top, dict | Mapping):
-        entries = list(top.values())[:_MOST]
-    elif is_list(top):
-        part: Raw = top[:_MOST]
-        # SGLang's [logprob, id, text] and [logprob, id] are one token, not alternatives.
-        if len(part) not in (2, 3) or not isinstance(part[1], int):
-            entries = [entry.get("logprob") if isinstance(entry, Mapping) else entry for entry in part]
-    numbers = {float(entry) for entry in entries if isinstance(entry, int | float) and not isinstance(entry, bool)}
-    return tuple(sorted(numbers, reverse=True))
+    likeliest: list[tuple[float, ...]] = []
+    for top in tokens[:_FIRST]:
+        entries: Iterable[Any] = ()
+        if isinstance(top, dict | Mapping):
+            entries = list(top.values())[:_MOST]
+        elif is_list(top):
+            part: Raw = top[:_MOST]
+            # SGLang's [logprob, id, text] and [logprob, id] are one token, not alternatives.
+            if len(part) not in (2, 3) or not isinstance(part[1], int):
+                entries = [entry.get("logprob") if isinstance(entry, Mapping) else entry for entry in part]
+        numbers = {float(n) for n in entries if isinstance(n, int | float) and not isinstance(n, bool)}
+        if len(numbers) > 1:
+            likeliest.append(tuple(sorted(numbers, reverse=True)))
+    return tuple(likeliest)
 
 
 def as_logged(values: NDArray[Any] | Sequence[Any] | None, original: Any) -> Any:
@@ -373,7 +372,18 @@ def as_logged(values: NDArray[Any] | Sequence[Any] | None, original: Any) -> Any
         if len(array) != len(new) or not np.array_equal(array, np.array(new)):
             raise RecordError(f"a column of {dtype} in this table cannot hold the repaired values")
         return array
-    return _as_list(new, list(original) if is_list(original) else [])
+    old = list(original) if is_list(original) else []
+    if any(isinstance(value, float) and value != value for value in old):
+        return new
+    new = [None if is_unknown(value) else value for value in new]
+    kinds = {type(value) for value in old} - {type(None)}
+    if kinds == {bool}:
+        return [value if value is None else bool(value) for value in new]
+    if kinds == {float}:
+        return [float(value) if type(value) is int else value for value in new]
+    if int in kinds and not any(isinstance(value, float) and value.is_integer() for value in old):
+        return [as_whole(value) for value in new]
+    return new
 
 
 def literal(value: Any) -> Any:
@@ -414,20 +424,6 @@ def same_floats(left: NDArray[Any] | None, right: NDArray[Any] | None) -> bool:
     return left is right or (
         left is not None and right is not None and np.array_equal(left, right, equal_nan=True)
     )
-
-
-def _as_list(new: list[Any], old: list[Any]) -> list[Any]:
-    if any(isinstance(value, float) and value != value for value in old):
-        return new
-    plain = [None if is_unknown(value) else value for value in new]
-    kinds = {type(value) for value in old} - {type(None)}
-    if kinds == {bool}:
-        return [value if value is None else bool(value) for value in plain]
-    if kinds == {float}:
-        return [float(value) if type(value) is int else value for value in plain]
-    if int in kinds and not any(isinstance(value, float) and value.is_integer() for value in old):
-        return [as_whole(value) for value in plain]
-    return plain
 
 
 def _equal(a: Any, b: Any) -> bool:
@@ -503,11 +499,22 @@ def rescored(value: Any, *, layout: Layout, old: Logprobs, new: Logprobs, ids: I
     """
     if layout is Layout.PLAIN:
         return as_logged(new, value)
-    if layout is Layout.ENTRIES:
-        return _entries(value, old, new)
-    if layout is Layout.TRIPLES:
-        return _triples(value, old, new, ids)
-    # The parallel lists of a completion's logprobs, rescored.
+    if layout is not Layout.PARALLEL:
+        # Objects with a `logprob`, or `[logprob, id, text]` triples.
+        objects = layout is Layout.ENTRIES
+        if len(new) != len(old):
+            also = [] if objects or ids is None else [([int(entry[1]) for entry in value], ids.tolist())]
+            start = _kept_from(old, new, also)
+            return list(value[start : start + len(new)])
+        was = [entry.get("logprob") if objects else entry[0] if filled(entry) else None for entry in value]
+        scores = as_logged(new, was)
+        if objects and scores is was:
+            return value
+        return [
+            entry if score == before or (is_unknown(score) and is_unknown(before)) else _scored(entry, score)
+            for entry, score, before in zip(value, scores, was, strict=True)
+        ]
+    # The parallel lists of a completion's logprobs.
     if len(new) == len(old):
         return {**value, "token_logprobs": as_logged(new, value["token_logprobs"])}
     start = _kept_from(old, new, [])
@@ -519,36 +526,10 @@ def rescored(value: Any, *, layout: Layout, old: Logprobs, new: Logprobs, ids: I
     return {**value, **cut}
 
 
-def _entries(entries: Sequence[Any], old: Logprobs, new: Logprobs) -> Any:
-    """The list of objects with a `logprob` each, rescored."""
-    if len(new) != len(old):
-        start = _kept_from(old, new, [])
-        return list(entries[start : start + len(new)])
-    was = [entry.get("logprob") for entry in entries]
-    values = as_logged(new, was)
-    if values is was:
-        return entries
-    return [
-        entry if value is before or (is_unknown(value) and is_unknown(before)) else {**entry, "logprob": value}
-        for entry, value, before in zip(entries, _kept_objects(values, was), was, strict=True)
-    ]
-
-
-def _triples(entries: Sequence[Any], old: Logprobs, new: Logprobs, completion: Ids | None) -> Any:
-    """The `[logprob, id, text]` entries, rescored; each keeps its id and text."""
-    if len(new) != len(old):
-        ids = [int(entry[1]) for entry in entries]
-        start = _kept_from(old, new, [] if completion is None else [(ids, completion.tolist())])
-        return list(entries[start : start + len(new)])
-    was = [entry[0] if filled(entry) else None for entry in entries]
-    values = _kept_objects(as_logged(new, was), was)
-    return [_scored(*each) for each in zip(entries, values, was, strict=True)]
-
-
-def _scored(entry: Any, value: Any, before: Any) -> Any:
-    """One triple with another logprob, still a list or an array."""
-    if value is before or (is_unknown(value) and is_unknown(before)):
-        return entry
+def _scored(entry: Any, value: Any) -> Any:
+    """One entry with another logprob; a triple is still a list or an array."""
+    if isinstance(entry, dict | Mapping):
+        return {**entry, "logprob": value}
     if not filled(entry):
         raise RecordError("a token's list of logprobs is empty and has no place for the sampled one")
     if isinstance(entry, np.ndarray) and entry.dtype.kind == "f":
@@ -570,8 +551,3 @@ def _kept_from(old: Logprobs, new: Logprobs, also: Sequence[tuple[list[int], lis
             f"{len(old)} logprobs should become {size}, and it is unclear which of the log's entries to drop"
         )
     return starts[0]
-
-
-def _kept_objects(values: Sequence[Any], was: Sequence[Any]) -> list[Any]:
-    """The new values, with the old object wherever the values are equal."""
-    return [before if value == before else value for value, before in zip(values, was, strict=True)]

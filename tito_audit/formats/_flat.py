@@ -10,7 +10,7 @@ import numpy as np
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Row
-from tito_audit.formats._beside import beside_of
+from tito_audit.formats._beside import beside_of, version_of_row
 from tito_audit.formats._calls import CALL_LOGPROBS, COMPLETION_IDS, PROMPT_IDS
 from tito_audit.formats._columns import (
     FLAT_IDS,
@@ -38,7 +38,6 @@ from tito_audit.formats._update import (
     with_counts,
     with_values,
 )
-from tito_audit.formats._versions import version_of_row
 from tito_audit.record.arrays import Ids, Mask, as_floats, empty_ids
 from tito_audit.record.build import SHARED, column_values, training_row
 from tito_audit.record.column import Alignment, ColumnRole, MaskEncoding, mask_encoding, trained_of
@@ -232,7 +231,6 @@ def updated_flat(
 
 
 def _split_ids(row: Row, before: TrainingRow, after: TrainingRow) -> dict[str, Any]:
-    """The columns of prompt ids and of response ids."""
     if same_ids(before.token_ids, after.token_ids) and same_ids(before.loss_mask, after.loss_mask):
         return {}
     prompt, response = first_filled(row, PROMPT_IDS), first_filled(row, COMPLETION_IDS)

@@ -366,7 +366,22 @@ def packed(row: Row) -> Samples | None:
 def _finished(ids: str, cuts: SampleRanges, old: Row, new: Row, samples: Sequence[Row]) -> Row:
     """The new row with the new boundaries of its samples, and its counts."""
     sizes = [len(sample[ids]) for sample in samples]
-    counted_row = with_values(new, _boundaries(old, cuts, sizes))
+    before = [end - start for start, end in cuts]
+    values: dict[str, Any] = {}
+    if sizes != before:
+        grown = np.cumsum([0, *(now - was for now, was in zip(sizes, before, strict=True))]).tolist()
+        for name in LENGTHS:
+            if is_list(old.get(name)):
+                left = iter(sizes)
+                values[name] = as_logged([next(left) if size else 0 for size in old[name]], old[name])
+        for name in BOUNDS:
+            if is_list(old.get(name)):
+                moved = {end: end + more for (_, end), more in zip(cuts, grown[1:], strict=True)}
+                last = grown[-1]
+                values[name] = as_logged(
+                    [moved.get(at, at + last if at > 0 else at) for at in old[name]], old[name]
+                )
+    counted_row = with_values(new, values)
     counted_row = with_counts(counted_row, total_counts(len(old[ids]), len(counted_row[ids])))
     again = packed(counted_row)
     if len(samples) > 1 and (again is None or [len(sample[again.ids]) for sample in again.rows] != sizes):
@@ -400,25 +415,6 @@ def _is_per_sample(value: Any, name: str, count: int) -> bool:
     if name in (*_CONVERSATIONS, "tools", *MASKS, *ROW_LOGPROBS, *FLAT_IDS):
         return all(entry is None or is_list(entry) for entry in value)
     return True
-
-
-def _boundaries(row: Row, cuts: SampleRanges, sizes: Sequence[int]) -> dict[str, Any]:
-    """The columns that say how long the samples are, for their new lengths."""
-    old = [end - start for start, end in cuts]
-    if list(sizes) == old:
-        return {}
-    grown = np.cumsum([0, *(new - before for new, before in zip(sizes, old, strict=True))]).tolist()
-    values: dict[str, Any] = {}
-    for name in LENGTHS:
-        if is_list(row.get(name)):
-            left = iter(sizes)
-            values[name] = as_logged([next(left) if size else 0 for size in row[name]], row[name])
-    for name in BOUNDS:
-        if is_list(row.get(name)):
-            moved = {end: end + more for (_, end), more in zip(cuts, grown[1:], strict=True)}
-            last = grown[-1]
-            values[name] = as_logged([moved.get(at, at + last if at > 0 else at) for at in row[name]], row[name])
-    return values
 
 
 # Where the samples begin and end, by whichever column of the row says so
@@ -495,7 +491,11 @@ def _by_positions(values: _Integers, name: str, row: Row, size: int) -> SampleRa
     if not visible.any():
         return None
     first, last = int(visible.argmax()), len(visible) - int(visible[::-1].argmax())
-    inner = _without_tail(values[first:last])
+    # The number repeated at their end is padding.
+    inner = values[first:last]
+    changes = np.flatnonzero(np.diff(inner))
+    end = int(changes[-1]) + 2 if len(changes) else 1
+    inner = inner if end == len(inner) else inner[: end - 1]
     starts = np.flatnonzero(inner == 0)
     if len(starts) < 2 or starts[0] != 0 or not ((np.diff(inner) == 1) | (inner[1:] == 0)).all():
         return None
@@ -516,7 +516,10 @@ def _by_segments(values: _Integers, name: str, row: Row, size: int) -> SampleRan
     if name == _WHOLE and values.max() < 2:
         return None
     edges = [0, *(np.flatnonzero(np.diff(values)) + 1).tolist(), size]
-    padding = {-1} | ({0} if values.min() == 0 and _is_zero_at_end(values) else set())
+    # Zeros are padding where they are only at the end, as packers write it that count from 1.
+    some = np.flatnonzero(values)
+    inner = values[some[0] : some[-1] + 1] if len(some) else values
+    padding = {-1, 0} if values.min() == 0 and values[0] != 0 and (inner != 0).all() else {-1}
     visible = _visible(row, size)
     runs = [
         (start, end)
@@ -559,21 +562,8 @@ def _between(bounds: list[int]) -> SampleRanges:
     return tuple((start, end) for start, end in pairwise(bounds) if start < end)
 
 
-def _without_tail(values: _Integers) -> _Integers:
-    """Positions without the number repeated at their end, which is padding."""
-    changes = np.flatnonzero(np.diff(values))
-    end = int(changes[-1]) + 2 if len(changes) else 1
-    return values if end == len(values) else values[: end - 1]
-
-
 def _is_lone(cut: tuple[int, int]) -> bool:
     return cut[1] - cut[0] == 1
-
-
-def _is_zero_at_end(values: _Integers) -> bool:
-    """Whether zeros are only at the end, where packers that count from 1 put padding."""
-    some = np.flatnonzero(values)
-    return bool(len(some)) and values[0] != 0 and bool((values[some[0] : some[-1] + 1] != 0).all())
 
 
 def _starts(cuts: SampleRanges) -> list[int]:

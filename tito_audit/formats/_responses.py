@@ -19,7 +19,7 @@ import numpy as np
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Row
-from tito_audit.formats._columns import as_objects, as_whole
+from tito_audit.formats._columns import as_objects, as_whole, is_list, plain
 from tito_audit.formats._update import object_at
 from tito_audit.record.arrays import Ids, as_ids
 from tito_audit.record.column import MovePolicy
@@ -85,10 +85,10 @@ def input_steps(params: Mapping[str, Any], where: str) -> list[MessageStep]:
     found_steps: list[MessageStep] = []
     instructions = params.get("instructions")
     if isinstance(instructions, str) and instructions:
-        found_steps.append(_step({"role": "system", "content": instructions}, (), where))
+        found_steps.append(MessageStep(as_message({"role": "system", "content": instructions}, where), ()))
     request_input = params.get("input")
     if isinstance(request_input, str):
-        found_steps.append(_step({"role": "user", "content": request_input}, (), where))
+        found_steps.append(MessageStep(as_message({"role": "user", "content": request_input}, where), ()))
     elif request_input is not None:
         found_steps.extend(steps(request_input, f"{where}.input"))
     return found_steps
@@ -109,13 +109,13 @@ def steps(items: object, where: str) -> list[MessageStep]:
         formed.extend(_calls(run, where))
         run = []
         if _type(item) in _KNOWN:
-            # The message of an item that a model did not write.
+            # A model did not write it.
             if _type(item) == "function_call_output":
                 content = _content(item.get("output"), where)
-                other_wire = {"role": "tool", "tool_call_id": item.get("call_id"), "content": content}
+                wire = {"role": "tool", "tool_call_id": item.get("call_id"), "content": content}
             else:
-                other_wire = {"role": item.get("role"), "content": _content(item.get("content"), where)}
-            formed.append(_step(other_wire, (item,), where))
+                wire = {"role": item.get("role"), "content": _content(item.get("content"), where)}
+            formed.append(MessageStep(as_message(wire, where), (item,)))
     return [*formed, *_calls(run, where)]
 
 
@@ -138,7 +138,16 @@ def chat_tools(tools: object, where: str) -> tuple[ToolSpec, ...]:
         raise RecordError(f"{where} is not a list of tools")
     if not all(isinstance(tool, Mapping) for tool in tools):
         raise RecordError(f"{where} holds something that is not a tool definition (an object)")
-    return tuple(_chat_tool(tool) for tool in tools)
+    chat: list[ToolSpec] = []
+    for tool in tools:
+        if (text_of(tool.get("type")) or "function") == "function" and not isinstance(
+            tool.get("function"), Mapping
+        ):
+            first = {key: tool[key] for key in ("name", "description", "parameters") if key in tool}
+            rest = {key: value for key, value in tool.items() if key not in (*first, "type", "strict")}
+            tool = {"type": "function", "function": {**first, **rest}}
+        chat.append(tool)
+    return tuple(chat)
 
 
 def lists_of_tokens(
@@ -169,9 +178,34 @@ def message_wire(message: Mapping[str, Any], dropped: Collection[str] = ()) -> d
 
 
 def _calls(run: Sequence[Item], where: str) -> Iterator[MessageStep]:
-    """One step for each call in a run of assistant items."""
     for group in _groups(run):
-        yield _step(_assistant_wire(group, where), tuple(group), where)
+        texts = []
+        for item in filter(_is_answer, group):
+            content = item.get("content")
+            if content is None or isinstance(content, str):
+                texts.append(content or "")
+                continue
+            if not isinstance(content, Sequence) or not all(isinstance(part, Mapping) for part in content):
+                raise RecordError(f"{where} holds an answer whose content is neither text nor a list of parts")
+            texts.append("".join(part["text"] for part in content if isinstance(part.get("text"), str)))
+        # The summary of a reasoning item, or its content if the server logs the texts there.
+        thoughts = [filled_list(i.get("summary"), i.get("content")) for i in group if _type(i) == "reasoning"]
+        parts = [part for thought in thoughts for part in thought if isinstance(part, Mapping)]
+        reasoning = [text for part in parts if (text := text_of(part.get("text"))) is not None]
+        calls = []
+        for item in group:
+            if _type(item) == "function_call":
+                if not isinstance(item.get("name"), str):
+                    raise RecordError(f"{where} holds a function_call without a name")
+                function = {"name": item["name"], "arguments": item.get("arguments")}
+                named = text_of(item.get("call_id"), item.get("id"))
+                calls.append({"id": named, "type": "function", "function": function})
+        wire: dict[str, Any] = {"role": "assistant", "content": "".join(texts) if texts or reasoning else None}
+        if reasoning:
+            wire["reasoning_content"] = "\n".join(reasoning)
+        if calls:
+            wire["tool_calls"] = calls
+        yield MessageStep(as_message(wire, where), tuple(group))
 
 
 def _groups(run: Sequence[Item]) -> Iterator[Sequence[Item]]:
@@ -195,69 +229,23 @@ def _groups(run: Sequence[Item]) -> Iterator[Sequence[Item]]:
         yield run[start:]
 
 
-def _step(wire: Mapping[str, Any], items: tuple[Item, ...], where: str) -> MessageStep:
-    return MessageStep(as_message(wire, where), items)
-
-
-def _assistant_wire(group: Sequence[Item], where: str) -> dict[str, Any]:
-    """The assistant message of one call."""
-    texts = [_answer_text(item, where) for item in group if _is_answer(item)]
-    # The summary of a reasoning item, or its content if the server logs the texts there.
-    thoughts = [filled_list(i.get("summary"), i.get("content")) for i in group if _type(i) == "reasoning"]
-    parts = [part for thought in thoughts for part in thought if isinstance(part, Mapping)]
-    reasoning = [text for part in parts if (text := text_of(part.get("text"))) is not None]
-    calls = []
-    for item in group:
-        if _type(item) == "function_call":
-            if not isinstance(item.get("name"), str):
-                raise RecordError(f"{where} holds a function_call without a name")
-            function = {"name": item["name"], "arguments": item.get("arguments")}
-            named = text_of(item.get("call_id"), item.get("id"))
-            calls.append({"id": named, "type": "function", "function": function})
-    wire: dict[str, Any] = {"role": "assistant", "content": "".join(texts) if texts or reasoning else None}
-    if reasoning:
-        wire["reasoning_content"] = "\n".join(reasoning)
-    if calls:
-        wire["tool_calls"] = calls
-    return wire
-
-
 def _content(value: object, where: str) -> object:
     """Content parts in chat form; text-only parts become one string, as servers join them for templates."""
     if not isinstance(value, Sequence) or isinstance(value, str):
         return value
     if not all(isinstance(part, Mapping) for part in value):
         raise RecordError(f"{where} holds content that is neither text nor a list of parts")
-    parts = [_chat_part(part) for part in value]
+    parts: list[Mapping[str, Any]] = []
+    for part in value:
+        kind = text_of(part.get("type"))
+        if kind in ("input_text", "output_text", "text") and isinstance(part.get("text"), str):
+            part = {"type": "text", "text": part["text"]}
+        elif kind == "input_image":
+            part = {"type": "image_url", "image_url": {"url": part.get("image_url")}}
+        parts.append(part)
     if all(text_of(part.get("type")) == "text" and isinstance(part.get("text"), str) for part in parts):
         return "\n".join(part["text"] for part in parts)
     return parts
-
-
-def _chat_part(part: Mapping[str, Any]) -> Mapping[str, Any]:
-    kind = text_of(part.get("type"))
-    if kind in ("input_text", "output_text", "text") and isinstance(part.get("text"), str):
-        return {"type": "text", "text": part["text"]}
-    if kind == "input_image":
-        return {"type": "image_url", "image_url": {"url": part.get("image_url")}}
-    return part
-
-
-def _answer_text(item: Item, where: str) -> str:
-    content = item.get("content")
-    if content is None or isinstance(content, str):
-        return content or ""
-    if not isinstance(content, Sequence) or not all(isinstance(part, Mapping) for part in content):
-        raise RecordError(f"{where} holds an answer whose content is neither text nor a list of parts")
-    return "".join(part["text"] for part in content if isinstance(part.get("text"), str))
-
-
-def _chat_tool(tool: Mapping[str, Any]) -> ToolSpec:
-    if (text_of(tool.get("type")) or "function") != "function" or isinstance(tool.get("function"), Mapping):
-        return tool
-    first = {key: tool[key] for key in ("name", "description", "parameters") if key in tool}
-    rest = {key: value for key, value in tool.items() if key not in (*first, "type", "strict")}
-    return {"type": "function", "function": {**first, **rest}}
 
 
 def _type(item: Item) -> str:
@@ -279,10 +267,8 @@ FLOOR = -9999.0
 """What OpenAI-style servers write for an unavailable logprob."""
 
 _REQUEST_KEYS = ("request", "input")
-_RESPONSE_KEYS = ("response", "output")
 _CHOICE_KEYS = ("message", "delta", "token_ids", "logprobs", "finish_reason", "meta_info")
 _TOKEN_ID = re.compile(r"token_id:(\d+)")
-_TOKEN_ID_START = "token_id:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,7 +304,7 @@ def exchange(row: Row) -> Exchange | None:
     if _is_response(row):
         key_of_request = next((key for key in _REQUEST_KEYS if isinstance(row.get(key), Mapping)), None)
         return _exchange(row, key_of_request, {(): row})
-    for key in _RESPONSE_KEYS:
+    for key in ("response", "output"):
         answers = _responses(row.get(key), key)
         if answers:
             key_of_request = next((k for k in (*_REQUEST_KEYS, "body") if isinstance(row.get(k), Mapping)), None)
@@ -329,7 +315,16 @@ def exchange(row: Row) -> Exchange | None:
 
 def _exchange(row: Row, holder: str | None, answers: Mapping[Path, Mapping[str, Any]]) -> Exchange:
     """The answers with the request under the key `holder`; if that is None, the row itself is the request."""
-    request, paths = _request(row if holder is None else row[holder], () if holder is None else (holder,))
+    request: Mapping[str, Any] = row if holder is None else row[holder]
+    path: Path = () if holder is None else (holder,)
+    # Taken out of an HTTP wrapper, with what clients send as `extra_body`.
+    body = request.get("body")
+    if isinstance(body, Mapping) and not _is_response(body):
+        request, path = body, (*path, "body")
+    extra = request.get("extra_body")
+    paths: tuple[Path, ...] = (path,)
+    if isinstance(extra, Mapping):
+        request, paths = {**extra, **request}, (path, (*path, "extra_body"))
     return Exchange(request, tuple(answers.values()), paths, tuple(answers))
 
 
@@ -365,12 +360,15 @@ def has_server_ids(logged: Exchange) -> bool:
     """True if an answer has ids where vLLM puts them: in their own list, or as token strings."""
     if any(response.get("prompt_token_ids") is not None for response in logged.responses):
         return True
-    return any(
-        choice.get("token_ids") is not None
-        or choice.get("prompt_token_ids") is not None
-        or _is_token_id(_first_token(choice))
-        for choice in _first_choices(logged)
-    )
+    for choice in _first_choices(logged):
+        logprobs = object_at(choice, "logprobs")
+        first = object_at(logprobs, "content", 0)
+        tokens = [first.get("token")] if first else logprobs.get("tokens")
+        if choice.get("token_ids") is not None or choice.get("prompt_token_ids") is not None:
+            return True
+        if isinstance(tokens, list | tuple) and tokens and _is_token_id(tokens[0]):
+            return True
+    return False
 
 
 def has_nvext_ids(logged: Exchange) -> bool:
@@ -403,7 +401,7 @@ def generated(choice: Mapping[str, Any], response: Mapping[str, Any] | None = No
             where = ".".join(map(str, (*path, "completion_token_ids")))
             copies[where] = as_ids(part["completion_token_ids"], where)
     if strings and all(_is_token_id(string) for string in strings):
-        copies[name] = as_ids([int(string[len(_TOKEN_ID_START) :]) for string in strings], name)
+        copies[name] = as_ids([int(string.removeprefix("token_id:")) for string in strings], name)
     if scores is not None:
         copies["meta_info.output_token_logprobs"] = as_ids([token for _, token in scores], "token id")
     logprobs: tuple[str, Sequence[Any]] | None = (name, values) if values is not None else None
@@ -421,7 +419,18 @@ def token_texts(logprobs: object) -> tuple[TokenText, ...] | None:
     """Tokens as strings and bytes, from a chat answer's entries or a completion's parallel lists."""
     entries = logprobs.get("content") if isinstance(logprobs, Mapping) else logprobs
     if isinstance(entries, list | tuple) and entries:
-        return tuple(_token_text(entry) for entry in entries)
+        texts = []
+        for entry in entries:
+            if not isinstance(entry, Mapping) or not isinstance(entry.get("token"), str):
+                raise RecordError("logprobs.content holds an entry that is not a token: an object with `token`")
+            data = entry.get("bytes")
+            if data is not None:
+                try:
+                    data = bytes(int(value) for value in data)
+                except (TypeError, ValueError, OverflowError):
+                    raise RecordError("logprobs.content holds `bytes` that are not numbers below 256") from None
+            texts.append(TokenText(entry["token"], data, _number(entry.get("logprob"))))
+        return tuple(texts)
     tokens = _plain(logprobs.get("tokens")) if isinstance(logprobs, Mapping) else None
     if tokens is None or not isinstance(logprobs, Mapping):
         return None
@@ -458,22 +467,7 @@ def logged_tokens(choice: Mapping[str, Any]) -> tuple[str, list[str], list[Any] 
 
 
 def _plain(value: object) -> list[Any] | None:
-    """A list or array as a list of plain values; None for anything else."""
-    if isinstance(value, np.ndarray):
-        return list(value.tolist())
-    return list(value) if isinstance(value, list | tuple) else None
-
-
-def _token_text(entry: object) -> TokenText:
-    if not isinstance(entry, Mapping) or not isinstance(entry.get("token"), str):
-        raise RecordError("logprobs.content holds an entry that is not a token: an object with `token`")
-    data = entry.get("bytes")
-    if data is not None:
-        try:
-            data = bytes(int(value) for value in data)
-        except (TypeError, ValueError, OverflowError):
-            raise RecordError("logprobs.content holds `bytes` that are not numbers below 256") from None
-    return TokenText(entry["token"], data, _number(entry.get("logprob")))
+    return plain(value) if is_list(value) else None
 
 
 def _number(value: object) -> float:
@@ -488,9 +482,9 @@ def scores_of(choice: Mapping[str, Any], name: str) -> list[tuple[Any, Any]] | N
     entries = object_at(choice, "meta_info").get(name)
     if not isinstance(entries, list | tuple):
         return None
-    plain = [_plain(entry) for entry in entries]
-    pairs = [(entry[0], as_whole(entry[1])) for entry in plain if entry is not None and len(entry) >= 2]
-    if len(pairs) != len(plain):
+    listed = [_plain(entry) for entry in entries]
+    pairs = [(entry[0], as_whole(entry[1])) for entry in listed if entry is not None and len(entry) >= 2]
+    if len(pairs) != len(listed):
         raise RecordError(f"meta_info.{name} is not a list of [logprob, token id, text]")
     return pairs
 
@@ -535,17 +529,6 @@ def _is_response(value: Mapping[str, Any]) -> bool:
     return "output_token_logprobs" in meta or "output_ids" in value or "text" in value
 
 
-def _request(value: Mapping[str, Any], path: Path) -> tuple[Mapping[str, Any], tuple[Path, ...]]:
-    """The request's fields, taken out of an HTTP wrapper, with what clients send as `extra_body`."""
-    body = value.get("body")
-    if isinstance(body, Mapping) and not _is_response(body):
-        value, path = body, (*path, "body")
-    extra = value.get("extra_body")
-    if isinstance(extra, Mapping):
-        return {**extra, **value}, (path, (*path, "extra_body"))
-    return value, (path,)
-
-
 def _first_choices(logged: Exchange) -> list[Mapping[str, Any]]:
     """The first choice of each answer, which is enough to recognize the server."""
     first = []
@@ -556,14 +539,6 @@ def _first_choices(logged: Exchange) -> list[Mapping[str, Any]]:
         elif len(listed) and isinstance(listed[0], Mapping):
             first.append(listed[0])
     return first
-
-
-def _first_token(choice: Mapping[str, Any]) -> object:
-    logged = object_at(choice, "logprobs")
-    if first := object_at(logged, "content", 0):
-        return first.get("token")
-    tokens = logged.get("tokens")
-    return tokens[0] if isinstance(tokens, list | tuple) and tokens else None
 
 
 def _is_token_id(value: object) -> bool:

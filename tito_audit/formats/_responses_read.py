@@ -11,7 +11,7 @@ import numpy as np
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
-from tito_audit.formats._beside import beside_of
+from tito_audit.formats._beside import beside_of, version_spans
 from tito_audit.formats._calls import real_name, stop_string, text_alone
 from tito_audit.formats._columns import alternatives, first_text
 from tito_audit.formats._responses import (
@@ -30,9 +30,8 @@ from tito_audit.formats._responses import (
     scores_of,
 )
 from tito_audit.formats._update import at, object_at, of_calls, plain_sources, same_as
-from tito_audit.formats._versions import version_spans
 from tito_audit.formats._writer import call_rows, logged_logprobs
-from tito_audit.record.arrays import Ids, Logprobs, as_ids, empty_ids
+from tito_audit.record.arrays import Ids, as_ids, empty_ids
 from tito_audit.record.build import call_columns
 from tito_audit.record.edits import Path
 from tito_audit.record.message import Message, as_message, as_messages, as_tools, without_arrays
@@ -126,10 +125,7 @@ def request_facts(request: Mapping[str, Any], response: Mapping[str, Any]) -> St
 
 def request_fields(request: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a Rollout that a chat request states: tools and template arguments."""
-    return {
-        "tools": as_tools(request.get("tools"), "request.tools"),
-        "template_kwargs": template_kwargs(request),
-    }
+    return {"tools": as_tools(request.get("tools"), "request.tools"), "template_kwargs": template_kwargs(request)}
 
 
 def template_kwargs(request: Mapping[str, Any]) -> dict[str, Any]:
@@ -212,11 +208,7 @@ def _turn(
 
 
 def _with_prompt(
-    turn: Turn,
-    request: Mapping[str, Any],
-    response: Mapping[str, Any],
-    choice: Mapping[str, Any],
-    number: int,
+    turn: Turn, request: Mapping[str, Any], response: Mapping[str, Any], choice: Mapping[str, Any], number: int
 ) -> Turn:
     """The turn with its prompt as ids and as text, wherever the log holds them."""
     prompt = request.get("prompt")
@@ -295,17 +287,37 @@ def choice_source(row: Row, logged: Exchange, above: Path, path: Path, turn: Tur
     holders = list(dict.fromkeys((above, path, *beside)))
     inner = [(*holder, part) if part else holder for holder in holders for part in _PARTS]
     inner = [place for place in inner if object_at(row, *place)]
+    # Every copy of the prompt: in the answer, the choice and the request, also if that has a batch of prompts.
+    prompts: list[Path] = []
+    for holder in dict.fromkeys((*holders, *logged.request_paths)):
+        for name in _PROMPT_KEYS if holder in logged.request_paths else _PROMPT_KEYS[:1]:
+            value = at(row, holder).get(name)
+            copies = {(*holder, name): value}
+            if isinstance(value, list) and name == "prompt" and not is_numbers(value):
+                copies = {(*holder, name, number): entry for number, entry in enumerate(value)}
+            prompts += [
+                place for place, ids in copies.items() if is_numbers(ids) and same_as(ids, turn.prompt_ids)
+            ]
+    # Every copy of the logprobs: OpenAI's entries, its parallel lists, SGLang's triples.
+    choice, recorded = at(row, path), logged_logprobs(turn)
+    scores, (name, _, values) = scores_of(choice, _SCORES), logged_tokens(choice)
+    logprobs = []
+    if scores is not None and same_as([value for value, _ in scores], recorded):
+        logprobs.append(Source((*path, "meta_info", _SCORES), Layout.TRIPLES))
+    if same_as(values, recorded):
+        entries = Source((*path, "logprobs", "content"), Layout.ENTRIES)
+        logprobs.append(entries if name == "logprobs.content" else Source((*path, "logprobs"), Layout.PARALLEL))
     return CallSource(
-        prompts=plain_sources(_prompts(row, logged, holders, turn.prompt_ids)),
+        prompts=plain_sources(prompts),
         logprobs=(
-            *_logprobs(at(row, path), path, logged_logprobs(turn)),
+            *logprobs,
             *plain_sources(
                 (*place, "completion_logprobs")
                 for place in beside
-                if same_as(at(row, place).get("completion_logprobs"), logged_logprobs(turn))
+                if same_as(at(row, place).get("completion_logprobs"), recorded)
             ),
         ),
-        columns={name: (Source((*path, name)),) for name in at(row, path)},
+        columns={name: (Source((*path, name)),) for name in choice},
         routing=tuple((*place, "routed_experts") for place in inner if "routed_experts" in at(row, place)),
         counters=tuple(map(Counter, inner)),
         scored=any(
@@ -314,30 +326,3 @@ def choice_source(row: Row, logged: Exchange, above: Path, path: Path, turn: Tur
             for holder in holders
         ),
     )
-
-
-def _prompts(row: Row, logged: Exchange, holders: Sequence[Path], prompt: Ids | None) -> Iterator[Path]:
-    """Every copy of the prompt: in the answer, the choice and the request, also if that has a batch of prompts."""
-    for holder in dict.fromkeys((*holders, *logged.request_paths)):
-        for name in _PROMPT_KEYS if holder in logged.request_paths else _PROMPT_KEYS[:1]:
-            value = at(row, holder).get(name)
-            if is_numbers(value):
-                if same_as(value, prompt):
-                    yield (*holder, name)
-            elif isinstance(value, list) and name == "prompt":
-                for number, entry in enumerate(value):
-                    if is_numbers(entry) and same_as(entry, prompt):
-                        yield (*holder, name, number)
-
-
-def _logprobs(choice: Mapping[str, Any], path: Path, logged: Logprobs | None) -> Iterator[Source]:
-    """Every copy of the logprobs: OpenAI's entries, its parallel lists, SGLang's triples."""
-    scores = scores_of(choice, _SCORES)
-    if scores is not None and same_as([value for value, _ in scores], logged):
-        yield Source((*path, "meta_info", _SCORES), Layout.TRIPLES)
-    name, _, values = logged_tokens(choice)
-    if same_as(values, logged):
-        if name == "logprobs.content":
-            yield Source((*path, "logprobs", "content"), Layout.ENTRIES)
-        else:
-            yield Source((*path, "logprobs"), Layout.PARALLEL)

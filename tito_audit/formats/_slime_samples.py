@@ -5,7 +5,6 @@ THUDM/slime and radixark/miles `utils/types.py` (`Sample`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -14,12 +13,11 @@ from numpy.typing import NDArray
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Row
-from tito_audit.formats._beside import beside_of
+from tito_audit.formats._beside import beside_of, version_of_row
 from tito_audit.formats._calls import COMPLETION_IDS, PROMPT_IDS
 from tito_audit.formats._columns import FLAT_IDS, flat_logprobs, ids_or_none, is_list, other_columns
 from tito_audit.formats._flat import updated_flat
 from tito_audit.formats._update import with_values
-from tito_audit.formats._versions import version_of_row
 from tito_audit.record.arrays import json_kind
 from tito_audit.record.build import training_row
 from tito_audit.record.column import Alignment, Column, ColumnRole, MovePolicy
@@ -37,33 +35,9 @@ _TOKEN_BOUND = {
 """Data from an engine or a teacher about exactly these tokens, which cannot be moved to others."""
 _NESTED = ("rollout_topk_token_ids", "rollout_topk_log_probs")
 """Lists of the top k, one per response token."""
-_OTHERS = (
-    "metadata",
-    "train_metadata",
-    "multimodal_inputs",
-    "multimodal_train_inputs",
-    "messages",
-    "tools",
-)
-_TAKEN = {
-    "tokens",
-    _MASK,
-    _LOGPROBS,
-    "weight_versions",
-    "attention_mask",
-    *_TOKEN_BOUND,
-    *_NESTED,
-    *_OTHERS,
-}
+_OTHERS = ("metadata", "train_metadata", "multimodal_inputs", "multimodal_train_inputs", "messages", "tools")
+_TAKEN = {"tokens", _MASK, _LOGPROBS, "weight_versions", "attention_mask", *_TOKEN_BOUND, *_NESTED, *_OTHERS}
 _TAKEN |= {*FLAT_IDS, *PROMPT_IDS, *COMPLETION_IDS}
-
-
-def fits_response(row: Row) -> bool:
-    """False if the loss mask covers all tokens rather than the response."""
-    tokens, mask, length = row.get("tokens"), row.get(_MASK), row.get("response_length")
-    if not is_list(tokens) or not is_list(mask) or type(length) is not int:
-        return True
-    return len(mask) == length or len(mask) != len(tokens) or not len(tokens)
 
 
 def sample_row(row: Row) -> TrainingRow | None:
@@ -94,7 +68,14 @@ def sample_row(row: Row) -> TrainingRow | None:
         sentinel=0.0,
         absent_mask_trains_response=mask is None,
     )
-    fixed = [_bound_column(name, row[name]) for name in _TOKEN_BOUND if row.get(name) is not None]
+    fixed = []
+    for name, alignment in _TOKEN_BOUND.items():
+        if row.get(name) is not None:
+            # Dropped as soon as a token changes; without values if it is packed into a string.
+            listed = list(row[name]) if is_list(row[name]) else []
+            values: NDArray[Any] = np.empty(len(listed), object)
+            values[:] = listed
+            fixed.append(Column(name, ColumnRole.OTHER, values, alignment, MovePolicy.DROP))
     trained = replace(trained, columns=(*trained.columns, *fixed), beside=beside_of(row))
     return version_of_row(row, trained)
 
@@ -105,31 +86,18 @@ def updated_sample(row: Row, before: TrainingRow, after: TrainingRow) -> Row:
     Data about exactly the old tokens becomes null if they changed.
     """
     new = updated_flat(row, before, after, ids="tokens", skip=("messages", "tools"))
-    new = with_values(new, _missing_mask(row, before, after))
+    if row.get(_MASK) is None and after.loss_mask is not None and before.loss_mask is not None:
+        # Null trains the whole response; a mask replaces it if not all of that is trained now.
+        start = after.prompt_length or 0
+        if after.loss_mask[:start].any():
+            raise RecordError(f"column {_MASK!r} covers the response and cannot train a token before it")
+        if not after.loss_mask[start:].all():
+            if _MASK not in row:
+                raise RecordError(f"without a column {_MASK!r} the sample trains all of its response")
+            new = with_values(new, {_MASK: after.loss_mask[start:].astype(np.int64).tolist()})
     if np.array_equal(before.token_ids, after.token_ids):
         return new
     return with_values(new, {name: None for name in _TOKEN_BOUND if row.get(name) is not None})
-
-
-def _missing_mask(row: Row, before: TrainingRow, after: TrainingRow) -> Mapping[str, Any]:
-    """A mask to replace null, which trains the whole response, if not all of it is trained now."""
-    if row.get(_MASK) is not None or after.loss_mask is None or before.loss_mask is None:
-        return {}
-    start = after.prompt_length or 0
-    if after.loss_mask[:start].any():
-        raise RecordError(f"column {_MASK!r} covers the response and cannot train a token before it")
-    if after.loss_mask[start:].all():
-        return {}
-    if _MASK not in row:
-        raise RecordError(f"without a column {_MASK!r} the sample trains all of its response")
-    return {_MASK: after.loss_mask[start:].astype(np.int64).tolist()}
-
-
-def _bound_column(name: str, value: Any) -> Column:
-    """A column that is dropped as soon as a token changes; without values if it is packed into a string."""
-    values: NDArray[Any] = np.empty(len(value) if is_list(value) else 0, object)
-    values[:] = list(value) if is_list(value) else []
-    return Column(name, ColumnRole.OTHER, values, _TOKEN_BOUND[name], MovePolicy.DROP)
 
 
 def _shown(value: object) -> str:

@@ -22,6 +22,7 @@ TOKEN_COLUMNS = frozenset({*FLAT_IDS, *PROMPT_IDS, *COMPLETION_IDS, *MASKS, *ROW
 """Columns that show that more than text was recorded, or was meant to be."""
 TEXT, OBJECT, LIST, TRUTH, WORDS = "a text", "an object", "a list", "true or false", "words"
 """Kinds of value; words are a text, a message, messages, or a list of texts."""
+_TYPES: Mapping[str, Any] = {TEXT: str, OBJECT: Mapping, LIST: (list, tuple), TRUTH: bool}
 _GATEWAY = (
     "put `tito-audit serve` between the agent and the model's server: its log holds the ids and logprobs of each "
     "call"
@@ -261,22 +262,14 @@ def _fits(row: Row, path: str, wanted: str | tuple[str, ...]) -> bool:
         return False
     if isinstance(wanted, tuple):
         return isinstance(value, str) and any(value == w or w == f"{value[: len(w) - 1]}*" for w in wanted)
-    return not wanted or _is(value, wanted)
-
-
-def _is(value: Any, kind: str) -> bool:
-    if kind == TEXT:
-        return isinstance(value, str)
-    if kind == TRUTH:
-        return isinstance(value, bool)
-    if kind == WORDS:
-        parts = value if isinstance(value, list | tuple) and value else (value,)
+    if wanted == WORDS:
         # A message of OpenAI's form has a content, one of ShareGPT's a value.
+        parts = value if isinstance(value, list | tuple) and value else (value,)
         return all(
             isinstance(part, str) or (isinstance(part, Mapping) and ("content" in part or "value" in part))
             for part in parts[:_ENTRIES]
         )
-    return isinstance(value, Mapping) if kind == OBJECT else isinstance(value, list | tuple)
+    return not wanted or isinstance(value, _TYPES[wanted])
 
 
 def _holds_tokens(value: Any, depth: int = 12) -> bool:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from tito_audit.align.runs import gaps, paired_runs
 from tito_audit.errors import RecordError
 from tito_audit.format import Row
+from tito_audit.formats._beside import spans_as_logged
 from tito_audit.formats._columns import (
     FLAT_IDS,
     UNREBUILT,
@@ -26,8 +27,7 @@ from tito_audit.formats._columns import (
     plain,
     same_ids,
 )
-from tito_audit.formats._versions import spans_as_logged
-from tito_audit.record.arrays import Mask, as_floats
+from tito_audit.record.arrays import as_floats
 from tito_audit.record.by_name import WEIGHTS
 from tito_audit.record.column import Alignment, Column, ColumnRole, MaskEncoding
 from tito_audit.record.edits import Edit, Path, with_edits
@@ -186,10 +186,7 @@ def with_counts(value: _Object, pairs: CountPairs) -> _Object:
 def row_counts(before: TrainingRow, after: TrainingRow) -> CountPairs:
     """The counts that may be stored with a training row, before and after."""
     old, new = len(before.token_ids), len(after.token_ids)
-    widths = (
-        before.padding.left + old + before.padding.right,
-        after.padding.left + new + after.padding.right,
-    )
+    widths = (before.padding.left + old + before.padding.right, after.padding.left + new + after.padding.right)
     pairs: dict[str, list[tuple[int, int]]] = {name: [(old, new), widths] for name in _TOTAL}
     if before.prompt_length is not None and after.prompt_length is not None:
         prompts = (before.prompt_length, after.prompt_length)
@@ -322,7 +319,19 @@ def updated_columns(row: Row, before: TrainingRow, after: TrainingRow, ids: str 
     for new in after.columns:
         if new.name not in names_before:
             values[new.name] = added_column(row, new, after.padding)
-    values.update(_attention(row, before, after))
+    mask: Any = row.get("attention_mask")
+    left, full = before.padding.left, len(before.token_ids)
+    if not is_list(mask) or len(mask) != left + full + before.padding.right:
+        return values
+    values["attention_mask"] = mask
+    if before.padding != after.padding or full != len(after.token_ids):
+        seen = np.unique(np.asarray(mask)[left : left + full])
+        if len(seen) != 1 or not seen[0] > 0:
+            raise RecordError(
+                "attention_mask hides tokens between visible ones, and it is unclear where they are now"
+            )
+        visible = seen.tolist() * len(after.token_ids)
+        values["attention_mask"] = as_logged(padded(visible, after.padding, 0), mask)
     return values
 
 
@@ -379,30 +388,11 @@ def _side(old: list[Any], size: int, values: list[Any], *, outer_first: bool) ->
     return more + old if outer_first else old + more
 
 
-def _attention(row: Row, before: TrainingRow, after: TrainingRow) -> dict[str, Any]:
-    """`attention_mask` for the new length and padding, if the row has one over its ids."""
-    original = row.get("attention_mask")
-    left, full, right = before.padding.left, len(before.token_ids), before.padding.right
-    if not is_list(original) or len(original) != left + full + right:
-        return {}
-    if before.padding == after.padding and full == len(after.token_ids):
-        return {"attention_mask": original}
-    seen = np.unique(np.asarray(original)[left : left + full])
-    if len(seen) != 1 or not seen[0] > 0:
-        raise RecordError("attention_mask hides tokens between visible ones, and it is unclear where they are now")
-    values = seen.tolist() * len(after.token_ids)
-    return {"attention_mask": as_logged(padded(values, after.padding, 0), original)}
-
-
 def _fill_value(column: Column) -> Any:
     """What a column holds where there is no token; None if unknown."""
     if column.role is ColumnRole.LOSS_MASK:
         return -100 if column.encoding is MaskEncoding.LABELS else 0
     return column.sentinel
-
-
-_Region = tuple[int, int, int, int]
-"""A changed span: `[start, end)` of the old ids, then of the new ids."""
 
 
 def moved_boundaries(
@@ -416,7 +406,8 @@ def moved_boundaries(
     """
     old, new = before.token_ids, after.token_ids
     # In very long sequences frequent tokens are not used as anchors, or the search would take minutes.
-    regions: list[_Region] = list(gaps(paired_runs(old, new, frequent_from=2001), len(old), len(new)))
+    # Each is `[start, end)` of the old ids, then of the new ids.
+    regions = list(gaps(paired_runs(old, new, frequent_from=2001), len(old), len(new)))
     out = [0]
     for number, end in enumerate(ends[1:-1]):
         region = next((changed for changed in regions if changed[0] <= end <= changed[1]), None)
@@ -426,24 +417,19 @@ def moved_boundaries(
             # Only tokens on one side changed: the boundary is where the change begins or ends.
             out.append(region[2] if end == region[0] else region[3])
         else:
-            out.append(_switch(region, after.loss_mask, generated[number], generated[number + 1], number))
+            # Inside the change, the boundary is where the mask switches between the two messages.
+            start, end = region[2:]
+            if start < end:
+                own = None if after.loss_mask is None else after.loss_mask[start:end] == generated[number]
+                same = generated[number] == generated[number + 1]
+                if own is None or same or not own[: int(own.sum())].all():
+                    raise RecordError(
+                        f"the tokens between message_log[{number}] and message_log[{number + 1}] changed, and it "
+                        "is unclear which of the two messages they belong to"
+                    )
+                start += int(own.sum())
+            out.append(start)
     out.append(len(new))
     if any(a > b for a, b in itertools.pairwise(out)):
         raise RecordError("it is unclear which message the changed tokens belong to")
     return out
-
-
-def _switch(region: _Region, mask: Mask | None, left: bool, right: bool, number: int) -> int:
-    """Where inside a change the mask switches between the two messages."""
-    start, end = region[2:]
-    if start == end:
-        return start
-    if mask is not None and left != right:
-        own = mask[start:end] == left
-        at = int(own.sum())
-        if own[:at].all():
-            return start + at
-    raise RecordError(
-        f"the tokens between message_log[{number}] and message_log[{number + 1}] changed, and it is unclear which "
-        "of the two messages they belong to"
-    )

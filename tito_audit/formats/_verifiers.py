@@ -34,7 +34,15 @@ from tito_audit.formats._columns import (
     same_ids,
 )
 from tito_audit.formats._responses import message_wire, text_of
-from tito_audit.formats._update import at_most_one_each, moved_boundaries, plain_sources, same_trained, with_values
+from tito_audit.formats._update import (
+    at,
+    at_most_one_each,
+    moved_boundaries,
+    object_at,
+    plain_sources,
+    same_trained,
+    with_values,
+)
 from tito_audit.formats._writer import CallChange, Read, changes_of, check_written
 from tito_audit.record.arrays import Ids, Mask, as_ids, empty_ids
 from tito_audit.record.edits import ABSENT, Edit, Path, with_edits
@@ -52,7 +60,21 @@ def chat_message(value: object, where: str) -> Message:
     wire = message_wire(as_object(value, f"{where} is not a message: an object with a `role` is expected"))
     calls = wire.get("tool_calls")
     if isinstance(calls, list | tuple):
-        wire["tool_calls"] = [_chat_call(call) for call in calls]
+        wire["tool_calls"] = []
+        for call in calls:
+            if isinstance(call, str):
+                # Before v1 the messages of a row hold each call as a string of JSON.
+                with contextlib.suppress(ValueError):
+                    call = parsed_json(call)
+            if isinstance(call, Mapping) and not isinstance(call.get("function"), Mapping):
+                if text_of(call.get("type")) == "custom":
+                    # The input of a free-form tool is in `arguments` too; templates do not support such calls.
+                    call = {"id": call.get("id"), **call}
+                else:
+                    names = ("name", "namespace", "arguments")
+                    function = {key: call[key] for key in names if call.get(key) is not None}
+                    call = {"id": call.get("id"), "type": "function", "function": function}
+            wire["tool_calls"].append(call)
     elif wire["content"] is None:
         wire["content"] = ""
     return as_message(wire, where)
@@ -69,36 +91,21 @@ def chat_messages(values: object, where: str) -> tuple[Message, ...]:
 
 def chat_tools(values: object, where: str) -> tuple[ToolSpec, ...]:
     """Tools in chat form; those of another type than `function`, or of a namespace, stay as they are."""
-    return tuple(_chat_tool(tool) for tool in as_tools(values, where))
-
-
-def _chat_call(call: Any) -> Any:
-    if isinstance(call, str):
-        # Before v1 the messages of a row hold each call as a string of JSON.
-        with contextlib.suppress(ValueError):
-            call = parsed_json(call)
-    if not isinstance(call, Mapping) or isinstance(call.get("function"), Mapping):
-        return call
-    if text_of(call.get("type")) == "custom":
-        # The input of a free-form tool is in `arguments` too; templates do not support such calls.
-        return {"id": call.get("id"), **call}
-    function = {key: call[key] for key in ("name", "namespace", "arguments") if call.get(key) is not None}
-    return {"id": call.get("id"), "type": "function", "function": function}
-
-
-def _chat_tool(tool: Mapping[str, Any]) -> ToolSpec:
-    if isinstance(tool.get("function"), Mapping) or text_of(tool.get("namespace")):
-        return tool
-    if not isinstance(tool.get("name"), str) or (text_of(tool.get("type")) or "function") != "function":
-        return tool
-    function: dict[str, Any] = {
-        "name": tool["name"],
-        "description": text_of(tool.get("description")) or "",
-        "parameters": tool["parameters"] if tool.get("parameters") is not None else {},
-    }
-    if tool.get("strict") is not None:
-        function["strict"] = tool["strict"]
-    return {"type": "function", "function": function}
+    tools: list[ToolSpec] = []
+    for tool in as_tools(values, where):
+        other = (text_of(tool.get("type")) or "function") != "function" or text_of(tool.get("namespace"))
+        if other or isinstance(tool.get("function"), Mapping) or not isinstance(tool.get("name"), str):
+            tools.append(tool)
+            continue
+        function = {
+            "name": tool["name"],
+            "description": text_of(tool.get("description")) or "",
+            "parameters": tool["parameters"] if tool.get("parameters") is not None else {},
+        }
+        if tool.get("strict") is not None:
+            function["strict"] = tool["strict"]
+        tools.append({"type": "function", "function": function})
+    return tuple(tools)
 
 
 WRAPPER = "native_wrapper"
@@ -223,9 +230,6 @@ def prompts_of(tree: Tree) -> dict[int, tuple[Ids, list[int]]]:
     return prompts
 
 
-_STREAMS = ("advantages", "trainer_logprobs", "entropies", "is_masked")
-
-
 def with_updates(row: Row, updates_of: Callable[[str], Iterable[Row]]) -> Row:
     """The row with what a trainer wrote about its traces, as columns of the nodes over what the mask trains.
 
@@ -241,7 +245,7 @@ def with_updates(row: Row, updates_of: Callable[[str], Iterable[Row]]) -> Row:
             for branch in update.get("branches") or ():
                 index = branch.get("index") if isinstance(branch, Mapping) else None
                 if type(index) is int and 0 <= index < len(branches):
-                    for name in _STREAMS:
+                    for name in ("advantages", "trainer_logprobs", "entropies", "is_masked"):
                         for number, values in _cut_by_node(tree, branches[index], branch.get(name), name):
                             columns[(*tree.path, "nodes", number, name)] = values
     return _put_back(row, with_edits(episode, [Edit(*column) for column in columns.items()])) if columns else row
@@ -292,44 +296,30 @@ def _node(value: object, number: int, where: str) -> TraceNode:
         raise RecordError(f"{where}.parent is {parent!r}, not the number of a node before it")
     token_ids = wire.get("token_ids")
     ids = empty_ids() if token_ids is None else as_ids(token_ids, f"{where}.token_ids")
-    mask = _mask(wire, ids, where)
+    logged: Any = wire.get("mask")
+    mask = np.zeros(len(ids), np.bool_)
+    if is_given(logged):
+        if not is_list(logged):
+            raise RecordError(f"{where}.mask is not a list of true and false")
+        odd = not isinstance(logged, np.ndarray) and not set(map(type, logged)) <= {bool, int}
+        mask = np.asarray(() if odd else logged)
+        if odd or mask.ndim != 1 or mask.dtype.kind not in "biu" or not ((mask == 0) | (mask == 1)).all():
+            raise RecordError(f"{where}.mask holds something other than true and false")
+        if len(mask) != len(ids):
+            raise RecordError(
+                f"{where}.mask has {len(mask)} entries for {len(ids)} tokens: it is unclear which were sampled"
+            )
+        mask = mask.astype(np.bool_)
     flag = wire.get("sampled")
     sampled = bool(mask.any()) if flag is None else flag is True or (isinstance(flag, np.bool_) and bool(flag))
-    if sampled and len(ids) and not mask.any():
-        mask = _mask_from_logprobs(wire, ids, where)
+    if sampled and len(ids) and not mask.any() and not filled(logged):
+        # Its last tokens were sampled, as many as have logprobs.
+        logprobs = wire.get("logprobs")
+        if not is_list(logprobs) or not 0 < len(logprobs) <= len(ids):
+            raise RecordError(f"{where} has no mask, and nothing else says which of its tokens were sampled")
+        mask[len(ids) - len(logprobs) :] = True
     start = int(mask.argmax()) if sampled and mask.any() else len(ids)
     return TraceNode(wire, where, parent, ids, mask, sampled, start)
-
-
-def _mask(wire: Mapping[str, Any], ids: Ids, where: str) -> Mask:
-    """The mask as booleans; all False where the node has none."""
-    value: Any = wire.get("mask")
-    if not is_given(value):
-        return np.zeros(len(ids), np.bool_)
-    if not is_list(value):
-        raise RecordError(f"{where}.mask is not a list of true and false")
-    if not isinstance(value, np.ndarray) and not set(map(type, value)) <= {bool, int}:
-        raise RecordError(f"{where}.mask holds something other than true and false")
-    mask = np.asarray(value)
-    if mask.ndim != 1 or mask.dtype.kind not in "biu" or not ((mask == 0) | (mask == 1)).all():
-        raise RecordError(f"{where}.mask holds something other than true and false")
-    if len(mask) != len(ids):
-        raise RecordError(
-            f"{where}.mask has {len(mask)} entries for {len(ids)} tokens: it is unclear which were sampled"
-        )
-    return mask.astype(np.bool_)
-
-
-def _mask_from_logprobs(wire: Mapping[str, Any], ids: Ids, where: str) -> Mask:
-    """The mask of a node without one: its last tokens were sampled, as many as have logprobs."""
-    mask = np.zeros(len(ids), np.bool_)
-    logprobs, logged_mask = wire.get("logprobs"), wire.get("mask")
-    if filled(logged_mask):
-        return mask
-    if not is_list(logprobs) or not 0 < len(logprobs) <= len(ids):
-        raise RecordError(f"{where} has no mask, and nothing else says which of its tokens were sampled")
-    mask[len(ids) - len(logprobs) :] = True
-    return mask
 
 
 _DIGITS = 4
@@ -356,7 +346,13 @@ def updated_rows(row: Row, repaired: Sequence[RepairedRollout], read: Read) -> S
     for tree, before, part in zip(trees, rollouts, ones, strict=False):
         if len(part.turns_from) != len(before.turns):
             raise RecordError("a call of a trace cannot be left out: the messages after it build on its tokens")
-        _row_stays(before.training_row, part.rollout.training_row)
+        # A sampled token outside the mask has no place for its logprob.
+        rows = before.training_row, part.rollout.training_row
+        if not same_trained(*rows) or not same_floats(*(None if own is None else own.logprobs for own in rows)):
+            raise RecordError(
+                "a node's mask says what was sampled, and its logprobs follow the mask, so the loss mask of a "
+                "trace cannot be changed by itself"
+            )
         _collect(tree, before, changes_of(before, part), changed)
     if not changed:
         return (row,)
@@ -386,44 +382,30 @@ def node_sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
     episode = episode_of(row)
     above: Path = () if episode is row else ("info", WRAPPER)
     trees = trees_of(episode) if "traces" in episode or "nodes" in episode else []
-    return [_tree_sources(tree, above, rollout) for tree, rollout in zip(trees, rollouts, strict=False)]
-
-
-def _tree_sources(tree: Tree, above: Path, rollout: Rollout) -> Sources:
-    path = (*above, *tree.path, "nodes")
-    calls = [
-        CallSource(
-            columns={
-                column.name: plain_sources([(*path, number, *_keys(tree.nodes[number], column.name))])
-                for column in turn.columns
-            }
-        )
-        for number, turn in zip(tree.sampled, rollout.turns, strict=False)
-    ]
-    masks, logprobs = ([(*path, number, name) for number in tree.members] for name in ("mask", "logprobs"))
-    columns = {"mask": plain_sources(masks), "logprobs": plain_sources(logprobs)}
-    return Sources(columns, tuple(calls), () if rollout.training_row is not None else tuple(masks))
-
-
-def _row_stays(before: TrainingRow | None, after: TrainingRow | None) -> None:
-    """RecordError if the training row changed: a sampled token outside the mask has no place for its logprob."""
-    old, new = (None if row is None else row.logprobs for row in (before, after))
-    if not same_trained(before, after) or not same_floats(old, new):
-        raise RecordError(
-            "a node's mask says what was sampled, and its logprobs follow the mask, so the loss mask of a trace "
-            "cannot be changed by itself"
-        )
+    sources = []
+    for tree, rollout in zip(trees, rollouts, strict=False):
+        path = (*above, *tree.path, "nodes")
+        calls = []
+        for number, turn in zip(tree.sampled, rollout.turns, strict=False):
+            keys = {column.name: _keys(tree.nodes[number], column.name) for column in turn.columns}
+            calls.append(
+                CallSource(columns={name: plain_sources([(*path, number, *key)]) for name, key in keys.items()})
+            )
+        masks, logprobs = ([(*path, number, name) for number in tree.members] for name in ("mask", "logprobs"))
+        columns = {"mask": plain_sources(masks), "logprobs": plain_sources(logprobs)}
+        implied = () if rollout.training_row is not None else tuple(masks)
+        sources.append(Sources(columns, tuple(calls), implied))
+    return sources
 
 
 def _collect(tree: Tree, before: Rollout, changes: Mapping[int, CallChange], changed: _Changed) -> None:
-    """Collect in `changed` the new values of a rollout's nodes."""
     prompts: dict[int, Ids] = {}
     for turn, change in changes.items():
         number = tree.sampled[turn]
         node = tree.nodes[number]
         values = changed.setdefault((tree.path, number), {})
         if change.logprobs is not None:
-            # The logprobs of the masked-in tokens, with as many decimals as before.
+            # Those of the masked-in tokens, with as many decimals as before.
             original = node.wire.get("logprobs")
             compact = change.logprobs[node.trained]
             if np.isnan(compact).any() and not _holds_null(original):
@@ -432,8 +414,17 @@ def _collect(tree: Tree, before: Rollout, changes: Mapping[int, CallChange], cha
                 )
             values["logprobs",] = as_logged(_rounded(compact, original), original)
         for name, column in change.columns.items():
-            keys = _keys(node, name)
-            values[keys] = _column(node, keys, column, _null_value(tree))
+            # At the length it has in the log; dropped as a whole if a value is unknown.
+            keys, fitted = _keys(node, name), column
+            original = at(node.wire, keys)
+            if column is not None and len(original) != np.count_nonzero(node.mask):
+                fitted = np.concatenate([np.asarray(original, column.dtype)[: node.start], column])
+            elif column is not None:
+                fitted = column[node.trained]
+            if fitted is None or (_holds_null(fitted.tolist()) and not _holds_null(original)):
+                values[keys] = _null_value(tree)
+            else:
+                values[keys] = as_logged(_rounded(fitted, original), original)
         if change.prompt_ids is not None:
             prompts[number] = change.prompt_ids
     own = _own_tokens(tree, prompts)
@@ -447,29 +438,12 @@ def _collect(tree: Tree, before: Rollout, changes: Mapping[int, CallChange], cha
 
 
 def _keys(node: TraceNode, name: str) -> Path:
-    """The keys of a column in its node."""
     return (name,) if name in node.wire else tuple(name.split(".", 1))
 
 
 def _null_value(tree: Tree) -> object:
     """How this log writes a missing value: episodes omit the key, bare traces write null."""
     return None if any("parent" in node.wire for node in tree.nodes if node.parent is None) else ABSENT
-
-
-def _column(node: TraceNode, keys: Path, values: NDArray[Any] | None, null: object) -> Any:
-    """Any other column at the length it has in the log; dropped as a whole if a value is unknown."""
-    original: Any = node.wire
-    for key in keys:
-        original = original[key]
-    if values is None:
-        return null
-    if len(original) != np.count_nonzero(node.mask):
-        values = np.concatenate([np.asarray(original, values.dtype)[: node.start], values])
-    else:
-        values = values[node.trained]
-    if any(value is None or value != value for value in values.tolist()) and not _holds_null(original):
-        return null
-    return as_logged(_rounded(values, original), original)
 
 
 def _own_tokens(tree: Tree, prompts: Mapping[int, Ids]) -> dict[int, Ids]:
@@ -481,7 +455,14 @@ def _own_tokens(tree: Tree, prompts: Mapping[int, Ids]) -> dict[int, Ids]:
         parts = [(n, scaffold) for n in path for scaffold in ((True, False) if tree.nodes[n].sampled else (True,))]
         parts.append((number, True))
         lengths = [tree.nodes[n].start if scaffold else len(tree.nodes[n].completion) for n, scaffold in parts]
-        cuts = _cuts(old, ids, [0, *np.cumsum(lengths).tolist()], [not scaffold for _, scaffold in parts])
+        ends, sampled = [0, *np.cumsum(lengths).tolist()], [not scaffold for _, scaffold in parts]
+        try:
+            cuts = moved_boundaries(TrainingRow(old, None, None), TrainingRow(ids, None, None), ends, sampled)
+        except RecordError:
+            raise RecordError(
+                "tokens between two messages of a branch changed, and it is unclear which of the two they belong "
+                "to"
+            ) from None
         for (n, scaffold), start, end in zip(parts, cuts[:-1], cuts[1:], strict=True):
             node, part = tree.nodes[n], ids[start:end]
             if not scaffold:
@@ -494,16 +475,6 @@ def _own_tokens(tree: Tree, prompts: Mapping[int, Ids]) -> dict[int, Ids]:
                     )
                 own[n] = part
     return own
-
-
-def _cuts(old: Ids, new: Ids, ends: Sequence[int], sampled: Sequence[bool]) -> list[int]:
-    """Where the parts of a prompt end in the new ids."""
-    try:
-        return moved_boundaries(TrainingRow(old, None, None), TrainingRow(new, None, None), ends, sampled)
-    except RecordError:
-        raise RecordError(
-            "tokens between two messages of a branch changed, and it is unclear which of the two they belong to"
-        ) from None
 
 
 def _rewritten_node(node: TraceNode, ids: Ids, null: object) -> dict[Path, Any]:
@@ -579,11 +550,19 @@ def _counts_after(before: Row, after: Row) -> Iterator[Edit]:
         new = [tree for tree in new_trees if tree.path == path]
         logged = old[0].trace.get("calls")
         calls: Sequence[Any] = logged if isinstance(logged, list | tuple) else ()
-        usage = _usage_after(calls, old, new)
-        for number, count in usage.items():
-            yield Edit((*path, "calls", number, "usage", "prompt_tokens"), count)
+        # The new `prompt_tokens` of calls whose prompt changed its length, by the number of the call.
+        lengths = {n: len(ids) for tree in old for n, (ids, _) in prompts_of(tree).items()}
+        now = {n: len(ids) for tree in new for n, (ids, _) in prompts_of(tree).items()}
+        counts: dict[int, int] = {}
+        for number, call in enumerate(calls):
+            usage, node = object_at(call, "usage"), object_at(call).get("node")
+            if type(node) is not int or node not in lengths:
+                continue
+            if _prompt_tokens(usage) == lengths[node] != now[node]:
+                counts[number] = usage["prompt_tokens"] + now[node] - lengths[node]
+                yield Edit((*path, "calls", number, "usage", "prompt_tokens"), counts[number])
         was = _new_input(calls, old, {})
-        grown = _new_input(calls, old, usage) - was
+        grown = _new_input(calls, old, counts) - was
         if old[0].trace.get(_INPUT) == was:
             more += grown
             yield from _counted(old[0].trace, grown, path)
@@ -595,24 +574,6 @@ def _counted(holder: Mapping[str, Any], more: int, path: Path) -> Iterator[Edit]
     for name in (_INPUT, _TOTAL):
         if more and type(holder.get(name)) is int:
             yield Edit((*path, name), holder[name] + more)
-
-
-def _usage_after(calls: Sequence[Any], old: Sequence[Tree], new: Sequence[Tree]) -> dict[int, int]:
-    """The new `prompt_tokens` of calls whose prompt changed its length, by the number of the call.
-
-    `prompt_tokens` excludes cached tokens, whose number stays the same.
-    """
-    lengths = {n: len(ids) for tree in old for n, (ids, _) in prompts_of(tree).items()}
-    now = {n: len(ids) for tree in new for n, (ids, _) in prompts_of(tree).items()}
-    counts = {}
-    for number, call in enumerate(calls):
-        usage = call.get("usage") if isinstance(call, Mapping) else None
-        node = call.get("node") if isinstance(call, Mapping) else None
-        if type(node) is not int or not isinstance(usage, Mapping) or node not in lengths:
-            continue
-        if _prompt_tokens(usage) == lengths[node] != now[node]:
-            counts[number] = usage["prompt_tokens"] + now[node] - lengths[node]
-    return counts
 
 
 def _prompt_tokens(usage: Mapping[str, Any]) -> int | None:

@@ -14,13 +14,13 @@ from tito_audit.errors import RecordError
 from tito_audit.format import Row, SourcesOf
 from tito_audit.formats._calls import seen_by_template, updated_call
 from tito_audit.formats._columns import as_logged, literal, rescored, same_floats, same_ids
-from tito_audit.formats._update import at, at_most_one_each, changed_columns, path_text
+from tito_audit.formats._update import at, at_most_one_each, changed_columns, path_text, same_trained
 from tito_audit.record.arrays import Ids, Logprobs
 from tito_audit.record.column import Column, ColumnRole, MovePolicy
 from tito_audit.record.edits import Edit, Path, with_edits
 from tito_audit.record.json_text import rewritten_string
 from tito_audit.record.repaired import RepairedRollout
-from tito_audit.record.rollout import IdsFrom, Place, Rollout, TrainingRow, Turn
+from tito_audit.record.rollout import IdsFrom, Place, Rollout, Turn
 from tito_audit.record.sources import CallSource, Sources
 
 Read = Callable[[Row, Place], Sequence[Rollout]]
@@ -32,10 +32,6 @@ class RowFunctions(TypedDict):
     read: Read
     sources: SourcesOf
     update: Callable[[Row, Sequence[RepairedRollout]], Sequence[Row]]
-
-
-_PROMPT_COUNTS = ("input_tokens", "prompt_tokens", "num_prompt_tokens")
-_COMPLETION_COUNTS = ("output_tokens", "completion_tokens")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +68,31 @@ def changes_of(before: Rollout, repaired_rollout: RepairedRollout) -> dict[int, 
         raise RecordError("the turns of the repaired rollout are not those of the row")
     if list(numbers) != sorted(set(numbers)):
         raise RecordError("the repaired rollout has its turns in another order than the row, or one of them twice")
-    changes = {
-        n: _change(before.turns[n], turn, n)
-        for n, turn in zip(numbers, repaired_rollout.rollout.turns, strict=True)
-    }
-    return {number: change for number, change in changes.items() if change is not None}
+    changes: dict[int, CallChange] = {}
+    for number, after in zip(numbers, repaired_rollout.rollout.turns, strict=True):
+        was, prompt = before.turns[number], None
+        recovered = was.completion_ids is None and after.ids_from is IdsFrom.RECOVERED
+        if not recovered and not same_ids(was.completion_ids, after.completion_ids):
+            raise RecordError(
+                f"the completion of call {number} would change, and no repair may change what was sampled"
+            )
+        if not same_ids(was.prompt_ids, after.prompt_ids):
+            if was.prompt_ids is None or after.prompt_ids is None:
+                raise RecordError(f"call {number} would gain or lose its prompt; a prompt can only be rewritten")
+            prompt = after.prompt_ids
+        policies = {column.name: column.policy for column in was.columns}
+        added = next((column.name for column in after.columns if column.name not in policies), None)
+        if added is not None:
+            raise RecordError(f"call {number} has no column {added!r} in the log, and none can be added")
+        columns = {
+            name: values
+            for name, values in changed_columns(was, after).items()
+            if values is None or policies[name] is not MovePolicy.DROP
+        }
+        logprobs = _changed_logprobs(was, after, columns, number)
+        if prompt is not None or logprobs is not None or columns:
+            changes[number] = CallChange(was, after, prompt, logprobs, columns)
+    return changes
 
 
 def check_written(rollout: Rollout, wanted: RepairedRollout, was: Rollout) -> None:
@@ -107,8 +123,13 @@ def recounted(
     `before` and `after` list possible ways to count, each as (prompt tokens, completion tokens); the first
     that matches is used.
     """
-    prompt_name = next((key for key in _PROMPT_COUNTS if type(holder.get(key)) is int), None)
-    completion_name = next((key for key in _COMPLETION_COUNTS if type(holder.get(key)) is int), None)
+    prompt_name, completion_name = (
+        next((key for key in keys if type(holder.get(key)) is int), None)
+        for keys in (
+            ("input_tokens", "prompt_tokens", "num_prompt_tokens"),
+            ("output_tokens", "completion_tokens"),
+        )
+    )
     for old, new in zip(before, after, strict=True):
         counts: dict[str, int] = {}
         if prompt_name is not None and holder[prompt_name] == old[0]:
@@ -123,31 +144,6 @@ def recounted(
         if counts:
             return {name: value for name, value in counts.items() if holder[name] != value}
     return {}
-
-
-def _change(before: Turn, after: Turn, number: int) -> CallChange | None:
-    recovered = before.completion_ids is None and after.ids_from is IdsFrom.RECOVERED
-    if not recovered and not same_ids(before.completion_ids, after.completion_ids):
-        raise RecordError(
-            f"the completion of call {number} would change, and no repair may change what was sampled"
-        )
-    prompt = None
-    if not same_ids(before.prompt_ids, after.prompt_ids):
-        if before.prompt_ids is None or after.prompt_ids is None:
-            raise RecordError(f"call {number} would gain or lose its prompt; a prompt can only be rewritten")
-        prompt = after.prompt_ids
-    columns_before = {column.name: column for column in before.columns}
-    added = next((column.name for column in after.columns if column.name not in columns_before), None)
-    if added is not None:
-        raise RecordError(f"call {number} has no column {added!r} in the log, and none can be added")
-    columns = {
-        name: values
-        for name, values in changed_columns(before, after).items()
-        if values is None or columns_before[name].policy is not MovePolicy.DROP
-    }
-    logprobs = _changed_logprobs(before, after, columns, number)
-    change = CallChange(before, after, prompt, logprobs, columns)
-    return change if prompt is not None or logprobs is not None or columns else None
 
 
 def _changed_logprobs(
@@ -229,13 +225,13 @@ def rewritten_calls(
     only_numbers: bool = False,
     totals: Totals | None = None,
     stays: str = "a call can neither be left out of this format's row nor moved in it",
-    row_stays: Callable[[TrainingRow | None, TrainingRow | None], None] | None = None,
+    row_stays: str = "",
 ) -> Row:
     """The row with its repaired calls; the same object if nothing changed.
 
     `gone` replaces a dropped column: null, or ABSENT if the format omits nulls. With `only_numbers` the
     format allows no null among logprobs, so unknown ones are refused. `stays` is the error if a call is left
-    out; `row_stays` raises if the training row may not change like this.
+    out, `row_stays` the error if the training row changes, in a format that has one.
     """
     before = rollouts_before(row, repaired, read)
     chosen = at_most_one_each(before, repaired)
@@ -245,16 +241,19 @@ def rewritten_calls(
     for item, (rollout, part) in enumerate(zip(before, chosen, strict=True)):
         if len(part.turns_from) != len(rollout.turns):
             raise RecordError(stays)
-        if row_stays is not None:
-            row_stays(rollout.training_row, part.rollout.training_row)
-        elif rollout.training_row is not part.rollout.training_row:
-            raise RecordError("this format's rows hold calls and no training row")
+        rows = rollout.training_row, part.rollout.training_row
+        if rows[0] is not rows[1] and not (row_stays and same_trained(*rows)):
+            raise RecordError(row_stays or "this format's rows hold calls and no training row")
         changes = changes_of(rollout, part)
         changed = changed or bool(changes)
         where = where or (sources(row, before) if changes else ())
         for number, change in changes.items():
-            if only_numbers:
-                _refuse_unknown(change)
+            if only_numbers and change.logprobs is not None and np.isnan(change.logprobs).any():
+                was = change.recorded_logprobs
+                if was is None or not np.isnan(was).any():
+                    raise RecordError(
+                        "logprobs of this format can only be numbers, so an unknown one cannot be written"
+                    )
             for edit in _call_edits(row, where[item].calls[number], change, gone):
                 # Add an edit; RecordError if another call needs a different value at its path
                 if edit.path in edits and not _same_value(edits[edit.path], edit.value):
@@ -268,8 +267,8 @@ def rewritten_calls(
     for edit in totals(row, before, after) if totals is not None else ():
         edits[edit.path] = edit.value
     new: Row = with_edits(row, [Edit(path, value) for path, value in edits.items()])
-    for rollout, part, was in zip(read(new, before[0].place), chosen, before, strict=True):
-        check_written(rollout, part, was)
+    for again, part, rollout in zip(read(new, before[0].place), chosen, before, strict=True):
+        check_written(again, part, rollout)
     return new
 
 
@@ -286,7 +285,17 @@ def _call_edits(row: Row, source: CallSource, change: CallChange, gone: Any) -> 
         yield from _prompt_edits(row, source, change, gone)
     if source.entry is None:
         if change.logprobs is not None:
-            yield from _logprob_edits(row, source, change, change.logprobs)
+            # Every copy in its own form.
+            old, new, ids = change.recorded_logprobs, change.logprobs, change.before.completion_ids
+            assert old is not None
+            if not source.logprobs:
+                raise RecordError("the log has these logprobs in a form that cannot be written")
+            if any(copy.part is not None for copy in source.logprobs) and len(new) != len(old):
+                raise RecordError(source.whole)
+            for copy in source.logprobs:
+                own = slice(*copy.part) if copy.part is not None else slice(None)
+                moved = partial(rescored, layout=copy.layout, old=old[own], new=new[own], ids=ids)
+                yield from _edits(row, copy.path, moved)
         for name, values in change.columns.items():
             if name not in source.columns:
                 raise RecordError(source.whole.format(name=name))
@@ -320,21 +329,6 @@ def _prompt_edits(row: Row, source: CallSource, change: CallChange, gone: Any) -
         yield from _call_edits(row, earlier, CallChange(turn, again, change.prompt_ids, None, {}), gone)
 
 
-def _logprob_edits(row: Row, source: CallSource, change: CallChange, new: Logprobs) -> Iterator[Edit]:
-    """Edits to every copy of the logprobs, each in its own form."""
-    old, ids = change.recorded_logprobs, change.before.completion_ids
-    assert old is not None
-    if not source.logprobs:
-        raise RecordError("the log has these logprobs in a form that cannot be written")
-    if any(copy.part is not None for copy in source.logprobs) and len(new) != len(old):
-        raise RecordError(source.whole)
-    for copy in source.logprobs:
-        own = slice(*copy.part) if copy.part is not None else slice(None)
-        yield from _edits(
-            row, copy.path, partial(rescored, layout=copy.layout, old=old[own], new=new[own], ids=ids)
-        )
-
-
 def _edits(row: Row, path: Path, written: Callable[[Any], Any]) -> Iterator[Edit]:
     """An edit at a path if its value changes; a list stored as a JSON string is rewritten inside the string."""
     value = at(row, path)
@@ -342,14 +336,6 @@ def _edits(row: Row, path: Path, written: Callable[[Any], Any]) -> Iterator[Edit
     new = written(was)
     if new is not was:
         yield Edit(path, rewritten_string(value, was, new) if isinstance(value, str) else new)
-
-
-def _refuse_unknown(change: CallChange) -> None:
-    if change.logprobs is None or not np.isnan(change.logprobs).any():
-        return
-    was = change.recorded_logprobs
-    if was is None or not np.isnan(was).any():
-        raise RecordError("logprobs of this format can only be numbers, so an unknown one cannot be written")
 
 
 def _same_value(left: Any, right: Any) -> bool:

@@ -9,7 +9,7 @@ microsoft/agent-lightning `agentlightning/server/routes/events.py`, `server/prox
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -17,17 +17,9 @@ import numpy as np
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
-from tito_audit.formats._call_log import (
-    FindSource,
-    LoggedCall,
-    PartRows,
-    Thread,
-    chat_calls,
-    part_of,
-    threads,
-)
+from tito_audit.formats._call_log import FindSource, LoggedCall, PartRows, Thread, chat_calls, part_of, threads
 from tito_audit.formats._calls import call_turn, real_name
-from tito_audit.formats._columns import filled, first_text, is_list
+from tito_audit.formats._columns import filled, first_text, is_list, plain
 from tito_audit.formats._responses import text_of
 from tito_audit.formats._update import object_at, plain_sources
 from tito_audit.record.edits import Path
@@ -36,7 +28,6 @@ from tito_audit.record.sources import CallSource, Counter, Layout, Source
 from tito_audit.record.stated import Stated
 from tito_audit.signature import Signature, keys, way
 
-_TRIPLET = ("prompt_token_ids", "response_token_ids")
 _TEXTS = ("content", "reasoning", "reasoning_content", "refusal")
 _SILENT = ("role", "tool_calls", *_TEXTS)
 
@@ -60,7 +51,19 @@ def _parts(row: Row, place: Place) -> Sequence[Thread]:
         events = [(event, ("events", number)) for number, event in enumerate(row["events"])]
         holder = row["rollout"]
     stated = Stated().with_facts(id=first_text(holder, ("rollout_id", "id")))
-    calls_of_events = _last_of_retries([_calls(row, event, path) for event, path in events])
+    exchanges = [_calls(row, event, path) for event, path in events]
+    # Of calls that send the same prompt in one attempt the last counts; it keeps the places of the others.
+    by_prompt: dict[object, list[list[LoggedCall]]] = {}
+    for number, calls in enumerate(exchanges):
+        prompt = calls[0].turn.prompt_ids if calls else None
+        sent = None if prompt is None or not len(prompt) else (str(calls[0].stated.attempt), prompt.tobytes())
+        by_prompt.setdefault(sent or number, []).append(calls)
+    retries = {id(listed[-1]): [calls[0] for calls in listed[:-1]] for listed in by_prompt.values()}
+    calls_of_events = [
+        [replace(call, source=partial(_with_retries, call.source, retries[id(calls)])) for call in calls]
+        for calls in exchanges
+        if id(calls) in retries
+    ]
     parts = [part_of(calls, place, FORMAT.name, stated) for calls in threads(calls_of_events)]
     return parts or [Thread(Rollout(place, FORMAT.name, stated=stated.without_ids()), ())]
 
@@ -80,46 +83,39 @@ def _calls(root: Row, event: object, path: Path) -> list[LoggedCall]:
         raise RecordError(
             f"{path[0]}[{path[1]}] is not an event: `event_type`, `rollout_id` and `data` are expected"
         )
-    data = object_at(event, "data")
-    if event["event_type"] != "model_request" or _failed(data):
+    data, at = object_at(event, "data"), (*path, "data")
+    status, response = data.get("http_status"), data.get("response")
+    if event["event_type"] != "model_request" or (isinstance(status, int | float | np.number) and status >= 400):
         return []
-    at = (*path, "data")
-    if any(key in data for key in _TRIPLET):
+    if text_of(data.get("status")) == "error" or any(
+        o.get("error") is not None for o in (data, object_at(response))
+    ):
+        return []
+    request, where = data.get("request"), (*at, "response")
+    sent = at if request is None else (*at, "request")
+    if any(key in data for key in ("prompt_token_ids", "response_token_ids")):
         calls = [LoggedCall(call_turn(data, "data"), partial(CallSource, entry=at))]  # reduced to its ids
-    else:
-        calls = _answer(root, data, at)
-    return [_of_event(call, event, data, at) for call in calls]
-
-
-def _answer(root: Row, data: Mapping[str, Any], path: Path) -> list[LoggedCall]:
-    """The calls of a request and its answer, which may be the chunks of a stream."""
-    request, response = data.get("request"), data.get("response")
-    if request is not None and not isinstance(request, Mapping):
+    elif request is not None and not isinstance(request, Mapping):
         raise RecordError("data.request is not an object")
-    request_path = (*path, "request") if request is not None else path
-    at = (*path, "response")
-    if isinstance(response, list | tuple) and response and all(isinstance(chunk, Mapping) for chunk in response):
-        stream = _joined(response)
-        (call,) = chat_calls(root, request or {}, stream.response, request_path, at)
-        return [replace(call, source=partial(stream.source, at))]
-    if not isinstance(response, Mapping):
+    elif isinstance(response, list | tuple) and response and all(isinstance(chunk, Mapping) for chunk in response):
+        calls = chat_calls(root, request or {}, _joined(response), sent, where)
+        calls = [replace(call, source=partial(_stream_source, response, where)) for call in calls]
+    elif not isinstance(response, Mapping):
         raise RecordError("data.response is neither an answer (an object) nor the chunks of a stream")
-    return chat_calls(root, request or {}, response, request_path, at) if "choices" in response else []
-
-
-def _of_event(call: LoggedCall, event: Mapping[str, Any], data: Mapping[str, Any], path: Path) -> LoggedCall:
-    """The call with what its event says about the server."""
-    server = object_at(data, "server")
-    attempt = event.get("attempt_id")
-    stated = replace(
-        call.stated,
-        model=real_name(server.get("model")) or call.stated.model,
-        attempt=attempt if isinstance(attempt, int | str) else None,
-    )
-    turn, version = call.turn, server.get("version", data.get("model_version"))
-    if isinstance(version, str | int) and not isinstance(version, bool) and not turn.weight_versions:
-        turn = replace(turn, weight_versions=(str(version),))
-    return replace(call, turn=turn, source=partial(_with_proxy_fields, call.source, data, path), stated=stated)
+    else:
+        calls = chat_calls(root, request or {}, response, sent, where) if "choices" in response else []
+    server, attempt = object_at(data, "server"), event.get("attempt_id")
+    version = server.get("version", data.get("model_version"))
+    stated = []
+    for call in calls:
+        model = real_name(server.get("model")) or call.stated.model
+        facts = replace(call.stated, model=model, attempt=attempt if isinstance(attempt, int | str) else None)
+        turn = call.turn
+        if isinstance(version, str | int) and not isinstance(version, bool) and not turn.weight_versions:
+            turn = replace(turn, weight_versions=(str(version),))
+        source = partial(_with_proxy_fields, call.source, data, at)
+        stated.append(replace(call, turn=turn, source=source, stated=facts))
+    return stated
 
 
 def _with_proxy_fields(find: FindSource, data: Mapping[str, Any], path: Path) -> CallSource:
@@ -130,33 +126,6 @@ def _with_proxy_fields(find: FindSource, data: Mapping[str, Any], path: Path) ->
     return replace(source, routing=(*source.routing, *routing), counters=(*source.counters, *counters))
 
 
-def _failed(data: Mapping[str, Any]) -> bool:
-    """True for a call that got no answer."""
-    status, response = data.get("http_status"), data.get("response")
-    if isinstance(status, int | float | np.number) and status >= 400:
-        return True
-    wrong = isinstance(response, Mapping) and response.get("error") is not None
-    return text_of(data.get("status")) == "error" or data.get("error") is not None or wrong
-
-
-def _last_of_retries(exchanges: Sequence[list[LoggedCall]]) -> list[list[LoggedCall]]:
-    """The exchanges without those whose prompt the same attempt sent again later."""
-    by_prompt: dict[object, list[list[LoggedCall]]] = {}
-    for number, calls in enumerate(exchanges):
-        prompt = calls[0].turn.prompt_ids if calls else None
-        by_prompt.setdefault(
-            (None if prompt is None or not len(prompt) else (str(calls[0].stated.attempt), prompt.tobytes()))
-            or number,
-            [],
-        ).append(calls)
-    last = {id(listed[-1]): [calls[0] for calls in listed[:-1]] for listed in by_prompt.values()}
-    return [
-        [replace(call, source=partial(_with_retries, call.source, last[id(calls)])) for call in calls]
-        for calls in exchanges
-        if id(calls) in last
-    ]
-
-
 def _with_retries(find: FindSource, retries: Sequence[LoggedCall]) -> CallSource:
     """The source of a call, with those of earlier calls that sent the same prompt."""
     return replace(find(), retries=tuple((call.turn, call.source()) for call in retries))
@@ -165,33 +134,25 @@ def _with_retries(find: FindSource, retries: Sequence[LoggedCall]) -> CallSource
 # Streams: the chunks of a chat answer joined, with where in them the logprob of each token is
 
 
-@dataclass(frozen=True, slots=True)
-class _JoinedStream:
-    """A streamed answer, joined."""
-
-    response: Mapping[str, Any]
-    chunks: Sequence[Mapping[str, Any]]
-
-    def source(self, path: Path) -> CallSource:
-        """Where the chunks at `path` hold the call."""
-        prompts = [
-            (*path, number, "prompt_token_ids")
-            for number, chunk in enumerate(self.chunks)
-            if filled(chunk.get("prompt_token_ids"))
-        ]
-        logprobs = []
-        start = 0
-        for number, chunk in enumerate(self.chunks):
-            end = start + len(_content(chunk))
+def _stream_source(chunks: Sequence[Mapping[str, Any]], path: Path) -> CallSource:
+    prompts = [
+        (*path, number, "prompt_token_ids")
+        for number, chunk in enumerate(chunks)
+        if filled(chunk.get("prompt_token_ids"))
+    ]
+    logprobs = []
+    start = 0
+    for number, chunk in enumerate(chunks):
+        end = start + len(_content(chunk))
+        if end > start:
             where = (*path, number, "choices", 0, "logprobs", "content")
-            if end > start:
-                logprobs.append(Source(where, Layout.ENTRIES, (start, end)))
-            start = end
-        whole = "a stream's chunks hold ids, logprobs and texts together, so none of them can be dropped"
-        return CallSource(plain_sources(prompts), tuple(logprobs), whole=whole)
+            logprobs.append(Source(where, Layout.ENTRIES, (start, end)))
+        start = end
+    whole = "a stream's chunks hold ids, logprobs and texts together, so none of them can be dropped"
+    return CallSource(plain_sources(prompts), tuple(logprobs), whole=whole)
 
 
-def _joined(chunks: Sequence[Mapping[str, Any]]) -> _JoinedStream:
+def _joined(chunks: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
     """The answer that the chunks of one choice add up to; RecordError for several choices and unknown deltas."""
     message: dict[str, Any] = {"role": "assistant"}
     choice: dict[str, Any] = {"index": 0, "message": message, "finish_reason": None}
@@ -212,10 +173,33 @@ def _joined(chunks: Sequence[Mapping[str, Any]]) -> _JoinedStream:
             choice.setdefault("token_ids", []).extend(_plain(piece["token_ids"], "token_ids"))
         if piece.get("logprobs") is not None:
             choice.setdefault("logprobs", {"content": []})["content"].extend(_content(chunk))
-        _add(message, calls, piece.get("delta"))
+        if piece.get("delta") is not None:
+            delta = piece["delta"]
+            if not isinstance(delta, Mapping):
+                raise RecordError("a stream's `delta` is not an object")
+            unknown = [key for key, value in delta.items() if key not in _SILENT and value]
+            if unknown:
+                raise RecordError(
+                    f"a stream's delta holds {unknown[0]!r}, which is not joined. Log the joined answer"
+                )
+            for key in _TEXTS:
+                if isinstance(delta.get(key), str):
+                    message[key] = message.get(key, "") + delta[key]
+            parts = delta.get("tool_calls")
+            for part in () if parts is None else _plain(parts, "tool_calls"):
+                function = part.get("function") if isinstance(part, Mapping) else None
+                if not isinstance(function, Mapping) or type(part.get("index", 0)) is not int:
+                    raise RecordError("a stream's delta holds a tool call without a function")
+                call = calls.setdefault(
+                    part.get("index", 0),
+                    {"id": None, "type": "function", "function": {"name": "", "arguments": ""}},
+                )
+                call["id"] = text_of(call["id"], part.get("id"))
+                for key in ("name", "arguments"):
+                    call["function"][key] += function[key] if isinstance(function.get(key), str) else ""
     if calls:
         message["tool_calls"] = [calls[index] for index in sorted(calls)]
-    return _JoinedStream(response, chunks)
+    return response
 
 
 def _choice(chunk: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -230,33 +214,7 @@ def _choice(chunk: Mapping[str, Any]) -> Mapping[str, Any] | None:
     return piece
 
 
-def _add(message: dict[str, Any], calls: dict[int, dict[str, Any]], delta: object) -> None:
-    """Add a delta to the message it belongs to."""
-    if delta is None:
-        return
-    if not isinstance(delta, Mapping):
-        raise RecordError("a stream's `delta` is not an object")
-    unknown = [key for key, value in delta.items() if key not in _SILENT and value]
-    if unknown:
-        raise RecordError(f"a stream's delta holds {unknown[0]!r}, which is not joined. Log the joined answer")
-    for key in _TEXTS:
-        if isinstance(delta.get(key), str):
-            message[key] = message.get(key, "") + delta[key]
-    parts = delta.get("tool_calls")
-    for part in () if parts is None else _plain(parts, "tool_calls"):
-        function = part.get("function") if isinstance(part, Mapping) else None
-        if not isinstance(function, Mapping) or type(part.get("index", 0)) is not int:
-            raise RecordError("a stream's delta holds a tool call without a function")
-        call = calls.setdefault(
-            part.get("index", 0), {"id": None, "type": "function", "function": {"name": "", "arguments": ""}}
-        )
-        call["id"] = text_of(call["id"], part.get("id"))
-        for key in ("name", "arguments"):
-            call["function"][key] += function[key] if isinstance(function.get(key), str) else ""
-
-
 def _content(chunk: Mapping[str, Any]) -> list[Any]:
-    """The entries of a chunk's logprobs."""
     piece = _choice(chunk)
     logged = piece.get("logprobs") if piece is not None else None
     entries = logged.get("content") if isinstance(logged, Mapping) else None
@@ -266,7 +224,7 @@ def _content(chunk: Mapping[str, Any]) -> list[Any]:
 def _plain(value: Any, name: str) -> list[Any]:
     if not is_list(value):
         raise RecordError(f"a stream's {name} is not a list")
-    return value.tolist() if hasattr(value, "tolist") else list(value)
+    return plain(value)
 
 
 FORMAT = Format(

@@ -79,7 +79,11 @@ def _parts(row: Row, place: Place) -> Sequence[Thread]:
         # The call of one span; a span that is not a model call needs no ids.
         attributes = row["attributes"]
         column = first_given(attributes, _COMPLETIONS)
-        completion = None if column is None else _own_completion(literal(attributes[column]), column)
+        completion = None if column is None else literal(attributes[column])
+        if column == f"{_RAW}.choices":
+            completion = object_at(completion, 0).get("token_ids")
+        elif filled(completion) and is_list(completion[0]):
+            completion = completion[0]  # that of the first choice
         fields = _TokenFields(attributes, ("attributes",), _PROMPTS, completion, _LOGPROBS)
         prompt = _as_chat(_unflattened(attributes, "gen_ai.prompt"), "gen_ai.prompt")
         answer = _as_chat(_unflattened(attributes, "gen_ai.completion"), "gen_ai.completion", of_prompt=False)
@@ -107,24 +111,10 @@ def _parts(row: Row, place: Place) -> Sequence[Thread]:
 
 
 def _is_triplet(value: object) -> bool:
-    if not isinstance(value, Mapping):
-        return False
-    sides = value.get("prompt"), value.get("response")
-    return all(isinstance(side, Mapping) and "token_ids" in side for side in sides)
-
-
-def _own_completion(value: Any, name: str) -> Any:
-    """The ids of the first choice, if the value is a list of choices."""
-    if name == f"{_RAW}.choices":
-        first = value[0] if isinstance(value, list | tuple) and value else None
-        return first.get("token_ids") if isinstance(first, Mapping) else None
-    if filled(value) and is_list(value[0]):
-        return value[0]
-    return value
+    return all("token_ids" in object_at(value, side) for side in ("prompt", "response"))
 
 
 def _triplet(triplet: Mapping[str, Any], path: Path) -> LoggedCall:
-    """The call of one triplet."""
     prompt, response = triplet["prompt"], triplet["response"]
     prompted = _TokenFields(prompt, (*path, "prompt"), ("token_ids",), None, "")
     answered = _TokenFields(response, (*path, "response"), (), response.get("token_ids"), "logprobs")
@@ -223,7 +213,16 @@ def _as_chat(raw: Any, where: str, *, of_prompt: bool = True) -> tuple[Message, 
         wire["content"] = _content(wire.get("content"))
         calls = wire.get("tool_calls")
         if isinstance(calls, list | tuple):
-            wire["tool_calls"] = [_call(call) for call in calls]
+            wire["tool_calls"] = [
+                call
+                if not isinstance(call, Mapping) or "function" in call
+                else {
+                    "id": call.get("id"),
+                    "type": "function",
+                    "function": {"name": call.get("name"), "arguments": call.get("arguments")},
+                }
+                for call in calls
+            ]
         messages.append(as_message(wire, where))
         called = bool(messages[-1].tool_calls)
         if text_of(entry.get("finish_reason")) in ("tool_calls", "function_call") and not called:
@@ -247,13 +246,6 @@ def _span_tools(functions: Any) -> tuple[ToolSpec, ...]:
         for function in functions
         if isinstance(function, Mapping)
     )
-
-
-def _call(call: Any) -> Any:
-    if not isinstance(call, Mapping) or "function" in call:
-        return call
-    function = {"name": call.get("name"), "arguments": call.get("arguments")}
-    return {"id": call.get("id"), "type": "function", "function": function}
 
 
 def _content(value: Any) -> Any:

@@ -15,27 +15,12 @@ import numpy as np
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
 from tito_audit.formats._columns import is_list
-from tito_audit.formats._kit import SampleRows, Samples, batch_samples, packed, sample_rollout, updated_sample
+from tito_audit.formats._kit import SampleRows, batch_samples, packed, sample_rollout, updated_sample
 from tito_audit.formats._update import with_values
 from tito_audit.record.arrays import as_floats
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.signature import Signature, keys, way
-
-_NOT_SAMPLED = -1
-"""The version of a token that was not generated."""
-
-
-def _matches(row: Row) -> bool:
-    if is_list(row.get("output_tokens")):
-        return "output_versions" in row
-    return is_list(row.get("input_ids")) and "versions" in row
-
-
-def _samples(row: Row) -> Samples | None:
-    """The samples of a batch, or of a row that a trainer packed (`cu_seqlens`)."""
-    ids = _ids(row)
-    return batch_samples(row, ids) or (packed(row) if ids == "input_ids" else None)
 
 
 def _ids(row: Row) -> str:
@@ -52,12 +37,12 @@ def _sample(row: Row, place: Place) -> Rollout:
 
 
 def _updated(row: Row, before: Rollout, repaired_rollout: RepairedRollout) -> Row:
-    """The repaired sample, with version -1 for inserted tokens."""
+    """The repaired sample, with version -1, that of a token that was not generated, for inserted ones."""
     new = updated_sample(row, before, repaired_rollout)
     versions: Any = new.get("versions")
     if versions is row.get("versions") or not is_list(versions):
         return new
-    filled = [_NOT_SAMPLED if value is None or value != value else value for value in list(versions)]
+    filled = [-1 if value is None or value != value else value for value in list(versions)]
     if any(value != int(value) for value in filled):
         raise RecordError("column 'versions' holds a number that is not a version")
     old, whole = row["versions"], [int(value) for value in filled]
@@ -72,8 +57,16 @@ FORMAT = Format(
         way("output_tokens", keys("output_versions", before=" with ")),
     ),
     precedence=228,
-    matches=_matches,
-    **SampleRows(_sample, _updated, _samples).functions,
+    matches=lambda row: (
+        "output_versions" in row
+        if is_list(row.get("output_tokens"))
+        else is_list(row.get("input_ids")) and "versions" in row
+    ),
+    **SampleRows(
+        _sample,
+        _updated,
+        lambda row: batch_samples(row, _ids(row)) or (packed(row) if _ids(row) == "input_ids" else None),
+    ).functions,
     shows="The training row with its mask, logprobs and the weight version of each token, padding removed; or "
     "one call. No messages or tools; the rollout dumps that AReaL itself writes hold text only.",
 )

@@ -17,13 +17,6 @@ from tito_audit.record.stated import NOTHING_STATED, Stated
 from tito_audit.signature import Signature, keys, way
 
 
-def _matches(row: Row) -> bool:
-    listed = row.get("trajectories")
-    if isinstance(listed, list | tuple):
-        return any(is_trajectory(entry) for entry in listed[:8])
-    return "trajectories" not in row and isinstance(row.get("messages_and_choices"), list | tuple)
-
-
 def _parts(row: Row, place: Place) -> Sequence[Thread]:
     if "trajectories" not in row:
         return trajectory_parts(row, row, (), place, FORMAT.name, NOTHING_STATED)
@@ -46,7 +39,11 @@ FORMAT = Format(
         way(keys("messages_and_choices", after=" of one trajectory")),
     ),
     precedence=120,
-    matches=_matches,
+    matches=lambda row: (
+        any(is_trajectory(entry) for entry in row["trajectories"][:8])
+        if isinstance(row.get("trajectories"), list | tuple)
+        else "trajectories" not in row and isinstance(row.get("messages_and_choices"), list | tuple)
+    ),
     **PartRows(_parts).functions,
     shows="Messages, tools and finish reasons; each call's prompt and completion when the server returned ids. "
     "Logprobs are not written. Additional histories are rollouts of their own.",

@@ -8,7 +8,6 @@ a trajectory. OpenPipe/ART `src/art/utils/trajectory_logging.py` (version 1 as o
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import orjson
 
@@ -19,7 +18,7 @@ from tito_audit.formats._call_log import PartRows, Thread
 from tito_audit.formats._columns import as_object, parsed
 from tito_audit.formats._responses import message_wire
 from tito_audit.record.json_text import rewritten_string
-from tito_audit.record.message import Message, as_message, as_tools
+from tito_audit.record.message import as_message, as_tools
 from tito_audit.record.nesting import parsed_by_python, parsed_json
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout
@@ -44,22 +43,29 @@ def _matches(row: Row) -> bool:
 
 def _parts(row: Row, place: Place) -> Sequence[Thread]:
     """The rollouts of a row whose `trajectory_json` is parsed."""
+    stated = Stated(group=as_group(row.get("group_index")))
     if _JSON not in row:
         # The rollout of a version 1 row, which holds neither ids nor logprobs.
         messages = row.get("messages")
         if messages is not None and not isinstance(messages, list | tuple):
             raise RecordError("messages is not a list")
-        read = tuple(_message(message, f"messages[{i}]") for i, message in enumerate(messages or ()))
+        read = []
+        for number, message in enumerate(messages or ()):
+            where = f"messages[{number}]"
+            wire = message_wire(as_object(message, f"{where} is not a message (an object)"), ("trainable",))
+            if "tool_calls" in wire:
+                wire["tool_calls"] = parsed(wire, "tool_calls")
+            read.append(as_message(wire, where))
         tools = as_tools(parsed(row, "tools"), "tools")
-        return [Thread(Rollout(place, FORMAT.name, read, tools, stated=_group(row).without_ids()), ())]
+        return [Thread(Rollout(place, FORMAT.name, tuple(read), tools, stated=stated.without_ids()), ())]
     if row["format_version"] != _VERSION:
         raise RecordError(
             f"format_version is {row['format_version']}; of ART's Parquet files only version {_VERSION} can be "
             "read, and version 1, which has no such column"
         )
     if row[_JSON] is None:
-        return [Thread(Rollout(place, FORMAT.name, stated=_group(row).without_ids()), ())]
-    return trajectory_parts(row, row[_JSON], (_JSON,), place, FORMAT.name, _group(row))
+        return [Thread(Rollout(place, FORMAT.name, stated=stated.without_ids()), ())]
+    return trajectory_parts(row, row[_JSON], (_JSON,), place, FORMAT.name, stated)
 
 
 def _update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
@@ -77,13 +83,9 @@ def _update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
 
 
 def _parsed(row: Row) -> Row:
-    """The row with its trajectory as an object."""
-    readable = row.get("format_version") == _VERSION and row.get(_JSON) is not None
-    return {**row, _JSON: _trajectory(row)} if readable else row
-
-
-def _trajectory(row: Row) -> Mapping[str, Any]:
-    text = row[_JSON]
+    text = row.get(_JSON)
+    if row.get("format_version") != _VERSION or text is None:
+        return row
     if not isinstance(text, str):
         raise RecordError("trajectory_json is not a JSON string")
     try:
@@ -94,18 +96,7 @@ def _trajectory(row: Row) -> Mapping[str, Any]:
             value = parsed_by_python(text)
         except ValueError:
             raise RecordError("trajectory_json is not valid JSON") from None
-    return as_object(value, "trajectory_json is not a trajectory (an object)")
-
-
-def _message(value: object, where: str) -> Message:
-    wire = message_wire(as_object(value, f"{where} is not a message (an object)"), ("trainable",))
-    if "tool_calls" in wire:
-        wire["tool_calls"] = parsed(wire, "tool_calls")
-    return as_message(wire, where)
-
-
-def _group(row: Row) -> Stated:
-    return Stated(group=as_group(row.get("group_index")))
+    return {**row, _JSON: as_object(value, "trajectory_json is not a trajectory (an object)")}
 
 
 _ROWS = PartRows(_parts)

@@ -13,7 +13,7 @@ from typing import Any
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
-from tito_audit.formats._beside import beside_of
+from tito_audit.formats._beside import beside_of, spans_of, weight_versions
 from tito_audit.formats._calls import (
     TOOLS_MISSING,
     calls_unknown_tools,
@@ -25,7 +25,6 @@ from tito_audit.formats._calls import (
 from tito_audit.formats._columns import as_object, flat_logprobs, is_list, other_columns, policy_of
 from tito_audit.formats._responses import text_of
 from tito_audit.formats._update import object_at, of_calls, path_text, plain_sources
-from tito_audit.formats._versions import spans_of, weight_versions
 from tito_audit.formats._writer import call_rows, lengths_of
 from tito_audit.record.column import MovePolicy
 from tito_audit.record.edits import ABSENT, Edit, Path
@@ -63,58 +62,54 @@ def _trajectories(value: Any, path: Path) -> Iterator[tuple[Path, Mapping[str, A
 
 def _rollout(trajectory: Mapping[str, Any], where: str, place: Place) -> Rollout:
     agent = as_object(trajectory.get("agent"), f"{where}agent is not an object that names the agent")
-    read = _conversation_of(trajectory.get("steps"), f"{where}steps")
+    messages, calls, unread = _conversation_of(trajectory.get("steps"), f"{where}steps")
     tools = as_tools(agent.get("tool_definitions"), f"{where}agent.tool_definitions")
     # The model, unless the steps of the trajectory name several.
     steps = trajectory["steps"]
     usual = agent.get("model_name")
-    named = [steps[call.step].get("model_name") for call in read.calls] or [usual]
+    named = [steps[call.step].get("model_name") for call in calls] or [usual]
     model = one_model([name if isinstance(name, str) else usual for name in named])
     stated = Stated(model=model)
-    if read.unread:
+    if unread:
         because = "an observation of a step without an agent has no known form"
-        stated = stated.with_facts(items_not_read=read.unread).not_read(Unread.MESSAGES, because)
-    elif calls_unknown_tools(read.messages, tools):
+        stated = stated.with_facts(items_not_read=unread).not_read(Unread.MESSAGES, because)
+    elif calls_unknown_tools(messages, tools):
         # The agent parsed these calls from the model's text, or their tools were not logged; either way no
         # prompt can be rendered again.
         stated = stated.not_read(Unread.MESSAGES, TOOLS_MISSING)
     readable = not stated.reasons
     turns: tuple[Turn, ...] = ()
-    if any(call.metrics.get(name) is not None for call in read.calls for name in _ID_NAMES):
+    if any(call.metrics.get(name) is not None for call in calls for name in _ID_NAMES):
         turns = tuple(
-            _step_turn(call, f"{where}steps[{call.step}]", read.messages[call.message] if readable else None)
-            for call in read.calls
+            _step_turn(call, f"{where}steps[{call.step}]", messages[call.message] if readable else None)
+            for call in calls
         )
     else:
         stated = stated.without_ids()
-    return Rollout(place, FORMAT.name, read.messages if readable else (), tools, turns=turns, stated=stated)
+    return Rollout(place, FORMAT.name, messages if readable else (), tools, turns=turns, stated=stated)
 
 
 def _sources(row: Row, _: Sequence[Rollout]) -> Sequence[Sources]:
-    return of_calls(
-        [
-            _source(call, (*path, "steps", call.step, "metrics"))
-            for call in _conversation_of(trajectory.get("steps"), "steps").calls
-        ]
-        for path, trajectory in _trajectories(row, ())
-    )
-
-
-def _source(call: _StepCall, path: Path) -> CallSource:
-    extra = object_at(call.metrics, "extra")
-    routing = [name for name in extra if extra[name] is not None and policy_of(name) is MovePolicy.DROP]
-    columns = {_EXTRA_PREFIX + name: plain_sources([(*path, "extra", name)]) for name in extra}
-    prompt, scored = (
-        plain_sources([(*path, name)] if is_list(call.metrics.get(name)) else [])
-        for name in ("prompt_token_ids", "logprobs")
-    )
-    return CallSource(
-        prompts=prompt,
-        logprobs=scored,
-        columns={**columns, "logprobs": scored},
-        routing=tuple((*path, "extra", name) for name in routing),
-        counters=(Counter(path),),
-    )
+    sources: list[list[CallSource]] = []
+    for above, trajectory in _trajectories(row, ()):
+        sources.append([])
+        for call in _conversation_of(trajectory.get("steps"), "steps")[1]:
+            path, extra = (*above, "steps", call.step, "metrics"), object_at(call.metrics, "extra")
+            routing = [name for name in extra if extra[name] is not None and policy_of(name) is MovePolicy.DROP]
+            columns = {_EXTRA_PREFIX + name: plain_sources([(*path, "extra", name)]) for name in extra}
+            prompts, scored = (
+                plain_sources([(*path, name)] if is_list(call.metrics.get(name)) else [])
+                for name in ("prompt_token_ids", "logprobs")
+            )
+            source = CallSource(
+                prompts=prompts,
+                logprobs=scored,
+                columns={**columns, "logprobs": scored},
+                routing=tuple((*path, "extra", name) for name in routing),
+                counters=(Counter(path),),
+            )
+            sources[-1].append(source)
+    return of_calls(sources)
 
 
 def _totals(row: Row, before: Sequence[Rollout], after: Sequence[Rollout]) -> Iterator[Edit]:
@@ -126,7 +121,7 @@ def _totals(row: Row, before: Sequence[Rollout], after: Sequence[Rollout]) -> It
         if not old.turns or type(total) is not int or total != sum(n for n in counted if type(n) is int):
             continue
         grown = 0
-        for call, was, now in zip(_conversation_of(steps, "steps").calls, old.turns, new.turns, strict=True):
+        for call, was, now in zip(_conversation_of(steps, "steps")[1], old.turns, new.turns, strict=True):
             size, to = lengths_of([was])[0], lengths_of([now])[0]
             grown += to - size if counted[call.step] == size else 0
         if grown:
@@ -149,18 +144,13 @@ class _StepCall:
     """The metrics are sums over several calls."""
 
 
-@dataclass(frozen=True, slots=True)
-class _TrajectorySteps:
-    """The steps of one trajectory."""
+def _conversation_of(
+    steps: object, where: str
+) -> tuple[tuple[Message, ...], tuple[_StepCall, ...], tuple[str, ...]]:
+    """The messages and calls of all steps, in order, and what a model saw in a form that is not recorded.
 
-    messages: tuple[Message, ...]
-    calls: tuple[_StepCall, ...]
-    unread: tuple[str, ...]
-    """What a model saw in a form that the trajectory does not record."""
-
-
-def _conversation_of(steps: object, where: str) -> _TrajectorySteps:
-    """The messages and calls of all steps, in order; `where` names the list of steps in errors."""
+    `where` names the list of steps in errors.
+    """
     if not isinstance(steps, Sequence) or isinstance(steps, str):
         raise RecordError(f"{where} is not a list of steps")
     messages: list[Message] = []
@@ -178,10 +168,25 @@ def _conversation_of(steps: object, where: str) -> _TrajectorySteps:
                 unread.add("observation of a step without an agent")
             continue
         wire = _answer(step, here)
-        calls.extend(_calls(step, number, len(messages), here))
+        metrics, count = step.get("metrics"), step.get("llm_call_count")
+        metrics = {} if metrics is None else as_object(metrics, f"{here}.metrics is not an object")
+        if count is not None and (isinstance(count, bool) or not isinstance(count, int | float)):
+            raise RecordError(f"{here}.llm_call_count is {count!r}, not a number of calls")
+        # A table has every key, so metrics that are all null count as missing.
+        is_call = any(value is not None for value in metrics.values()) if count is None else count != 0
+        if is_call and step.get("is_copied_context") is not True:
+            calls.append(_StepCall(number, len(messages), metrics, count is not None and count > 1))
         messages.append(as_message(wire, here))
-        messages.extend(_observed(step, here))
-    return _TrajectorySteps(tuple(messages), tuple(calls), tuple(sorted(unread)))
+        # Results of tool calls are tool messages, those of other actions user messages.
+        for place, result in enumerate(_results(step, here)):
+            at = f"{here}.observation.results[{place}]"
+            result = as_object(result, f"{at} is not a result (an object)")
+            called, content = result.get("source_call_id"), result.get("content")
+            if called is not None:
+                messages.append(as_message({"role": "tool", "tool_call_id": called, "content": content}, at))
+            elif content is not None:
+                messages.append(as_message({"role": "user", "content": content}, at))
+    return tuple(messages), tuple(calls), tuple(sorted(unread))
 
 
 def _step_turn(call: _StepCall, where: str, answer: Message | None) -> Turn:
@@ -210,19 +215,6 @@ def _step_turn(call: _StepCall, where: str, answer: Message | None) -> Turn:
     )
 
 
-def _calls(step: _Wire, number: int, message: int, where: str) -> Iterator[_StepCall]:
-    """The call of an agent's step, if a call made it and it was not copied from elsewhere."""
-    metrics, count = step.get("metrics"), step.get("llm_call_count")
-    metrics = {} if metrics is None else as_object(metrics, f"{where}.metrics is not an object")
-    if count is not None and (isinstance(count, bool) or not isinstance(count, int | float)):
-        raise RecordError(f"{where}.llm_call_count is {count!r}, not a number of calls")
-    # A table has every key, so metrics that are all null count as missing.
-    has_metrics = any(value is not None for value in metrics.values())
-    if step.get("is_copied_context") is True or (count is None and not has_metrics) or count == 0:
-        return
-    yield _StepCall(number, message, metrics, count is not None and count > 1)
-
-
 def _answer(step: _Wire, where: str) -> dict[str, Any]:
     """An agent's step in chat form; arguments stay the objects that the log has."""
     calls = step.get("tool_calls")
@@ -249,18 +241,6 @@ def _answer(step: _Wire, where: str) -> dict[str, Any]:
             for call in calls
         ],
     }
-
-
-def _observed(step: _Wire, where: str) -> Iterator[Message]:
-    """The results of a step: of tool calls as tool messages, of other actions as user messages."""
-    for number, result in enumerate(_results(step, where)):
-        here = f"{where}.observation.results[{number}]"
-        result = as_object(result, f"{here} is not a result (an object)")
-        source, content = result.get("source_call_id"), result.get("content")
-        if source is not None:
-            yield as_message({"role": "tool", "tool_call_id": source, "content": content}, here)
-        elif content is not None:
-            yield as_message({"role": "user", "content": content}, here)
 
 
 def _results(step: _Wire, where: str) -> Sequence[Any]:

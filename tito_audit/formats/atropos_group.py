@@ -13,22 +13,13 @@ from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
 from tito_audit.formats._atropos import sample_columns, sample_messages, sample_row
 from tito_audit.formats._calls import stated_facts, with_finishes
-from tito_audit.formats._columns import Raw, is_list
+from tito_audit.formats._columns import Raw, is_given, is_list
 from tito_audit.formats._kit import Samples, put_back, sources_in
 from tito_audit.formats._update import at_most_one_each, updated_row
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.record.sources import Source
 from tito_audit.signature import keys, one_way
-
-
-def _matches(row: Row) -> bool:
-    if not {"tokens", "masks", "scores"} <= row.keys():
-        return False
-    tokens = row["tokens"]
-    if tokens is None or (is_list(tokens) and not len(tokens)):
-        return is_list(row["scores"])
-    return is_list(tokens) and is_list(tokens[0])
 
 
 def _read(row: Row, place: Place) -> Sequence[Rollout]:
@@ -83,7 +74,6 @@ def _update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
 
 
 def _source(number: int, name: str) -> Source:
-    """Where a group stores a column of a sample."""
     return Source((name, number))
 
 
@@ -108,7 +98,14 @@ FORMAT = Format(
     title="Atropos groups (ScoredDataGroup)",
     signature=one_way("tokens", "masks", keys("scores", after=", each one list per sample")),
     precedence=100,
-    matches=_matches,
+    matches=lambda row: (
+        {"tokens", "masks", "scores"} <= row.keys()
+        and (
+            is_list(row["tokens"]) and is_list(row["tokens"][0])
+            if is_given(row["tokens"])
+            else is_list(row["scores"])
+        )
+    ),
     read=_read,
     sources=lambda row, rollouts: sources_in(Samples((), _source), rollouts),
     update=_update,

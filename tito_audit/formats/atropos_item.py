@@ -17,13 +17,6 @@ from tito_audit.record.rollout import Place, Rollout
 from tito_audit.signature import keys, one_way
 
 
-def _matches(row: Row) -> bool:
-    if not {"tokens", "masks", "scores"} <= row.keys() or is_list(row["scores"]):
-        return False
-    tokens = row["tokens"]
-    return tokens is None or (is_list(tokens) and not (len(tokens) and is_list(tokens[0])))
-
-
 def _read(row: Row, place: Place) -> Rollout:
     trained = sample_row(
         row["tokens"],
@@ -42,7 +35,11 @@ FORMAT = Format(
     title="Atropos items (ScoredDataItem)",
     signature=one_way("tokens", keys("masks", after=" as flat lists"), keys("scores", after=" as a number")),
     precedence=110,
-    matches=_matches,
+    matches=lambda row: (
+        {"tokens", "masks", "scores"} <= row.keys()
+        and not is_list(row["scores"])
+        and (row["tokens"] is None or (is_list(row["tokens"]) and not any(map(is_list, row["tokens"][:1]))))
+    ),
     **sample(_read, partial(updated_row, ids="tokens")).functions,
     shows="One training row with its mask (labels or 0/1) and logprobs; messages when the run included them.",
 )

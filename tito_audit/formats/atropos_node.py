@@ -16,11 +16,11 @@ import numpy as np
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
 from tito_audit.formats._atropos import sample_row
+from tito_audit.formats._beside import version_spans
 from tito_audit.formats._calls import finish_reason, stated_facts, with_finishes
-from tito_audit.formats._columns import equal_values, is_list, other_columns
+from tito_audit.formats._columns import as_object, equal_values, is_list, other_columns
 from tito_audit.formats._responses import text_of
 from tito_audit.formats._update import at, at_most_one_each, object_at, plain_sources, updated_row
-from tito_audit.formats._versions import version_spans
 from tito_audit.record.by_name import WEIGHTS, spans_of_versions, version_of_tokens
 from tito_audit.record.edits import Edit, Path, with_edits
 from tito_audit.record.message import as_messages, as_tools
@@ -28,47 +28,48 @@ from tito_audit.record.prefix import common_ends
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout, TrainingRow
 from tito_audit.record.sources import Sources
-from tito_audit.record.stated import Stated
 from tito_audit.signature import Signature, keys, way
 
 _COLUMNS = ("tokens", "masked_tokens", "logprobs")
 _KEYS = {"full_text", *_COLUMNS}
 
 
-def _matches(row: Row) -> bool:
-    if _is_node(row):
-        return True
-    nodes = _nodes(row)
-    return bool(nodes) and _is_node(nodes[0])
-
-
 def _read(row: Row, place: Place) -> Sequence[Rollout]:
     nodes = [row] if _is_node(row) else _nodes(row)
     for index, node in enumerate(nodes):
-        if not isinstance(node, Mapping):
-            raise RecordError(f"nodes[{index}] is not a node (an object)")
-    return tuple(_rollout(row, node, replace(place, item=index)) for index, node in enumerate(nodes))
-
-
-def _rollout(row: Row, node: Mapping[str, Any], place: Place) -> Rollout:
-    try:
-        trained = sample_row(
-            node.get("tokens"),
-            ("masked_tokens", node.get("masked_tokens")),
-            ("logprobs", node.get("logprobs")),
-            other_columns(node, {"tokens", "masked_tokens", "logprobs"}),
-            "tokens",
+        as_object(node, f"nodes[{index}] is not a node (an object)")
+    rollouts = []
+    for index, node in enumerate(nodes):
+        try:
+            trained = sample_row(
+                node.get("tokens"),
+                ("masked_tokens", node.get("masked_tokens")),
+                ("logprobs", node.get("logprobs")),
+                other_columns(node, _COLUMNS),
+                "tokens",
+            )
+        except RecordError as error:
+            raise RecordError(str(error) if node is row else f"nodes[{index}]: {error}") from None
+        stated, metadata = stated_facts(row).overlaid(stated_facts(node)), node.get("metadata")
+        if isinstance(metadata, Mapping):
+            # The server had no ids: 0, 1, 2, … are placeholders.
+            dummy = metadata.get("dummy_tokens")
+            if isinstance(dummy, int) and dummy:
+                stated = replace(stated, dummy_tokens=True)
+            # `tito_audit.sessions` states spans of `tokens` where several versions sampled them.
+            spans = version_spans(metadata.get("weight_versions"))
+            stated = stated.with_facts(finish_reason=finish_reason(metadata), weight_spans=spans or None)
+        text = node.get("full_text")
+        rollout = Rollout(
+            replace(place, item=index),
+            FORMAT.name,
+            messages=as_messages(row.get("messages"), "messages"),
+            tools=as_tools(row.get("tools"), "tools"),
+            training_row=with_finishes(trained, node),
+            stated=stated.with_facts(full_text=text if isinstance(text, str) else None),
         )
-    except RecordError as error:
-        raise RecordError(str(error) if node is row else f"nodes[{place.item}]: {error}") from None
-    return Rollout(
-        place,
-        FORMAT.name,
-        messages=as_messages(row.get("messages"), "messages"),
-        tools=as_tools(row.get("tools"), "tools"),
-        training_row=with_finishes(trained, node),
-        stated=_stated(row, node),
-    )
+        rollouts.append(rollout)
+    return rollouts
 
 
 def _places(row: Row) -> list[list[Path]]:
@@ -86,20 +87,14 @@ def _places(row: Row) -> list[list[Path]]:
     for own in first:
         node = at(row, own)
         alike = copies.get(text_of(node.get("full_text")), ())
+        lists = {name: node[name] for name in _COLUMNS if is_list(node.get(name))}
         repeats = (
             path
             for path in alike
-            if all(
-                is_list(copy := at(row, path).get(name)) and equal_values(copy, node[name])
-                for name in _lists(node)
-            )
+            if all(is_list(copy := at(row, path).get(name)) and equal_values(copy, lists[name]) for name in lists)
         )
         places.append([own, *repeats])
     return places
-
-
-def _lists(node: Mapping[str, Any]) -> list[str]:
-    return [name for name in _COLUMNS if is_list(node.get(name))]
 
 
 def _sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
@@ -122,7 +117,8 @@ def _update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
         for path in places:
             new = _with_versions(updated_row(at(row, path), was, now, "tokens"), was, now)
             other = edits.setdefault(path, new)
-            if not all(equal_values(other[name], new[name]) for name in _lists(at(row, path))):
+            lists = [name for name in _COLUMNS if is_list(at(row, path).get(name))]
+            if not all(equal_values(other[name], new[name]) for name in lists):
                 raise RecordError(
                     "two equal nodes were repaired differently, and it is unclear which of them the copy repeats"
                 )
@@ -143,21 +139,6 @@ def _with_versions(node: Row, before: TrainingRow | None, after: TrainingRow | N
     moved[new - tail :] = versions[old - tail :]
     logged = [dict(zip(("version", "start", "end"), span, strict=True)) for span in spans_of_versions(moved)]
     return {**node, "metadata": {**metadata, WEIGHTS: logged}}
-
-
-def _stated(row: Row, node: Mapping[str, Any]) -> Stated:
-    stated = stated_facts(row).overlaid(stated_facts(node))
-    metadata = node.get("metadata")
-    if isinstance(metadata, Mapping):
-        # The server had no ids: 0, 1, 2, … are placeholders.
-        dummy = metadata.get("dummy_tokens")
-        if isinstance(dummy, int) and dummy:
-            stated = replace(stated, dummy_tokens=True)
-        # `tito_audit.sessions` states spans of `tokens` where several versions sampled them.
-        spans = version_spans(metadata.get("weight_versions"))
-        stated = stated.with_facts(finish_reason=finish_reason(metadata), weight_spans=spans or None)
-    text = node.get("full_text")
-    return stated.with_facts(full_text=text if isinstance(text, str) else None)
 
 
 def _nodes(row: Row) -> Sequence[Any]:
@@ -187,7 +168,7 @@ FORMAT = Format(
         way(keys("nodes", "sequences", after=" of them")),
     ),
     precedence=80,
-    matches=_matches,
+    matches=lambda row: _is_node(row) or any(map(_is_node, _nodes(row)[:1])),
     read=_read,
     sources=_sources,
     update=_update,

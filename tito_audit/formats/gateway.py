@@ -12,7 +12,7 @@ from dataclasses import replace
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
 from tito_audit.formats._calls import model_facts, turn_at
-from tito_audit.formats._columns import parsed
+from tito_audit.formats._columns import first_text, parsed
 from tito_audit.formats._kit import calls
 from tito_audit.record.message import Message, as_message, as_messages, as_tools
 from tito_audit.record.rollout import Place, Rollout
@@ -21,19 +21,30 @@ from tito_audit.signature import keys, one_way
 VERSION = "tito_audit_gateway"
 """The key that every line has; its value is the version of the format."""
 _PROMPT, _COMPLETION = "prompt_token_ids", "completion_token_ids"
-_FACTS = ("session_id", "branch", "status")
 _TAKEN = (_PROMPT, _COMPLETION, "logprobs", "messages", "template_messages", "tools")
 
 
 def _read_one(row: Row, place: Place) -> Rollout:
-    messages, tools = _conversation(row), as_tools(parsed(row, "tools"), "tools")
+    # What the template was given, and the answer; none for a completion of text or ids.
+    name = "template_messages" if row.get("template_messages") is not None else "messages"
+    sent, answer = as_messages(parsed(row, name), name), parsed(row, "response_message")
+    messages: tuple[Message, ...] = ()
+    if sent and answer is not None:
+        # An answer without its request would render as if there had been no prompt.
+        message = as_message(answer, "response_message")
+        messages = (*sent, message) if message.sampled else ()
+    tools = as_tools(parsed(row, "tools"), "tools")
     kwargs = parsed(row, "chat_template_kwargs")
     if kwargs is not None and not isinstance(kwargs, dict):
         raise RecordError("chat_template_kwargs is not an object")
     turn = turn_at(row, _PROMPT, _COMPLETION, _TAKEN)
     turn = replace(turn, message_index=len(messages) - 1 if messages else None)
-    facts = {name: value for name in _FACTS if isinstance(value := row.get(name), str)}
-    stated_facts = model_facts(row).with_facts(id=_answer_id(row), **facts)
+    # The id of a call, or of an answer if the call has several: equal answers are separate samples.
+    call, count, choice = first_text(row, ("call_id",)), row.get("n"), row.get("choice")
+    if call is not None and isinstance(count, int) and count != 1 and isinstance(choice, int):
+        call = f"{call}-{choice}"
+    facts = {name: first_text(row, (name,)) for name in ("session_id", "branch", "status")}
+    stated_facts = model_facts(row).with_facts(id=call, **facts)
     return Rollout(
         place,
         FORMAT.name,
@@ -43,27 +54,6 @@ def _read_one(row: Row, place: Place) -> Rollout:
         turns=(turn,),
         stated=replace(stated_facts, dummy_tokens=row.get("status") == "dummy"),
     )
-
-
-def _conversation(row: Row) -> tuple[Message, ...]:
-    """What the template was given, and the answer; () for a completion of text or ids."""
-    name = "template_messages" if row.get("template_messages") is not None else "messages"
-    sent = as_messages(parsed(row, name), name)
-    answer = parsed(row, "response_message")
-    # An answer without its request would render as if there had been no prompt.
-    if not sent or answer is None:
-        return ()
-    answer_message = as_message(answer, "response_message")
-    return (*sent, answer_message) if answer_message.sampled else ()
-
-
-def _answer_id(row: Row) -> str | None:
-    """The id of a call, or of an answer if the call has several: equal answers are separate samples."""
-    named = row.get("call_id")
-    if not isinstance(named, str):
-        return None
-    count, choice = row.get("n"), row.get("choice")
-    return f"{named}-{choice}" if isinstance(count, int) and count != 1 and isinstance(choice, int) else named
 
 
 _ROWS = calls(_read_one, "messages", "prompt")

@@ -96,30 +96,23 @@ def _read_one(row: Row, place: Place) -> Rollout:
 
 def _updated(row: Row, before: Rollout, repaired_rollout: RepairedRollout) -> Row:
     """The row with one repaired rollout; called once for each part of a fork."""
-    calls = _calls_name(row)
-    if calls is None:
+    name = _calls_name(row)
+    if name is None:
         return updated_sample(row, before, repaired_rollout)
-    return with_training_row(_with_calls(row, calls, before, repaired_rollout), before, repaired_rollout)
-
-
-def _with_calls(row: Row, name: str, before: Rollout, repaired_rollout: RepairedRollout) -> Row:
-    """The row with the remaining calls, their prompts and columns, and the messages up to the last call."""
-    entries = parsed(row, name)
-    numbers = repaired_rollout.turns_from
+    entries, numbers = parsed(row, name), repaired_rollout.turns_from
     if not numbers:
         raise RecordError("no call would be left in the row")
-    new = with_list(
-        entries,
-        [
-            updated_call(entries[number], before.turns[number], turn)
-            for number, turn in zip(numbers, repaired_rollout.rollout.turns, strict=True)
-        ],
-    )
-    if new is entries:
-        return row
-    counts = {count: [(len(entries), len(numbers))] for count in _CALL_COUNTS}
-    row = with_counts(with_values(row, {name: _written(row[name], entries, new)}), counts)
-    return row if len(numbers) == len(entries) else _with_messages_of(row, before, numbers)
+    calls = [
+        updated_call(entries[number], before.turns[number], turn)
+        for number, turn in zip(numbers, repaired_rollout.rollout.turns, strict=True)
+    ]
+    new = with_list(entries, calls)
+    if new is not entries:
+        counts = {count: [(len(entries), len(numbers))] for count in _CALL_COUNTS}
+        row = with_counts(with_values(row, {name: _written(row[name], entries, new)}), counts)
+        if len(numbers) < len(entries):
+            row = _with_messages_of(row, before, numbers)
+    return with_training_row(row, before, repaired_rollout)
 
 
 def _with_messages_of(row: Row, before: Rollout, numbers: Sequence[int]) -> Row:
@@ -130,24 +123,19 @@ def _with_messages_of(row: Row, before: Rollout, numbers: Sequence[int]) -> Row:
     wanted = [before.turns[number].message_index for number in numbers]
     last = wanted[-1]
     if last is not None and numbers[-1] != len(before.turns) - 1:
-        row = _with_messages(row, last + 1)
+        # They may be split into a prompt and a completion.
+        ahead = 0
+        for name in ("messages",) if parsed(row, "messages") is not None else ("prompt", "completion"):
+            messages = parsed(row, name)
+            left = max(last + 1 - ahead, 0)
+            ahead += len(messages)
+            if left < len(messages):
+                row = with_values(row, {name: _written(row[name], messages, messages[:left])})
     if answer_indices(_conversation(row)[0], len(numbers)) != wanted:
         raise RecordError(
             "it would be unclear which messages the remaining calls belong to: calls are paired with answers "
             "from the last one back"
         )
-    return row
-
-
-def _with_messages(row: Row, count: int) -> Row:
-    """The row with only its first `count` messages, which may be split into a prompt and a completion."""
-    ahead = 0
-    for name in ("messages",) if parsed(row, "messages") is not None else ("prompt", "completion"):
-        messages = parsed(row, name)
-        left = max(count - ahead, 0)
-        ahead += len(messages)
-        if left < len(messages):
-            row = with_values(row, {name: _written(row[name], messages, messages[:left])})
     return row
 
 

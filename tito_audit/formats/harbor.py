@@ -29,7 +29,7 @@ from tito_audit.formats._update import object_at, of_calls, path_text, plain_sou
 from tito_audit.formats._writer import call_rows, lengths_of
 from tito_audit.record.column import MovePolicy
 from tito_audit.record.edits import Edit, Path
-from tito_audit.record.rollout import Place, Rollout, Turn
+from tito_audit.record.rollout import Place, Rollout
 from tito_audit.record.sources import CallSource, Sources
 from tito_audit.record.stated import Stated
 from tito_audit.signature import KeyWay, Signature, keys, way
@@ -73,10 +73,27 @@ def _matches(row: Row) -> bool:
 def _read(row: Row, place: Place) -> Sequence[Rollout]:
     model = real_name(object_at(row, "agent_info", "model_info"))
     stated = Stated(model=model, group=first_text(row, ("task_name",)))
-    rollouts = [
-        Rollout(replace(place, item=item), FORMAT.name, turns=_turns(detail), stated=stated)
-        for item, detail in enumerate(_details(row))
-    ]
+    rollouts = []
+    for item, detail in enumerate(_details(row)):
+        turns = []
+        for number, (prompt, completion) in enumerate(zip(detail.prompts, detail.completions, strict=True)):
+            at, other = detail.logprobs[number], {}
+            try:
+                scored = {} if at is None else {_LOGPROBS: detail.value[_LOGPROBS][at]}
+                for name, values in detail.extra.items():
+                    entries, policy = values[number], policy_of(name)
+                    if (
+                        is_list(entries)
+                        and len(entries) > 1
+                        and (is_numbers(entries) or policy is MovePolicy.DROP)
+                    ):
+                        other[f"extra.{name}"] = entries, policy
+                logprobs = partial(flat_logprobs, scored, _LOGPROBS)
+                turns.append(turn_of_tokens((_PROMPTS, prompt), (_COMPLETIONS, completion), logprobs, other))
+            except RecordError as error:
+                where = f"{path_text(detail.path)}." if detail.path else ""
+                raise RecordError(f"{where}call {number}: {error}") from None
+        rollouts.append(Rollout(replace(place, item=item), FORMAT.name, turns=tuple(turns), stated=stated))
     if any(turn for rollout in rollouts for turn in rollout.turns):
         return tuple(rollouts)
     return (Rollout(replace(place, item=0), FORMAT.name, stated=stated.without_ids()),)
@@ -84,7 +101,14 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
 
 def _details(row: Row) -> Iterator[_Detail]:
     """Every conversation of the row, in order."""
-    for path, details in _lists(row):
+    # Lists of conversations: of the trial, of each step, of a lone agent result.
+    steps = row.get("step_results")
+    paths: list[Path] = [("agent_result",)]
+    paths += [
+        ("step_results", n, "agent_result") for n in range(len(steps) if isinstance(steps, list | tuple) else 0)
+    ]
+    for above in (*paths, ()):
+        path, details = (*above, "rollout_details"), object_at(row, *above).get("rollout_details")
         if details is None:
             continue
         if not isinstance(details, list | tuple):
@@ -95,23 +119,17 @@ def _details(row: Row) -> Iterator[_Detail]:
         yield _paired(row, ())
 
 
-def _lists(row: Row) -> Iterator[tuple[Path, Any]]:
-    """The paths and values of lists of conversations: of the trial, of each step, of a lone agent result."""
-    yield ("agent_result", "rollout_details"), object_at(row, "agent_result").get("rollout_details")
-    steps = row.get("step_results")
-    for number, step in enumerate(steps if isinstance(steps, list | tuple) else ()):
-        path = ("step_results", number, "agent_result", "rollout_details")
-        yield path, object_at(step, "agent_result").get("rollout_details")
-    yield ("rollout_details",), row.get("rollout_details")
-
-
 def _paired(logged: object, path: Path) -> _Detail:
     """The three lists of a conversation, paired call by call; RecordError if the pairing is unclear."""
     where = f"{path_text(path)}." if path else ""
     value = as_object(logged, f"{path_text(path)} is not a conversation (an object)")
-    prompts, completions, logprobs = (
-        _lists_of(value, name, where) for name in (_PROMPTS, _COMPLETIONS, _LOGPROBS)
-    )
+    lists: list[Raw] = []
+    for name in (_PROMPTS, _COMPLETIONS, _LOGPROBS):
+        listed = value.get(name)
+        if listed is not None and (not is_list(listed) or not all(e is None or is_list(e) for e in listed)):
+            raise RecordError(f"{where}{name} is not a list with one list per call")
+        lists.append(() if listed is None else listed)
+    prompts, completions, logprobs = lists
     if not completions and prompts:
         raise RecordError(f"{where}{_PROMPTS} holds {len(prompts)} lists, and no call has {_COMPLETIONS}")
     if prompts and len(prompts) != len(completions):
@@ -157,52 +175,24 @@ def _matched(completions: Sequence[int], logprobs: Sequence[int]) -> list[int] |
     return matched if len(matched) == len(logprobs) else None
 
 
-def _lists_of(value: Mapping[str, Any], name: str, where: str) -> Raw:
-    listed = value.get(name)
-    if listed is None:
-        return ()
-    if not is_list(listed) or not all(entry is None or is_list(entry) for entry in listed):
-        raise RecordError(f"{where}{name} is not a list with one list per call")
-    return listed
-
-
-def _turns(detail: _Detail) -> tuple[Turn, ...]:
-    where = f"{path_text(detail.path)}." if detail.path else ""
-    turns = []
-    for number, (prompt, completion) in enumerate(zip(detail.prompts, detail.completions, strict=True)):
-        at = detail.logprobs[number]
-        try:
-            scored = {} if at is None else {_LOGPROBS: detail.value[_LOGPROBS][at]}
-            logprobs = partial(flat_logprobs, scored, _LOGPROBS)
-            other = dict(_columns(detail, number))
-            turns.append(turn_of_tokens((_PROMPTS, prompt), (_COMPLETIONS, completion), logprobs, other))
-        except RecordError as error:
-            raise RecordError(f"{where}call {number}: {error}") from None
-    return tuple(turns)
-
-
-def _columns(detail: _Detail, number: int) -> Iterator[tuple[str, tuple[Any, MovePolicy]]]:
-    """The provider's per-token columns of a call."""
-    for name, values in detail.extra.items():
-        entries, policy = values[number], policy_of(name)
-        if is_list(entries) and len(entries) > 1 and (is_numbers(entries) or policy is MovePolicy.DROP):
-            yield f"extra.{name}", (entries, policy)
-
-
 def _sources(row: Row, _: Sequence[Rollout]) -> Sequence[Sources]:
-    return of_calls(map(partial(_source, detail), range(len(detail.completions))) for detail in _details(row))
-
-
-def _source(detail: _Detail, number: int) -> CallSource:
-    path, at = detail.path, detail.logprobs[number]
-    scored = plain_sources([] if at is None else [(*path, _LOGPROBS, at)])
-    extra = {name: (*path, "extra", name, number) for name in detail.extra}
-    return CallSource(
-        prompts=plain_sources([(*path, _PROMPTS, number)]),
-        logprobs=scored,
-        columns={_LOGPROBS: scored, **{f"extra.{name}": plain_sources([path]) for name, path in extra.items()}},
-        routing=tuple(path for name, path in extra.items() if policy_of(name) is MovePolicy.DROP),
-    )
+    calls: list[list[CallSource]] = []
+    for detail in _details(row):
+        calls.append([])
+        for number, at in enumerate(detail.logprobs):
+            scored = plain_sources([] if at is None else [(*detail.path, _LOGPROBS, at)])
+            extra = {name: (*detail.path, "extra", name, number) for name in detail.extra}
+            source = CallSource(
+                prompts=plain_sources([(*detail.path, _PROMPTS, number)]),
+                logprobs=scored,
+                columns={
+                    _LOGPROBS: scored,
+                    **{f"extra.{name}": plain_sources([own]) for name, own in extra.items()},
+                },
+                routing=tuple(own for name, own in extra.items() if policy_of(name) is MovePolicy.DROP),
+            )
+            calls[-1].append(source)
+    return of_calls(calls)
 
 
 def _totals(row: Row, before: Sequence[Rollout], after: Sequence[Rollout]) -> Iterator[Edit]:

@@ -76,25 +76,22 @@ def _targets(labels: NDArray[Any], ids: NDArray[Any]) -> Mask:
     return alone if len(set(labels[alone].tolist())) == 1 and (alone == other).all() else np.zeros_like(alone)
 
 
-def _with_bounds(row: Row) -> Row:
-    """The row with the bounds of its samples and of its padding, as its attention mask numbers them."""
-    seen = np.asarray(row[_SEEN])
-    edges = [0, *(np.flatnonzero(np.diff(seen)) + 1).tolist(), len(seen)]
-    padding = edges[-1] - edges[-2] if not seen[-1] else 0
-    bounds = {
-        "sequence_boundaries": as_logged(edges, row[_BOUNDS]["sequence_boundaries"]),
-        "right_padding_length": padding,
-    }
-    return {**row, _BOUNDS: {**row[_BOUNDS], **bounds}}
-
-
 def _update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
     """The row with its repaired samples, and with its padding visible again."""
     bare = _without_targets(row)
     hiding = _hiding_padding(bare)
     new = [_with_targets(each, bare, row) for each in _ROWS.update(hiding, repaired)]
     if row.get(_BOUNDS) is not None:
-        new = [each if each.get(_SEEN) is hiding.get(_SEEN) else _with_bounds(each) for each in new]
+        # The bounds of samples and of padding, as the attention mask numbers them.
+        for number, each in enumerate(new):
+            if each.get(_SEEN) is not hiding.get(_SEEN):
+                seen = np.asarray(each[_SEEN])
+                edges = [0, *(np.flatnonzero(np.diff(seen)) + 1).tolist(), len(seen)]
+                bounds = {
+                    "sequence_boundaries": as_logged(edges, each[_BOUNDS]["sequence_boundaries"]),
+                    "right_padding_length": edges[-1] - edges[-2] if not seen[-1] else 0,
+                }
+                new[number] = {**each, _BOUNDS: {**each[_BOUNDS], **bounds}}
     if hiding is bare:
         return [row if all(each.get(name) is row[name] for name in row) else each for each in new]
     shown = [as_logged([1] * len(each[_SEEN]), row[_SEEN]) for each in new]
@@ -106,11 +103,7 @@ def _update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
     ]
 
 
-_ROWS = SampleRows(
-    lambda row, place: sample_rollout(row, place, _NAME, (_IDS,)),
-    updated_sample,
-    packed,
-)
+_ROWS = SampleRows(lambda row, place: sample_rollout(row, place, _NAME, (_IDS,)), updated_sample, packed)
 FORMAT = Format(
     name=_NAME,
     title="LLaMA-Factory tokenized sets",

@@ -18,13 +18,6 @@ from tito_audit.record.rollout import Place, Rollout
 from tito_audit.signature import keys, one_way
 
 
-def _matches(row: Row) -> bool:
-    if not {"prompt_tokens", "response_tokens"} <= row.keys():
-        return False
-    # As a number it is a usage count.
-    return is_list(row["prompt_tokens"]) or ("token_rewards" in row and row["prompt_tokens"] is None)
-
-
 def _read(row: Row, place: Place) -> Rollout:
     messages = as_messages(parsed(row, "messages"), "messages")
     (index,) = answer_indices(messages, 1)
@@ -43,7 +36,11 @@ FORMAT = Format(
         keys("prompt_tokens", after=" (a list)"), "response_tokens", "response_logprobs", "token_rewards"
     ),
     precedence=210,
-    matches=_matches,
+    matches=lambda row: (
+        {"prompt_tokens", "response_tokens"} <= row.keys()
+        # As a number it is a usage count.
+        and (is_list(row["prompt_tokens"]) or ("token_rewards" in row and row["prompt_tokens"] is None))
+    ),
     **calls(_read, "messages").functions,
     shows="One call with its logprobs and rewards. The framework may have looked these ids up from text, so "
     "they are no proof of what was sampled; no messages are kept.",

@@ -15,9 +15,8 @@ from tito_audit.record.rollout import Place, Rollout
 from tito_audit.record.stated import NOTHING_STATED
 from tito_audit.signature import keys, one_way
 
+# A repaired file has the column `tito_audit` too.
 _COLUMNS = {"sample_index", "response_length", "total_length", "tokens", "loss_mask", "rollout_log_probs"}
-_OURS = {"tito_audit"}
-"""The column that a repaired file adds."""
 
 
 def _read(row: Row, place: Place) -> Rollout:
@@ -41,7 +40,7 @@ FORMAT = Format(
         "rollout_log_probs",
     ),
     precedence=20,
-    matches=lambda row: row.keys() - _OURS == _COLUMNS and lists_or_null(row, "tokens"),
+    matches=lambda row: row.keys() - {"tito_audit"} == _COLUMNS and lists_or_null(row, "tokens"),
     **sample(_read, updated_sample, "a sample").functions,
     shows="The training row, its mask and its logprobs, no text. The messages are in `trajectory/*.jsonl`, and "
     "the same ids in `rollout_data/*.pt`, which a repair of this file does not touch.",

@@ -7,25 +7,21 @@ SGLang's answer to it. radixark/miles `miles/rollout/session/` (`types.py`, `cor
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any
-
-import numpy as np
+from typing import Any, TypeAlias
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
 from tito_audit.formats._calls import same_messages, written_once
-from tito_audit.formats._columns import as_logged, as_object, ids_or_none, is_list
+from tito_audit.formats._columns import as_logged, as_object, ids_or_none, is_list, same_ids
 from tito_audit.formats._responses_read import ONE_CALL, choice_sources, rollouts_of
 from tito_audit.formats._update import object_at, of_calls, with_list, with_values
 from tito_audit.formats._writer import changes_of, check_written, rewritten_calls, rollouts_before
 from tito_audit.record.arrays import Ids
-from tito_audit.record.message import Message
 from tito_audit.record.prefix import starts_with
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout, Turn
-from tito_audit.record.sources import Sources
 from tito_audit.signature import keys, one_way
 
 _NAME = "miles_session"
@@ -36,30 +32,31 @@ _TRIM = "max_trim_tokens"
 _INDEXER = "indexer_topk"
 
 
-@dataclass(frozen=True, slots=True)
-class _CallRecord:
-    """A record that is a call."""
-
-    number: int
-    """Its index among the records."""
-    rollouts: tuple[Rollout, ...]
-    """The record read by itself; the first rollout is the session's."""
-
-
-def _matches(row: Row) -> bool:
-    if not {"session_id", "records"} <= row.keys():
-        return False
-    records = row["records"]
-    return records is None or (
-        is_list(records) and all(isinstance(record, Mapping) and "response" in record for record in records[:1])
-    )
+_CallRecord: TypeAlias = tuple[int, tuple[Rollout, ...]]
+"""The number of a record that is a call, and the record read by itself; its first rollout is the session's."""
 
 
 def _read(row: Row, place: Place) -> Sequence[Rollout]:
     calls = _calls(row, place)
-    last = calls[-1].rollouts[0] if calls else Rollout(place, _NAME)
-    turns = written_once([_in_place(call.rollouts[0], last.messages) for call in calls], last.messages)
-    odd = [*(record.rollouts[0].stated.copies_disagree for record in calls), _out_of_step(row, turns)]
+    last = calls[-1][1][0] if calls else Rollout(place, _NAME)
+    in_place = []
+    for own in (rollouts[0] for _, rollouts in calls):
+        (turn,) = own.turns
+        if turn.message_index is not None:
+            conversation = own.messages[: turn.message_index + 1]
+            if not same_messages(conversation, last.messages[: len(conversation)]):
+                turn = replace(turn, message_index=None, prompt_messages=conversation[:-1])
+        in_place.append(turn)
+    turns = written_once(in_place, last.messages)
+    odd = [rollouts[0].stated.copies_disagree for _, rollouts in calls]
+    running = _running_ids(row)
+    if (
+        running is not None
+        and turns
+        and turns[-1].seen_ids is not None
+        and _trimmed(row, running, turns[-1]) is None
+    ):
+        odd.append(f"metadata.{_RUNNING} has {len(running)} ids that are not those of the last call")
     verdicts = {name: object_at(row, "metadata").get(name) for name in (_TRIM, _VERDICT)}
     stated = replace(last.stated, copies_disagree="; ".join(filter(None, odd)), ids_wanted=bool(turns))
     stated = stated.with_facts(session_id=row["session_id"], **verdicts)
@@ -82,20 +79,8 @@ def _calls(row: Row, place: Place) -> list[_CallRecord]:
         except RecordError as error:
             raise RecordError(f"records[{number}]: {error}") from None
         if rollouts and rollouts[0].turns:
-            calls.append(_CallRecord(number, tuple(rollouts)))
+            calls.append((number, tuple(rollouts)))
     return calls
-
-
-def _in_place(own: Rollout, messages: Sequence[Message]) -> Turn:
-    """The call with its index in the last call's conversation, or with its own messages if they differ."""
-    (turn,) = own.turns
-    index = turn.message_index
-    if index is None:
-        return turn
-    conversation = own.messages[: index + 1]
-    if same_messages(conversation, messages[: index + 1]):
-        return turn
-    return replace(turn, message_index=None, prompt_messages=conversation[:-1])
 
 
 def _running_ids(row: Row) -> Ids | None:
@@ -115,52 +100,34 @@ def _trimmed(row: Row, running: Ids, turn: Turn) -> int | None:
     return less if 0 <= less <= allowed and starts_with(seen, running) else None
 
 
-def _out_of_step(row: Row, turns: Sequence[Turn]) -> str | None:
-    """How the running sequence differs from the last call; None if it does not or cannot be compared."""
-    running = _running_ids(row)
-    if running is None or not turns or turns[-1].seen_ids is None:
-        return None
-    if _trimmed(row, running, turns[-1]) is not None:
-        return None
-    return f"metadata.{_RUNNING} has {len(running)} ids that are not those of the last call"
-
-
-def _sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
-    calls = _calls(row, rollouts[0].place)
-    sources = [choice_sources(row, call.rollouts, ("records", call.number)) for call in calls]
-    return of_calls([[own[0].calls[0] for own in sources]])
-
-
 def _update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
     (before,) = rollouts_before(row, repaired, _read)
-    return tuple(_updated(row, before, part) for part in repaired)
+    rows = []
+    for part in repaired:
+        changes, numbers, new = changes_of(before, part), part.turns_from, row
+        if changes or len(numbers) < len(before.turns):
+            if not numbers:
+                raise RecordError("no call would be left in the session")
+            calls = _calls(row, before.place)
+            own = {number: turn for turn, (number, _) in enumerate(calls)}
+            now = dict(zip(numbers, part.rollout.turns, strict=True))
+            records = [
+                _updated_record(record, calls[own[number]][1], now[own[number]])
+                if own.get(number) in changes
+                else record
+                for number, record in enumerate(row["records"])
+                if number not in own or own[number] in now
+            ]
+            new = with_values(row, {"records": with_list(row["records"], records)})
+            new = with_values(new, _with_running(row, before.turns[-1], part.rollout.turns[-1]))
+            (again,) = _read(new, before.place)
+            check_written(again, part, before)
+        rows.append(new)
+    return tuple(rows)
 
 
-def _updated(row: Row, before: Rollout, repaired_rollout: RepairedRollout) -> Row:
-    """The session with one repaired rollout; called once for each part of a fork."""
-    changes, numbers = changes_of(before, repaired_rollout), repaired_rollout.turns_from
-    if not changes and len(numbers) == len(before.turns):
-        return row
-    if not numbers:
-        raise RecordError("no call would be left in the session")
-    calls = _calls(row, before.place)
-    own = {call.number: turn for turn, call in enumerate(calls)}
-    now = dict(zip(numbers, repaired_rollout.rollout.turns, strict=True))
-    records = [
-        _updated_record(record, calls[own[number]], now[own[number]]) if own.get(number) in changes else record
-        for number, record in enumerate(row["records"])
-        if number not in own or own[number] in now
-    ]
-    new = with_values(row, {"records": with_list(row["records"], records)})
-    new = with_values(new, _with_running(row, before.turns[-1], repaired_rollout.rollout.turns[-1]))
-    (again,) = _read(new, before.place)
-    check_written(again, repaired_rollout, before)
-    return new
-
-
-def _updated_record(record: Row, call: _CallRecord, turn: Turn) -> Row:
-    """A record with its repaired call."""
-    first, *others = call.rollouts
+def _updated_record(record: Row, rollouts: Sequence[Rollout], turn: Turn) -> Row:
+    first, *others = rollouts
     (own,) = first.turns
     turn = replace(turn, message_index=own.message_index, prompt_messages=own.prompt_messages)
     wanted = [
@@ -168,12 +135,10 @@ def _updated_record(record: Row, call: _CallRecord, turn: Turn) -> Row:
         *(RepairedRollout(other, (0,)) for other in others),
     ]
     new = rewritten_calls(record, wanted, _RECORD, choice_sources, stays=ONE_CALL)
-    return new if np.array_equal(own.prompt_ids, turn.prompt_ids) else _without_indexer(new)  # type: ignore[arg-type]
-
-
-def _without_indexer(record: Row) -> Row:
-    """The record without the engine's indexer choices for the old prompt, which are packed and cannot be cut."""
-    response = record["response"]
+    if same_ids(own.prompt_ids, turn.prompt_ids):
+        return new
+    # The engine's indexer choices are for the old prompt; they are packed and cannot be cut.
+    response = new["response"]
     choices = [
         with_values(choice, {"meta_info": with_values(meta, {_INDEXER: None})})
         if isinstance(meta := choice.get("meta_info"), Mapping) and meta.get(_INDEXER) is not None
@@ -181,7 +146,7 @@ def _without_indexer(record: Row) -> Row:
         for choice in response.get("choices", ())
     ]
     same = with_list(response.get("choices", ()), choices)
-    return with_values(record, {"response": with_values(response, {"choices": same})}) if choices else record
+    return with_values(new, {"response": with_values(response, {"choices": same})}) if choices else new
 
 
 def _with_running(row: Row, before: Turn, after: Turn) -> Mapping[str, Any]:
@@ -202,9 +167,22 @@ FORMAT = Format(
     title="miles sessions",
     signature=one_way("session_id", keys("records", before=" + ", after=" of requests and answers"), "metadata"),
     precedence=160,
-    matches=_matches,
+    matches=lambda row: (
+        {"session_id", "records"} <= row.keys()
+        and (
+            row["records"] is None
+            or (is_list(row["records"]) and all("response" in object_at(record) for record in row["records"][:1]))
+        )
+    ),
     read=_read,
-    sources=_sources,
+    sources=lambda row, rollouts: of_calls(
+        [
+            [
+                choice_sources(row, own, ("records", number))[0].calls[0]
+                for number, own in _calls(row, rollouts[0].place)
+            ]
+        ]
+    ),
     update=_update,
     shows="Messages, tools and every call: its prompt, what was sampled, logprobs, weight versions. The running "
     "sequence is compared with the last call; the server's own verdict is stated, not trusted.",

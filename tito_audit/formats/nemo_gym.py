@@ -8,9 +8,9 @@ NVIDIA-NeMo/Gym `nemo_gym/rollout_collection.py`, `openai_utils.py`, `responses_
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -38,7 +38,6 @@ from tito_audit.formats._responses import (
 from tito_audit.formats._update import at, object_at, of_calls, plain_sources, with_values
 from tito_audit.formats._writer import (
     CallChange,
-    Read,
     changes_of,
     check_written,
     lengths_of,
@@ -106,16 +105,43 @@ def request_of(row: Row) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
 
 def layout_of(row: Row) -> GymLayout:
     """All messages of a row and its calls, in order."""
+    messages: tuple[Message, ...] = ()
+    calls: list[GymCall] = []
     if is_chat(row):
-        messages, calls = _chat(row["messages"])
+        wires = row["messages"]
+        messages = tuple(
+            as_message(message_wire(wire, CALL_KEYS) if isinstance(wire, Mapping) else wire, f"messages[{i}]")
+            for i, wire in enumerate(wires)
+        )
+        calls = [
+            GymCall(messages[:i], messages[i], wire, (wire,))
+            for i, wire in enumerate(wires)
+            if messages[i].role == "assistant" and any(wire.get(key) is not None for key in CALL_KEYS)
+        ]
         return GymLayout(messages, tuple(calls), True)
     params, response = request_of(row)
-    before, output = _before(params, response), response["output"]
+    output, agent_input = response["output"], response.get("agent_input")
+    # Before the output: the request's input, or the agent's own version of it.
+    if isinstance(agent_input, list):
+        before = input_steps({**params, "input": agent_input}, "response.agent_input")
+    else:
+        before = input_steps(params, "responses_create_params")
+        before += steps(filled_list(response.get("seed_obs")), "response.seed_obs")
     if len(output) and isinstance(output[0], list | tuple):
-        messages, calls = _transitions(before, output)
+        # A list of lists, each with the history of its last call.
+        for number, inner in enumerate(output):
+            own_steps = steps(inner, f"response.output[{number}]")
+            system = [step for step in before if not step.items and step.message.role == "system"]
+            # A history that starts a conversation already holds the request, but not its instructions.
+            own_steps = [
+                *(system if starts_conversation([step.message for step in own_steps]) else before),
+                *own_steps,
+            ]
+            messages, own = _conversation(own_steps, 0, number)
+            calls.extend(own[-1:])
     else:
         messages, calls = _conversation([*before, *steps(output, "response.output")], len(before))
-        # The calls from the first one with token fields on; all calls if none has any
+        # From the first call with token fields on; all calls if none has any
         first = next((i for i, call in enumerate(calls) if call.token_item is not None), 0)
         calls = calls[first:] if calls and holds_tokens(calls[first].token_item or {}) else calls
     return GymLayout(messages, tuple(calls), bool(before))
@@ -136,29 +162,6 @@ def cut_by_length(response: Mapping[str, Any]) -> bool:
     return text_of(object_at(response, "incomplete_details").get("reason")) == "max_output_tokens"
 
 
-def _chat(wires: Sequence[Any]) -> tuple[tuple[Message, ...], list[GymCall]]:
-    messages = tuple(
-        as_message(message_wire(wire, CALL_KEYS) if isinstance(wire, Mapping) else wire, f"messages[{i}]")
-        for i, wire in enumerate(wires)
-    )
-    calls = [
-        GymCall(messages[:i], messages[i], wire, (wire,))
-        for i, wire in enumerate(wires)
-        if messages[i].role == "assistant" and any(wire.get(key) is not None for key in CALL_KEYS)
-    ]
-    return messages, calls
-
-
-def _before(params: Mapping[str, Any], response: Mapping[str, Any]) -> list[MessageStep]:
-    """The messages before the output: the request's input, or the agent's own version of it."""
-    agent_input = response.get("agent_input")
-    if isinstance(agent_input, list):
-        return input_steps({**params, "input": agent_input}, "response.agent_input")
-    found_steps = input_steps(params, "responses_create_params")
-    found_steps.extend(steps(filled_list(response.get("seed_obs")), "response.seed_obs"))
-    return found_steps
-
-
 def _conversation(
     all_steps: Sequence[MessageStep], first: int, transition: int | None = None
 ) -> tuple[tuple[Message, ...], list[GymCall]]:
@@ -172,37 +175,9 @@ def _conversation(
     return messages, calls
 
 
-def _transitions(
-    before: Sequence[MessageStep], output: Sequence[Sequence[Item]]
-) -> tuple[tuple[Message, ...], list[GymCall]]:
-    """The messages and calls of an output that is a list of lists, each with the history of its last call."""
-    messages: tuple[Message, ...] = ()
-    calls: list[GymCall] = []
-    for number, inner in enumerate(output):
-        own_steps = steps(inner, f"response.output[{number}]")
-        system = [step for step in before if not step.items and step.message.role == "system"]
-        # A history that starts a conversation already holds the request, but not its instructions.
-        own_steps = [
-            *(system if starts_conversation([step.message for step in own_steps]) else before),
-            *own_steps,
-        ]
-        messages, own = _conversation(own_steps, 0, number)
-        calls.extend(own[-1:])
-    return messages, calls
-
-
-_INPUT_KEYS = ("responses_create_params", "agent_input", "seed_obs")
-"""The rollout's inputs, which never change."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Carrier:
-    """An item or message with token fields, and the calls whose tokens they are."""
-
-    path: Path
-    item: Item
-    turns: tuple[int, ...]
-    """One, unless several calls hold the same tokens; none if no call of the row has them."""
+_Carrier: TypeAlias = tuple[Path, Item, tuple[int, ...]]
+"""The path of an item or message with token fields, itself, and the calls whose tokens they are: one, unless
+several hold the same tokens; none if no call of the row has them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,17 +193,29 @@ class _LocatedRow:
     carriers: tuple[_Carrier, ...]
 
 
-def updated_rows(row: Row, repaired: Sequence[RepairedRollout], read: Read) -> Sequence[Row]:
+def updated_rows(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
     """The row with its repaired rollout, or a row for each part of a fork; the same object if nothing changed."""
-    (rollout,) = rollouts_before(row, repaired, read)
+    (rollout,) = rollouts_before(row, repaired, _read)
     changes = [changes_of(rollout, part) for part in repaired]
     if len(repaired) == 1 and not changes[0] and len(repaired[0].turns_from) == len(rollout.turns):
         return (row,)
     log_row = _located(row, rollout)
     rows = []
     for part, changed in zip(repaired, changes, strict=True):
-        new = _part(log_row, part, changed)
-        (again,) = read(new, rollout.place)
+        numbers = part.turns_from
+        edits = list(_changed_items(log_row, changed))
+        # Counts that the row or its answer has for all calls or for the last one.
+        ways = [[lengths_of(turns), lengths_of(turns[-1:])] for turns in (rollout.turns, part.rollout.turns)]
+        for path in ((), ("usage",), ("response",), ("response", "usage")):
+            counts = recounted(object_at(row, *path), *ways)
+            edits += [Edit((*path, name), count) for name, count in counts.items()]
+        new = with_edits(row, edits)
+        if len(numbers) < len(rollout.turns):
+            if not numbers:
+                raise RecordError("a part of the rollout has no calls, so it has no row")
+            new = with_edits(new, list(_stripped(log_row, numbers)))
+            new = with_edits(new, list(_cut(log_row, new, numbers)))
+        (again,) = _read(new, rollout.place)
         check_written(again, part, rollout)
         rows.append(new)
     return tuple(rows)
@@ -241,22 +228,10 @@ def call_sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
     calls = []
     for number, turn in enumerate(rollout.turns):
         # Every item that repeats a call's tokens.
-        own = [carrier for carrier in carriers if number in carrier.turns]
-        there = {c.name: [(*holder.path, c.name) for holder in own if c.name in holder.item] for c in turn.columns}
+        own = [(path, item) for path, item, numbers in carriers if number in numbers]
+        there = {c.name: [(*path, c.name) for path, item in own if c.name in item] for c in turn.columns}
         calls.append(CallSource(columns={name: plain_sources(paths) for name, paths in there.items()}))
     return of_calls([calls])
-
-
-def _part(log_row: _LocatedRow, repaired_rollout: RepairedRollout, changes: Mapping[int, CallChange]) -> Row:
-    """The row of one part: the turns that it keeps, as repaired."""
-    numbers = repaired_rollout.turns_from
-    edits = [*_changed_items(log_row, changes), *_counts(log_row, repaired_rollout)]
-    if len(numbers) == len(log_row.rollout.turns):
-        return with_edits(log_row.row, edits)  # type: ignore[no-any-return]
-    if not numbers:
-        raise RecordError("a part of the rollout has no calls, so it has no row")
-    row = with_edits(log_row.row, [*edits, *_stripped(log_row, numbers)])
-    return with_edits(row, [*_cut(log_row, row, numbers), *_cleared_end(log_row, numbers)])  # type: ignore[no-any-return]
 
 
 def _located(row: Row, rollout: Rollout) -> _LocatedRow:
@@ -265,11 +240,20 @@ def _located(row: Row, rollout: Rollout) -> _LocatedRow:
         raise RecordError("the row holds answers without tokens, so there is no place to write them")
     items = tuple(_places(at(row, output), output, layout))
     own = {path: number for number, paths in enumerate(items) for path in paths}
-    carriers = [
-        _Carrier(path, item, (own[path],) if path in own else _turns_of(item, rollout.turns))
-        for path, item in _walk(row, ())
-        if path in own or holds_tokens(item)
-    ]
+    carriers: list[_Carrier] = []
+    for path, item in _walk(row, ()):
+        turns: tuple[int, ...] = (own[path],) if path in own else ()
+        if path not in own:
+            if not holds_tokens(item):
+                continue
+            with suppress(RecordError):
+                prompt, completion = _ids(item, "prompt_token_ids"), _ids(item, "generation_token_ids")
+                turns = tuple(
+                    number
+                    for number, turn in enumerate(rollout.turns)
+                    if same_ids(prompt, turn.prompt_ids) and same_ids(completion, turn.completion_ids)
+                )
+        carriers.append((path, item, turns))
     return _LocatedRow(row, rollout, layout, output, items, tuple(carriers))
 
 
@@ -295,11 +279,12 @@ def _places(output: Sequence[Any], path: Path, layout: GymLayout) -> Iterator[tu
 
 
 def _walk(value: Any, path: Path) -> Iterator[tuple[Path, Item]]:
-    """Every object in the row with its path, except in the rollout's inputs."""
+    """Every object in the row with its path, except in the rollout's inputs, which never change."""
     if isinstance(value, Mapping):
         yield path, value
         for key, inner in value.items():
-            if key not in _INPUT_KEYS and isinstance(inner, Mapping | list | tuple):
+            inputs = ("responses_create_params", "agent_input", "seed_obs")
+            if key not in inputs and isinstance(inner, Mapping | list | tuple):
                 yield from _walk(inner, (*path, key))
     elif isinstance(value, list | tuple) and value and isinstance(value[0], Mapping | list | tuple):
         for number, inner in enumerate(value):
@@ -307,66 +292,39 @@ def _walk(value: Any, path: Path) -> Iterator[tuple[Path, Item]]:
                 yield from _walk(inner, (*path, number))
 
 
-def _turns_of(item: Item, turns: Sequence[Turn]) -> tuple[int, ...]:
-    """The calls whose tokens an item repeats."""
-    try:
-        prompt, completion = _ids(item, "prompt_token_ids"), _ids(item, "generation_token_ids")
-    except RecordError:
-        return ()
-    return tuple(
-        number
-        for number, turn in enumerate(turns)
-        if same_ids(prompt, turn.prompt_ids) and same_ids(completion, turn.completion_ids)
-    )
-
-
 def _changed_items(log_row: _LocatedRow, changes: Mapping[int, CallChange]) -> Iterator[Edit]:
-    """An edit for each item that holds tokens of a changed call."""
-    for carrier in log_row.carriers:
-        wanted = [changes.get(number) for number in carrier.turns]
+    for path, item, numbers in log_row.carriers:
+        wanted = [changes.get(number) for number in numbers]
         change = next((turn for turn in wanted if turn is not None), None)
         if change is None:
             continue
         if not all(turn is not None and same_ids(turn.prompt_ids, change.prompt_ids) for turn in wanted):
             raise RecordError(
-                f"calls {' and '.join(map(str, carrier.turns))} hold the same tokens and would get different "
+                f"calls {' and '.join(map(str, numbers))} hold the same tokens and would get different "
                 "ones; the log does not say which of them a copy repeats"
             )
-        new = with_values(carrier.item, dict(_values(carrier.item, change)))
-        if new is not carrier.item:
-            yield Edit(carrier.path, new)
-
-
-def _values(item: Item, change: CallChange) -> Iterator[tuple[str, Any]]:
-    """The fields that change in one copy: those that had the call's old values."""
-    before, prompt = change.before, change.prompt_ids
-    if prompt is not None and same_ids(_ids(item, "prompt_token_ids"), before.prompt_ids):
-        yield "prompt_token_ids", as_logged(prompt, item["prompt_token_ids"])
-        if item.get("routed_experts") is not None:
-            yield "routed_experts", None
-        usage = item.get("usage")
-        lengths = [lengths_of([before])], [lengths_of([change.after])]
-        if isinstance(usage, Mapping):
-            yield "usage", with_values(usage, recounted(usage, *lengths))
-        yield from recounted(item, *lengths).items()
-    columns: dict[str, Any] = dict(change.columns)
-    if change.logprobs is not None:
-        columns["generation_log_probs"] = change.logprobs
-    was = {column.name: column.values for column in before.columns}
-    for name, values in columns.items():
-        if values is None and item.get(name) is not None:
-            yield name, None
-        elif values is not None and is_list(old := item.get(name)) and as_logged(was[name], old) is old:
-            yield name, as_logged(values, old)
-
-
-def _counts(log_row: _LocatedRow, repaired_rollout: RepairedRollout) -> Iterator[Edit]:
-    """Edits to the counts that the row or its answer has for all calls or for the last one."""
-    before, after = log_row.rollout.turns, repaired_rollout.rollout.turns
-    ways = [[lengths_of(turns), lengths_of(turns[-1:])] for turns in (before, after)]
-    for path in ((), ("usage",), ("response",), ("response", "usage")):
-        for name, value in recounted(object_at(log_row.row, *path), *ways).items():
-            yield Edit((*path, name), value)
+        # What changes in one copy are the fields that had the call's old values.
+        before, prompt, fields = change.before, change.prompt_ids, {}
+        if prompt is not None and same_ids(_ids(item, "prompt_token_ids"), before.prompt_ids):
+            fields["prompt_token_ids"] = as_logged(prompt, item["prompt_token_ids"])
+            if item.get("routed_experts") is not None:
+                fields["routed_experts"] = None
+            usage, lengths = item.get("usage"), ([lengths_of([before])], [lengths_of([change.after])])
+            if isinstance(usage, Mapping):
+                fields["usage"] = with_values(usage, recounted(usage, *lengths))
+            fields |= recounted(item, *lengths)
+        columns: dict[str, Any] = dict(change.columns)
+        if change.logprobs is not None:
+            columns["generation_log_probs"] = change.logprobs
+        was = {column.name: column.values for column in before.columns}
+        for name, values in columns.items():
+            if values is None and item.get(name) is not None:
+                fields[name] = None
+            elif values is not None and is_list(old := item.get(name)) and as_logged(was[name], old) is old:
+                fields[name] = as_logged(values, old)
+        new = with_values(item, fields)
+        if new is not item:
+            yield Edit(path, new)
 
 
 def _stripped(log_row: _LocatedRow, numbers: Collection[int]) -> Iterator[Edit]:
@@ -379,12 +337,12 @@ def _stripped(log_row: _LocatedRow, numbers: Collection[int]) -> Iterator[Edit]:
                 f"call {number} is between the calls of one part and belongs to another; in one list of items it "
                 "would read as a call that lost its tokens"
             )
-    for carrier in log_row.carriers:
-        if carrier.path[: len(log_row.output)] == log_row.output and not set(carrier.turns) & set(numbers):
-            columns = {c.name for n in carrier.turns for c in log_row.rollout.turns[n].columns}
-            for name in carrier.item:
+    for path, item, turns in log_row.carriers:
+        if path[: len(log_row.output)] == log_row.output and not set(turns) & set(numbers):
+            columns = {c.name for n in turns for c in log_row.rollout.turns[n].columns}
+            for name in item:
                 if name in CALL_KEYS or name in columns:
-                    yield Edit((*carrier.path, name), ABSENT)
+                    yield Edit((*path, name), ABSENT)
 
 
 def _cut(log_row: _LocatedRow, row: Row, numbers: Collection[int]) -> Iterator[Edit]:
@@ -400,15 +358,8 @@ def _cut(log_row: _LocatedRow, row: Row, numbers: Collection[int]) -> Iterator[E
     elif not ends:
         stop = int(log_row.items[last][-1][-1]) + 1
         yield Edit(log_row.output, list(output[:stop]))
-
-
-def _cleared_end(log_row: _LocatedRow, numbers: Collection[int]) -> Iterator[Edit]:
-    """An edit that clears what the answer says about its last call, if the part ends before that call."""
-    if max(numbers) == len(log_row.layout.calls) - 1 or is_chat(log_row.row):
-        return
-    _, response = request_of(log_row.row)
-    if cut_by_length(response):
-        yield Edit((*log_row.output[:-1], "incomplete_details"), None)
+    if not ends and not is_chat(log_row.row) and cut_by_length(request_of(log_row.row)[1]):
+        yield Edit((*log_row.output[:-1], "incomplete_details"), None)  # it is said of the last call
 
 
 def _ids(item: Item, name: str) -> Ids | None:
@@ -515,7 +466,7 @@ FORMAT = Format(
     matches=_matches,
     read=_read,
     sources=call_sources,
-    update=partial(updated_rows, read=_read),
+    update=updated_rows,
     shows="Messages, tools and every call: its complete prompt, what was sampled, its logprobs. No tokenizer "
     "is named and no loss mask is written: what was generated is trained.",
 )

@@ -23,12 +23,11 @@ from tito_audit.formats._responses import TOKEN_KEYS, steps, text_of
 from tito_audit.formats._update import with_values
 from tito_audit.record.arrays import Ids
 from tito_audit.record.repaired import RepairedRollout
-from tito_audit.record.rollout import Place, Rollout, Turn
+from tito_audit.record.rollout import Place, Rollout
 from tito_audit.record.stated import Stated
 from tito_audit.signature import one_way
 
 _VERSION = 3
-_DIGEST_OF = b"nemo-gym-tokens"
 _ROUTING = "routed_experts"
 _PARTS = ("tool_calls", "reasoning_content", "reasoning")
 """What a chat message holds besides its text."""
@@ -45,11 +44,7 @@ def _read(row: Row, place: Place) -> Rollout:
         )
     stated = Stated(model=real_name(row.get("model")), group=text_of(row.get("rollout_id")))
     stated = stated.with_facts(id=text_of(row["model_call_id"]))
-    return Rollout(place, FORMAT.name, turns=(_turn(row),), stated=stated)
-
-
-def _turn(row: Row) -> Turn:
-    """The one call of a line; without ids if nothing was captured."""
+    # Without ids if nothing was captured.
     prompt, completion = ((name, row.get(name)) for name in TOKEN_KEYS[:2])
     logprobs = row.get("generation_log_probs")
     turn = turn_of_tokens(
@@ -58,17 +53,18 @@ def _turn(row: Row) -> Turn:
         lambda: None if logprobs is None else ("generation_log_probs", logprobs),
         other_columns(row, {*TOKEN_KEYS, "output_items"}),
     )
-    text, cut = _answer(row["output_items"])
-    return replace(turn, completion_text=text, finish_reason="length" if cut else None, beside=beside_of(row))
-
-
-def _answer(items: Any) -> tuple[str | None, bool]:
-    """The decoded completion if the answer is only text, and whether the token limit cut it off."""
-    calls = [step for step in steps([] if items is None else list(items), "output_items") if step.is_call]
-    cut = any(text_of(item.get("status")) == "incomplete" for step in calls for item in step.items)
-    if len(calls) != 1 or any(item.get(part) for item in calls[0].items for part in _PARTS):
-        return None, cut
-    return text_alone(calls[0].message), cut
+    items = row["output_items"]
+    answers = [step for step in steps([] if items is None else list(items), "output_items") if step.is_call]
+    cut = any(text_of(item.get("status")) == "incomplete" for step in answers for item in step.items)
+    # The decoded completion, if the answer is only text.
+    plain = len(answers) == 1 and not any(item.get(part) for item in answers[0].items for part in _PARTS)
+    turn = replace(
+        turn,
+        completion_text=text_alone(answers[0].message) if plain else None,
+        finish_reason="length" if cut else None,
+        beside=beside_of(row),
+    )
+    return Rollout(place, FORMAT.name, turns=(turn,), stated=stated)
 
 
 def _written(row: Row, before: Rollout, repaired_rollout: RepairedRollout) -> Row:
@@ -92,7 +88,7 @@ def _written(row: Row, before: Rollout, repaired_rollout: RepairedRollout) -> Ro
 def _digest(ids: Ids) -> str:
     """SHA-256 of a sequence, as version 1 of the capture's `compute_digest` has it; ids are never negative."""
     header = struct.pack(">BQ", 1, len(ids)) if len(ids) else b""
-    return hashlib.sha256(_DIGEST_OF + header + ids.astype(">u8").tobytes()).hexdigest()
+    return hashlib.sha256(b"nemo-gym-tokens" + header + ids.astype(">u8").tobytes()).hexdigest()
 
 
 _CALLS = calls(_read, "output_items")

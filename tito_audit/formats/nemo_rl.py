@@ -53,7 +53,12 @@ def _matches(row: Row) -> bool:
 
 def _read(row: Row, place: Place) -> Rollout:
     values = _unwrapped(row)
-    messages, texts = _content(values.get("content"))
+    # Messages where the dump keeps roles (validation); else its texts as a stated fact.
+    messages: tuple[Message, ...] = ()
+    texts = values.get("content")
+    if isinstance(texts, list | tuple) and texts:
+        roles = all(isinstance(entry, Mapping) and "role" in entry for entry in texts)
+        messages, texts = (as_messages(texts, "content"), None) if roles else ((), tuple(texts))
     stated = model_facts(values).with_facts(
         content=texts, sample_loss_mask=values.get(first_given(values, _SAMPLE_MASK) or "")
     )
@@ -62,12 +67,6 @@ def _read(row: Row, place: Place) -> Rollout:
     name = first_given(values, _IDS)
     if name is None:
         return Rollout(place, FORMAT.name, messages, stated=stated.without_ids())
-    trained = with_finishes(_training_row(values, name), values)
-    return Rollout(place, FORMAT.name, messages, training_row=trained, stated=stated)
-
-
-def _training_row(values: Mapping[str, Any], name: str) -> TrainingRow:
-    """The training row without its padding on the right."""
     padded = as_ids(values[name], name)
     length = _length(values.get("input_lengths"), len(padded))
     mask = first_given(values, _MASK)
@@ -77,17 +76,21 @@ def _training_row(values: Mapping[str, Any], name: str) -> TrainingRow:
         for key, value in values.items()
         if isinstance(value, list | np.ndarray)
     }
+    for key in (mask, _LOGPROBS):
+        if key is not None and values.get(key) is not None and key not in cut:
+            raise RecordError(f"column {key!r} is not a list of one entry per token")
     used = (name, mask, _LOGPROBS, "content")
     other = {key: (value, _POLICIES.get(key, policy_of(key))) for key, value in cut.items() if key not in used}
-    row = training_row(
+    trained = training_row(
         padded[:length],
-        mask=None if mask is None else (mask, _column(cut, mask)),
-        logprobs=None if values.get(_LOGPROBS) is None else (_LOGPROBS, _column(cut, _LOGPROBS)),
+        mask=None if mask is None else (mask, cut[mask]),
+        logprobs=None if values.get(_LOGPROBS) is None else (_LOGPROBS, cut[_LOGPROBS]),
         other=other,
         sentinel=0.0,
         whole=True,
     )
-    return replace(row, padding=Padding(right=len(padded) - length), beside=beside_of(cut, values))
+    trained = replace(trained, padding=Padding(right=len(padded) - length), beside=beside_of(cut, values))
+    return Rollout(place, FORMAT.name, messages, training_row=with_finishes(trained, values), stated=stated)
 
 
 def _written(row: Row, old: TrainingRow, new: TrainingRow) -> Row:
@@ -100,20 +103,10 @@ def _written(row: Row, old: TrainingRow, new: TrainingRow) -> Row:
     name = first_given(values, _IDS) or ""
     updated = updated_row(values, old, new, name, can_pad=True)
     changed = {key: updated[key] for key in values if updated[key] is not values[key]}
-    return with_values(row, {key: _wrapped(value, row[key], values[key]) for key, value in changed.items()})
-
-
-def _wrapped(value: Any, original: Any, unwrapped: Any) -> Any:
-    """A value, in a list of one if the log had it so."""
-    if original is unwrapped:
-        return value
-    return np.array([value], original.dtype) if isinstance(original, np.ndarray) else [value]
-
-
-def _column(cut: Mapping[str, Any], name: str) -> Any:
-    if name not in cut:
-        raise RecordError(f"column {name!r} is not a list of one entry per token")
-    return cut[name]
+    for key, value in changed.items():
+        if row[key] is not values[key]:
+            changed[key] = np.array([value], row[key].dtype) if isinstance(row[key], np.ndarray) else [value]
+    return with_values(row, changed)
 
 
 def _length(stated: object, width: int) -> int:
@@ -122,21 +115,11 @@ def _length(stated: object, width: int) -> int:
         return width
     value = stated.item() if isinstance(stated, np.generic) else stated
     whole = value.is_integer() if isinstance(value, float) else type(value) is int
-    if not whole:
+    if not whole or not isinstance(value, int | float):
         raise RecordError(f"input_lengths is {value!r}, not a number of tokens")
-    assert isinstance(value, int | float)
     if not 0 <= value <= width:
         raise RecordError(f"input_lengths says {value} tokens, but the row holds {width}")
     return int(value)
-
-
-def _content(value: object) -> tuple[tuple[Message, ...], object]:
-    """Messages where the dump keeps roles (validation); else its texts as a stated fact."""
-    if not isinstance(value, list | tuple) or not value:
-        return (), value
-    if all(isinstance(entry, Mapping) and "role" in entry for entry in value):
-        return as_messages(value, "content"), None
-    return (), tuple(value)
 
 
 def _unwrapped(row: Row) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -48,15 +48,6 @@ _MARKER = re.compile(r"<\|[^|<>\s]{1,40}\|>|<｜[^｜<>\s]{1,40}｜>|<start_of_t
 """Turn markers of common templates; a prompt that holds one was rendered before it was logged."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Joined:
-    """A per-message column concatenated for the whole conversation."""
-
-    values: list[Any]
-    fits: bool
-    """True if every message had as many entries as tokens."""
-
-
 def _matches(row: Row) -> bool:
     log = row.get("message_log")
     if not isinstance(log, Sequence) or isinstance(log, str) or not log:
@@ -75,41 +66,30 @@ def _read(row: Row, place: Place) -> Rollout:
         as_ids(entry["token_ids"] if is_given(entry.get("token_ids")) else [], f"message_log[{i}].token_ids")
         for i, entry in enumerate(log)
     ]
-    trained = _training_row(log, ids)
-    return Rollout(place, FORMAT.name, messages, tools, training_row=with_finishes(trained, row), stated=stated)
-
-
-def _training_row(log: Sequence[Mapping[str, Any]], ids: Sequence[Ids]) -> TrainingRow:
-    """All messages concatenated; a column that does not fit one message fits none."""
+    # All messages concatenated; a column that does not fit one message fits none.
     token_ids = np.concatenate([empty_ids(), *ids])
     mask, logprobs = _joined(log, ids, _MASK, 0), _joined(log, ids, _LOGPROBS, _SENTINEL)
-    others = {name: _joined(log, ids, name, None) for name in _other_names(log)}
-    row = training_row(
+    joined = {name: _joined(log, ids, name, None) for name in _other_names(log)}
+    others = {name: column[0] for name, column in joined.items() if column is not None and column[1]}
+    trained = training_row(
         token_ids,
-        mask=(_MASK, mask.values) if mask is not None and mask.fits else None,
-        logprobs=(_LOGPROBS, logprobs.values) if logprobs is not None and logprobs.fits else None,
-        other={
-            name: (column.values, _OTHER_POLICIES.get(name, MovePolicy.MOVE))
-            for name, column in others.items()
-            if column is not None and column.fits
-        },
+        mask=(_MASK, mask[0]) if mask is not None and mask[1] else None,
+        logprobs=(_LOGPROBS, logprobs[0]) if logprobs is not None and logprobs[1] else None,
+        other={name: (values, _OTHER_POLICIES.get(name, MovePolicy.MOVE)) for name, values in others.items()},
         sentinel=_SENTINEL,
     )
     if mask is None:
         # Until NeMo-RL writes masks, it trains what was generated.
         generated = [_is_generated(entry) for entry in log]
-        row = replace(row, loss_mask=np.repeat(generated, [len(own) for own in ids]))
-    misfits = [
-        (ColumnRole.LOSS_MASK, _MASK, mask, None),
-        (ColumnRole.LOGPROBS, _LOGPROBS, logprobs, _SENTINEL),
-    ]
+        trained = replace(trained, loss_mask=np.repeat(generated, [len(own) for own in ids]))
+    misfits = [(ColumnRole.LOSS_MASK, _MASK, mask, None), (ColumnRole.LOGPROBS, _LOGPROBS, logprobs, _SENTINEL)]
     columns = [
-        Column(name, role, as_floats(column.values, name), None, sentinel=sentinel)
+        Column(name, role, as_floats(column[0], name), None, sentinel=sentinel)
         for role, name, column, sentinel in misfits
-        if column and not column.fits
+        if column is not None and not column[1]
     ]
-    fitting = {name: column.values for name, column in others.items() if column is not None and column.fits}
-    return replace(row, columns=(*row.columns, *columns), beside=beside_of(fitting))
+    trained = replace(trained, columns=(*trained.columns, *columns), beside=beside_of(others))
+    return Rollout(place, FORMAT.name, messages, tools, training_row=with_finishes(trained, row), stated=stated)
 
 
 def _written(row: Row, old: TrainingRow, new: TrainingRow) -> Row:
@@ -117,7 +97,6 @@ def _written(row: Row, old: TrainingRow, new: TrainingRow) -> Row:
     if new.padding != Padding():
         raise RecordError("messages have no padding: nothing in them would tell padding from tokens")
     log = _unwrapped(row["message_log"])
-    # The messages with their slices of the repaired training row.
     lengths = [len(entry["token_ids"]) if is_given(entry.get("token_ids")) else 0 for entry in log]
     generated = [_is_generated(entry) for entry in log]
     ends = [0, *np.cumsum(lengths).tolist()]
@@ -155,8 +134,11 @@ def _slice(entry: Mapping[str, Any], name: str, part: Any, fill: object, number:
     return entry.get(name)
 
 
-def _joined(log: Sequence[Mapping[str, Any]], ids: Sequence[Ids], name: str, fill: object) -> _Joined | None:
-    """A column for the whole conversation, `fill` for messages without it; None if no message has it."""
+def _joined(
+    log: Sequence[Mapping[str, Any]], ids: Sequence[Ids], name: str, fill: object
+) -> tuple[list[Any], bool] | None:
+    """A column for the whole conversation, `fill` for messages without it, and whether every message has as many
+    entries as tokens; None if no message has it."""
     if not any(is_given(entry.get(name)) for entry in log):
         return None
     values: list[Any] = []
@@ -167,7 +149,7 @@ def _joined(log: Sequence[Mapping[str, Any]], ids: Sequence[Ids], name: str, fil
             raise RecordError(f"message_log[{number}].{name} is not a list of one entry per token")
         fits = fits and len(part) == len(own)
         values.extend(plain(part))
-    return _Joined(values, fits)
+    return values, fits
 
 
 def _other_names(log: Sequence[Mapping[str, Any]]) -> list[str]:

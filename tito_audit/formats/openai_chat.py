@@ -15,7 +15,6 @@ from tito_audit.formats._calls import text_alone
 from tito_audit.formats._responses import (
     ITEMS_UNREAD,
     Item,
-    MessageStep,
     chat_tools,
     exchange,
     filled_list,
@@ -28,9 +27,8 @@ from tito_audit.formats._responses import (
 )
 from tito_audit.formats._responses_read import ONE_CALL, choice_sources, request_facts, rollouts_of
 from tito_audit.formats._text_logs import notice_of_text
-from tito_audit.formats._update import of_calls
+from tito_audit.formats._update import object_at, of_calls
 from tito_audit.formats._writer import call_rows
-from tito_audit.record.edits import Path
 from tito_audit.record.rollout import Place, Rollout, TokenText, Turn
 from tito_audit.record.sources import CallSource, Layout, Source, Sources
 from tito_audit.record.stated import Unread
@@ -73,28 +71,27 @@ def _read_response(request: Mapping[str, Any], response: Mapping[str, Any], plac
     has_request = any(step.items or step.message.role == "user" for step in before)
     if unread or not has_request or text_of(request.get("previous_response_id")):
         messages = ()
-    turns = tuple(
-        _turn(step, i if messages else None) for i, step in enumerate(whole) if i >= len(before) and step.is_call
-    )
+    turns: tuple[Turn, ...] = ()
+    for index, step in enumerate(whole):
+        if index >= len(before) and step.is_call:
+            text = text_alone(step.message)
+            turn = Turn(
+                prompt_ids=None,
+                completion_ids=None,
+                message_index=index if messages else None,
+                completion_text=text,
+                finish_reason="length"
+                if any(text_of(i.get("status")) == "incomplete" for i in step.items)
+                else None,
+                # Reasoning and tool calls have no logprobs, so the tokens of such an answer would have gaps.
+                token_texts=_token_texts(step.items) if text is not None else None,
+            )
+            turns = (*turns, turn)
     if not any(turn.token_texts for turn in turns):
         stated = stated.without_ids()
         turns = ()
     tools = chat_tools(filled_list(request.get("tools"), response.get("tools")), "request.tools")
     return Rollout(place, FORMAT.name, messages, tools, turns=turns, stated=stated)
-
-
-def _turn(step: MessageStep, index: int | None) -> Turn:
-    text = text_alone(step.message)
-    incomplete = any(text_of(item.get("status")) == "incomplete" for item in step.items)
-    return Turn(
-        prompt_ids=None,
-        completion_ids=None,
-        message_index=index,
-        completion_text=text,
-        finish_reason="length" if incomplete else None,
-        # Reasoning and tool calls have no logprobs, so the tokens of such an answer would have gaps.
-        token_texts=_token_texts(step.items) if text is not None else None,
-    )
 
 
 def _token_texts(items: Sequence[Item]) -> tuple[TokenText, ...] | None:
@@ -113,32 +110,24 @@ def _sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
     logged = exchange(row)
     if logged is None or not all(is_response_object(response) for response in logged.responses):
         return choice_sources(row, rollouts)
-    return of_calls(
-        [
-            _source(response["output"], (*path, "output"), s)
-            for s in steps(response["output"], "output")
-            if s.is_call
-        ]
-        for path, response in zip(logged.response_paths, logged.responses, strict=True)
-    )
-
-
-def _source(output: Sequence[Item], path: Path, call: MessageStep) -> CallSource:
-    """Where a call's logprobs are: over its content parts, in order."""
-    sources = []
-    start = 0
-    for number, item in enumerate(output):
-        if not any(item is own for own in call.items):
-            continue
-        for place, part in enumerate(filled_list(item.get("content"))):
-            end = start + len(filled_list(part.get("logprobs") if isinstance(part, Mapping) else None))
-            where = (*path, number, "content", place, "logprobs")
-            sources.append(Source(where, Layout.ENTRIES, (start, end)))
-            start = end
-    return CallSource(
-        logprobs=tuple(source for source in sources if source.part != (0, 0)),
-        whole="the tokens of this answer are known only from their logprobs, which cannot be dropped",
-    )
+    calls: list[list[CallSource]] = []
+    for path, response in zip(logged.response_paths, logged.responses, strict=True):
+        # The logprobs of each call are over its content parts, in order.
+        calls.append([])
+        for call in (step for step in steps(response["output"], "output") if step.is_call):
+            sources, start = [], 0
+            for number, item in enumerate(response["output"]):
+                if not any(item is own for own in call.items):
+                    continue
+                for place, part in enumerate(filled_list(item.get("content"))):
+                    end = start + len(filled_list(object_at(part).get("logprobs")))
+                    if end > start:
+                        where = (*path, "output", number, "content", place, "logprobs")
+                        sources.append(Source(where, Layout.ENTRIES, (start, end)))
+                    start = end
+            whole = "the tokens of this answer are known only from their logprobs, which cannot be dropped"
+            calls[-1].append(CallSource(logprobs=tuple(sources), whole=whole))
+    return of_calls(calls)
 
 
 FORMAT = Format(

@@ -51,8 +51,6 @@ _KTO = ("completion",)
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """One way to name the columns."""
-
     sides: tuple[str, ...]
     columns: Mapping[str, str]
     """Our columns and the log's, `{}` in the place of the side."""
@@ -106,7 +104,9 @@ def _split(row: Row) -> Samples | None:
     sides = []
     for name, own in zip(shape.sides, columns, strict=True):
         side: dict[str, Any] = {ours: row[theirs] for ours, theirs in own.items()}
-        side |= {shared: row[shared] for shared in _SHARED if shared in row}
+        side |= {
+            shared: row[shared] for shared in ("id", "model", "tools", "chat_template_kwargs") if shared in row
+        }
         sides.append({**side, **_conversation(row, name), "side": name, "names": own})
     if len(sides) == 2:
         sides = [{**side, "other": other} for side, other in zip(sides, reversed(sides), strict=True)]
@@ -115,9 +115,6 @@ def _split(row: Row) -> Samples | None:
         return Source((columns[number][name],)) if name in columns[number] else None
 
     return Samples(tuple(sides), source)
-
-
-_SHARED = ("id", "model", "tools", "chat_template_kwargs")
 
 
 def _conversation(row: Row, name: str) -> dict[str, Any]:
@@ -216,7 +213,6 @@ def _halves(row: Row) -> tuple[Ids, Ids, bool]:
 
 
 def _updated(row: Row, before: Rollout, repaired_rollout: RepairedRollout) -> Row:
-    """The side with its new labels."""
     trained = repaired_rollout.rollout.training_row
     if _LABELS not in row and before.turns and trained is not None:
         if trained is before.turns[0].as_row:

@@ -50,26 +50,14 @@ _PARTS = tuple(name for names in _JOINED.values() for name in names)
 _UNREBUILT = ("routed_experts", "mm_token_type_ids")
 
 
-def _matches(row: Row) -> bool:
-    if _is_flat(row):
-        return True
-    return (
-        all(is_list(row.get(name)) for name in _PARTS)
-        and "completion_logprobs" in row
-        and any(name in row for name in _SPLIT_MARKERS)
-        and not any(name in row for name in ("messages", "trajectory", "calls"))
-    )
-
-
 def _read(row: Row, place: Place) -> Rollout:
     stated = model_facts(row).with_facts(env_name=first_text(row, ("env_name",)))
     # The row of a sample; of one that is a prompt and a completion, the logprobs are the completion's.
     flat = _is_flat(row)
     joined = row if flat else _joined(row)
     ids = ids_or_none(joined["token_ids"], "token_ids" if flat else "completion_ids")
-    if ids is None:
-        trained = None
-    else:
+    trained = None
+    if ids is not None:
         start = None if flat else len(row["prompt_ids"])
         parts = (*_JOINED, "logprobs") if flat else (*_PARTS, "completion_logprobs")
         trained = training_row(
@@ -86,10 +74,9 @@ def _read(row: Row, place: Place) -> Rollout:
             prompt_length=start,
             sentinel=0.0,
         )
-    if trained is None:
-        stated = stated.without_ids()
-    else:
         trained = replace(trained, beside=beside_of(row))
+    else:
+        stated = stated.without_ids()
     return Rollout(place, FORMAT.name, training_row=with_finishes(trained, row), stated=stated)
 
 
@@ -146,7 +133,15 @@ FORMAT = Format(
         way("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "completion_logprobs"),
     ),
     precedence=75,
-    matches=_matches,
+    matches=lambda row: (
+        _is_flat(row)
+        or (
+            all(is_list(row.get(name)) for name in _PARTS)
+            and "completion_logprobs" in row
+            and any(name in row for name in _SPLIT_MARKERS)
+            and not any(name in row for name in ("messages", "trajectory", "calls"))
+        )
+    ),
     read=_ROWS.read,
     sources=_sources,
     update=_ROWS.update,

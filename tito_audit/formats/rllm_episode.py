@@ -13,7 +13,7 @@ from typing import Any
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
-from tito_audit.formats._beside import beside_of
+from tito_audit.formats._beside import beside_of, spans_of, weight_versions
 from tito_audit.formats._calls import (
     TOOLS_MISSING,
     calls_unknown_tools,
@@ -24,7 +24,6 @@ from tito_audit.formats._calls import (
 )
 from tito_audit.formats._columns import as_objects, filled, flat_logprobs, is_list, other_columns
 from tito_audit.formats._update import copies_of, object_at, of_calls, plain_sources
-from tito_audit.formats._versions import spans_of, weight_versions
 from tito_audit.formats._writer import call_rows
 from tito_audit.record.edits import Path
 from tito_audit.record.message import Message, as_messages
@@ -34,7 +33,6 @@ from tito_audit.record.stated import Stated, Unread
 from tito_audit.signature import keys, one_way
 
 _PROMPT, _RESPONSE = "prompt_ids", "response_ids"
-_COPIES = ("prompt_ids", "prompt_token_ids")
 _ROUTING = "routing_matrices"
 _TAKEN = (_PROMPT, _RESPONSE, "logprobs", "chat_completions", "chat_completions_ref")
 _PICTURED = "they hold parts that are not tokens, such as images"
@@ -85,7 +83,17 @@ def _rollout(trajectory: object, where: str, place: Place, stated: Stated) -> Ro
     if any(turn.prompt_ids is not None for turn in turns) and any(pictured):
         # No rule that needs prompts is skipped, so none would say it.
         stated = replace(stated, notice=f"Some prompts were not read: {_PICTURED}.")
-    return Rollout(place, FORMAT.name, messages, turns=_in_order(turns), stated=stated)
+    # Each message belongs to one call: of a retried call, only the last attempt's message was kept.
+    ordered: list[Turn] = []
+    least: int | None = None
+    for turn in reversed(turns):
+        index = turn.message_index
+        if index is not None and least is not None and index >= least:
+            turn = replace(turn, message_index=None)
+        elif index is not None:
+            least = index
+        ordered.append(turn)
+    return Rollout(place, FORMAT.name, messages, turns=tuple(ordered[::-1]), stated=stated)
 
 
 def _steps(trajectory: object, where: str) -> Sequence[Mapping[str, Any]]:
@@ -154,54 +162,29 @@ def _turn(
     )
 
 
-def _in_order(turns: Sequence[Turn]) -> tuple[Turn, ...]:
-    """The turns with each message claimed once: of a retried call, only the last attempt's message was kept."""
-    ordered: list[Turn] = []
-    least: int | None = None
-    for turn in reversed(turns):
-        index = turn.message_index
-        if index is not None and least is not None and index >= least:
-            turn = replace(turn, message_index=None)
-        elif index is not None:
-            least = index
-        ordered.append(turn)
-    return tuple(ordered[::-1])
-
-
 def _sources(row: Row, _: Sequence[Rollout]) -> Sequence[Sources]:
-    return of_calls(
-        [
-            _source(step, ("trajectories", item, "steps", number))
-            for number, step in enumerate(_steps(trajectory, f"trajectories[{item}]"))
-        ]
-        for item, trajectory in enumerate(row["trajectories"])
-    )
-
-
-def _source(step: Mapping[str, Any], path: Path) -> CallSource:
-    prompt, logprobs = step.get(_PROMPT), step.get("logprobs")
-    output = object_at(step, "model_output")
-    copies = ({_PROMPT: prompt}, {"logprobs": logprobs})
-    prompts, scored = (
-        plain_sources(
-            place
-            for name, value in holder.items()
-            if filled(value) and not _is_multimodal(value)
-            for place in ((*path, name), *copies_of(output, names, value, (*path, "model_output")))
-        )
-        for holder, names in zip(copies, (_COPIES, ("logprobs",)), strict=True)
-    )
-    columns = {name: plain_sources([(*path, name)]) for name, value in step.items() if is_list(value)}
-    return CallSource(
-        prompts=prompts,
-        logprobs=scored,
-        columns={**columns, "logprobs": scored},
-        routing=tuple(
-            (*place, _ROUTING)
-            for place, holder in ((path, step), ((*path, "model_output"), output))
-            if _ROUTING in holder
-        ),
-    )
+    calls: list[list[CallSource]] = []
+    for item, trajectory in enumerate(row["trajectories"]):
+        calls.append([])
+        for number, step in enumerate(_steps(trajectory, f"trajectories[{item}]")):
+            path: Path = ("trajectories", item, "steps", number)
+            inside, output, places = (*path, "model_output"), object_at(step, "model_output"), []
+            for name, names in ((_PROMPT, ("prompt_ids", "prompt_token_ids")), ("logprobs", ("logprobs",))):
+                value: Any = step.get(name)
+                logged = filled(value) and not _is_multimodal(value)
+                copies = copies_of(output, names, value, inside) if logged else ()
+                places.append(plain_sources([(*path, name), *copies] if logged else []))
+            columns = {name: plain_sources([(*path, name)]) for name, value in step.items() if is_list(value)}
+            source = CallSource(
+                prompts=places[0],
+                logprobs=places[1],
+                columns={**columns, "logprobs": places[1]},
+                routing=tuple(
+                    (*at, _ROUTING) for at, holder in ((path, step), (inside, output)) if _ROUTING in holder
+                ),
+            )
+            calls[-1].append(source)
+    return of_calls(calls)
 
 
 def _is_multimodal(value: object) -> bool:

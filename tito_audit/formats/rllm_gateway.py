@@ -8,6 +8,7 @@ previous call (`prompt_delta_token_ids`); a reader of the store restores the who
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -16,14 +17,14 @@ import numpy as np
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
 from tito_audit.formats._calls import TOOLS_MISSING, calls_unknown_tools, model_facts, turn_at
-from tito_audit.formats._columns import filled, is_list
+from tito_audit.formats._columns import filled, first_text, is_list
 from tito_audit.formats._responses_read import usage_of
 from tito_audit.formats._update import copies_of, object_at, of_calls, plain_sources
 from tito_audit.formats._writer import call_rows
 from tito_audit.record.arrays import as_floats
 from tito_audit.record.edits import Edit, Path
 from tito_audit.record.message import as_message, as_messages, as_tools
-from tito_audit.record.rollout import Place, Rollout, Turn
+from tito_audit.record.rollout import Place, Rollout
 from tito_audit.record.sources import CallSource, Counter, Layout, Source, Sources
 from tito_audit.record.stated import Unread
 from tito_audit.signature import one_way
@@ -33,12 +34,6 @@ _PROMPT_NAMES = ("prompt_token_ids", "prompt_ids", "prompt", "input_ids")
 _COMPLETION_NAMES = ("token_ids", "completion_token_ids", "response_token_ids", "output_ids")
 _ROUTING = ("routing_matrices", "routed_experts")
 _TAKEN = (_PROMPT, _COMPLETION, "logprobs", "prompt_delta_token_ids", "messages")
-
-
-def _matches(row: Row) -> bool:
-    if _COMPLETION not in row or "response_message" not in row:
-        return False
-    return row["response_message"] is None or isinstance(row["response_message"], Mapping)
 
 
 def _read(row: Row, place: Place) -> Sequence[Rollout]:
@@ -53,27 +48,21 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
     stated = replace(model_facts(row), copies_disagree=_disagreement(row) or "")
     if calls_unknown_tools(messages, tools):
         stated, messages = stated.not_read(Unread.MESSAGES, TOOLS_MISSING), ()
-    turn = _turn(row, answer, len(messages) - 1 if messages else None)
+    turn = turn_at(row, _PROMPT, _COMPLETION, _TAKEN)
+    parts = object_at(answer)
+    beside = any(parts.get(name) is not None for name in ("tool_calls", "reasoning", "reasoning_content"))
+    response, choice = object_at(row, "raw_response"), object_at(row, "raw_response", "choices", 0)
+    alone = bool(choice) and len(response["choices"]) == 1
+    turn = replace(
+        turn,
+        message_index=len(messages) - 1 if messages else None,
+        completion_text=None if beside else first_text(parts, ("content",)),
+        usage=usage_of(request, response, choice, turn.completion_ids) if alone else None,
+    )
     if row.get(_PROMPT) is None and row.get(_COMPLETION) is None and row.get("prompt_delta_token_ids") is None:
         stated = stated.without_ids()
     kwargs = object_at(request, "chat_template_kwargs")
     return (Rollout(place, FORMAT.name, messages, tools, kwargs, turns=(turn,), stated=stated),)
-
-
-def _turn(row: Row, answer: Mapping[str, Any] | None, index: int | None) -> Turn:
-    turn = turn_at(row, _PROMPT, _COMPLETION, _TAKEN)
-    message = {} if answer is None else answer
-    hidden = any(message.get(name) is not None for name in ("tool_calls", "reasoning", "reasoning_content"))
-    text = None if hidden else message.get("content")
-    response, request = object_at(row, "raw_response"), object_at(row, "raw_request")
-    choice = object_at(response, "choices", 0)
-    alone = bool(choice) and len(response["choices"]) == 1
-    return replace(
-        turn,
-        message_index=index,
-        completion_text=text if isinstance(text, str) else None,
-        usage=usage_of(request, response, choice, turn.completion_ids) if alone else None,
-    )
 
 
 def _disagreement(row: Row) -> str | None:
@@ -99,10 +88,13 @@ def _sources(row: Row, _: Sequence[Rollout]) -> Sequence[Sources]:
     gone = [*scored]
     choice = object_at(row, "raw_response", "choices", 0)
     content = object_at(choice, "logprobs").get("content")
-    if scored and _scores_equal(content, row["logprobs"]):
-        inside: Path = ("raw_response", "choices", 0, "logprobs")
-        scored.append(Source((*inside, "content"), Layout.ENTRIES))
-        gone.append(Source(inside))
+    if scored and isinstance(content, list | tuple) and all(isinstance(entry, Mapping) for entry in content):
+        with suppress(RecordError):
+            scores = as_floats([entry.get("logprob") for entry in content], "")
+            if np.array_equal(scores, as_floats(row["logprobs"], ""), equal_nan=True):
+                inside: Path = ("raw_response", "choices", 0, "logprobs")
+                scored.append(Source((*inside, "content"), Layout.ENTRIES))
+                gone.append(Source(inside))
     columns = {name: plain_sources([(name,)]) for name, value in row.items() if is_list(value)}
     prompt = row[_PROMPT] if is_list(row.get(_PROMPT)) else None
     usage = object_at(row, "raw_response", "usage")
@@ -119,17 +111,6 @@ def _sources(row: Row, _: Sequence[Rollout]) -> Sequence[Sources]:
         counters=(Counter(("raw_response", "usage")),) if usage else (),
     )
     return of_calls([[call]])
-
-
-def _scores_equal(content: object, logprobs: Any) -> bool:
-    """True if the tokens of a chat answer have these logprobs."""
-    if not isinstance(content, list | tuple) or not all(isinstance(entry, Mapping) for entry in content):
-        return False
-    try:
-        values = as_floats([entry.get("logprob") for entry in content], "")
-        return bool(np.array_equal(values, as_floats(logprobs, ""), equal_nan=True))
-    except RecordError:
-        return False
 
 
 def _counts(row: Row, before: Sequence[Rollout], after: Sequence[Rollout]) -> Iterator[Edit]:
@@ -154,7 +135,10 @@ FORMAT = Format(
     title="rLLM gateway traces",
     signature=one_way("trace_id", "prompt_token_ids", "completion_token_ids", "response_message"),
     precedence=140,
-    matches=_matches,
+    matches=lambda row: (
+        {_COMPLETION, "response_message"} <= row.keys()
+        and (row["response_message"] is None or isinstance(row["response_message"], Mapping))
+    ),
     **call_rows(_read, _sources, totals=_counts),
     row_is_call=True,
     shows="One call with its messages, tools, logprobs and weight version. Records kept as deltas have no whole "

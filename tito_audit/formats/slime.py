@@ -11,7 +11,7 @@ from tito_audit.format import Format, Row
 from tito_audit.formats._calls import stated_facts, with_finishes
 from tito_audit.formats._columns import filled, is_list, is_messages, parsed
 from tito_audit.formats._kit import sample
-from tito_audit.formats._slime_samples import fits_response, sample_row, updated_sample
+from tito_audit.formats._slime_samples import sample_row, updated_sample
 from tito_audit.formats._update import object_at
 from tito_audit.record.message import as_messages, as_tools
 from tito_audit.record.rollout import Place, Rollout
@@ -20,18 +20,18 @@ from tito_audit.signature import keys, one_way
 
 _FINISH = {"completed": "stop", "truncated": "length", "aborted": "abort"}
 """`status` as servers' finish reasons (`Sample.update_from_meta_info`); others do not say why a call ended."""
-_OWN = ("rollout_log_probs", "status", "response", "loss_mask")
 
 
 def _matches(row: Row) -> bool:
     if not {"tokens", "response_length"} <= row.keys():
         return False
-    tokens, length = row["tokens"], row["response_length"]
+    tokens, length, mask = row["tokens"], row["response_length"], row.get("loss_mask")
     if tokens is not None and (not is_list(tokens) or (len(tokens) and is_list(tokens[0]))):
         return False
-    if type(length) is not int and sum(name in row for name in _OWN) < 2:
-        return False
-    return fits_response(row)
+    if type(length) is not int:
+        return sum(name in row for name in ("rollout_log_probs", "status", "response", "loss_mask")) > 1
+    # The loss mask covers the response rather than all tokens.
+    return not filled(tokens) or not is_list(mask) or len(mask) == length or len(mask) != len(tokens)
 
 
 def _read(row: Row, place: Place) -> Rollout:

@@ -8,6 +8,7 @@ prompt and a completion, or chat data in the columns of ShareGPT or Alpaca. Rows
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -37,14 +38,15 @@ def _matches(row: Row) -> bool:
     if TOKEN_COLUMNS.isdisjoint(row) and _shared(row) is not None:
         return True
     pair = any(_is_text(row.get(name)) for name in _ASKED) and any(_is_text(row.get(name)) for name in _WROTE)
-    return pair and not TOKEN_COLUMNS & row.keys() and not any(_may_hide_ids(*column) for column in row.items())
-
-
-def _may_hide_ids(name: str, value: Any) -> bool:
-    """Whether a column may hold ids: a list of whole numbers at any depth, or a string of JSON from a table."""
-    if isinstance(value, str) and name not in (*_ASKED, *_WROTE):
-        return len(value) > 2 and value[0] in "[{"
-    return _may_hold_ids(value)
+    if not pair or TOKEN_COLUMNS & row.keys():
+        return False
+    # A column may hide ids: a list of whole numbers at any depth, or a string of JSON from a table.
+    return not any(
+        len(value) > 2 and value[0] in "[{"
+        if isinstance(value, str) and name not in (*_ASKED, *_WROTE)
+        else _may_hold_ids(value)
+        for name, value in row.items()
+    )
 
 
 def _read(row: Row, place: Place) -> Rollout:
@@ -84,12 +86,15 @@ def _shared(row: Row) -> list[dict[str, Any]] | None:
         role = _SHARED_ROLES.get(who := turn.get("from", turn.get("role")), who)
         text = turn.get("value", turn.get("content"))
         rest = {name: turn[name] for name in ("weight", "train") if turn.get(name) is not None}
-        calls = _calls_in(text) if who == "function_call" else None
-        messages.append(
-            {"role": role, "content": text, **rest}
-            if calls is None
-            else {"role": role, "content": "", "tool_calls": calls, **rest}
-        )
+        message = {"role": role, "content": text}
+        if who == "function_call":
+            with suppress(ValueError, TypeError, RecordError):
+                parsed_calls = parsed_json(text)
+                calls = parsed_calls if isinstance(parsed_calls, list) else [parsed_calls]
+                if calls and all(isinstance(call, dict) and isinstance(call.get("name"), str) for call in calls):
+                    listed = [{"type": "function", "function": call} for call in calls]
+                    message |= {"content": "", "tool_calls": listed}
+        messages.append({**message, **rest})
     system = row.get("system")
     if isinstance(system, str) and system and messages[0]["role"] != "system":
         messages.insert(0, {"role": "system", "content": system})
@@ -114,18 +119,6 @@ def _of_alpaca(row: Row) -> list[dict[str, Any]] | None:
     for question, answer in turns:
         messages += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
     return messages
-
-
-def _calls_in(text: Any) -> list[dict[str, Any]] | None:
-    """The tool calls in the JSON of a `function_call`; None if it is something else."""
-    try:
-        calls = parsed_json(text)
-    except (ValueError, TypeError, RecordError):
-        return None
-    calls = calls if isinstance(calls, list) else [calls]
-    if not calls or not all(isinstance(call, dict) and isinstance(call.get("name"), str) for call in calls):
-        return None
-    return [{"type": "function", "function": call} for call in calls]
 
 
 def _may_hold_ids(value: Any, depth: int = 6) -> bool:

@@ -9,12 +9,11 @@ read as hidden.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
@@ -33,9 +32,6 @@ from tito_audit.record.sources import Source, Sources
 from tito_audit.signature import keys, one_way
 
 _TARGETS = "target_tokens"
-_MASKS = ("mask", "weights")
-_SPANS = ("model_input_spans", "loss_fn_input_spans")
-"""Which request sampled which tokens; true only of the old ones."""
 _NOT_SAMPLED = 0.0
 """What every column of numbers holds where nothing was sampled."""
 
@@ -49,12 +45,9 @@ def _read(row: Row, place: Place) -> Rollout:
         return Rollout(place, FORMAT.name, messages, tools, stated=stated.without_ids())
     targets = as_ids(_data(inputs[_TARGETS], _TARGETS), f"loss_fn_inputs.{_TARGETS}")
     ids, of_images = _all_tokens(row, targets)
-    trained = _training_row(ids, inputs, of_images) if len(ids) else None
-    return Rollout(place, FORMAT.name, messages, tools, training_row=with_finishes(trained, row), stated=stated)
-
-
-def _training_row(ids: Ids, inputs: Mapping[str, Any], of_images: Mask | None) -> TrainingRow:
-    mask = first_given(inputs, _MASKS)
+    if not len(ids):
+        return Rollout(place, FORMAT.name, messages, tools, stated=stated)
+    mask = first_given(inputs, ("mask", "weights"))
     other: dict[str, tuple[Any, MovePolicy]] = {}
     for name, value in inputs.items():
         if name in (_TARGETS, mask, "logprobs") or value is None or _is_table(value):
@@ -62,7 +55,7 @@ def _training_row(ids: Ids, inputs: Mapping[str, Any], of_images: Mask | None) -
         entries = _data(value, name)
         if is_list(entries) and is_numbers(entries):
             other[name] = entries, policy_of(name)
-    row = training_row(
+    trained = training_row(
         ids,
         mask=None if mask is None else (mask, _data(inputs[mask], mask)),
         logprobs=None if inputs.get("logprobs") is None else ("logprobs", _data(inputs["logprobs"], "logprobs")),
@@ -70,21 +63,21 @@ def _training_row(ids: Ids, inputs: Mapping[str, Any], of_images: Mask | None) -
         sentinel=_NOT_SAMPLED,
         shifts=True,
     )
-    # The row with every column marked as shifted (one entry per target) or as fitting nothing.
-    targets = len(row.token_ids) - 1
+    # Every column is shifted (one entry per target) or fits nothing.
     columns = tuple(
-        replace(column, alignment=Alignment.SHIFTED if len(column.values) == targets else None)
-        for column in row.columns
-        if column.role is not ColumnRole.OTHER or len(column.values) in (targets, targets + 1)
+        replace(column, alignment=Alignment.SHIFTED if len(column.values) == len(targets) else None)
+        for column in trained.columns
+        if column.role is not ColumnRole.OTHER or len(column.values) in (len(targets), len(ids))
     )
     unfit = {column.role for column in columns if column.alignment is None}
-    return replace(
-        row,
+    trained = replace(
+        trained,
         columns=columns,
         hidden=of_images,
-        loss_mask=None if ColumnRole.LOSS_MASK in unfit else row.loss_mask,
-        logprobs=None if ColumnRole.LOGPROBS in unfit else row.logprobs,
+        loss_mask=None if ColumnRole.LOSS_MASK in unfit else trained.loss_mask,
+        logprobs=None if ColumnRole.LOGPROBS in unfit else trained.logprobs,
     )
+    return Rollout(place, FORMAT.name, messages, tools, training_row=with_finishes(trained, row), stated=stated)
 
 
 def _all_tokens(row: Row, targets: Ids) -> tuple[Ids, Mask | None]:
@@ -119,7 +112,16 @@ def _chunks(value: object, count: int) -> list[tuple[Ids, bool]]:
     if is_list(value) and is_numbers(value):
         return [(as_ids(value, "model_input"), True)]
     chunks = as_objects(value, "model_input is not a list of chunks of token ids")
-    sizes = [_chunk_size(chunk, f"model_input.chunks[{i}]") for i, chunk in enumerate(chunks)]
+    sizes: list[int | None] = []  # None for an image that does not say how many tokens it stands for
+    for number, chunk in enumerate(chunks):
+        where, size = f"model_input.chunks[{number}]", chunk.get("expected_tokens")
+        if chunk.get("tokens") is not None:
+            size = len(as_ids(chunk["tokens"], f"{where}.tokens"))
+        elif not isinstance(chunk.get("type"), str) or chunk["type"] == "encoded_text":
+            raise RecordError(f"{where} holds no `tokens`")
+        elif size is not None and (type(size) is not int or not 0 <= size < 1 << 24):  # more than any image has
+            raise RecordError(f"{where}.expected_tokens is {size!r}, not a number of tokens")
+        sizes.append(size)
     if sizes.count(None) > 1:
         raise RecordError("model_input holds several images and does not say how many tokens each stands for")
     rest = max(count - sum(size for size in sizes if size is not None), 0)
@@ -134,35 +136,19 @@ def _chunks(value: object, count: int) -> list[tuple[Ids, bool]]:
     ]
 
 
-def _chunk_size(chunk: Mapping[str, Any], where: str) -> int | None:
-    """How many tokens a chunk stands for; None for an image that does not say."""
-    if chunk.get("tokens") is not None:
-        return len(as_ids(chunk["tokens"], f"{where}.tokens"))
-    kind = chunk.get("type")
-    if not isinstance(kind, str) or kind == "encoded_text":
-        raise RecordError(f"{where} holds no `tokens`")
-    size = chunk.get("expected_tokens")
-    if size is not None and (type(size) is not int or not 0 <= size < 1 << 24):  # more than any image has
-        raise RecordError(f"{where}.expected_tokens is {size!r}, not a number of tokens")
-    return size
-
-
 def _data(value: Any, name: str) -> Any:
     """The numbers of a column, unwrapped if they are in a tensor of the SDK."""
-    if not isinstance(value, Mapping):
-        return value if is_list(value) else _refuse(name)
-    if value.get("sparse_crow_indices") is not None or _is_table(value):
+    if isinstance(value, Mapping) and (value.get("sparse_crow_indices") is not None or _is_table(value)):
         raise RecordError(f"loss_fn_inputs.{name} is a table with several values per token, not one sequence")
-    return value["data"] if is_list(value.get("data")) else _refuse(name)
-
-
-def _refuse(name: str) -> Any:
-    raise RecordError(f"loss_fn_inputs.{name} is neither a list nor a tensor with a list `data`")
+    data = value.get("data") if isinstance(value, Mapping) else value
+    if not is_list(data):
+        raise RecordError(f"loss_fn_inputs.{name} is neither a list nor a tensor with a list `data`")
+    return data
 
 
 def _is_table(value: Any) -> bool:
     """True for a tensor of two or more dimensions, such as distillation targets."""
-    shape = value.get("shape") if isinstance(value, Mapping) else None
+    shape = object_at(value).get("shape")
     return is_list(shape) and len(shape) > 1
 
 
@@ -170,17 +156,11 @@ def _written(row: Row, old: TrainingRow, new: TrainingRow) -> Row:
     """The datum with its repaired columns and both copies of its ids."""
     if new.padding != Padding():
         raise RecordError("a datum has no padding: nothing in it would tell padding from tokens")
-    edits = [*_column_edits(row, old, new)]
-    if not np.array_equal(old.token_ids, new.token_ids):
-        edits += _id_edits(row, old.token_ids, new.token_ids)
-    return with_edits(row, edits)  # type: ignore[no-any-return]
-
-
-def _column_edits(row: Row, old: TrainingRow, new: TrainingRow) -> Iterator[Edit]:
+    edits: list[Edit] = []
     roles = {column.name: column.role for column in old.columns}
     for name, values in changed_columns(old, new).items():
         if values is None:
-            yield Edit(("loss_fn_inputs", name), None)
+            edits.append(Edit(("loss_fn_inputs", name), None))
             continue
         if len(values) == len(new.token_ids) and roles[name] is not ColumnRole.OTHER:
             values = values[1:]  # a repair made it fit all tokens; the first one is not a target
@@ -189,18 +169,26 @@ def _column_edits(row: Row, old: TrainingRow, new: TrainingRow) -> Iterator[Edit
                 f"column {name!r} would hold {len(values)} values, which is not the number of targets"
             )
         if roles[name] is ColumnRole.OTHER:
-            values = _with_blanks(name, values, new)
-        yield from _tensor_edits(row["loss_fn_inputs"][name], ("loss_fn_inputs", name), values)
-
-
-def _with_blanks(name: str, values: NDArray[Any], row: TrainingRow) -> NDArray[Any]:
-    """A column with 0 for untrained tokens whose value is unknown, because tensors hold no null."""
-    unknown = np.array([value is None or value != value for value in values.tolist()], np.bool_)
-    if not unknown.any():
-        return values
-    if row.loss_mask is None or row.loss_mask[1:][unknown].any():
-        raise RecordError(f"column {name!r} would have no value for a trained token, and a tensor holds no null")
-    return np.where(unknown, _NOT_SAMPLED, values).astype(np.float64)
+            # 0 for untrained tokens whose value is unknown, because tensors hold no null.
+            unknown = np.array([value is None or value != value for value in values.tolist()], np.bool_)
+            if unknown.any():
+                if new.loss_mask is None or new.loss_mask[1:][unknown].any():
+                    raise RecordError(
+                        f"column {name!r} would have no value for a trained token, and a tensor holds no null"
+                    )
+                values = np.where(unknown, _NOT_SAMPLED, values).astype(np.float64)
+        edits += _tensor_edits(row["loss_fn_inputs"][name], ("loss_fn_inputs", name), values)
+    before, after = old.token_ids, new.token_ids
+    if not np.array_equal(before, after):
+        if len(after) < 2:
+            raise RecordError("a datum of one token has no target")
+        # Inputs without the last token, targets without the first.
+        edits += _tensor_edits(row["loss_fn_inputs"][_TARGETS], ("loss_fn_inputs", _TARGETS), after[1:])
+        edits += _input_edits(row["model_input"], before[:-1], after[:-1])
+        # Which request sampled which tokens is true only of the old ones.
+        spans = ("model_input_spans", "loss_fn_input_spans")
+        edits += [Edit((name,), None) for name in spans if row.get(name) is not None]
+    return with_edits(row, edits)  # type: ignore[no-any-return]
 
 
 def _tensor_edits(original: Any, path: Path, values: Any) -> Iterator[Edit]:
@@ -212,17 +200,6 @@ def _tensor_edits(original: Any, path: Path, values: Any) -> Iterator[Edit]:
     shape = original.get("shape")
     if is_list(shape) and len(shape) == 1 and shape[0] != len(values):
         yield Edit((*path, "shape"), as_logged([len(values)], shape))
-
-
-def _id_edits(row: Row, old: Ids, new: Ids) -> Iterator[Edit]:
-    """Edits to both copies of the ids: inputs without the last token, targets without the first."""
-    if len(new) < 2:
-        raise RecordError("a datum of one token has no target")
-    yield from _tensor_edits(row["loss_fn_inputs"][_TARGETS], ("loss_fn_inputs", _TARGETS), new[1:])
-    yield from _input_edits(row["model_input"], old[:-1], new[:-1])
-    for name in _SPANS:
-        if row.get(name) is not None:
-            yield Edit((name,), None)
 
 
 def _input_edits(value: Any, old: Ids, new: Ids) -> Iterator[Edit]:
@@ -247,11 +224,6 @@ def _input_edits(value: Any, old: Ids, new: Ids) -> Iterator[Edit]:
         yield Edit((*path, number, "tokens"), as_logged(ids, value[number]["tokens"]))
 
 
-def _sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
-    columns = {name: (Source(("loss_fn_inputs", name)),) for name in row["loss_fn_inputs"]}
-    return [Sources(columns) for _ in rollouts]
-
-
 _ROWS = sample(_read, _written, "a datum")
 FORMAT = Format(
     name="tinker",
@@ -260,7 +232,9 @@ FORMAT = Format(
     precedence=200,
     matches=lambda row: "model_input" in row and _TARGETS in object_at(row, "loss_fn_inputs"),
     read=_ROWS.read,
-    sources=_sources,
+    sources=lambda row, rollouts: [
+        Sources({name: (Source(("loss_fn_inputs", name)),) for name in row["loss_fn_inputs"]}) for _ in rollouts
+    ],
     update=_ROWS.update,
     shows="The training row with its mask, logprobs and advantages, shifted by one. No calls, messages or model: "
     "a conversation that was cut into several datums cannot be put together again.",

@@ -63,11 +63,7 @@ def _trajectory(row: Row) -> str | None:
 
 def _sources(row: Row, _: Sequence[Rollout]) -> Sequence[Sources]:
     scored = plain_sources([(_LOGPROBS,)] if is_list(row.get(_LOGPROBS)) else [])
-    call = CallSource(
-        prompts=plain_sources([(_PROMPT,)]),
-        logprobs=scored,
-        columns={_LOGPROBS: scored},
-    )
+    call = CallSource(prompts=plain_sources([(_PROMPT,)]), logprobs=scored, columns={_LOGPROBS: scored})
     return of_calls([[call]])
 
 

@@ -32,16 +32,6 @@ _OTHERS = ("rollout_log_probs", "response", "group_index", "status")
 """Two of these identify the format; `tokens` and `loss_mask` alone are too common."""
 
 
-def _matches(row: Row) -> bool:
-    if "response_length" in row or sum(name in row for name in _OTHERS) < 2:
-        return False
-    tokens, mask = row.get("tokens"), row.get("loss_mask")
-    if not is_list(tokens) or not is_list(mask):
-        return False
-    # A mask of another length, or null, covers a response, and it is unknown where that begins.
-    return len(mask) == len(tokens) and not (len(tokens) and is_list(tokens[0]))
-
-
 def _read_one(row: Row, place: Place) -> Rollout:
     ids = ids_or_none(row["tokens"], "tokens")
     mask = row["loss_mask"]
@@ -74,7 +64,15 @@ FORMAT = Format(
         "tokens", keys("loss_mask", after=" over all of them"), "rollout_log_probs", absent("response_length")
     ),
     precedence=265,
-    matches=_matches,
+    matches=lambda row: (
+        "response_length" not in row
+        and sum(name in row for name in _OTHERS) > 1
+        and is_list(row.get("tokens"))
+        and is_list(row.get("loss_mask"))
+        # A mask of another length, or null, covers a response, and it is unknown where that begins.
+        and len(row["loss_mask"]) == len(row["tokens"])
+        and not any(map(is_list, row["tokens"][:1]))
+    ),
     **replace(sample(_read_one, partial(updated_row, ids="tokens")), split=packed).functions,
     shows="The training row, its mask of weights and its logprobs, placed by their length. No calls; the "
     "prompt and the response are kept as text.",

@@ -15,7 +15,7 @@ from typing import Any
 from tito_audit.format import Format, Row
 from tito_audit.formats._calls import TOOLS_MISSING, stated_facts, text_alone, turn_of_tokens
 from tito_audit.formats._columns import as_objects, column_of, filled, is_list, other_columns
-from tito_audit.formats._update import of_calls, plain_sources
+from tito_audit.formats._update import object_at, of_calls, plain_sources
 from tito_audit.formats._writer import call_rows
 from tito_audit.record.message import Message, as_messages
 from tito_audit.record.rollout import Place, Rollout, Turn
@@ -29,15 +29,8 @@ _ENDS = {"truncated_length": "length", "error_abort": "abort"}
 """Statuses that say why the last turn ended."""
 
 
-def _matches(row: Row) -> bool:
-    turns = row.get("turns")
-    if not isinstance(turns, list | tuple) or "reward_breakdown" not in row:
-        return False
-    return not len(turns) or (isinstance(turns[0], Mapping) and {_SENT, _ANSWER} <= turns[0].keys())
-
-
 def _read(row: Row, place: Place) -> Sequence[Rollout]:
-    entries = _turns(row)
+    entries = as_objects(row["turns"], "turns is not a list of turns (objects)")
     stated = stated_facts(row)
     conversations: list[tuple[Message, ...]] = []
     for number, entry in enumerate(entries):
@@ -59,10 +52,6 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
     else:
         stated = stated.without_ids()
     return (Rollout(place, FORMAT.name, messages, turns=turns, stated=stated),)
-
-
-def _turns(row: Row) -> Sequence[Mapping[str, Any]]:
-    return as_objects(row["turns"], "turns is not a list of turns (objects)")
 
 
 def _turn(entry: Mapping[str, Any], conversation: tuple[Message, ...], messages: Sequence[Message]) -> Turn:
@@ -89,7 +78,7 @@ def _turn(entry: Mapping[str, Any], conversation: tuple[Message, ...], messages:
 
 def _sources(row: Row, _: Sequence[Rollout]) -> Sequence[Sources]:
     calls = []
-    for number, entry in enumerate(_turns(row)):
+    for number, entry in enumerate(row["turns"]):
         columns = {
             name: plain_sources([("turns", number, name)]) for name, value in entry.items() if is_list(value)
         }
@@ -107,7 +96,11 @@ FORMAT = Format(
         keys("reward_breakdown", before="; "),
     ),
     precedence=145,
-    matches=_matches,
+    matches=lambda row: (
+        isinstance(row.get("turns"), list | tuple)
+        and "reward_breakdown" in row
+        and (not row["turns"] or {_SENT, _ANSWER} <= object_at(row, "turns", 0).keys())
+    ),
     **call_rows(_read, _sources),
     shows="Every call of a rollout with its complete prompt, logprobs and weight versions, if the recorder has "
     "`log_tensors` and `log_logprobs`; messages where no tool is called, since tools are not logged. No mask: "

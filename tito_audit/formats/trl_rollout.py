@@ -32,13 +32,6 @@ _TOOL_MASKS = ("tool_mask", "env_mask")
 _SEEN = {_PROMPT: "prompt_mask", _IDS: "completion_mask"}
 
 
-def _matches(row: Row) -> bool:
-    if is_batch(row, _IDS):
-        return is_batch(row, _PROMPT)
-    padded = all(is_list(row.get(name)) for name in (_PROMPT, _IDS, *_SEEN.values()))
-    return padded and any(name in row for name in _MARKERS)
-
-
 def _sample(row: Row, place: Place) -> Rollout:
     prompt = row.get("prompt", row.get("prompts"))
     return sample_rollout(_plain(row), place, FORMAT.name, (_IDS, _PROMPT), prompt=prompt)
@@ -111,7 +104,12 @@ FORMAT = Format(
         ),
     ),
     precedence=224,
-    matches=_matches,
+    matches=lambda row: (
+        is_batch(row, _PROMPT)
+        if is_batch(row, _IDS)
+        else all(is_list(row.get(name)) for name in (_PROMPT, _IDS, *_SEEN.values()))
+        and any(name in row for name in _MARKERS)
+    ),
     **batch(_sample, _updated, _IDS).functions,
     shows="Each completion with its prompt and logprobs, or its training row where an `env_mask` or `tool_mask` "
     "leaves tokens out; the prompt's messages where they were saved. No model or tools.",

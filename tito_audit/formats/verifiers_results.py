@@ -26,7 +26,7 @@ from tito_audit.formats._columns import (
     is_numbers,
     policy_of,
 )
-from tito_audit.formats._update import at, object_at, of_calls, plain_sources, same_trained, with_counts
+from tito_audit.formats._update import at, object_at, of_calls, plain_sources, with_counts
 from tito_audit.formats._verifiers import chat_messages, chat_tools
 from tito_audit.formats._writer import lengths_of, rewritten_calls
 from tito_audit.record.arrays import Mask, as_floats
@@ -99,40 +99,32 @@ def _update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
             "a trajectory cannot hold a fork and does not need one: each step holds its own prompt and answer"
         )
     stays = "a step of a trajectory cannot be left out: later steps repeat its answer"
-    return (
-        rewritten_calls(row, repaired, _read, _sources, totals=_totals, stays=stays, row_stays=_refuse_other_mask),
-    )
+    row_stays = "the masks of the steps say what was sampled, so the loss mask cannot be changed by itself"
+    return (rewritten_calls(row, repaired, _read, _sources, totals=_totals, stays=stays, row_stays=row_stays),)
 
 
-def _steps(row: Row) -> tuple[_Step, ...]:
-    steps = row.get("trajectory")
-    if steps is None:
-        return ()
-    if not isinstance(steps, list | tuple):
+def _steps(row: Row) -> list[_Step]:
+    logged = row.get("trajectory")
+    if logged is not None and not isinstance(logged, list | tuple):
         raise RecordError("trajectory is not a list of steps")
-    return tuple(_step(step, f"trajectory[{number}]") for number, step in enumerate(steps))
-
-
-def _step(step: Any, where: str) -> _Step:
-    step = as_object(step, f"{where} is not a step (an object)")
-    tokens = step.get("tokens")
-    tokens = (
-        {} if tokens is None else as_object(tokens, f"{where}.tokens is not an object with the ids of the step")
-    )
-    completion = step.get("completion")
-    answers = chat_messages(completion, f"{where}.completion")
-    return _Step(
-        step,
-        where,
-        chat_messages(step.get("prompt"), f"{where}.prompt"),
-        next((message for message in answers if message.role == "assistant"), None),
-        tokens,
-        bool(tokens.get("overlong_prompt")),
-    )
+    steps = []
+    for number, step in enumerate(logged or ()):
+        where = f"trajectory[{number}]"
+        step = as_object(step, f"{where} is not a step (an object)")
+        tokens = step.get("tokens")
+        if tokens is not None:
+            tokens = as_object(tokens, f"{where}.tokens is not an object with the ids of the step")
+        answers = chat_messages(step.get("completion"), f"{where}.completion")
+        answer = next((message for message in answers if message.role == "assistant"), None)
+        prompt = chat_messages(step.get("prompt"), f"{where}.prompt")
+        steps.append(_Step(step, where, prompt, answer, tokens or {}, bool((tokens or {}).get("overlong_prompt"))))
+    return steps
 
 
 def _turn(step: _Step, messages: Sequence[Message]) -> Turn:
     index = len(step.prompt)
+    # Truncated too if the trainer did it afterwards.
+    cut = step.wire.get("is_truncated") is True or step.tokens.get("is_truncated") is True
     in_place = step.answer is not None and index < len(messages) and not step.cut
     in_place = in_place and [m.wire for m in messages[: index + 1]] == [
         m.wire for m in (*step.prompt, *((step.answer,) if step.answer else ()))
@@ -147,7 +139,9 @@ def _turn(step: _Step, messages: Sequence[Message]) -> Turn:
         prompt_messages=None if in_place or step.cut or not step.prompt else step.prompt,
         prompt_text=first_text(step.wire, ("prompt",)),
         completion_text=text if isinstance(text, str) and not step.cut else None,
-        finish_reason=_finish_reason(step),
+        finish_reason="length"
+        if cut
+        else first_text(object_at(step.wire, "response", "message"), ("finish_reason",)),
     )
     if not _has_ids(step):
         return turn
@@ -164,7 +158,15 @@ def _turn(step: _Step, messages: Sequence[Message]) -> Turn:
                 if name not in (*_IDS, *_UNREBUILT) and is_list(value) and len(value) > 1 and is_numbers(value)
             },
         )
-        mask = _mask_column(step, 0 if call.completion_ids is None else len(call.completion_ids))
+        size = 0 if call.completion_ids is None else len(call.completion_ids)
+        mask: Any = step.tokens.get("completion_mask")
+        columns = call.columns
+        if is_given(mask):
+            values = as_floats(mask, "completion_mask")
+            if len(values) != size:
+                raise RecordError(f"completion_mask has {len(values)} entries for {size} completion ids")
+            kind, fit, encoding = ColumnRole.LOSS_MASK, Alignment.CALL, MaskEncoding.BINARY
+            columns = (*columns, Column("completion_mask", kind, values, fit, encoding=encoding))
     except RecordError as error:
         raise RecordError(f"{step.where}.tokens: {error}") from None
     return replace(
@@ -172,21 +174,9 @@ def _turn(step: _Step, messages: Sequence[Message]) -> Turn:
         prompt_ids=call.prompt_ids,
         completion_ids=call.completion_ids,
         completion_logprobs=call.completion_logprobs,
-        columns=(*call.columns, *(() if mask is None else (mask,))),
+        columns=columns,
         beside=beside_of(step.tokens, step.wire),
     )
-
-
-def _mask_column(step: _Step, size: int) -> Column | None:
-    """The mask over the completion, None if there is none; RecordError if its length differs."""
-    mask: Any = step.tokens.get("completion_mask")
-    if not is_given(mask):
-        return None
-    values = as_floats(mask, "completion_mask")
-    if len(values) != size:
-        raise RecordError(f"completion_mask has {len(values)} entries for {size} completion ids")
-    fit, encoding = Alignment.CALL, MaskEncoding.BINARY
-    return Column("completion_mask", ColumnRole.LOSS_MASK, values, fit, encoding=encoding)
 
 
 def _row_if_masks_differ(steps: Sequence[_Step], turns: Sequence[Turn]) -> TrainingRow | None:
@@ -195,7 +185,24 @@ def _row_if_masks_differ(steps: Sequence[_Step], turns: Sequence[Turn]) -> Train
     Normally the masks match the completions, and a row would only repeat them. RecordError if no step holds the
     tokens of all others.
     """
-    masks = [_trained(step, turn) for step, turn in zip(steps, turns, strict=True)]
+    # `[P + C]` what the masks of each step train, and what was sampled in it.
+    masks: list[tuple[Mask, Mask]] = []
+    for step, turn in zip(steps, turns, strict=True):
+        prompt, completion = (0 if ids is None else len(ids) for ids in (turn.prompt_ids, turn.completion_ids))
+        sampled = np.arange(prompt + completion) >= prompt
+        trained = sampled.copy()
+        prompt_mask: Any = step.tokens.get("prompt_mask")
+        completion_mask: Any = step.tokens.get("completion_mask")
+        if is_given(prompt_mask):
+            values = as_floats(prompt_mask, "prompt_mask")
+            if len(values) != prompt:
+                raise RecordError(
+                    f"{step.where}.tokens.prompt_mask has {len(values)} entries for {prompt} prompt ids"
+                )
+            trained[:prompt] = values > 0
+        if is_given(completion_mask):
+            trained[prompt:] = as_floats(completion_mask, "completion_mask") > 0
+        masks.append((trained, sampled))
     if not any((trained != sampled).any() for trained, sampled in masks):
         return None
     seen = [turn.seen_ids for turn in turns]
@@ -212,57 +219,31 @@ def _row_if_masks_differ(steps: Sequence[_Step], turns: Sequence[Turn]) -> Train
     return training_row(last, mask=("completion_mask", whole), logprobs=("completion_logprobs", logprobs))
 
 
-def _trained(step: _Step, turn: Turn) -> tuple[Mask, Mask]:
-    """`[P + C]` what the masks of a step train, and `[P + C]` what was sampled in it."""
-    prompt = 0 if turn.prompt_ids is None else len(turn.prompt_ids)
-    sampled = np.ones(prompt + (0 if turn.completion_ids is None else len(turn.completion_ids)), np.bool_)
-    sampled[:prompt] = False
-    trained = sampled.copy()
-    prompt_mask: Any = step.tokens.get("prompt_mask")
-    completion_mask: Any = step.tokens.get("completion_mask")
-    if is_given(prompt_mask):
-        values = as_floats(prompt_mask, "prompt_mask")
-        if len(values) != prompt:
-            raise RecordError(f"{step.where}.tokens.prompt_mask has {len(values)} entries for {prompt} prompt ids")
-        trained[:prompt] = values > 0
-    if is_given(completion_mask):
-        trained[prompt:] = as_floats(completion_mask, "completion_mask") > 0
-    return trained, sampled
-
-
 def _sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
-    steps = row.get("trajectory")
-    listed = steps if isinstance(steps, list | tuple) else ()
-    return of_calls(
-        [
-            _source(row, ("trajectory", number), turn)
-            for number, turn in zip(range(len(listed)), rollout.turns, strict=False)
-        ]
-        for rollout in rollouts
-    )
-
-
-def _source(row: Row, path: Path, turn: Turn) -> CallSource:
-    """Where a step stores its call, in both places; a copy with other values is not listed."""
-    response = (*path, "response")
-    holders = [
-        holder for holder in ((*path, "tokens"), (*response, "message", "tokens")) if object_at(row, *holder)
-    ]
-    prompted = [p for p in holders if _is_copy(at(row, p).get("prompt_ids"), turn.prompt_ids)]
-    columns = {
-        column.name: plain_sources(
-            (*p, column.name) for p in holders if _is_copy(at(row, p).get(column.name), column.values)
+    (rollout,) = rollouts
+    calls = []
+    for number, turn in enumerate(rollout.turns):
+        # Where a step stores its call, in both places; a copy with other values is not listed.
+        path: Path = ("trajectory", number)
+        response = (*path, "response")
+        places = [p for p in ((*path, "tokens"), (*response, "message", "tokens")) if object_at(row, *p)]
+        prompted = [p for p in places if _is_copy(at(row, p).get("prompt_ids"), turn.prompt_ids)]
+        columns = {
+            column.name: plain_sources(
+                (*p, column.name) for p in places if _is_copy(at(row, p).get(column.name), column.values)
+            )
+            for column in turn.columns
+        }
+        source = CallSource(
+            prompts=plain_sources((*p, "prompt_ids") for p in prompted),
+            logprobs=columns.get("completion_logprobs", ()),
+            columns=columns,
+            blank=tuple((*p, "prompt_mask") for p in prompted if is_given(at(row, p).get("prompt_mask"))),
+            routing=tuple((*p, name) for p in prompted for name in _UNREBUILT if name in at(row, p)),
+            counters=(Counter((*response, "usage")),) if object_at(row, *response, "usage") else (),
         )
-        for column in turn.columns
-    }
-    return CallSource(
-        prompts=plain_sources((*p, "prompt_ids") for p in prompted),
-        logprobs=columns.get("completion_logprobs", ()),
-        columns=columns,
-        blank=tuple((*p, "prompt_mask") for p in prompted if is_given(at(row, p).get("prompt_mask"))),
-        routing=tuple((*p, name) for p in prompted for name in _UNREBUILT if name in at(row, p)),
-        counters=(Counter((*response, "usage")),) if object_at(row, *response, "usage") else (),
-    )
+        calls.append(source)
+    return of_calls([calls])
 
 
 def _is_copy(value: Any, of: Any) -> bool:
@@ -284,22 +265,8 @@ def _totals(row: Row, before: Sequence[Rollout], after: Sequence[Rollout]) -> It
         yield Edit(("token_usage",), with_counts(usage, counts))
 
 
-def _refuse_other_mask(before: TrainingRow | None, after: TrainingRow | None) -> None:
-    if not same_trained(before, after):
-        raise RecordError(
-            "the masks of the steps say what was sampled, so the loss mask cannot be changed by itself"
-        )
-
-
 def _has_ids(step: _Step) -> bool:
     return any(is_given(step.tokens.get(name)) for name in ("prompt_ids", "completion_ids"))
-
-
-def _finish_reason(step: _Step) -> str | None:
-    """Why the call ended; `length` also if the trainer truncated it afterwards."""
-    if step.wire.get("is_truncated") is True or step.tokens.get("is_truncated") is True:
-        return "length"
-    return first_text(object_at(step.wire, "response", "message"), ("finish_reason",))
 
 
 FORMAT = Format(

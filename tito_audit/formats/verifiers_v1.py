@@ -9,7 +9,7 @@ same record, and puts it as a string into the samples that it uploads. PrimeInte
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -78,8 +78,19 @@ def _rollout(tree: Tree, place: Place, shared: Stated, versions: tuple[str, ...]
         for number in tree.members
     )
     tools = chat_tools(tree.tools, "tools")
-    calls = _calls_by_node(tree)
-    stated = _stated_by_trace(shared, tree, calls)
+    # The call that wrote each node: the last one that names it and did not fail.
+    logged, calls = tree.trace.get("calls"), {}
+    for call in logged if isinstance(logged, list | tuple) else ():
+        node, error = object_at(call).get("node"), object_at(call).get("error")
+        if isinstance(node, float) and node.is_integer():
+            node = int(node)  # a table has floats where some are null
+        if type(node) is int and (error is None or (isinstance(error, str | Mapping) and not error)):
+            calls[node] = call
+    # The trace's id, the model that all its calls name, and whether its agent is trained at all.
+    named = [calls[number].get("model") for number in tree.sampled if number in calls]
+    model = one_model(named if any(named) else [object_at(tree.trace, "agent", "config").get("model")])
+    trainable = False if object_at(tree.trace, "agent").get("trainable") is False else None
+    stated = replace(shared, model=model).with_facts(id=first_text(tree.trace, ("id",)), trainable=trainable)
     if not any(len(tree.nodes[number].ids) for number in tree.members):
         # The run used a server that returns only text.
         return Rollout(place, FORMAT.name, messages, tools, stated=stated.without_ids())
@@ -154,66 +165,35 @@ def _columns(node: TraceNode) -> tuple[Logprobs | None, tuple[Column, ...]]:
             logprobs = raw if node.trained.all() else _spread(raw, node)
         fit = None if logprobs is None else Alignment.CALL
         columns.append(Column("logprobs", ColumnRole.LOGPROBS, raw if logprobs is None else logprobs, fit))
-    for name, entries in _other_lists(node):
-        fitted = _over_completion(entries, node, f"{node.where}.{name}")
-        if fitted is not None:
-            policy = policy_of(name.split(".")[0])
-            columns.append(Column(name, ColumnRole.OTHER, fitted, Alignment.CALL, policy))
+    # Every list of numbers on a node, except those with a known meaning.
+    lists = {
+        name: value
+        for name, value in node.wire.items()
+        if name not in _KNOWN and filled(value) and is_numbers(value)
+    }
+    weights = object_at(node.wire, "loss_weights")
+    lists |= {f"loss_weights.{name}": value for name, value in weights.items() if filled(value)}
+    for name, entries in lists.items():
+        if len(entries) not in (np.count_nonzero(node.mask), len(node.ids)):
+            continue
+        if isinstance(entries, np.ndarray):
+            values = entries
+        elif set(map(type, entries)) == {bool}:
+            values = np.array(entries, np.bool_)
+        else:
+            values = as_floats(entries, f"{node.where}.{name}")
+        if len(entries) == len(node.ids):
+            values = values[node.start :]
+        elif not node.trained.all():
+            values = _spread(values.astype(np.float64), node)
+        columns.append(Column(name, ColumnRole.OTHER, values, Alignment.CALL, policy_of(name.split(".")[0])))
     return logprobs, tuple(columns)
-
-
-def _other_lists(node: TraceNode) -> Iterator[tuple[str, Any]]:
-    """Every list of numbers on a node, except those with a known meaning."""
-    for name, value in node.wire.items():
-        if name not in _KNOWN and filled(value) and is_numbers(value):
-            yield name, value
-    weights = node.wire.get("loss_weights")
-    if isinstance(weights, Mapping):
-        for name, value in weights.items():
-            if filled(value):
-                yield f"loss_weights.{name}", value
-
-
-def _over_completion(entries: Any, node: TraceNode, name: str) -> Any:
-    """A column with one entry per completion token; None if its length fits neither the mask nor the node."""
-    if len(entries) not in (np.count_nonzero(node.mask), len(node.ids)):
-        return None
-    if isinstance(entries, np.ndarray):
-        values = entries
-    else:
-        values = np.array(entries, np.bool_) if set(map(type, entries)) == {bool} else as_floats(entries, name)
-    if len(entries) == len(node.ids):
-        return values[node.start :]
-    return values if node.trained.all() else _spread(values.astype(np.float64), node)
 
 
 def _spread(values: Logprobs, node: TraceNode) -> Logprobs:
     out = np.full(len(node.completion), np.nan)
     out[node.trained] = values
     return out
-
-
-def _calls_by_node(tree: Tree) -> dict[int, Mapping[str, Any]]:
-    """The call that wrote each node: the last one that names it and did not fail."""
-    calls = tree.trace.get("calls")
-    calls_of: dict[int, Mapping[str, Any]] = {}
-    for call in calls if isinstance(calls, list | tuple) else ():
-        node = call.get("node") if isinstance(call, Mapping) else None
-        # A table has floats where some are null.
-        if isinstance(node, float) and node.is_integer():
-            node = int(node)
-        error = call.get("error") if type(node) is int else None
-        if type(node) is int and (error is None or (isinstance(error, str | Mapping) and not error)):
-            calls_of[node] = call
-    return calls_of
-
-
-def _stated_by_trace(shared: Stated, tree: Tree, calls: Mapping[int, Mapping[str, Any]]) -> Stated:
-    """The trace's id, the model that all its calls name, and whether its agent is trained at all."""
-    named = [calls[number].get("model") for number in tree.sampled if number in calls]
-    model = one_model(named if any(named) else [object_at(tree.trace, "agent", "config").get("model")])
-    trained = False if object_at(tree.trace, "agent").get("trainable") is False else None
-    return replace(shared, model=model).with_facts(id=first_text(tree.trace, ("id",)), trainable=trained)
 
 
 def _versions(policy: Mapping[str, Any]) -> tuple[str, ...]:

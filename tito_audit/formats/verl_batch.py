@@ -7,7 +7,6 @@ sample (`prompt_ids`, `response_ids`, `response_mask`) is read as `generic`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -29,14 +28,6 @@ _NAMES = {"prompt_ids": _PROMPTS, "response_ids": _RESPONSES}
 """Column names of one sample -> of the batch."""
 _WHOLE = ("input_ids", _SEEN, "position_ids")
 """Columns over the prompt and the response, derived from the others."""
-
-
-def _matches(row: Row) -> bool:
-    if not all(is_list(row.get(name)) for name in (_PROMPTS, _RESPONSES)):
-        return False
-    if is_batch(row, _RESPONSES):
-        return is_batch(row, _PROMPTS) and _is_ids(row[_RESPONSES][0])
-    return _is_ids(row[_RESPONSES]) and _is_ids(row[_PROMPTS])
 
 
 def _is_ids(value: object) -> bool:
@@ -105,13 +96,9 @@ def _updated(row: Row, before: Rollout, repaired_rollout: RepairedRollout) -> Ro
     values = repadded(row, changed, (_PROMPTS, prompt), response)
     if not {_PROMPTS, _RESPONSES} & values.keys():
         return with_values(row, values)
-    return with_values(row, {**values, **_whole(row, values, new)})
-
-
-def _whole(row: Row, values: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    """The new columns over prompt and response."""
+    # Columns over prompt and response.
     columns: dict[str, Any] = {}
-    seen = np.concatenate(_visible(row))
+    seen = np.concatenate((prompt, response))
     if not np.array_equal(seen, _seen(row)):
         raise RecordError(f"{_SEEN} hides tokens between visible ones, and it is unclear where they are now")
     sizes = [0 if new[name] is None else len(new[name]) for name in _NAMES]
@@ -128,7 +115,7 @@ def _whole(row: Row, values: Mapping[str, Any], new: Mapping[str, Any]) -> dict[
                     f"column {name!r} does not cover {_PROMPTS} and {_RESPONSES}, so it cannot be updated"
                 )
         elif name == "input_ids":
-            parts = [as_ids(values.get(part, row[part]), part) for part in (_PROMPTS, _RESPONSES)]
+            parts = [as_ids({**row, **values}[part], part) for part in (_PROMPTS, _RESPONSES)]
             columns[name] = as_logged(np.concatenate(parts), original)
         elif name == _SEEN:
             columns[name] = as_logged(now.astype(np.int64), original)
@@ -138,7 +125,7 @@ def _whole(row: Row, values: Mapping[str, Any], new: Mapping[str, Any]) -> dict[
                     "position_ids do not count the tokens, so they cannot be computed for other tokens"
                 )
             columns[name] = as_logged(_positions(now), original)
-    return columns
+    return with_values(row, {**values, **columns})
 
 
 def _positions(seen: NDArray[np.bool_]) -> NDArray[np.int64]:
@@ -157,7 +144,14 @@ FORMAT = Format(
         keys("response_mask", before=" and "),
     ),
     precedence=226,
-    matches=_matches,
+    matches=lambda row: (
+        all(is_list(row.get(name)) for name in (_PROMPTS, _RESPONSES))
+        and (
+            is_batch(row, _PROMPTS) and _is_ids(row[_RESPONSES][0])
+            if is_batch(row, _RESPONSES)
+            else _is_ids(row[_RESPONSES]) and _is_ids(row[_PROMPTS])
+        )
+    ),
     **batch(_sample, _updated, _RESPONSES).functions,
     shows="Each sample's training row with its mask, logprobs and what the trainer computed, padding removed; "
     "or its one call. The logs that verl itself writes hold text only.",

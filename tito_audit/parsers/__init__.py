@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any
 
 from tito_audit.parser import Delta, Parsed, ParsedCall, ParseOptions, Parser, ParserRun, Reads
-from tito_audit.parsers._calls import PlainRun
+from tito_audit.parsers._calls import PlainRun as PlainRun
 from tito_audit.registry import plugins
 from tito_audit.unknown import unknown
 
@@ -27,27 +27,33 @@ class Guess:
     """For the user: what was chosen, or why nothing was."""
 
 
-def named(parsers: Sequence[Parser], name: str, reads: Reads) -> Parser:
-    """The parser with a name or alias; SetupError with similar names if there is none."""
-    names = {key: parser for parser in parsers if reads & parser.reads for key in (parser.name, *parser.aliases)}
+@cache
+def all_parsers() -> tuple[Parser, ...]:
+    """Every parser, in order of names."""
+    return plugins(__name__, Parser, lambda parser: parser.name)
+
+
+def parser_named(name: str, reads: Reads) -> Parser:
+    """The parser of that name or alias that reads tools or reasoning; SetupError with similar names."""
+    parsers = [parser for parser in all_parsers() if reads & parser.reads]
+    names = {key: parser for parser in parsers for key in (parser.name, *parser.aliases)}
     if name in names:
         return names[name]
     word, option = _WORDS[reads]
     raise unknown(f"{word} parser", name, sorted(names), flag=option, listed_by="tito-audit list parsers")
 
 
-def guessed(parsers: Sequence[Parser], template: str | None, reads: Reads) -> Guess:
-    """The only parser whose texts a chat template contains; none if several fit."""
+def guess_parser(template: str | None, reads: Reads) -> Guess:
+    """The only parser whose texts a chat template contains, none if several fit, with a line that says so."""
     word, option = _WORDS[reads]
     fitting = [
         parser
-        for parser in parsers
+        for parser in all_parsers()
         if reads & parser.reads and parser.templates and all(text in (template or "") for text in parser.templates)
     ]
     if len(fitting) == 1:
-        return Guess(
-            fitting[0], f"{word} parser: {fitting[0].name}, as the chat template suggests ({option} NAME)"
-        )
+        named = f"{word} parser: {fitting[0].name}, as the chat template suggests ({option} NAME)"
+        return Guess(fitting[0], named)
     if not fitting:
         return Guess(None, f"{word} parser: none; the chat template suggests none ({option} NAME)")
     names = " or ".join(parser.name for parser in fitting)
@@ -249,37 +255,3 @@ class JsonCalls:
 def finish_reason(parsed: Parsed, sampled: str | None) -> str | None:
     """The finish reason for a client: `tool_calls` if the model stopped after calls."""
     return "tool_calls" if parsed.tool_calls and sampled == "stop" else sampled
-
-
-__all__ = [
-    "Guess",
-    "JsonCalls",
-    "PlainRun",
-    "all_parsers",
-    "collected",
-    "finish_reason",
-    "forced_format",
-    "forced_json",
-    "guess_parser",
-    "parse_answer",
-    "parser_named",
-    "start_answer",
-    "to_delta",
-    "to_message",
-]
-
-
-@cache
-def all_parsers() -> tuple[Parser, ...]:
-    """Every parser, in order of names."""
-    return plugins(__name__, Parser, lambda parser: parser.name)
-
-
-def parser_named(name: str, reads: Reads) -> Parser:
-    """The parser of that name or alias that reads tools or reasoning; SetupError when there is none."""
-    return named(all_parsers(), name, reads)
-
-
-def guess_parser(template: str | None, reads: Reads) -> Guess:
-    """The parser of tools or reasoning that a chat template suggests, with a line that says so."""
-    return guessed(all_parsers(), template, reads)

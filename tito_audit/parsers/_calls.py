@@ -84,25 +84,19 @@ class CallsRun:
         """Emit content up to the next mark; the text from there on, None without a mark."""
         text = self._held + text
         self._held = ""
-        mark = self._first_mark(text)
-        if mark is None:
+        marks = [(text.index(mark), -len(mark), mark) for mark in self._marks if mark in text]
+        if not marks or self._too_late(text[: min(marks)[0]]):
             overlapping = 0 if last else max(overlap(text, begin_mark) for begin_mark in self._marks)
             overlapping = 0 if self._too_late(text[: len(text) - overlapping]) else overlapping
             self._content(text[: len(text) - overlapping])
             self._held = text[len(text) - overlapping :]
             return None
-        at = text.index(mark)
+        at, _, mark = min(marks)
         self._content(text[:at])
         self._source = TextSource()
         self._calls = self._marks[mark](self._source)
         self._taken = 0
         return text[at:]
-
-    def _first_mark(self, text: str) -> str | None:
-        marks = [(text.index(mark), -len(mark), mark) for mark in self._marks if mark in text]
-        if not marks or self._too_late(text[: min(marks)[0]]):
-            return None
-        return min(marks)[2]
 
     def _too_late(self, before: str) -> bool:
         """Whether this text rules out a later call."""

@@ -8,8 +8,6 @@ from typing import TypeAlias
 
 from tito_audit.parsers._source import Reader, TextSource, literal, spaces
 
-_DEEPEST = 200
-"""An object nested deeper is not a call: the next reader may refuse it or run out of stack."""
 _PLAIN = re.compile(r'[^"\\\x00-\x1f]+')
 _NUMERIC = re.compile(r"[-+.0-9eE]+")
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
@@ -29,7 +27,52 @@ def json_object(source: TextSource) -> Reader[dict[str, Span] | None]:
     """
     if not (yield from source.more()) or source.peek() != "{":
         return None
-    return (yield from _Object(source).read())
+    members: dict[str, Span] = {}
+    # The brackets that are open, and the member of the outermost object that is read.
+    open_: list[str] = []
+    name, begins = "", source.at
+    while True:
+        if len(open_) == 1:
+            begins = source.at
+        bracket = source.peek()
+        ended = bracket not in _CLOSES
+        if not ended:
+            source.skip()
+            open_.append(bracket)
+            # An object nested deeper is not a call: the next reader may refuse it or run out of stack.
+            if len(open_) > 200 or not (yield from spaces(source)):
+                return None
+            if source.peek() == _CLOSES[bracket]:
+                source.skip()
+                open_.pop()
+                ended = True
+        elif not (yield from _scalar(source)):
+            return None
+        while ended:
+            if len(open_) == 1:
+                members[name] = (begins, source.at)
+            if not open_:
+                return members
+            if not (yield from spaces(source)) or source.peek() not in (",", _CLOSES[open_[-1]]):
+                return None
+            if source.peek() == ",":
+                ended = False
+            else:
+                open_.pop()
+            source.skip()
+        # Up to where the next value begins.
+        if not (yield from spaces(source)):
+            return None
+        if open_[-1] == "{":
+            span = yield from json_string(source)
+            if span is None:
+                return None
+            if len(open_) == 1:
+                name = json.loads(source.text(*span))
+            if not (yield from spaces(source)) or not (yield from literal(source, ":")):
+                return None
+            if not (yield from spaces(source)):
+                return None
 
 
 def json_string(source: TextSource) -> Reader[Span | None]:
@@ -46,21 +89,14 @@ def json_string(source: TextSource) -> Reader[Span | None]:
         source.skip()
         if character == '"':
             return start, source.at
-        if not (yield from _escape(source)):
+        if not (yield from source.more()) or source.peek() not in '"\\/bfnrtu':
             return None
+        digits = 4 if source.peek() == "u" else 0
+        source.skip()
+        for _ in range(digits):
+            if not (yield from source.more()) or not source.take(_HEX):
+                return None
     return None
-
-
-def _escape(source: TextSource) -> Reader[bool]:
-    """Whether what follows a backslash is an escape of JSON, which is then read."""
-    if not (yield from source.more()) or source.peek() not in '"\\/bfnrtu':
-        return False
-    digits = 4 if source.peek() == "u" else 0
-    source.skip()
-    for _ in range(digits):
-        if not (yield from source.more()) or not source.take(_HEX):
-            return False
-    return True
 
 
 def _scalar(source: TextSource) -> Reader[bool]:
@@ -77,86 +113,3 @@ def _scalar(source: TextSource) -> Reader[bool]:
             break
         pieces.append(piece)
     return _NUMBER.fullmatch("".join(pieces)) is not None
-
-
-class _Object:
-    """The reading of one object, with all that is nested in it."""
-
-    def __init__(self, source: TextSource) -> None:
-        self._source = source
-        self._open: list[str] = []
-        """The brackets that are open, the outermost first."""
-        self._members: dict[str, Span] = {}
-        self._name = ""
-        """The member of the outermost object that is being read, and where its value begins."""
-        self._begins = 0
-        self._value_next = True
-
-    def read(self) -> Reader[dict[str, Span] | None]:
-        """The members of the outermost object; its brace comes next."""
-        while True:
-            if not (yield from (self._value() if self._value_next else self._after())):
-                return None
-            if not self._open:
-                return self._members
-
-    def _value(self) -> Reader[bool]:
-        """Read a value, or the beginning of one that is nested."""
-        if len(self._open) == 1:
-            self._begins = self._source.at
-        bracket = self._source.peek()
-        if bracket in _CLOSES:
-            return (yield from self._opened(bracket))
-        if not (yield from _scalar(self._source)):
-            return False
-        self._ended()
-        return True
-
-    def _opened(self, bracket: str) -> Reader[bool]:
-        """Read a bracket, and the one that closes it or the name of the first member."""
-        self._source.skip()
-        self._open.append(bracket)
-        if len(self._open) > _DEEPEST or not (yield from spaces(self._source)):
-            return False
-        if self._source.peek() == _CLOSES[bracket]:
-            self._close()
-            return True
-        return (yield from self._next())
-
-    def _after(self) -> Reader[bool]:
-        """Read what comes after a value: a comma and the name of the next member, or a closing bracket."""
-        if not (yield from spaces(self._source)):
-            return False
-        character = self._source.peek()
-        if character == _CLOSES[self._open[-1]]:
-            self._close()
-            return True
-        if character != ",":
-            return False
-        self._source.skip()
-        return (yield from spaces(self._source)) and (yield from self._next())
-
-    def _next(self) -> Reader[bool]:
-        """Read up to where the next value begins."""
-        self._value_next = True
-        if self._open[-1] == "[":
-            return True
-        span = yield from json_string(self._source)
-        if span is None:
-            return False
-        if len(self._open) == 1:
-            self._name = json.loads(self._source.text(*span))
-        if not (yield from spaces(self._source)) or not (yield from literal(self._source, ":")):
-            return False
-        return (yield from spaces(self._source))
-
-    def _close(self) -> None:
-        self._source.skip()
-        self._open.pop()
-        self._ended()
-
-    def _ended(self) -> None:
-        """A value has ended here."""
-        self._value_next = False
-        if len(self._open) == 1:
-            self._members[self._name] = (self._begins, self._source.at)

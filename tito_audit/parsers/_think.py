@@ -21,17 +21,9 @@ class ThinkRun:
     everything is reasoning.
     """
 
-    def __init__(
-        self,
-        opens: str = _OPEN,
-        closes: str = _CLOSE,
-        *,
-        ends_at: Sequence[str] = (),
-        must_open: bool = False,
-    ) -> None:
-        self._opens = opens
+    def __init__(self, *, ends_at: Sequence[str] = (), must_open: bool = False) -> None:
         self._must_open = must_open
-        self._ends = {closes: len(closes), **dict.fromkeys(ends_at, 0)}
+        self._ends = {_CLOSE: len(_CLOSE), **dict.fromkeys(ends_at, 0)}
         """What ends the reasoning, and how much of it is not content."""
         self._may_open = True
         self._held = ""
@@ -51,20 +43,20 @@ class ThinkRun:
         text, self._held = self._held + text, ""
         if self._may_open and self._must_open:
             body = text.lstrip()
-            if not last and self._opens.startswith(body) and body != self._opens:
+            if not last and _OPEN.startswith(body) and body != _OPEN:
                 self._held = text
                 return ()
-            if not body.startswith(self._opens):
+            if not body.startswith(_OPEN):
                 self._open = False
                 return _deltas("", text)
         if self._may_open and not last:
             body = text.lstrip()
             blank = text[: len(text) - len(body)]
-            if self._opens.startswith(body) and body != self._opens:
+            if _OPEN.startswith(body) and body != _OPEN:
                 self._held = body
                 return _deltas(blank, "")
             self._may_open = False
-            text = blank + body.removeprefix(self._opens)
+            text = blank + body.removeprefix(_OPEN)
         ends = [(text.index(mark), size) for mark, size in self._ends.items() if mark in text]
         if ends:
             self._open = False
@@ -88,15 +80,10 @@ def think(*, ends_at: Sequence[str] = (), must_open: bool = False) -> Callable[[
     """
 
     def start(options: ParseOptions) -> ParserRun:
-        if _closed(options.prompt_end):
-            return PlainRun()
+        _, closed, after = options.prompt_end.rpartition(_CLOSE)
+        if closed and not any(mark in after for mark in _TURNS):
+            return PlainRun()  # the turn that is sampled has closed its reasoning
         opens = must_open and bool(options.prompt_end) and not options.prompt_end.rstrip().endswith(_OPEN)
         return ThinkRun(ends_at=ends_at if options.tools else (), must_open=opens)
 
     return start
-
-
-def _closed(prompt: str) -> bool:
-    """Whether the last turn of a prompt, the one that is sampled, has closed its reasoning."""
-    _, closed, after = prompt.rpartition(_CLOSE)
-    return bool(closed) and not any(mark in after for mark in _TURNS)

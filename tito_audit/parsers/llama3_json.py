@@ -11,15 +11,10 @@ _TAG = "<|python_tag|>"
 _ARGUMENTS = ("arguments", "parameters")
 
 
-def _after_tag(source: TextSource) -> Calls:
-    yield from literal(source, _TAG)
-    yield from spaces(source)
-    return (yield from _calls(source))
-
-
 def _calls(source: TextSource) -> Calls:
     """Objects, with white space and a semicolon between them."""
-    end = 0
+    yield from literal(source, _TAG)
+    yield from spaces(source)
     while True:
         members = yield from json_object(source)
         call = json_call(source, members, _ARGUMENTS) if members is not None else None
@@ -42,7 +37,7 @@ PARSER = Parser(
     name="llama3_json",
     title="bare JSON with `name` and `parameters`: Llama 3.1 to 4",
     reads=Reads.TOOLS,
-    start=with_tools(lambda options: {_TAG: _after_tag, "{": _calls}),
+    start=with_tools(lambda options: {_TAG: _calls, "{": _calls}),
     aliases=("llama4_json",),
     templates=("<|start_header_id|>", '{"name": function name, "parameters"'),
     call_form=CallForm('{"name": "NAME", "parameters": ', "}", None),

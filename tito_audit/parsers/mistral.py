@@ -18,37 +18,20 @@ def _calls(source: TextSource) -> Calls:
     yield from literal(source, _MARK)
     if not (yield from spaces(source)):
         return False
+    if source.peek() == "{":
+        return (yield from _object(source))
     if source.peek() == "[":
-        return (yield from _listed(source))
-    return (yield from (_object(source) if source.peek() == "{" else _named(source)))
-
-
-def _object(source: TextSource) -> Calls:
-    """One call as an object with `name` and `arguments`."""
-    members = yield from json_object(source)
-    call = json_call(source, members) if members is not None else None
-    if call is not None:
-        yield call
-    return call is not None
-
-
-def _listed(source: TextSource) -> Calls:
-    """Calls in a list, as up to version 10 of the tokenizer."""
-    source.skip()
-    while (yield from spaces(source)):
-        if not (yield from _object(source)):
-            return False
-        if not (yield from spaces(source)) or source.peek() not in ",]":
-            return False
-        closes = source.peek() == "]"
+        # In a list, as up to version 10 of the tokenizer.
         source.skip()
-        if closes:
-            return True
-    return False
-
-
-def _named(source: TextSource) -> Calls:
-    """`NAME{...}` or `NAME[ARGS]{...}`, as from version 11 on."""
+        while (yield from spaces(source)):
+            if not (yield from _object(source)) or not (yield from spaces(source)) or source.peek() not in ",]":
+                return False
+            closes = source.peek() == "]"
+            source.skip()
+            if closes:
+                return True
+        return False
+    # `NAME{...}` or `NAME[ARGS]{...}`, as from version 11 on.
     name = yield from word(source, _NAME)
     if name is None or not (yield from spaces(source)):
         return False
@@ -59,6 +42,14 @@ def _named(source: TextSource) -> Calls:
         return False
     yield ParsedCall(name, source.text(start, source.at))
     return True
+
+
+def _object(source: TextSource) -> Calls:
+    members = yield from json_object(source)
+    call = json_call(source, members) if members is not None else None
+    if call is not None:
+        yield call
+    return call is not None
 
 
 PARSER = Parser(

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import Enum, auto
+from typing import TypeAlias
 
 from tito_audit.parser import Delta, ParseOptions, Parser, Reads
 from tito_audit.parsers._source import Reader, TextSource, literal, spaces, word
@@ -28,8 +28,6 @@ _PIECE = 1024
 
 
 class _Kind(Enum):
-    """What a message is for a client."""
-
     REASONING = auto()
     CONTENT = auto()
     CALL = auto()
@@ -37,12 +35,8 @@ class _Kind(Enum):
     """Unknown to clients: passed on as content, with its control tokens."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Header:
-    """What comes before a message."""
-
-    channel: str | None
-    recipient: str | None
+_Header: TypeAlias = tuple[str | None, str | None]
+"""What comes before a message: its channel and its recipient."""
 
 
 def _header(source: TextSource, started: bool) -> Reader[_Header | None]:
@@ -63,7 +57,7 @@ def _header(source: TextSource, started: bool) -> Reader[_Header | None]:
     yield from literal(source, "<|constrain|>")
     yield from word(source, _WORD, 64)  # the type of the content: json, code
     yield from spaces(source)
-    return _Header(channel, recipient) if (yield from literal(source, _MESSAGE)) else None
+    return (channel, recipient) if (yield from literal(source, _MESSAGE)) else None
 
 
 def _recipient(source: TextSource) -> Reader[str | None]:
@@ -133,7 +127,7 @@ class HarmonyRun:
                 self._give(header)
             else:
                 # Begin the message of a header.
-                self._kind, name = self._kind_of(ended.value)
+                self._kind, name = self._kind_of(*ended.value)
                 self._fresh = True
                 if self._kind is _Kind.CALL:
                     self._deltas.append(Delta(call=self._calls, name=name))
@@ -143,15 +137,13 @@ class HarmonyRun:
             return rest or None
         return None
 
-    def _kind_of(self, header: _Header) -> tuple[_Kind, str | None]:
-        """What a message is, and the function that it calls."""
-        name = header.recipient
-        if name is not None:
-            called = self._names and (name.startswith(_FUNCTIONS) or name in self._names)
-            return (_Kind.CALL, name.removeprefix(_FUNCTIONS)) if called else (_Kind.RAW, None)
-        if header.channel == "analysis":
+    def _kind_of(self, channel: str | None, recipient: str | None) -> tuple[_Kind, str | None]:
+        if recipient is not None:
+            called = self._names and (recipient.startswith(_FUNCTIONS) or recipient in self._names)
+            return (_Kind.CALL, recipient.removeprefix(_FUNCTIONS)) if called else (_Kind.RAW, None)
+        if channel == "analysis":
             return _Kind.REASONING, None
-        return (_Kind.CONTENT if header.channel in ("final", "commentary") else _Kind.RAW), None
+        return (_Kind.CONTENT if channel in ("final", "commentary") else _Kind.RAW), None
 
     def _body(self, text: str, last: bool) -> str | None:
         """Emit text up to the next mark; the rest, None without a mark.

@@ -6,6 +6,7 @@ import ast
 import json
 import re
 import warnings
+from contextlib import suppress
 from typing import Any
 
 from tito_audit.parser import ParsedCall, Parser, Reads
@@ -18,29 +19,24 @@ _PLAIN = re.compile(r"[^()\[\]{}'\"#]+")
 _IN_STRING = {quote: re.compile(rf"[^\\\n{quote}]+") for quote in "'\""}
 _IN_LONG_STRING = {quote: re.compile(rf"[^\\{quote}]+") for quote in "'\""}
 _CLOSES = {"(": ")", "[": "]", "{": "}"}
-_DEEPEST = 50
-_LONGEST = 1 << 20
 _JSON_NAMES = {"true": True, "false": False, "null": None}
 
 
-def _tagged(source: TextSource) -> Calls:
-    """A list between the tags of Llama 4."""
-    yield from literal(source, _BEGIN)
-    yield from spaces(source)
-    if not (yield from _calls(source)):
-        return False
-    if (yield from spaces(source)):
-        yield from literal(source, _END)
-    return True
-
-
 def _calls(source: TextSource) -> Calls:
-    """The calls of a list; [] unless all of them have literal arguments."""
+    """The calls of a list, none unless all of them have literal arguments; Llama 4 puts it between tags."""
+    tagged = yield from literal(source, _BEGIN)
+    yield from spaces(source)
     start = source.at
     if not (yield from _list(source)):
         return False
-    calls = _parsed(source.text(start, source.at))
+    calls: list[ParsedCall] = []
+    with suppress(SyntaxError, ValueError, RecursionError, MemoryError), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of escapes that Python does not know
+        body = ast.parse(source.text(start, source.at), mode="eval").body
+        calls = [_call(node) for node in body.elts] if isinstance(body, ast.List) else []
     yield from calls
+    if tagged and calls and (yield from spaces(source)):
+        yield from literal(source, _END)
     return bool(calls)
 
 
@@ -54,7 +50,7 @@ def _list(source: TextSource) -> Reader[bool]:
     yield from spaces(source)
     if name is None or not (yield from source.more()) or source.peek() != "(":
         return False
-    while (yield from source.more()) and source.at - start < _LONGEST:
+    while (yield from source.more()) and source.at - start < 1 << 20:
         if source.take(_PLAIN):
             continue
         character = source.peek()
@@ -69,7 +65,7 @@ def _list(source: TextSource) -> Reader[bool]:
         source.skip()
         if not open_:
             return True
-        if len(open_) > _DEEPEST:
+        if len(open_) > 50:
             return False
     return False
 
@@ -95,19 +91,6 @@ def _string(source: TextSource, quote: str) -> Reader[bool]:
     return False
 
 
-def _parsed(text: str) -> list[ParsedCall]:
-    """The calls of a Python list; [] if anything in it is not a call with literal arguments."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of escapes that Python does not know
-            body = ast.parse(text, mode="eval").body
-        if not isinstance(body, ast.List):
-            return []
-        return [_call(node) for node in body.elts]
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return []
-
-
 def _call(node: ast.expr) -> ParsedCall:
     """One call; ValueError if it is not a call or has arguments that JSON cannot hold."""
     if not isinstance(node, ast.Call) or node.args:
@@ -124,7 +107,6 @@ def _call(node: ast.expr) -> ParsedCall:
 
 
 def _dotted(node: ast.expr) -> str:
-    """A name, dots included."""
     if isinstance(node, ast.Attribute):
         return f"{_dotted(node.value)}.{node.attr}"
     if isinstance(node, ast.Name):
@@ -142,24 +124,20 @@ def _value(node: ast.expr) -> Any:
         case ast.List() | ast.Tuple() | ast.Set():
             return [_value(entry) for entry in node.elts]
         case ast.Dict():
-            return {_key(key): _value(value) for key, value in zip(node.keys, node.values, strict=True)}
+            keys = [key.value for key in node.keys if isinstance(key, ast.Constant) and isinstance(key.value, str)]
+            if len(keys) == len(node.keys):
+                return dict(zip(keys, map(_value, node.values), strict=True))
         case ast.UnaryOp(op=ast.USub() | ast.UAdd(), operand=ast.Constant(value=int() | float() as number)):
             if not isinstance(number, bool):
                 return -number if isinstance(node.op, ast.USub) else number
     raise ValueError("a literal")
 
 
-def _key(node: ast.expr | None) -> str:
-    if isinstance(node, ast.Constant) and isinstance(node.value, str):
-        return node.value
-    raise ValueError("a name")
-
-
 PARSER = Parser(
     name="pythonic",
     title="a list of Python calls: Llama 3.2, Llama 4, ToolACE",
     reads=Reads.TOOLS,
-    start=with_tools(lambda options: {_BEGIN: _tagged, "[": _calls}, only_first=True),
+    start=with_tools(lambda options: {_BEGIN: _calls, "[": _calls}, only_first=True),
     aliases=("llama4_pythonic",),
     templates=("[func_name1(params_name1=params_value1",),
 )

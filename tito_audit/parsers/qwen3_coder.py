@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from tito_audit.parser import CallForm, ParsedCall, ParseOptions, Parser, Reads
@@ -30,8 +31,12 @@ Schemas = Mapping[str, Mapping[str, Any]]
 
 def _marks(options: ParseOptions) -> Mapping[str, CallReader]:
     """What begins a call. The outer tag may be missing, as in vLLM."""
-    functions = [tool.get("function", tool) for tool in options.tools]
-    schemas = {str(function.get("name")): _properties(function.get("parameters")) for function in functions}
+    schemas: dict[str, Schemas] = {}
+    for tool in options.tools:
+        function = tool.get("function", tool)
+        schema = function.get("parameters")
+        properties = schema.get("properties") if isinstance(schema, Mapping) else None
+        schemas[str(function.get("name"))] = properties if isinstance(properties, Mapping) else {}
 
     def tagged(source: TextSource) -> Calls:
         yield from literal(source, _OPEN)
@@ -51,13 +56,7 @@ def _marks(options: ParseOptions) -> Mapping[str, CallReader]:
     return {_OPEN: tagged, _FUNCTION: bare}
 
 
-def _properties(schema: object) -> Schemas:
-    properties = schema.get("properties") if isinstance(schema, Mapping) else None
-    return properties if isinstance(properties, Mapping) else {}
-
-
 def _call(source: TextSource, schemas: Mapping[str, Schemas]) -> Reader[ParsedCall | None]:
-    """A function with its parameters."""
     name = yield from _opening(source, _FUNCTION)
     if name is None:
         return None
@@ -76,7 +75,6 @@ def _call(source: TextSource, schemas: Mapping[str, Schemas]) -> Reader[ParsedCa
 
 
 def _opening(source: TextSource, mark: str) -> Reader[str | None]:
-    """The name in an opening tag."""
     if not (yield from literal(source, mark)):
         return None
     name = yield from word(source, _NAME)
@@ -89,23 +87,17 @@ def _written(value: str, schema: object) -> str:
     """
     value = value.removeprefix("\n").removesuffix("\n")
     kinds = _kinds(schema)
-    if kinds and (kinds != {"string"}):
+    if kinds and kinds != {"string"}:
         plain = {"True": "true", "False": "false", "None": "null"}.get(value.strip(), value.strip())
-        if _is_json(plain, kinds):
-            return plain
+        # A string would be written without quotes.
+        with suppress(ValueError, RecursionError):
+            parsed = json.loads(plain, parse_constant=_refuse)
+            if any(
+                isinstance(parsed, _KINDS[kind]) and (kind == "boolean" or not isinstance(parsed, bool))
+                for kind in kinds & _KINDS.keys()
+            ):
+                return plain
     return json.dumps(value, ensure_ascii=not is_text(value))
-
-
-def _is_json(text: str, kinds: set[str]) -> bool:
-    """Whether a text is JSON of one of these kinds; a string is not, as strings are written without quotes."""
-    try:
-        value = json.loads(text, parse_constant=_refuse)
-    except (ValueError, RecursionError):
-        return False
-    return any(
-        isinstance(value, _KINDS[kind]) and (kind == "boolean" or not isinstance(value, bool))
-        for kind in kinds & _KINDS.keys()
-    )
 
 
 def _refuse(name: str) -> None:
