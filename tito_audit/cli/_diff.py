@@ -56,7 +56,15 @@ def changed_regions(old: DiffRow, new: DiffRow) -> list[DiffRegion]:
     regions = [DiffRegion(*gap) for gap in gaps(runs, len(old.ids), len(new.ids))]
     for run in runs:
         regions += _columns_differ(old, new, *run)
-    return _joined(sorted(regions, key=lambda region: (region.old_start, region.new_start)))
+    # The regions, with adjacent ones joined.
+    regions = sorted(regions, key=lambda region: (region.old_start, region.new_start))
+    out: list[DiffRegion] = []
+    for region in regions:
+        if out and out[-1].old_end == region.old_start and out[-1].new_end == region.new_start:
+            region = DiffRegion(out[-1].old_start, region.old_end, out[-1].new_start, region.new_end)
+            out.pop()
+        out.append(region)
+    return out
 
 
 def _columns_differ(old: DiffRow, new: DiffRow, i: int, j: int, size: int) -> Iterator[DiffRegion]:
@@ -72,17 +80,6 @@ def _columns_differ(old: DiffRow, new: DiffRow, i: int, j: int, size: int) -> It
     edges = np.flatnonzero(np.diff(np.concatenate(([False], differs, [False])).astype(np.int8)))
     for start, end in zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True):
         yield DiffRegion(i + start, i + end, j + start, j + end)
-
-
-def _joined(regions: list[DiffRegion]) -> list[DiffRegion]:
-    """The regions, with adjacent ones joined."""
-    out: list[DiffRegion] = []
-    for region in regions:
-        if out and out[-1].old_end == region.old_start and out[-1].new_end == region.new_start:
-            region = DiffRegion(out[-1].old_start, region.old_end, out[-1].new_start, region.new_end)
-            out.pop()
-        out.append(region)
-    return out
 
 
 _CONTEXT = 3
@@ -121,7 +118,20 @@ class RowDiff:
         repeated = len(regions) - len(fresh)
         again = f" · {repeated:,} change{'s' if repeated > 1 else ''} as above" if repeated else ""
         yield Text(f"  {title} · {extent(old)} → {extent(new)}{again}", style="bold")
-        yield from _table(list(self._tokens(fresh[:_PLACES], old, new)), self.piece is not None)
+        # The lines under one head, without columns that the sequence lacks.
+        lines = list(self._tokens(fresh[:_PLACES], old, new))
+        with_text = self.piece is not None
+        names = ("at", "token" if with_text else "", "id", "mask", "logprob")
+        full = [line.cells for line in lines if line.cells]
+        widths = [max((cell_len(cells[n]) for cells in full), default=0) for n in range(len(names))]
+        widths = [max(width, cell_len(name)) if width else 0 for width, name in zip(widths, names, strict=True)]
+        if full:
+            yield Text("      " + _row(names, widths), style="dim")
+        for line in lines:
+            words = _row(line.cells, widths) if line.cells else "…"
+            if line.left_out:
+                words += f" {line.left_out:,} more"
+            yield Text(f"    {line.sign} {words}", style=_STYLES[line.sign])
         if len(fresh) > _PLACES:
             yield Text(f"    … {len(fresh) - _PLACES:,} more changes", style="dim")
 
@@ -165,21 +175,6 @@ def _mark(region: DiffRegion, old: DiffRow, new: DiffRow) -> tuple[object, ...]:
     """A key that is equal for repeated changes: tokens, position, and which columns the sequence has."""
     was, now = old.ids[region.old_start : region.old_end], new.ids[region.new_start : region.new_end]
     return was.tobytes(), now.tobytes(), region.new_start, old.loss_mask is None, old.logprobs is None
-
-
-def _table(lines: Sequence[_Line], with_text: bool) -> Iterator[Text]:
-    """The lines under one head, without columns that the sequence lacks."""
-    names = ("at", "token" if with_text else "", "id", "mask", "logprob")
-    full = [line.cells for line in lines if line.cells]
-    widths = [max((cell_len(cells[n]) for cells in full), default=0) for n in range(len(names))]
-    widths = [max(width, cell_len(name)) if width else 0 for width, name in zip(widths, names, strict=True)]
-    if full:
-        yield Text("      " + _row(names, widths), style="dim")
-    for line in lines:
-        words = _row(line.cells, widths) if line.cells else "…"
-        if line.left_out:
-            words += f" {line.left_out:,} more"
-        yield Text(f"    {line.sign} {words}", style=_STYLES[line.sign])
 
 
 def _row(cells: Sequence[str], widths: Sequence[int]) -> str:
@@ -243,7 +238,21 @@ def _rollout(old: Rollout, parts: list[Rollout], changes: RowDiff) -> Iterator[T
     if len(parts) != 1:
         if not parts:
             yield Text("  left out")
-        yield from _forked(old, parts)
+        # The parts of a fork: the length of each, and the turns that it trains.
+        trained: set[int] = set()
+        for number, part in enumerate(parts, 1):
+            row = part.training_row
+            seen = part.turns[-1].seen_ids if part.turns else None
+            words = [f"  row {number} of {len(parts)}"]
+            if row is not None:
+                words.append(extent(DiffRow(row.token_ids, row.loss_mask)))
+            elif seen is not None:
+                words.append(extent(DiffRow(seen)))
+            turns = [n for n in _numbers(old.turns, part.turns, trained) if n is not None]
+            trained.update(turns)
+            if turns:
+                words.append(f"trains turn{'s' if len(turns) > 1 else ''} {', '.join(map(str, turns))}")
+            yield Text(" · ".join(words))
         return
     (new,) = parts
     numbers = _numbers(old.turns, new.turns)
@@ -268,24 +277,6 @@ def _rollout(old: Rollout, parts: list[Rollout], changes: RowDiff) -> Iterator[T
             yield Text(visible("  training row · " + " · ".join(facts)), style="bold")
         before, after = (DiffRow(row.token_ids, row.loss_mask, row.logprobs) for row in rows)
         yield from changes.lines("training row", before, after)
-
-
-def _forked(old: Rollout, parts: Sequence[Rollout]) -> Iterator[Text]:
-    """The parts of a fork: the length of each, and the turns that it trains."""
-    trained: set[int] = set()
-    for number, part in enumerate(parts, 1):
-        row = part.training_row
-        seen = part.turns[-1].seen_ids if part.turns else None
-        words = [f"  row {number} of {len(parts)}"]
-        if row is not None:
-            words.append(extent(DiffRow(row.token_ids, row.loss_mask)))
-        elif seen is not None:
-            words.append(extent(DiffRow(seen)))
-        turns = [n for n in _numbers(old.turns, part.turns, trained) if n is not None]
-        trained.update(turns)
-        if turns:
-            words.append(f"trains turn{'s' if len(turns) > 1 else ''} {', '.join(map(str, turns))}")
-        yield Text(" · ".join(words))
 
 
 def _numbers(old: Sequence[Turn], new: Sequence[Turn], trained: Collection[int] = frozenset()) -> list[int | None]:

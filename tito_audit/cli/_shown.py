@@ -282,7 +282,14 @@ def _page(result: Result, parts: Sequence[ShowPart], page: _Page, look: DrawOpti
     yield from page.rest(f"{whose} as a whole")
     if page.spots is not None:
         return
-    for title, lines in (("not read", _reasons(result)), ("more", _more(result.findings))):
+    # `no loss mask: MSK401-MSK404`: the skipped rules, by what was missing.
+    codes: dict[str, list[str]] = {}
+    for skip in sorted(result.skips, key=lambda skip: skip.code):
+        codes.setdefault(skip.because, []).append(skip.code)
+    for title, lines in (
+        ("not read", [visible(f"{because}: {code_ranges(skipped)}") for because, skipped in codes.items()]),
+        ("more", _more(result.findings)),
+    ):
         if lines:
             yield Text()
             yield Text(title, style="bold")
@@ -365,7 +372,14 @@ class _Page:
         ranges = [(finding.hit.start, finding.hit.end) for finding in inside]
         start = 0 if self._look.full or chosen is not None else min([part.start, *(begin for begin, _ in ranges)])
         yield Text()
-        yield Text(visible(self._title(part, start)), style="bold")
+        title = part.title
+        if part.turn is not None and part.turn == self.marked:
+            title = f"{_ASKED_CALL} {title}"
+        if start:
+            title += f", the first {start:,} as seen before"
+        if self._look.logprobs and part.where is not Where.PROMPT and part.tokens.logprobs is None:
+            title += ", no logprobs"
+        yield Text(visible(title), style="bold")
         before = 0
         for some in draw_tokens(part.tokens, self._look, findings=ranges, wanted=chosen, start=start):
             if some.gap or self._look.full:
@@ -384,16 +398,6 @@ class _Page:
                 deque(sorted(left, key=lambda finding: (-finding.severity, finding.hit.start)))
             )
 
-    def _title(self, part: ShowPart, start: int) -> str:
-        title = part.title
-        if part.turn is not None and part.turn == self.marked:
-            title = f"{_ASKED_CALL} {title}"
-        if start:
-            title += f", the first {start:,} as seen before"
-        if self._look.logprobs and part.where is not Where.PROMPT and part.tokens.logprobs is None:
-            title += ", no logprobs"
-        return title
-
     def _chosen_ranges(self, part: ShowPart, inside: Sequence[Finding]) -> list[tuple[int, int]] | None:
         """The ranges of a sequence that are asked for; None for all of it."""
         if self.spots is None:
@@ -406,14 +410,6 @@ class _Page:
         """The waiting findings that end at or before a position (None: all)."""
         while waiting and (until is None or waiting[0].hit.end <= until):
             yield from finding_lines(waiting.popleft(), self._console, placed=False, named=True)
-
-
-def _reasons(result: Result) -> list[str]:
-    """`no loss mask: MSK401-MSK404`: the skipped rules, by what was missing."""
-    codes: dict[str, list[str]] = {}
-    for skip in sorted(result.skips, key=lambda skip: skip.code):
-        codes.setdefault(skip.because, []).append(skip.code)
-    return [visible(f"{because}: {code_ranges(skipped)}") for because, skipped in codes.items()]
 
 
 def _more(findings: Sequence[Finding]) -> list[str]:

@@ -31,7 +31,7 @@ from tito_audit.templates import (
     TemplateFacts,
     grouped,
 )
-from tito_audit.templates.against import Parted, PromptCause
+from tito_audit.templates.against import PromptCause
 from tito_audit.templates.training.search import Judged, Variant, find_variant
 from tito_audit.templates.verdict import advice, claims, flags_of, line_of, title, verdict
 from tito_audit.terminal.cut import elided
@@ -106,7 +106,18 @@ def page_lines(looked: Looked, *, full: bool) -> Iterator[RenderableType]:
 def _evidence(looked: Looked) -> Iterator[RenderableType]:
     facts = looked.facts
     yield from heading("What becomes of a sampled answer, by what it is and what follows")
-    yield _outcomes(facts.append)
+    # One row for each kind of answer, one column for each kind of message after it.
+    nexts = [name for name in ("user", "tool", "system", "assistant") if name in facts.append.by_next()]
+    nexts += [name for name in facts.append.by_next() if name not in nexts]
+    by_kind = facts.append.by_kind()
+    table = open_table()
+    table.add_column("  answer", no_wrap=True)
+    for name in nexts:
+        table.add_column(f"then {visible(name)}")
+    for kind in dict.fromkeys(kind for kind, _ in by_kind):
+        cells = [by_kind.get((kind, name)) for name in nexts]
+        table.add_row(Text(f"  {visible(kind)}"), *map(_cell, cells))
+    yield table
     yield from heading("Facts")
     yield facts_table(_facts(facts, looked.has_ids))
     for words, breaks in (
@@ -152,21 +163,6 @@ def _of_log(log: TemplateOnLog) -> Text:
     counts = Counter(outcome for outcomes in rollouts.values() for outcome in outcomes - {Fate.KEPT})
     words = [f"{_MARKS[outcome][0]} in {counts[outcome]:,}" for outcome in _MARKS if counts[outcome]]
     return line.append(f"; answers are {listed(words)}." if words else ".")
-
-
-def _outcomes(append: AppendOnly) -> Table:
-    """One row for each kind of answer, one column for each kind of message after it."""
-    nexts = [name for name in ("user", "tool", "system", "assistant") if name in append.by_next()]
-    nexts += [name for name in append.by_next() if name not in nexts]
-    by_kind = append.by_kind()
-    table = open_table()
-    table.add_column("  answer", no_wrap=True)
-    for name in nexts:
-        table.add_column(f"then {visible(name)}")
-    for kind in dict.fromkeys(kind for kind, _ in by_kind):
-        cells = [by_kind.get((kind, name)) for name in nexts]
-        table.add_row(Text(f"  {visible(kind)}"), *map(_cell, cells))
-    return table
 
 
 def _cell(append: AppendOnly | None) -> Text:
@@ -573,22 +569,21 @@ def _against_page(both: Compared) -> Iterator[RenderableType]:
     for cause, group in prompts.by_cause().items():
         yield Text()
         yield Text(f"{cause}", style="bold red").append(f" · {many(len(group), 'prompt')}", style="")
-        yield from _sides(group[0], both.names)
-
-
-def _sides(prompt: Parted, names: tuple[str, str]) -> Iterator[Text]:
-    yield Text(f"  {visible(prompt.probe.name)}, the prompt of message {prompt.count}", style="dim")
-    width = max(map(len, names))
-    for name, text, style in zip(names, (prompt.first, prompt.second), ("red", "green"), strict=True):
-        line = Text(f"  {visible(name):<{width}} ", style="dim")
-        if prompt.cause in (PromptCause.REFUSED, PromptCause.BOTH_REFUSE):
-            yield line.append(visible(elided(text, _PROMPT_AFTER)))
-            continue
-        before = ("…" if prompt.at > _PROMPT_BEFORE else "") + text[max(prompt.at - _PROMPT_BEFORE, 0) : prompt.at]
-        line.append(visible(before)).append("│").append(
-            visible(elided(text[prompt.at :], _PROMPT_AFTER)) or "∅", style=style
-        )
-        yield line
+        prompt = group[0]
+        yield Text(f"  {visible(prompt.probe.name)}, the prompt of message {prompt.count}", style="dim")
+        width = max(map(len, both.names))
+        for name, text, style in zip(both.names, (prompt.first, prompt.second), ("red", "green"), strict=True):
+            line = Text(f"  {visible(name):<{width}} ", style="dim")
+            if prompt.cause in (PromptCause.REFUSED, PromptCause.BOTH_REFUSE):
+                yield line.append(visible(elided(text, _PROMPT_AFTER)))
+                continue
+            before = ("…" if prompt.at > _PROMPT_BEFORE else "") + text[
+                max(prompt.at - _PROMPT_BEFORE, 0) : prompt.at
+            ]
+            line.append(visible(before)).append("│").append(
+                visible(elided(text[prompt.at :], _PROMPT_AFTER)) or "∅", style=style
+            )
+            yield line
 
 
 def against_object(both: Compared) -> dict[str, Any]:

@@ -226,17 +226,12 @@ def as_numbers(values: Any) -> tuple[str, Numbers | None]:
         return "list of integers beyond 64 bits", None
     if not kinds:
         return "list of nulls", None
-    return f"list of {_entries_word(kinds)}{with_nulls if len(kinds) > 1 or kinds == {str} else ''}", None
-
-
-def _entries_word(kinds: set[type]) -> str:
-    if kinds == {str}:
-        return "texts"
+    word = " and ".join(sorted({_PLURAL.get(kind, "values") for kind in kinds}))
     if all(issubclass(kind, Mapping) for kind in kinds):
-        return "objects"
-    if all(issubclass(kind, list | tuple | np.ndarray) for kind in kinds):
-        return "lists"
-    return " and ".join(sorted({_PLURAL.get(kind, "values") for kind in kinds}))
+        word = "objects"
+    elif all(issubclass(kind, list | tuple | np.ndarray) for kind in kinds):
+        word = "lists"
+    return f"list of {word}{with_nulls if len(kinds) > 1 or kinds == {str} else ''}", None
 
 
 _PLURAL = {str: "texts", int: "integers", float: "numbers", bool: "booleans", dict: "objects", list: "lists"}
@@ -413,18 +408,8 @@ def relations_of(items: Sequence[Item], facts: Mapping[str, NumberFacts]) -> lis
     numeric = sorted((path for path in paths if path in facts), key=lambda path: facts[path].look is not Look.IDS)
     others = [path for path in paths if path not in facts]
     lengths = _Lengths(items, (numeric + others)[:_MOST])
-    groups = _groups(lengths, set(numeric))
-    heads = [group[0] for group in groups if lengths.paths[group[0]] in facts][:24]
-    relations = [relation for group in groups if (relation := _equal(lengths, group)) is not None]
-    relations += filter(None, _parts(lengths, heads, facts))
-    relations += filter(None, _offsets(items, lengths, heads, facts))
-    relations += filter(None, _sampled(items, lengths, heads, facts))
-    relations += filter(None, _counts(items, lengths, heads))
-    return relations
-
-
-def _groups(lengths: _Lengths, numeric: set[str]) -> list[list[int]]:
-    """Rows of the table grouped by equal length; number lists come first."""
+    # Rows of the table grouped by equal length; number lists come first.
+    numeric = set(numeric)
     groups: list[list[int]] = []
     for index, row in enumerate(lengths.table):
         path = lengths.paths[index]
@@ -438,7 +423,13 @@ def _groups(lengths: _Lengths, numeric: set[str]) -> list[list[int]]:
                 break
         else:
             groups.append([index])
-    return groups
+    heads = [group[0] for group in groups if lengths.paths[group[0]] in facts][:24]
+    relations = [relation for group in groups if (relation := _equal(lengths, group)) is not None]
+    relations += filter(None, _parts(lengths, heads, facts))
+    relations += filter(None, _offsets(items, lengths, heads, facts))
+    relations += filter(None, _sampled(items, lengths, heads, facts))
+    relations += filter(None, _counts(items, lengths, heads))
+    return relations
 
 
 def _equal(lengths: _Lengths, group: Sequence[int]) -> Relation | None:

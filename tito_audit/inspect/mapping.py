@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -112,18 +111,16 @@ def as_flags(mapping: Mapping[str, str]) -> list[str]:
 def as_toml(mapping: Mapping[str, str], table: str = "tool.tito-audit") -> list[str]:
     """The mapping as lines of a configuration file; pass `table` "" for a `tito-audit.toml`."""
     name = f"{table}.map" if table else "map"
-    return [f"[{name}]", *(f"{ours} = {_quoted_for_toml(theirs)}" for ours, theirs in mapping.items())]
-
-
-def _quoted_for_toml(text: str) -> str:
-    def escaped(match: re.Match[str]) -> str:
-        char = match[0]
-        if char in '"\\':
-            return f"\\{char}"
-        return f"\\u{ord(char):04x}" if ord(char) <= 0xFFFF else f"\\U{ord(char):08x}"
-
-    shown = re.sub(r'["\\]', escaped, text)
-    return '"' + "".join(c if c.isprintable() else escaped(re.match(r"(?s).", c)) for c in shown) + '"'  # type: ignore[arg-type]
+    lines = [f"[{name}]"]
+    for ours, theirs in mapping.items():
+        escapes = {'"': '\\"', "\\": "\\\\"}
+        for char in {*theirs} - escapes.keys():
+            number = ord(char)
+            escape = f"\\u{number:04x}" if number <= 0xFFFF else f"\\U{number:08x}"
+            escapes[char] = char if char.isprintable() else escape
+        text = "".join(map(escapes.__getitem__, theirs))
+        lines.append(f'{ours} = "{text}"')
+    return lines
 
 
 LENGTHS, POSITIONS = "seq_lens", "position_ids"

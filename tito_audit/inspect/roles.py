@@ -509,7 +509,11 @@ class _Scope(Parts):
         if any(r.kind is RelationKind.SAMPLED and r.paths[0] == path for r in self.relations):
             return "sampled"
         if whole is None:
-            return "full" if self._covers(path, tokens) else ""
+            # Whether a list is as long as prompt and completion together.
+            names = (path, tokens.prompt or "", tokens.answer or "")
+            sizes = [[item.lengths.get(name) for name in names] for item in self.items]
+            full = [(own, prompt + answer) for own, prompt, answer in sizes if own and prompt and answer]
+            return "full" if (bool(full) and 4 * sum(own == both for own, both in full) > 3 * len(full)) else ""
         if any(r.kind is RelationKind.MINUS_ONE and r.paths == (path, whole) for r in self.relations):
             return "shifted"
         # A response after a prompt that the row does not give as ids: shorter, with similar columns as long.
@@ -523,13 +527,6 @@ class _Scope(Parts):
         ):
             return "response"
         return ""
-
-    def _covers(self, path: str, tokens: _Tokens) -> bool:
-        """Whether a list is as long as prompt and completion together."""
-        names = (path, tokens.prompt or "", tokens.answer or "")
-        sizes = [[item.lengths.get(name) for name in names] for item in self.items]
-        full = [(own, prompt + answer) for own, prompt, answer in sizes if own and prompt and answer]
-        return bool(full) and 4 * sum(own == both for own, both in full) > 3 * len(full)
 
     def _related(self, kind: RelationKind, *paths: str) -> bool:
         return any(r.kind is kind and set(paths) <= set(r.paths) for r in self.relations)

@@ -104,7 +104,16 @@ class Worst:
                 group = self._groups[key, finding.severity] = _WorstGroup()
             if group is not None:
                 group.add(finding)
-            _keep(self._kept.setdefault(_group(finding), {}), key, finding)
+            # The most severe of each key; if there is no room, a milder one goes.
+            kept = self._kept.setdefault(_group(finding), {})
+            before = kept.get(key)
+            if before is None and len(kept) >= _KEPT:
+                mildest = min(kept, key=lambda other: kept[other].severity)
+                if kept[mildest].severity >= finding.severity:
+                    continue
+                del kept[mildest]
+            if before is None or before.severity < finding.severity:
+                kept[key] = finding
 
     def pick(self, number: int, least: Severity = Severity.NOTE) -> list[WorstEntry]:
         """At most `number` findings from `least` up: errors, warnings, notes, alternating between headlines.
@@ -187,18 +196,6 @@ def _key(finding: Finding) -> _Key:
     return finding.code, finding.place.file, why
 
 
-def _keep(by_key: dict[Hashable, Finding], key: Hashable, finding: Finding) -> None:
-    """Keep the most severe finding of each key; if there is no room, drop a milder one."""
-    before = by_key.get(key)
-    if before is None and len(by_key) >= _KEPT:
-        key_out = min(by_key, key=lambda other: by_key[other].severity)
-        if by_key[key_out].severity >= finding.severity:
-            return
-        del by_key[key_out]
-    if before is None or before.severity < finding.severity:
-        by_key[key] = finding
-
-
 class Shortlist(Generic[T]):
     """Keeps up to `limit` of all values offered.
 
@@ -228,10 +225,8 @@ class Shortlist(Generic[T]):
     def __iter__(self) -> Iterator[T]:
         """The highest rank first; within a rank in the order offered."""
         for rank in sorted(self._ranks, reverse=True):
-            kinds = self._ranks[rank].values()
-            yield from (
-                value for _, value in sorted((entry for kind in kinds for entry in kind), key=itemgetter(0))
-            )
+            entries = chain.from_iterable(self._ranks[rank].values())
+            yield from (value for _, value in sorted(entries, key=itemgetter(0)))
 
     def __len__(self) -> int:
         return self._size
@@ -311,7 +306,14 @@ def next_steps(
     """Commands that explain and show the worst finding and repair all; `browse`: also one that shows all."""
     misfit = worst is not None and worst.code == _MISFIT
     if worst is not None and misfit:
-        yield _identify(worst, summary)
+        # The command that finds what wrote a log that the tokenizer or the template did not write.
+        # With another template, the tokenizer is not in doubt.
+        words = "" if "tokenizer" in worst.hit.cause else with_tokenizer(summary)
+        pairs = zip(summary.reading[::2], summary.reading[1::2], strict=True)
+        flags = [word for pair in pairs if pair[0] not in _RENDERING for word in pair] + list(summary.joining)
+        words += "".join(f" {shell_word(word)}" for word in flags)
+        says = "finds what wrote it; -t DIR names a tokenizer to try"
+        yield NextCommand(f"tito-audit identify {shell_word(worst.place.file)}{words}", says)
     if worst is not None:
         steps = [NextCommand(f"tito-audit explain {worst.code}", "what it means, and what fixes it")]
         # A wrong tokenizer shows no token as it is, and without ids there are none.
@@ -334,17 +336,6 @@ def next_steps(
     # What was not checked, a baseline cannot accept.
     if gate is not None and gate.baseline and (gate.failing or any(rate.failed for rate in gate.rates)):
         yield NextCommand("tito-audit scan … --update-baseline", "accept what is new")
-
-
-def _identify(finding: Finding, summary: Summary) -> NextCommand:
-    """The command that finds what wrote a log that the tokenizer or the template did not write."""
-    # With another template, the tokenizer is not in doubt.
-    words = "" if "tokenizer" in finding.hit.cause else with_tokenizer(summary)
-    pairs = zip(summary.reading[::2], summary.reading[1::2], strict=True)
-    flags = [word for pair in pairs if pair[0] not in _RENDERING for word in pair] + list(summary.joining)
-    words += "".join(f" {shell_word(word)}" for word in flags)
-    says = "finds what wrote it; -t DIR names a tokenizer to try"
-    return NextCommand(f"tito-audit identify {shell_word(finding.place.file)}{words}", says)
 
 
 def _look(finding: Finding, summary: Summary) -> NextCommand:

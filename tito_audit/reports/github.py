@@ -46,11 +46,16 @@ def _annotations(
     severity: Severity, shortlist: Shortlist[Finding], summary: Summary, options: ReportOptions
 ) -> Iterator[str]:
     """The lines of one kind: the gate's verdict, the worst findings, the count of the others."""
-    kind = _KINDS[severity]
-    of_all = list(_of_all(severity, summary))
-    for title, message in of_all:
-        yield _command(kind, title, message)
-    room = PER_KIND - len(of_all)
+    kind, gate, room = _KINDS[severity], summary.gate, PER_KIND
+    if severity is Severity.ERROR and gate is not None and gate.failed:
+        lines = [cut(visible(reason), _MESSAGE // _REASONS) for reason in gate.because[:_REASONS]]
+        if len(gate.because) > _REASONS:
+            lines.append(f"and {many(len(gate.because) - _REASONS, 'more reason')}")
+        yield _command(kind, "tito-audit: failed", "\n".join(lines) or "the gate failed")
+        room -= 1
+    if severity is Severity.NOTE and gate is not None and gate.baseline is not None and (gate.known or gate.fixed):
+        yield _command(kind, "tito-audit: baseline", cut(visible(baseline_words(gate)), _MESSAGE))
+        room -= 1
     shown = list(shortlist)[: room if shortlist.offered <= room else room - 1]
     for finding in shown:
         title = f"{finding.code} {options.titles.get(finding.code, '')}".strip()
@@ -62,20 +67,6 @@ def _annotations(
         words = f"{many(left, 'more finding')} of severity {severity.word}; GitHub shows {PER_KIND} of each."
         more = "Other reports list them all: --report json=findings.json, --report concise."
         yield _command(kind, "tito-audit: not all are shown", f"{words}\n{more}")
-
-
-def _of_all(severity: Severity, summary: Summary) -> Iterator[tuple[str, str]]:
-    """Titles and messages about the whole run."""
-    gate = summary.gate
-    if gate is None:
-        return
-    if severity is Severity.ERROR and gate.failed:
-        lines = [cut(visible(reason), _MESSAGE // _REASONS) for reason in gate.because[:_REASONS]]
-        if len(gate.because) > _REASONS:
-            lines.append(f"and {many(len(gate.because) - _REASONS, 'more reason')}")
-        yield "tito-audit: failed", "\n".join(lines) or "the gate failed"
-    if severity is Severity.NOTE and gate.baseline is not None and (gate.known or gate.fixed):
-        yield "tito-audit: baseline", cut(visible(baseline_words(gate)), _MESSAGE)
 
 
 def _command(kind: str, title: str, message: str, finding: Finding | None = None) -> str:

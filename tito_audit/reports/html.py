@@ -56,9 +56,8 @@ def verdict(summary: Summary) -> HtmlVerdict:
     if judged.word == "findings":
         state = _STATES_FOUND.get(summary.worst(), "info")
     gate = summary.gate
-    because = (
-        gate.because[bool(gate.failing) :] if gate is not None and gate.failed else ()
-    )  # the line says the rest
+    # The line says the rest.
+    because = gate.because[bool(gate.failing) :] if gate is not None and gate.failed else ()
     line = "; ".join(judged.parts)
     return HtmlVerdict(state, judged.word[:1].upper() + judged.word[1:], f"{line[:1].upper()}{line[1:]}.", because)
 
@@ -157,36 +156,35 @@ class RuleFacts:
 def rules(summary: Summary, options: ReportOptions) -> list[RuleFacts]:
     """Every rule that found something, by code."""
     totals = {code: count.new.total() for code, count in summary.findings.items()}
-    most = max(totals.values(), default=1)
-    return [_rule(summary, code, totals[code], most, options) for code in sorted(totals)]
-
-
-def _rule(summary: Summary, code: str, total: int, most: int, options: ReportOptions) -> RuleFacts:
-    counts = summary.findings[code]
-    new = {severity.word: counts.new[severity] for severity in Severity}
-    every = counts.error + counts.warning + counts.note
-    bars, start = [], 0
-    present = [word for word in ("error", "warning", "note") if new[word]]
-    for word in present:
-        number = new[word]
-        bars.append((word, _length(start, most), _length(number, most)))
-        start += number
-    named = Counter({cause: number for cause, number in summary.causes.get(code, {}).items() if cause})
-    ranked = sorted(named.items(), key=lambda item: (-item[1], item[0]))
-    rows = summary.rollouts + summary.rows_unreadable
-    return RuleFacts(
-        code,
-        options.titles.get(code, ""),
-        present[0] if present else "note",
-        replace(counts, error=new["error"], warning=new["warning"], note=new["note"]),
-        total,
-        tuple(bars),
-        share(total, summary.generated_tokens),
-        share(counts.rollouts, rows),
-        tuple(HtmlCause(cause, number, _length(number, every)) for cause, number in ranked[:_CAUSES]),
-        max(len(ranked) - _CAUSES, 0),
-        tuple(_manual(options.docs.get(code, ""))),
-    )
+    most, rows = max(totals.values(), default=1), summary.rollouts + summary.rows_unreadable
+    facts = []
+    for code, total in sorted(totals.items()):
+        counts = summary.findings[code]
+        new = {severity.word: counts.new[severity] for severity in sorted(Severity, reverse=True)}
+        every = counts.error + counts.warning + counts.note
+        bars, start = [], 0
+        for word, number in new.items():
+            if number:
+                bars.append((word, _length(start, most), _length(number, most)))
+            start += number
+        named = [(cause, number) for cause, number in summary.causes.get(code, {}).items() if cause]
+        ranked = sorted(named, key=lambda item: (-item[1], item[0]))
+        facts.append(
+            RuleFacts(
+                code,
+                options.titles.get(code, ""),
+                bars[0][0] if bars else "note",
+                replace(counts, **new),
+                total,
+                tuple(bars),
+                share(total, summary.generated_tokens),
+                share(counts.rollouts, rows),
+                tuple(HtmlCause(cause, number, _length(number, every)) for cause, number in ranked[:_CAUSES]),
+                max(len(ranked) - _CAUSES, 0),
+                tuple(_manual(options.docs.get(code, ""))),
+            )
+        )
+    return facts
 
 
 def _manual(doc: str) -> Iterator[tuple[str, list[list[str]]]]:
@@ -200,11 +198,6 @@ def _manual(doc: str) -> Iterator[tuple[str, list[list[str]]]]:
             else:
                 paragraphs += [[" ".join(words.split())] for words in section.split("\n\n") if words.strip()]
         yield heading.strip(), paragraphs
-
-
-def skips(summary: Summary) -> list[tuple[str, str, str]]:
-    """`("no logprobs", "LPR501-LPR506", "40 rollouts")`, the most common reason first."""
-    return [(because, codes, many(number, "rollout")) for because, codes, number in skips_by_reason(summary)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,7 +300,7 @@ def write_page(
             ],
             rules=rules(summary, options),
             mismatches=list(mismatch_facts(summary)),
-            skips=skips(summary),
+            skips=[(because, codes, many(count, "rollout")) for because, codes, count in skips_by_reason(summary)],
             notices=summary.notices[:_NOTICES],
             fixed=summary.gate.fixed[:_FIXED] if summary.gate is not None else (),
             gone=summary.gate.gone if summary.gate is not None else 0,

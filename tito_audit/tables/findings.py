@@ -95,15 +95,11 @@ def findings_schema() -> pyarrow.Schema:
     """
     import pyarrow
 
-    kinds = {
-        _TEXT: pyarrow.string(),
-        _NUMBER: pyarrow.int64(),
-        _TURN: pyarrow.int32(),
-        _FLAG: pyarrow.bool_(),
-        _IDS: pyarrow.list_(pyarrow.int64()),
-        _PIECES: pyarrow.list_(pyarrow.string()),
-    }
-    fields = [pyarrow.field(name, kinds[kind], name in _NULLS) for name, kind in COLUMNS.items()]
+    lists = {_IDS: pyarrow.list_(pyarrow.int64()), _PIECES: pyarrow.list_(pyarrow.string())}
+    fields = [
+        pyarrow.field(name, lists.get(kind) or pyarrow.type_for_alias(kind), name in _NULLS)
+        for name, kind in COLUMNS.items()
+    ]
     return pyarrow.schema(fields, {"schema_version": str(SCHEMA_VERSION)})
 
 

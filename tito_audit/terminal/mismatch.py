@@ -30,18 +30,13 @@ def cause_words(mismatch: RowMismatch | Mismatch) -> Iterator[str]:
 
 def estimate_words(mismatch: RowMismatch | Mismatch, cause: str) -> str:
     """What is known of a cause: `the sampler's is 0.70 (0.66 to 0.74) times the trainer's; the log says …`."""
-    return "; ".join(filter(None, (_estimate(mismatch, cause), _note(mismatch, cause))))
-
-
-def _note(mismatch: RowMismatch | Mismatch, cause: str) -> str:
-    """What else the log says on a cause; of a log, what most of its rollouts have."""
+    note = ""
     if isinstance(mismatch, RowMismatch):
-        return dict(mismatch.notes).get(cause, "")
-    counts = mismatch.notes.get(cause)
-    if not counts:
-        return ""
-    words, times = min(counts.items(), key=lambda item: (-item[1], item[0]))
-    return words if len(counts) == 1 else f"{words}, in {times:,} of {many(counts.total(), 'rollout')}"
+        note = dict(mismatch.notes).get(cause, "")
+    elif counts := mismatch.notes.get(cause):  # of a log: what most of its rollouts have
+        note, times = min(counts.items(), key=lambda item: (-item[1], item[0]))
+        note += f", in {times:,} of {many(counts.total(), 'rollout')}" if len(counts) > 1 else ""
+    return "; ".join(filter(None, (_estimate(mismatch, cause), note)))
 
 
 def _estimate(mismatch: RowMismatch | Mismatch, cause: str) -> str:

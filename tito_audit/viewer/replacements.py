@@ -69,7 +69,22 @@ def replaced(evidence: Evidence, findings: Sequence[Finding]) -> dict[Key, list[
     codes = {_place(known_cause.difference): known_cause.code for known_cause in evidence.explained}
     for difference in evidence.differences:
         key = (difference.where, None if difference.where is Where.ROW else difference.turn)
-        swaps.setdefault(key, []).append(_of(difference, codes.get(_place(difference), ""), evidence.rollout))
+        code = codes.get(_place(difference), "")
+        before = _before(difference, evidence.rollout)
+        inside = difference.end - difference.start
+        swaps.setdefault(key, []).append(
+            Replaced(
+                difference.start,
+                difference.end,
+                difference.canonical.ids,
+                code,
+                difference.against.value,
+                difference.severity,
+                before,
+                len(difference.recorded.ids) - inside - before,
+                difference.recorded.data == difference.canonical.data,
+            )
+        )
     for turn, swap in _of_history(evidence, findings):
         swaps.setdefault((Where.PROMPT, turn), []).append(swap)
     for swap in _of_row(evidence, codes):
@@ -100,22 +115,6 @@ def same_as(evidence: Evidence, key: Key) -> str:
     if evidence.rollout.turns:
         return ""
     return str(Against.TEMPLATE if None in evidence.rendered else Against.REENCODED)
-
-
-def _of(difference: Difference, code: str, rollout: Rollout) -> Replaced:
-    before = _before(difference, rollout)
-    inside = difference.end - difference.start
-    return Replaced(
-        difference.start,
-        difference.end,
-        difference.canonical.ids,
-        code,
-        difference.against.value,
-        difference.severity,
-        before,
-        len(difference.recorded.ids) - inside - before,
-        difference.recorded.data == difference.canonical.data,
-    )
 
 
 def _before(difference: Difference, rollout: Rollout) -> int:

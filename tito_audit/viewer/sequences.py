@@ -28,8 +28,6 @@ from tito_audit.viewer.model import ShownStretch, Swap, View, ViewSequence
 from tito_audit.viewer.replacements import Key, Replaced, replaced, same_as
 from tito_audit.viewer.selection import REPORTED, ViewSize
 
-# Chooses the tokens of a long rollout that are shown.
-
 _MARGIN = 20
 """Tokens shown on each side of a finding or a swap."""
 _WHOLE = 512
@@ -68,7 +66,10 @@ class Excerpt:
                 continue
             following = self.starts[inside + 1] if inside + 1 < len(self.starts) else end
             until = min(end, following, at + room - used)
-            self._insert(at, until)
+            # Joined with the ranges that it touches.
+            low, high = bisect_left(self.ends, at), bisect_right(self.starts, until)
+            self.starts[low:high] = [min([at, *self.starts[low:high]])]
+            self.ends[low:high] = [max([until, *self.ends[low:high]])]
             used += until - at
             at = until
         return used
@@ -77,18 +78,6 @@ class Excerpt:
         """Whether a range, or an empty range between two tokens, is in what is shown or at its edge."""
         at = bisect_left(self.ends, start if start == end else start + 1)
         return at < len(self.starts) and self.starts[at] < max(end, start + 1)
-
-    def gaps(self) -> list[tuple[int, int]]:
-        """The gaps between ranges that are too short to leave out."""
-        between = zip(self.ends[:-1], self.starts[1:], strict=True)
-        return [(end, start) for end, start in between if start - end < _GAP]
-
-    def _insert(self, start: int, end: int) -> None:
-        """Insert a range that overlaps no other, joined with those it touches."""
-        first, last = bisect_left(self.ends, start), bisect_right(self.starts, end)
-        if first < last:
-            start, end = min(start, self.starts[first]), max(end, self.ends[last - 1])
-        self.starts[first:last], self.ends[first:last] = [start], [end]
 
 
 def choose_excerpts(
@@ -117,8 +106,9 @@ def choose_excerpts(
         for sequence, start in fill:
             show(sequence, start, start + far)
     for sequence, excerpt in enumerate(excerpts):
-        for start, end in excerpt.gaps():
-            show(sequence, start, end)
+        for start, end in zip(excerpt.ends[:-1], excerpt.starts[1:], strict=True):
+            if end - start < _GAP:
+                show(sequence, start, end)
     return excerpts
 
 
@@ -159,12 +149,11 @@ def view(evidence: Evidence, findings: Sequence[Finding], size: ViewSize = REPOR
     """
     swaps = replaced(evidence, findings)
     severity: dict[Key, int] = {}
-    about: list[tuple[Key, int, int, int]] = []
-    for finding in findings:
-        hit = finding.hit
-        about.append(
-            ((hit.where, None if hit.where is Where.ROW else hit.turn), hit.start, hit.end, int(finding.severity))
-        )
+    about: list[tuple[Key, int, int, int]] = [
+        ((hit.where, None if hit.where is Where.ROW else hit.turn), hit.start, hit.end, int(finding.severity))
+        for finding in findings
+        for hit in [finding.hit]
+    ]
     for key, several in swaps.items():
         about += [(key, swap.start, swap.end, int(swap.severity)) for swap in several]
     for key, _, _, worst in about:

@@ -56,7 +56,10 @@ def charts(measures: Measures) -> list[Chart]:
     """The charts, without those for which no token was counted."""
     names = [*(str(turn) for turn in range(TURNS - 1)), f"{TURNS - 1}+"]
     says = "Share of the generated tokens of each turn that drifted."
-    edges = [f"{_short(edge)}+" for edge in POSITION_EDGES]
+    edges = [
+        f"{edge >> 20}M+" if edge >= 1 << 20 else f"{edge >> 10}k+" if edge >= 1 << 10 else f"{edge}+"
+        for edge in POSITION_EDGES
+    ]
     along = "Share of the generated tokens that drifted, by position in the conversation."
     drawn = (
         _shares("turns", "Drift by turn", says, "turn", names, measures.by_turn),
@@ -221,16 +224,8 @@ def _roles(measures: Measures) -> Chart | None:
 
 def _point(part: int, whole: int, of: str, what: str) -> Bar | None:
     """A bar: the share, and `turn 2: 3 of 120 tokens drifted (2.5 %)`; None if there is nothing to share."""
-    if not whole:
-        return None
-    return Bar(part / whole, f"{of}: {part:,} of {whole:,} {what} ({share(part, whole)})")
-
-
-def _short(number: int) -> str:
-    for size, unit in ((1 << 20, "M"), (1 << 10, "k")):
-        if number >= size:
-            return f"{number // size}{unit}"
-    return str(number)
+    words = f"{of}: {part:,} of {whole:,} {what} ({share(part, whole)})"
+    return Bar(part / whole, words) if whole else None
 
 
 @dataclass(frozen=True, slots=True)

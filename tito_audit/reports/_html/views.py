@@ -247,7 +247,12 @@ class Site:
 
     def add(self, results: Iterable[Result], summary: Summary, name: str, options: ReportOptions) -> None:
         """Write the page of one log."""
-        files = self._free_name(name)
+        # A name for the files of a log that no other has, on systems that do not tell cases apart either.
+        plain = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.")[-80:] or "log"
+        files, number = plain, 2
+        while files.lower() in self._pages:
+            files, number = f"{plain}-{number}", number + 1
+        self._pages.append(files.lower())
         path = self._draft / "logs" / f"{files}.html"
         with (
             closing(SiteRows(self, files)) as rows,
@@ -354,15 +359,6 @@ class Site:
         self._digest.update(name.encode() + b"\0" + raw)
         self._size += len(raw)
         return len(raw)
-
-    def _free_name(self, name: str) -> str:
-        """A name for the files of a log that no other has, on systems that do not tell cases apart either."""
-        plain = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.")[-80:] or "log"
-        files, number = plain, 2
-        while files.lower() in self._pages:
-            files, number = f"{plain}-{number}", number + 1
-        self._pages.append(files.lower())
-        return files
 
 
 class SiteRows(ViewBlocks):
