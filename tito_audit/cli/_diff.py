@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 import numpy as np
 from rich.cells import cell_len
@@ -54,32 +55,26 @@ def changed_regions(old: DiffRow, new: DiffRow) -> list[DiffRegion]:
     # If every token could begin a run, a long run of one token (padding) would take quadratic time.
     runs = list(paired_runs(old.ids, new.ids, longest=_PAIRED, frequent_from=0))
     regions = [DiffRegion(*gap) for gap in gaps(runs, len(old.ids), len(new.ids))]
-    for run in runs:
-        regions += _columns_differ(old, new, *run)
-    # The regions, with adjacent ones joined.
-    regions = sorted(regions, key=lambda region: (region.old_start, region.new_start))
+    for i, j, size in runs:
+        # Equal tokens with a different mask or logprob.
+        differs = np.zeros(size, np.bool_)
+        for before, after in ((old.loss_mask, new.loss_mask), (old.logprobs, new.logprobs)):
+            if before is not None and after is not None:
+                a, b = before[i : i + size], after[j : j + size]
+                both_unknown = np.isnan(a.astype(np.float64)) & np.isnan(b.astype(np.float64))
+                differs |= (a != b) & ~both_unknown
+            elif before is not after:
+                differs |= True
+        edges = np.flatnonzero(np.diff(np.concatenate(([False], differs, [False])).astype(np.int8))).tolist()
+        for start, end in zip(edges[::2], edges[1::2], strict=True):
+            regions.append(DiffRegion(i + start, i + end, j + start, j + end))
     out: list[DiffRegion] = []
-    for region in regions:
+    for region in sorted(regions, key=attrgetter("old_start", "new_start")):
         if out and out[-1].old_end == region.old_start and out[-1].new_end == region.new_start:
             region = DiffRegion(out[-1].old_start, region.old_end, out[-1].new_start, region.new_end)
             out.pop()
         out.append(region)
     return out
-
-
-def _columns_differ(old: DiffRow, new: DiffRow, i: int, j: int, size: int) -> Iterator[DiffRegion]:
-    """Spans of equal tokens with a different mask or logprob."""
-    differs = np.zeros(size, np.bool_)
-    for before, after in ((old.loss_mask, new.loss_mask), (old.logprobs, new.logprobs)):
-        if before is not None and after is not None:
-            a, b = before[i : i + size], after[j : j + size]
-            both_unknown = np.isnan(a.astype(np.float64)) & np.isnan(b.astype(np.float64))
-            differs |= (a != b) & ~both_unknown
-        elif before is not after:
-            differs |= True
-    edges = np.flatnonzero(np.diff(np.concatenate(([False], differs, [False])).astype(np.int8)))
-    for start, end in zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True):
-        yield DiffRegion(i + start, i + end, j + start, j + end)
 
 
 _CONTEXT = 3
@@ -118,10 +113,9 @@ class RowDiff:
         repeated = len(regions) - len(fresh)
         again = f" · {repeated:,} change{'s' if repeated > 1 else ''} as above" if repeated else ""
         yield Text(f"  {title} · {extent(old)} → {extent(new)}{again}", style="bold")
-        # The lines under one head, without columns that the sequence lacks.
+        # Without columns that the sequence lacks.
         lines = list(self._tokens(fresh[:_PLACES], old, new))
-        with_text = self.piece is not None
-        names = ("at", "token" if with_text else "", "id", "mask", "logprob")
+        names = ("at", "" if self.piece is None else "token", "id", "mask", "logprob")
         full = [line.cells for line in lines if line.cells]
         widths = [max((cell_len(cells[n]) for cells in full), default=0) for n in range(len(names))]
         widths = [max(width, cell_len(name)) if width else 0 for width, name in zip(widths, names, strict=True)]
@@ -129,8 +123,7 @@ class RowDiff:
             yield Text("      " + _row(names, widths), style="dim")
         for line in lines:
             words = _row(line.cells, widths) if line.cells else "…"
-            if line.left_out:
-                words += f" {line.left_out:,} more"
+            words += f" {line.left_out:,} more" if line.left_out else ""
             yield Text(f"    {line.sign} {words}", style=_STYLES[line.sign])
         if len(fresh) > _PLACES:
             yield Text(f"    … {len(fresh) - _PLACES:,} more changes", style="dim")
@@ -238,7 +231,6 @@ def _rollout(old: Rollout, parts: list[Rollout], changes: RowDiff) -> Iterator[T
     if len(parts) != 1:
         if not parts:
             yield Text("  left out")
-        # The parts of a fork: the length of each, and the turns that it trains.
         trained: set[int] = set()
         for number, part in enumerate(parts, 1):
             row = part.training_row

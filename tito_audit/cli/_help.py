@@ -143,7 +143,7 @@ def mistake(error: Any, ctx: Any) -> SetupError | None:
         return SetupError(f"{here.info_name} does not know what to do with {extra}.\n{_usage(here)}")
     parameter = getattr(error, "param", None)
     if parameter is not None:
-        # The message for a value that its flag or argument does not accept.
+        # A value that its flag or argument does not accept.
         flag = parameter.opts[0] if parameter.param_type_name == "option" else None
         quote = error.message[:1]
         typed = error.message[1 : error.message.find(quote, 1)] if quote in ("'", '"') else None
@@ -180,13 +180,11 @@ def _about_flag(flag: str, ctx: Any) -> str:
         more = f" (and {len(others) - 1} more)" if len(others) > 1 else ""
         hint = f"{ctx.info_name} has no such flag, {others[0]}{more} has"
     else:
-        # Our name for a flag of other tools, if the command has it.
         habit = _HABITS.get(flag, "")
         wanted = {word for word in habit.split() if word.startswith("-")}
         letters = (opt for parameter in ctx.command.get_params(ctx) for opt in parameter.opts if len(opt) == 2)
-        hint = (f"did you mean {habit}?" if habit and wanted <= {*_flags(ctx), *letters} else "") or did_you_mean(
-            flag, _flags(ctx), 2
-        )
+        has_it = bool(habit) and wanted <= {*_flags(ctx), *letters}
+        hint = f"did you mean {habit}?" if has_it else did_you_mean(flag, _flags(ctx), 2)
     return f'Unknown flag "{flag}"' + (f": {hint} ({_try_help(ctx)})" if hint else f". ({_try_help(ctx)})")
 
 

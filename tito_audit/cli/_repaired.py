@@ -250,9 +250,8 @@ def _write_text(run: RepairRun, out: TextIO, options: ReportOptions) -> None:
         not_repaired = list(_sayings(run.tally.declined))
         left = {code: claims[None] for code, claims in sorted(run.tally.left.items()) if claims[None]}
         if left:
-            not_repaired.append(
-                f"no repair fits {listed(list(left))} here ({many(sum(left.values()), 'finding')})"
-            )
+            findings = many(sum(left.values()), "finding")
+            not_repaired.append(f"no repair fits {listed(list(left))} here ({findings})")
         if whole := [code for code in _of_whole_logs(run) if code != TRAINED_ONCE]:
             not_repaired.append(f"{listed(whole)}: about a log as a whole, which no repair of its rows changes")
         print_list(console, "Not repaired", not_repaired)
@@ -316,10 +315,8 @@ def _verdict(run: RepairRun, shown: Sequence[Severity]) -> Text:
     if not run.before.rollouts + run.before.rows_unreadable:
         return Text("nothing to repair: no rollouts", style="bold yellow")
     before, after = _totals(run.before), _totals(run.after)
-    worst_first = sorted(Severity, reverse=True)
-    changes = [
-        _change(run, each, before[each], after[each]) for each in worst_first if before[each] or after[each]
-    ]
+    there = [each for each in sorted(Severity, reverse=True) if before[each] or after[each]]
+    changes = [_change(run, each, before[each], after[each]) for each in there]
     if len(changes) > 1 and Severity.NOTE not in shown and (before[Severity.NOTE] or after[Severity.NOTE]):
         changes.pop()
     unjudged = list(_unjudged(run))
@@ -349,9 +346,8 @@ def _change(run: RepairRun, severity: Severity, before: int, after: int) -> str:
 def _unjudged(run: RepairRun) -> Iterator[str]:
     """What of the written rows nobody knows to be right."""
     before, after = run.before, run.after
-    yield from open_words(
-        replace(after, open_beside_faults=before.open_beside_faults, fault_beside=before.fault_beside)
-    )
+    beside = {"open_beside_faults": before.open_beside_faults, "fault_beside": before.fault_beside}
+    yield from open_words(replace(after, **beside))
     if after.rows_unreadable and "REC001" not in after.findings:
         yield f"{many(after.rows_unreadable, 'row')} could not be read"
     if after.uncompared:
@@ -453,21 +449,35 @@ def _notices(run: RepairRun) -> list[str]:
 
 def _next(run: RepairRun) -> Iterator[str]:
     """Next steps for the findings that are left."""
+    from tito_audit.repair import Safety
+    from tito_audit.repairs import all_repairs
+
     tally = run.tally
     if tally.left and run.settings.tokenizer is None:
         yield "--tokenizer DIR   runs the repairs and rules that need the tokenizer"
-    kept_back, unnamed = _kept_back(run)
-    if kept_back:
-        yield f"--unsafe   lets {listed(kept_back)} run; tito-audit explain {kept_back[0]} names the cost"
-    if unnamed:
-        yield f"--with {','.join((*run.repairs.strategies, *unnamed))}   also tries {listed(unnamed)}"
-    if tally.milder and not run.repairs.strategies:
+    named = run.repairs.strategies
+    claiming = [
+        repair
+        for repair in all_repairs()
+        if not repair.by_model and any(repair.claims(code) for code in tally.left)
+    ]
+    unsafe = [by for by, sentence in tally.declined if sentence.needs_unsafe]
+    for repair in claiming if not named else ():
+        if repair.safety is Safety.UNSAFE and not repair.removes_rows:
+            unsafe.append(repair.name)
+    if unsafe and not run.repairs.unsafe:
+        unsafe = list(dict.fromkeys(unsafe))
+        yield f"--unsafe   lets {listed(unsafe)} run; tito-audit explain {unsafe[0]} names the cost"
+    safe = [each.name for each in claiming if each.safety is not Safety.UNSAFE and each.name not in named]
+    if named and safe:
+        yield f"--with {','.join((*named, *safe))}   also tries {listed(safe)}"
+    if tally.milder and not named:
         yield "--fail-on warning   also repairs warnings, where that can be proven"
     if tally.movable and run.repairs.quarantine is None:
         codes = listed(sorted(tally.left))
         yield f"--quarantine FILE   moves the {many(tally.movable, 'row')} with {codes} there, with the reason"
     whole = _of_whole_logs(run)
-    if TRAINED_ONCE in whole and ONCE not in run.repairs.strategies:
+    if TRAINED_ONCE in whole and ONCE not in named:
         yield f"--with {ONCE}   takes repeated training out of the loss where it is certain"
     if tally.first_left is not None:
         place = tally.first_left.place
@@ -477,21 +487,3 @@ def _next(run: RepairRun) -> Iterator[str]:
         yield f"tito-audit explain {whole[0]}   what it means, and what fixes it"
     if run.out is None and tally.repaired:
         yield "-o OUT   writes the repaired log; --diff shows every change"
-
-
-def _kept_back(run: RepairRun) -> tuple[list[str], list[str]]:
-    """Repairs that might help but need --unsafe, and safe ones that --with did not name."""
-    from tito_audit.repair import Safety
-    from tito_audit.repairs import all_repairs
-
-    named = run.repairs.strategies
-    by_log = [repair for repair in all_repairs() if not repair.by_model]
-    claiming = [repair for repair in by_log if any(repair.claims(code) for code in run.tally.left)]
-    unsafe = [by for by, sentence in run.tally.declined if sentence.needs_unsafe]
-    for repair in claiming if not named else ():
-        if repair.safety is Safety.UNSAFE and not repair.removes_rows:
-            unsafe.append(repair.name)
-    unnamed = [
-        repair.name for repair in claiming if repair.safety is not Safety.UNSAFE and repair.name not in named
-    ]
-    return ([] if run.repairs.unsafe else list(dict.fromkeys(unsafe))), (unnamed if named else [])

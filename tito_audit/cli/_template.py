@@ -13,8 +13,9 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from tito_audit.cli._outs import print_result
 from tito_audit.errors import SetupError
-from tito_audit.report_objects import as_json, fields
+from tito_audit.report_objects import fields
 from tito_audit.run.template import Compared, compared, log_probes, open_template
 from tito_audit.settings.model import Settings
 from tito_audit.storage.atomic import new_file, refuse_target
@@ -22,7 +23,6 @@ from tito_audit.templates import (
     AppendOnly,
     Break,
     BreakSide,
-    CutAnswer,
     Fate,
     Return,
     Returned,
@@ -35,9 +35,8 @@ from tito_audit.templates.against import PromptCause
 from tito_audit.templates.training.search import Judged, Variant, find_variant
 from tito_audit.templates.verdict import advice, claims, flags_of, line_of, title, verdict
 from tito_audit.terminal.cut import elided
-from tito_audit.terminal.encoding import print_json
 from tito_audit.terminal.escape import visible
-from tito_audit.terminal.page import facts_table, heading, open_table, print_page
+from tito_audit.terminal.page import facts_table, heading, open_table
 from tito_audit.terminal.words import listed, many
 
 if TYPE_CHECKING:
@@ -96,17 +95,14 @@ def page_lines(looked: Looked, *, full: bool) -> Iterator[RenderableType]:
     yield facts_table(advice(facts).items())
     if full:
         yield from _evidence(looked)
-    else:
-        yield from heading("Next")
-        yield Text(
-            "  tito-audit template … --full   which answers change, and the lines of the template that do it"
-        )
+        return
+    yield from heading("Next")
+    yield Text("  tito-audit template … --full   which answers change, and the lines of the template that do it")
 
 
 def _evidence(looked: Looked) -> Iterator[RenderableType]:
     facts = looked.facts
     yield from heading("What becomes of a sampled answer, by what it is and what follows")
-    # One row for each kind of answer, one column for each kind of message after it.
     nexts = [name for name in ("user", "tool", "system", "assistant") if name in facts.append.by_next()]
     nexts += [name for name in facts.append.by_next() if name not in nexts]
     by_kind = facts.append.by_kind()
@@ -185,9 +181,8 @@ def _breaks(breaks: Sequence[Break]) -> Iterator[Text]:
         names = list(dict.fromkeys(each.step.probe.name for each in group))
         more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
         yield Text(f"    in: {visible('; '.join(names[:_SHOWN]))}{more}", style="dim")
-        for words, decision in zip(
-            ("decided by", *["and"] * len(first.conditions)), first.conditions, strict=False
-        ):
+        for number, decision in enumerate(first.conditions):
+            words = "and" if number else "decided by"
             then, now = ("true", "false") if decision.outcome else ("false", "true")
             when = f"{then} when it was sampled, {now} in the next prompt"
             yield Text(f"    {words} {_tag(decision.tag)}: {when}")
@@ -236,7 +231,7 @@ def _seams(seams: Sequence[Seam], has_ids: bool) -> Table:
         ids = [] if seam.ids is None else [str(token_id) for token_id in seam.ids[:_IDS]]
         ids += ["…"] if seam.ids is not None and len(seam.ids) > _IDS else []
         cells = (f"  {seam.left} → {seam.right}", text or "∅", " ".join(ids) or ("" if has_ids else "unknown"))
-        # `before: ⏎; after: ·a`: the tokens at the edges of messages that merge with the text between them.
+        # `before: ⏎; after: ·a`: tokens of the messages that merge with the text between them.
         sides = (("before", seam.merges_before), ("after", seam.merges_after))
         merges = [f"{at}: {' '.join(visible(each, edges=True) for each in texts)}" for at, texts in sides if texts]
         table.add_row(*map(Text, (*cells, "; ".join(merges))))
@@ -247,19 +242,12 @@ def _settings(facts: TemplateFacts) -> Iterator[RenderableType]:
     if not facts.effects:
         return
     yield from heading("Arguments")
-    rows = [
-        (
-            visible(f"{effect.name}={effect.value!r}"),
-            f"changes {listed(effect.changes)}" if effect.changes else "changes nothing",
-        )
-        for effect in facts.effects
-    ]
-    yield facts_table(rows)
+    names = (visible(f"{effect.name}={effect.value!r}") for effect in facts.effects)
+    changes = (f"changes {listed(effect.changes) if effect.changes else 'nothing'}" for effect in facts.effects)
+    yield facts_table(zip(names, changes, strict=True))
     for setting in facts.settings[:_SHOWN]:
         left = len(setting.append.broken)
-        words = (
-            "append-only for usual conversations" if not left else f"{many(left, 'answer')} of usual ones change"
-        )
+        words = f"{many(left, 'answer')} of usual ones change" if left else "append-only for usual conversations"
         yield Text(f"  {visible(flags_of(setting.arguments))}: {words}")
 
 
@@ -286,7 +274,10 @@ def _facts(facts: TemplateFacts, has_ids: bool) -> Iterator[tuple[str, str]]:
             roles.setdefault(f"{content.writing}{example}", []).append(content.role)
         yield "contents of messages", "; ".join(f"{how} ({listed(names)})" for how, names in roles.items())
     for partial in facts.partial:
-        yield partial.case, _partial(partial)
+        where = "written before it" if partial.case.startswith("prefill") else "added after it, never sampled"
+        stays = f"stays, with {_quoted(partial.added)} {where}" if partial.added else "stays as it is"
+        changes = {Return.REFUSED: "refused", Return.REWRITTEN: "does not come back as sampled"}
+        yield partial.case, changes.get(partial.outcome, stays)
     if not has_ids:
         yield "token ids", "unknown: without a tokenizer, <bos> and <eos> are placeholders"
 
@@ -307,15 +298,6 @@ def _bos(facts: TemplateFacts, has_ids: bool) -> str:
         )
     added = {True: ", added by the tokenizer", False: ", not added by the tokenizer", None: ""}[bos.added]
     return f"{visible(bos.text)}, {'' if bos.written else 'not '}written by the template{added}"
-
-
-def _partial(partial: CutAnswer) -> str:
-    if partial.outcome is Return.REFUSED:
-        return "refused"
-    if partial.outcome is Return.REWRITTEN:
-        return "does not come back as sampled"
-    where = "written before it" if partial.case.startswith("prefill") else "added after it, never sampled"
-    return f"stays, with {_quoted(partial.added)} {where}" if partial.added else "stays as it is"
 
 
 def as_object(looked: Looked) -> dict[str, Any]:
@@ -416,20 +398,14 @@ def train(settings: Settings, logs: Sequence[str], file: str, shape: str, *, for
     if trained.writes:
         with new_file(trained.file, overwrite=force) as out:
             out.write(trained.variant.text.encode())
-    if shape == "json":
-        print_json(as_json(training_object(trained)))
-    else:
-        print_page((), _training_page(trained))
+    print_result(shape, lambda: training_object(trained), (), _training_page(trained))
     return trained.writes
 
 
 def compare(settings: Settings, logs: Sequence[str], other: str, shape: str) -> bool:
     """Compare two templates on a log's conversations, or the built-in ones; whether they write the same."""
     both = compared(settings, logs, other)
-    if shape == "json":
-        print_json(as_json(against_object(both)))
-    else:
-        print_page((), _against_page(both))
+    print_result(shape, lambda: against_object(both), (), _against_page(both))
     return both.same
 
 
@@ -480,10 +456,8 @@ def training_verdict(trained: Trained) -> str:
     if not variant.after.answers:
         return "No answer comes back with this template, so nothing can be proved; no file is written."
     if not trained.writes:
-        done = (
-            f"{edits.capitalize()} would keep more of history, but not all" if variant.edits else "No edit found"
-        )
-        return f"{done}: {still}; no file is written."
+        more = f"{edits.capitalize()} would keep more of history, but not all"
+        return f"{more if variant.edits else 'No edit found'}: {still}; no file is written."
     but = f" With tools {still}." if variant.after.lost else ""
     if not variant.edits:
         return f"It keeps history already; {trained.file} is the same template.{but}"
@@ -577,13 +551,10 @@ def _against_page(both: Compared) -> Iterator[RenderableType]:
             if prompt.cause in (PromptCause.REFUSED, PromptCause.BOTH_REFUSE):
                 yield line.append(visible(elided(text, _PROMPT_AFTER)))
                 continue
-            before = ("…" if prompt.at > _PROMPT_BEFORE else "") + text[
-                max(prompt.at - _PROMPT_BEFORE, 0) : prompt.at
-            ]
-            line.append(visible(before)).append("│").append(
-                visible(elided(text[prompt.at :], _PROMPT_AFTER)) or "∅", style=style
-            )
-            yield line
+            before = text[max(prompt.at - _PROMPT_BEFORE, 0) : prompt.at]
+            after = visible(elided(text[prompt.at :], _PROMPT_AFTER)) or "∅"
+            line.append(visible(("…" if prompt.at > _PROMPT_BEFORE else "") + before))
+            yield line.append("│").append(after, style=style)
 
 
 def against_object(both: Compared) -> dict[str, Any]:

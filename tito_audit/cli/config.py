@@ -12,6 +12,7 @@ import typer
 
 from tito_audit.cli._command import command
 from tito_audit.cli._options import Options, config_of, on_command_line
+from tito_audit.cli._outs import print_object
 from tito_audit.settings.file import OVERRIDES, PATHS, Config, FileOverride, look_for_config, toml_value
 from tito_audit.settings.model import Override
 from tito_audit.settings.option import Option
@@ -42,7 +43,9 @@ def config(
     """
     from importlib.resources import files
 
-    from tito_audit.report_objects import as_json
+    from tito_audit.cli._deliver import wanted_reports
+    from tito_audit.formats import format_named
+    from tito_audit.repairs import repair_named
     from tito_audit.storage import find_logs
     from tito_audit.terminal.encoding import print_json
     from tito_audit.terminal.escape import inert, visible
@@ -54,21 +57,7 @@ def config(
         text = files("tito_audit").joinpath(f"schemas/{name}.schema.json").read_text(encoding="utf-8")
         print_json(text.rstrip("\n"))
         return
-    _refuse_what_no_run_takes(options, logs or [], report)
-    current = effective(options.context, find_logs(logs or []))
-    if shape == "json":
-        print_json(as_json(as_object(current, no_config)))
-        return
-    for line in lines(current, options.flagged("config"), no_config):
-        print(inert(visible(line)))
-
-
-def _refuse_what_no_run_takes(options: Options, logs: list[str], report: list[str]) -> None:
-    """SetupError for settings with which no run could start."""
-    from tito_audit.cli._deliver import wanted_reports
-    from tito_audit.formats import format_named
-    from tito_audit.repairs import repair_named
-
+    # What no run could start with is refused here too.
     settings = options.settings()
     for format in (settings.format, *(override.changes.get("format") for override in settings.overrides)):
         if format is not None:
@@ -76,7 +65,13 @@ def _refuse_what_no_run_takes(options: Options, logs: list[str], report: list[st
     for name in options.repair().strategies:
         repair_named(name)
     options.gate()
-    wanted_reports(report, logs)
+    wanted_reports(report, logs or [])
+    current = effective(options.context, find_logs(logs or []))
+    if shape == "json":
+        print_object(as_object(current, no_config))
+        return
+    for line in lines(current, options.flagged("config"), no_config):
+        print(inert(visible(line)))
 
 
 _NAMED = 3
