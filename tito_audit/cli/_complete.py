@@ -32,8 +32,21 @@ parsers = _one_of(lambda: ("auto", "none", "server", *module_names("tito_audit.p
 repairs = _one_of(lambda: module_names("tito_audit.repairs"), listed=True)
 codes = _one_of(_families_and_rules, listed=True)
 manuals = _one_of(lambda: (*_families_and_rules(), *module_names("tito_audit.repairs")))
-# These are imported once Tab asks for them.
-repair_reports = _one_of(lambda: import_module("tito_audit.cli._repaired").REPORTS)
-rescore_reports = _one_of(lambda: import_module("tito_audit.cli._rescored").REPORTS)
 forms = _one_of(lambda: import_module("tito_audit.convert.rows").all_makers())
 sampled_roles = _one_of(lambda: import_module("tito_audit.record.speakers").SAMPLED_ROLES, listed=True)
+
+
+@_one_of
+def repair_reports() -> Iterable[str]:
+    """Names for `--report` of `repair`."""
+    from tito_audit.cli._repaired import REPORTS
+
+    return REPORTS
+
+
+@_one_of
+def rescore_reports() -> Iterable[str]:
+    """Names for `--report` of `rescore`."""
+    from tito_audit.cli._rescored import REPORTS
+
+    return REPORTS

@@ -24,7 +24,6 @@ class _Stdout(io.FileIO):
     """Stdout whose errors are messages: StorageError, BrokenPipeError without a reader."""
 
     def write(self, data: Any, /) -> int:
-        """Write and return how many bytes were taken."""
         try:
             while (size := super().write(data)) is None:  # a pipe that does not wait, and is full
                 select.select([], [self], [])

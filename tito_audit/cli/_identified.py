@@ -56,8 +56,6 @@ class IdentifyRun:
 def page_lines(outcome: IdentifyRun) -> Iterator[Text]:
     """Everything but what to paste."""
     yield from _head(outcome)
-    yield Text()
-    yield from _verdict(outcome)
     identified = outcome.identified
     if identified.best is not None:
         explanation = identified.best.explanation
@@ -150,6 +148,7 @@ def described(explanation: Explanation) -> str:
 
 
 def _head(outcome: IdentifyRun) -> Iterator[Text]:
+    """What was read, and the verdict."""
     first = outcome.first
     names = " ".join(outcome.logs[:3]) + (" …" if len(outcome.logs) > 3 else "")
     yield Text("tito-audit identify ", style="bold").append(visible(names))
@@ -161,11 +160,8 @@ def _head(outcome: IdentifyRun) -> Iterator[Text]:
         line.append(visible(elided(f"{place}: {why}", _TEXT)))
     yield line
     yield from (Text(visible(elided(notice, 2 * _TEXT)), style="dim") for notice in first.notices)
-
-
-def _verdict(outcome: IdentifyRun) -> Iterator[Text]:
-    identified = outcome.identified
-    best = identified.best
+    yield Text()
+    identified, best = outcome.identified, outcome.identified.best
     if best is None:
         yield Text("Not identified: ", style="bold red").append(_why_nothing(outcome))
         if identified.lack is None:
@@ -184,7 +180,6 @@ def _verdict(outcome: IdentifyRun) -> Iterator[Text]:
 
 
 def _why_nothing(outcome: IdentifyRun) -> str:
-    """Why there is no explanation at all."""
     identified, first = outcome.identified, outcome.first
     if not first.rollouts:
         return "no row can be read" if first.unreadable else "the log has no rows"

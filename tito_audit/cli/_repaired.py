@@ -36,8 +36,6 @@ _COUNTED = "written repaired forked forked_into more_tokens as_they_were standin
 
 @dataclass(slots=True)
 class _Done:
-    """What one repair did."""
-
     rows: int = 0
     codes: Counter[str] = field(default_factory=Counter)
     """In how many rows each code was fixed."""
@@ -56,7 +54,6 @@ class Said:
     """Whether it explains that a repair needs --unsafe."""
 
     def as_object(self) -> dict[str, Any]:
-        """The sentence for the JSON report."""
         return {**fields(self, "text rows"), **fields(self.place, "file row")}
 
 
@@ -122,12 +119,10 @@ class RowTally:
 
     @property
     def as_they_were(self) -> int:
-        """Rows written as they were read."""
         return self.rows - self.repaired - self.quarantined
 
     @property
     def written(self) -> int:
-        """All rows written."""
         return self.rows - self.quarantined - self.forked + self.forked_into
 
     def add(self, outcome: Outcome) -> None:
@@ -166,7 +161,6 @@ class RowTally:
                 self.first_left = finding
 
     def as_object(self) -> dict[str, Any]:
-        """The counts for the JSON report."""
         return {
             "rows": {"read": self.rows, **fields(self, _COUNTED)},
             "repairs": {
@@ -315,8 +309,18 @@ def _verdict(run: RepairRun, shown: Sequence[Severity]) -> Text:
     if not run.before.rollouts + run.before.rows_unreadable:
         return Text("nothing to repair: no rollouts", style="bold yellow")
     before, after = _totals(run.before), _totals(run.after)
-    there = [each for each in sorted(Severity, reverse=True) if before[each] or after[each]]
-    changes = [_change(run, each, before[each], after[each]) for each in there]
+    # `errors in 2 of 5 rollouts → 0`; the findings of notes, and where some are about a whole log.
+    changes = []
+    rows, now = (summary.rollouts + summary.rows_unreadable for summary in (run.before, run.after))
+    for severity in (each for each in sorted(Severity, reverse=True) if before[each] or after[each]):
+        old, new = (summary.new.get(severity, New()) for summary in (run.before, run.after))
+        elsewhere = old.of_logs or new.of_logs or old.between or new.between or not (old.rollouts or new.rollouts)
+        if severity is Severity.NOTE or elsewhere:
+            changes.append(f"{many(before[severity], severity.word)} → {after[severity]:,}")
+        else:
+            of = f" of {now:,}" if new.rollouts and now != rows else ""
+            rollouts = f"{old.rollouts:,} of {many(rows, 'rollout')} → {new.rollouts:,}{of}"
+            changes.append(f"{severity.word}s in {rollouts}")
     if len(changes) > 1 and Severity.NOTE not in shown and (before[Severity.NOTE] or after[Severity.NOTE]):
         changes.pop()
     unjudged = list(_unjudged(run))
@@ -330,17 +334,6 @@ def _verdict(run: RepairRun, shown: Sequence[Severity]) -> Text:
     words, style = _outcome_words(run, before, after)
     line = Text(words, style=style).append(": " + "; ".join(parts))
     return line.append("".join(f"; {part}" for part in unjudged), style="yellow")
-
-
-def _change(run: RepairRun, severity: Severity, before: int, after: int) -> str:
-    """`errors in 2 of 5 rollouts → 0`; the findings of notes, and where some are about a whole log."""
-    old, new = (summary.new.get(severity, New()) for summary in (run.before, run.after))
-    elsewhere = old.of_logs or new.of_logs or old.between or new.between or not (old.rollouts or new.rollouts)
-    if severity is Severity.NOTE or elsewhere:
-        return f"{many(before, severity.word)} → {after:,}"
-    rows, now = (summary.rollouts + summary.rows_unreadable for summary in (run.before, run.after))
-    of = f" of {now:,}" if new.rollouts and now != rows else ""
-    return f"{severity.word}s in {old.rollouts:,} of {many(rows, 'rollout')} → {new.rollouts:,}{of}"
 
 
 def _unjudged(run: RepairRun) -> Iterator[str]:

@@ -65,13 +65,11 @@ class Details:
             yield cls(file)
 
     def add(self, result: RescoredRollout) -> None:
-        """Keep one rollout."""
         if self.file is not None:
             self.file.write((",\n" if self.number else "\n") + as_json(rollout_object(result)))
             self.number += 1
 
     def copy_to(self, out: TextIO) -> None:
-        """Write all of them."""
         if self.file is not None:
             self.file.seek(0)
             shutil.copyfileobj(self.file, out)

@@ -116,7 +116,6 @@ def _family_object(family: str, rules: Sequence[Rule]) -> dict[str, Any]:
 
 
 def _rule_head(rule: Rule, claimed_by: list[str]) -> str:
-    """Title, severity, needs, and the repairs that claim its findings."""
     needs = ", ".join(str(need.name).lower().replace("|", " or ") for need in rule.needs if need)
     least = rule.severity.word
     severity = f"up to {least}" if rule.severity else least

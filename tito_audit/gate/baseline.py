@@ -56,7 +56,6 @@ class Entry:
 
     @property
     def key(self) -> Key:
-        """What identifies the entry."""
         return self.fingerprint, self.severity, self.file
 
 

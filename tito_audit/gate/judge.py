@@ -55,7 +55,6 @@ class EntryCounts:
             self.put(entry_of(finding, fingerprint, file))
 
     def put(self, entry: Entry) -> None:
-        """Add an entry with its count."""
         counted = self._by_key.setdefault(entry.key, entry)
         if counted is not entry:
             counted.times += entry.times
@@ -255,7 +254,6 @@ class _Tally:
         self.firsts.setdefault(named, place)
 
     def count(self, codes: str, share: float) -> CoverageCount:
-        """The numbers, judged."""
         because, lacking = max(self.reasons.items(), key=itemgetter(1), default=(None, 0))
         # Fractions, as 0.07 * 100 is more than 7.
         failed = self.applies and (not self.of or self.covered < Fraction(repr(share)) * self.of)
@@ -302,7 +300,10 @@ class Coverage:
         self._audited = _Tally()
         self._codes = codes
         self._counts = counts
-        self._wanted = cache(self._wanted_in)
+        # By requirement: the rules that have to cover the rollouts of a log; none if the log is exempt.
+        self._wanted = cache(
+            lambda file: tuple(_countable(need, codes(file) if counts(file) else frozenset()) for need in required)
+        )
 
     def begin(self, files: Iterable[str], selected: frozenset[str]) -> None:
         """Check that a log can meet the requirements; SetupError if required rules are deselected.
@@ -344,11 +345,6 @@ class Coverage:
         """How many rollouts were audited; None if no share is required."""
         return None if self._min_audited is None else self._audited.count("", self._min_audited)
 
-    def _wanted_in(self, file: str) -> tuple[frozenset[str], ...]:
-        """By requirement: the rules that have to cover the rollouts of a log; none if the log is exempt."""
-        codes = self._codes(file) if self._counts(file) else frozenset()
-        return tuple(_countable(need, codes) for need in self._required)
-
 
 def _judged(result: Result, wanted: Collection[str]) -> tuple[str | None, bool]:
     """Why these rules do not cover a rollout, None if they do; and whether no rule had anything to check."""
@@ -384,7 +380,6 @@ def _of_rows() -> frozenset[str]:
 
 @cache
 def _of_tokenizer() -> frozenset[str]:
-    """Rules that need a tokenizer."""
     return frozenset(rule.code for rule in all_rules() if Needs.TOKENIZER in rule.needs)
 
 
@@ -436,8 +431,6 @@ class Criteria:
 
 
 class _OpenBaseline:
-    """The baseline during a scan."""
-
     def __init__(
         self, path: Path, logs: list[Path], settings: Settings, criteria: Criteria, *, update: bool
     ) -> None:

@@ -85,8 +85,6 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class _Target:
-    """Collects the lists and counts of one object."""
-
     item: Item
     scope: str
     nested: dict[str, Sequence[Any]] = field(default_factory=dict)
@@ -107,7 +105,6 @@ class Columns:
         """Whether a value is nested too deeply to be listed."""
 
     def add(self, number: int, row: Row) -> None:
-        """Add one row."""
         self._item(number, row, (), "", 0)
 
     def _item(self, number: int, value: Mapping[str, Any], keys: tuple[str, ...], scope: str, depth: int) -> None:
@@ -124,34 +121,30 @@ class Columns:
 
     def _object(self, into: _Target, value: Mapping[str, Any], keys: tuple[str, ...], depth: int) -> None:
         for key, inner in value.items():
-            self._value(into, inner, (*keys, str(key)), depth)
-
-    def _value(self, into: _Target, value: Any, keys: tuple[str, ...], depth: int) -> None:
-        if isinstance(value, list | tuple | np.ndarray):
-            self._list(into, value, keys, depth)
-            return
-        column = self._column(keys, into.scope, into.item.row, value)
-        if column is None or value is None:
-            return
-        if len(column.samples) < 3:
-            column.samples.append(value)
-        if isinstance(value, Mapping):
-            column.types["object"] += 1
-            # Keys that are all numbers, such as the ids in a `logit_bias`, are no column names.
-            if len(value) > 0 and all(str(key).lstrip("-").isdecimal() for key in value):
-                return
-            if depth >= _DEEP:
-                self.deeper = True
-            else:
-                self._object(into, value, keys, depth + 1)
-            return
-        column.types[_scalar_type(value)] += 1
-        if type(value) is int and 0 <= value < _LARGEST_COUNT:
-            into.item.counts[column.path] = value
-        elif isinstance(value, str) and (inner := _json_in(value)) is not None:
-            column.types[_scalar_type(value)] -= 1
-            column.types[f"text of JSON ({'list' if isinstance(inner, list) else 'object'})"] += 1
-            column.samples[-1] = inner
+            path = (*keys, str(key))
+            if isinstance(inner, list | tuple | np.ndarray):
+                self._list(into, inner, path, depth)
+                continue
+            column = self._column(path, into.scope, into.item.row, inner)
+            if column is None or inner is None:
+                continue
+            if len(column.samples) < 3:
+                column.samples.append(inner)
+            if isinstance(inner, Mapping):
+                column.types["object"] += 1
+                # Keys that are all numbers, such as the ids in a `logit_bias`, are no column names.
+                if not len(inner) or not all(str(name).lstrip("-").isdecimal() for name in inner):
+                    self.deeper |= depth >= _DEEP
+                    if depth < _DEEP:
+                        self._object(into, inner, path, depth + 1)
+                continue
+            column.types[_scalar_type(inner)] += 1
+            if type(inner) is int and 0 <= inner < _LARGEST_COUNT:
+                into.item.counts[column.path] = inner
+            elif isinstance(inner, str) and (parsed := _json_in(inner)) is not None:
+                column.types[_scalar_type(inner)] -= 1
+                column.types[f"text of JSON ({'list' if isinstance(parsed, list) else 'object'})"] += 1
+                column.samples[-1] = parsed
 
     def _list(self, into: _Target, value: Any, keys: tuple[str, ...], depth: int) -> None:
         column = self._column(keys, into.scope, into.item.row, value)

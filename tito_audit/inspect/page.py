@@ -541,7 +541,6 @@ def _trial(inspection: Inspection, rows: int) -> Iterator[Text]:
 
 
 def _why_none(inspection: Inspection) -> Iterator[str]:
-    """Why there is no mapping, and what to do."""
     ids = [column for column in inspection.columns if inspection.roles[column.path].role in IDS]
     samples = [column for column in ids if "[]" in column.keys and not column.scope.replace("[*]", "")]
     inner = next((column for column in ids if not column.top), None)

@@ -50,37 +50,6 @@ _SETTINGS = re.compile(
 _ENDS = re.compile(r"(?:^|_)(?:dones?|terminals?|eos|eot|end|last|final|truncated)(?:_|$)", re.IGNORECASE)
 
 
-@dataclass(frozen=True, slots=True)
-class Beside:
-    """What a column is compared with."""
-
-    aligned: bool
-    """Whether a mask or logprobs are as long, list by list."""
-    others_vary: bool
-    """Whether another column differs from row to row."""
-    texts: Sequence[int] = ()
-    """Characters of text by row; () where objects are not rows."""
-    in_vocabulary: InVocabulary | None = None
-
-
-def no_tokens(column: Column, facts: NumberFacts, beside: Beside) -> str:
-    """Why a list of integers does not hold tokens, in a few words; "" if it may."""
-    lists = [array for array in column.arrays if len(array)]
-    if beside.in_vocabulary is not None and lists:
-        share = 1 - float(beside.in_vocabulary(np.concatenate(lists).astype(np.int64)).mean())
-        if share > 0.25:
-            return f"{share:.0%} of its numbers are not in the vocabulary"
-    by_name = no_tokens_by_name(column.name)
-    if by_name == PARAMETER:
-        return by_name
-    inside = next((key for key in column.keys[:-1] if _SETTINGS.search(in_snake_case(key))), None)
-    if inside is not None and not beside.aligned:
-        return f"a parameter: it is in {inside}"
-    if column.name in _NAMED:
-        return ""
-    return by_name or _by_values(lists, facts) or ("" if beside.aligned else _by_rows(lists, beside))
-
-
 def _by_values(lists: Sequence[Numbers], facts: NumberFacts) -> str:
     """Why the numbers cannot be the tokens of a text."""
     if len(lists) > 1 and is_constant(lists):
@@ -103,9 +72,9 @@ def _by_values(lists: Sequence[Numbers], facts: NumberFacts) -> str:
     return ""
 
 
-def _by_rows(lists: Sequence[Numbers], beside: Beside) -> str:
-    """Why lists do not match the text of their rows."""
-    if len(lists) > 1 and beside.others_vary and is_constant(lists):
+def _by_rows(lists: Sequence[Numbers], others_vary: bool, characters: Sequence[int]) -> str:
+    """Why lists do not match the text of their rows, whose numbers of characters are given."""
+    if len(lists) > 1 and others_vary and is_constant(lists):
         return f"the same list in all {len(lists):,} rows"
     lengths = [len(array) for array in lists]
     if max(lengths, default=0) <= _SHORT:
@@ -114,25 +83,17 @@ def _by_rows(lists: Sequence[Numbers], beside: Beside) -> str:
     padded = 2 * sum(len(_without_ends(array)) < len(array) - 2 for array in lists) > len(lists)
     if len(lists) >= 4 and len(set(lengths)) == 1 and not padded:
         return f"always {lengths[0]:,} numbers"
-    texts = [count for count in beside.texts if count]
+    texts = [count for count in characters if count]
     if texts and np.median(texts) > _CHARACTERS * np.median(lengths):
         return "too few numbers for the text of its rows"
     return ""
 
 
-def may_be_shared_prompt(lists: Sequence[Numbers]) -> bool:
-    """Whether a list that all rows share is long and varied enough to be a prompt."""
-    first = next((array for array in lists if len(array)), np.empty(0))
-    return len(first) >= _LONG and bool((np.diff(first) < 0).any())
-
-
-def no_loss_mask(name: str, lists: Sequence[Numbers], ids: Sequence[Numbers | None]) -> str:
-    """Why flags do not mark what is trained, in a few words; "" if they may. `ids` are the tokens of the same
-    objects.
-    """
+def no_loss_mask(name: str, pairs: Sequence[tuple[Numbers, Numbers | None]]) -> str:
+    """Why flags, each with the tokens of its object, do not mark what is trained; "" if they may."""
     if no_loss_mask_by_name(name):
         return "not a loss mask by its name"
-    filled = [array for array in lists if len(array) > 1]
+    filled = [array for array, _ in pairs if len(array) > 1]
     if not filled:
         return ""
     ones = sum(int(np.count_nonzero(array)) == 1 and bool(array[-1]) for array in filled)
@@ -140,8 +101,7 @@ def no_loss_mask(name: str, lists: Sequence[Numbers], ids: Sequence[Numbers | No
         return "marks only the last token"
     if 2 * sum(bool(array[0]) and not array[-1] for array in filled) > len(filled):
         return "marks the beginning, not what was sampled"
-    pairs = [(flags, tokens) for flags, tokens in zip(lists, ids, strict=True) if tokens is not None]
-    hidden = [tokens[flags == 0] for flags, tokens in pairs if len(flags) == len(tokens)]
+    hidden = [tokens[flags == 0] for flags, tokens in pairs if tokens is not None and len(flags) == len(tokens)]
     padding = max(map(len, hidden), default=0) > 2 and len(np.unique(np.concatenate(hidden))) == 1
     return "marks everything but one token: padding" if padding else ""
 
@@ -372,11 +332,12 @@ class _Scope(Parts):
 
     def _without_decoys(self, columns: dict[str, Column]) -> dict[str, Column]:
         """The columns without decoys; a prompt may be the same in all rows."""
-        why = {path: no_tokens(column, self.facts[path], self._beside(path)) for path, column in columns.items()}
+        why = {path: self._no_tokens(column) for path, column in columns.items()}
         likely = {path: column for path, column in columns.items() if not why[path]}
         for path, column in columns.items():
             if why[path].startswith("the same list") and any(other != path for other in likely):
-                shared = _PROMPT.search(column.name) and may_be_shared_prompt(column.arrays)
+                first = next((array for array in column.arrays if len(array)), np.empty(0))
+                shared = _PROMPT.search(column.name) and len(first) >= _LONG and (np.diff(first) < 0).any()
                 if shared or any(self.is_longer(p, path) and self.is_start(path, p) for p in likely):
                     why[path] = ""
         for path in likely:
@@ -385,9 +346,29 @@ class _Scope(Parts):
         self.decoys.update({path: reason for path, reason in why.items() if reason})
         return {path: column for path, column in columns.items() if not why[path]}
 
-    def _beside(self, path: str) -> Beside:
+    def _no_tokens(self, column: Column) -> str:
+        """Why a list of integers does not hold tokens, in a few words; "" if it may."""
+        lists = [array for array in column.arrays if len(array)]
+        if self.in_vocabulary is not None and lists:
+            share = 1 - float(self.in_vocabulary(np.concatenate(lists).astype(np.int64)).mean())
+            if share > 0.25:
+                return f"{share:.0%} of its numbers are not in the vocabulary"
+        by_name = no_tokens_by_name(column.name)
+        if by_name == PARAMETER:
+            return by_name
+        inside = next((key for key in column.keys[:-1] if _SETTINGS.search(in_snake_case(key))), None)
+        aligned = self._aligned(column.path)
+        if inside is not None and not aligned:
+            return f"a parameter: it is in {inside}"
+        if column.name in _NAMED:
+            return ""
+        why = by_name or _by_values(lists, self.facts[column.path])
+        return why or ("" if aligned else _by_rows(lists, self.varies, self.texts))
+
+    def _aligned(self, path: str) -> bool:
+        """Whether a mask or logprobs are as long, list by list."""
         per_token = (Look.LOGPROBS, Look.MASK, Look.LABELS)
-        aligned = any(
+        return any(
             (
                 relation.varied
                 or _MASK.search(self.columns[other].name)
@@ -400,7 +381,6 @@ class _Scope(Parts):
             for other in relation.paths
             if other != path and other in self.facts
         )
-        return Beside(aligned, self.varies, self.texts, self.in_vocabulary)
 
     def _scored_alone(self, left: str, right: str) -> str | None:
         """Which of two disjoint lists of ids has logprobs; None if neither or both."""
@@ -463,7 +443,11 @@ class _Scope(Parts):
             values = "-100 and ids" if fact.look is Look.LABELS else "0 and 1"
             if name in MASKS:
                 return RoleGuess(Role.MASK, f"{values}; by its name", alignment)
-            if fits and (why := self._no_loss_mask(column, tokens)):
+            lists = [
+                (item.lists.get(path), item.lists.get(tokens.whole or tokens.answer or "")) for item in self.items
+            ]
+            pairs = [(flags, ids) for flags, ids in lists if flags is not None and len(flags)]
+            if fits and fact.look is Look.MASK and (why := no_loss_mask(name, pairs)):
                 return RoleGuess(Role.PER_TOKEN, f"{values}; {why}", alignment)
             if fits and _MASK.search(name):
                 return RoleGuess(Role.MASK, f"{values}; by its name", alignment)
@@ -487,17 +471,6 @@ class _Scope(Parts):
                 Role.PER_TOKEN, f"as long as the ids; {why}" if why else "as long as the ids", alignment
             )
         return RoleGuess(Role.LIST, why)
-
-    def _no_loss_mask(self, column: Column, tokens: _Tokens) -> str:
-        """Why flags next to the ids are not a loss mask; "" if they may be."""
-        if self.facts[column.path].look is Look.LABELS:
-            return ""
-        lists = [
-            (item.lists.get(column.path), item.lists.get(tokens.whole or tokens.answer or ""))
-            for item in self.items
-        ]
-        filled = [(flags, ids) for flags, ids in lists if flags is not None and len(flags)]
-        return no_loss_mask(column.name, [flags for flags, _ in filled], [ids for _, ids in filled])
 
     def _alignment(self, path: str, tokens: _Tokens) -> str:
         """Which tokens entries describe, judged by lengths; "" if they fit none."""
@@ -541,7 +514,13 @@ def _without_numbers(column: Column) -> RoleGuess:
         objects = [entry for entry in sample[:16] if isinstance(entry, Mapping)]
         if all("role" in entry for entry in objects):
             return RoleGuess(Role.MESSAGES, "objects with a role")
-        if all(_is_tool(entry) for entry in objects):
+        functions = [entry.get("function") for entry in objects]
+        if all(  # a tool call has arguments, a definition has none
+            "arguments" not in function
+            if isinstance(function, Mapping)
+            else {"name", "parameters"} <= entry.keys()
+            for entry, function in zip(objects, functions, strict=True)
+        ):
             return RoleGuess(Role.TOOLS, "objects with a function")
         if any({*PROMPT_IDS, *COMPLETION_IDS} & entry.keys() for entry in objects):
             return RoleGuess(Role.CALLS, "objects with the ids of a call")
@@ -559,11 +538,3 @@ def _without_numbers(column: Column) -> RoleGuess:
             return RoleGuess(Role.FINISH_REASON)
         return RoleGuess(Role.TEXT)
     return RoleGuess(Role.SCALAR)
-
-
-def _is_tool(entry: Mapping[str, Any]) -> bool:
-    """Whether this is a tool definition; a tool call has arguments."""
-    function = entry.get("function")
-    if isinstance(function, Mapping):
-        return "arguments" not in function
-    return {"name", "parameters"} <= entry.keys()

@@ -64,7 +64,13 @@ class NotebookPage:
         facts = [files or "no file", many(summary.rollouts, "rollout")]
         facts += [f"{many(summary.tokens, 'token')}, {summary.generated_tokens:,} of them generated"]
         facts += [f"tokenizer {summary.tokenizer or 'none'}", f"{summary.seconds:.1f} s"]
-        parts = [_line(judged.word, judged.parts, colour), _dim(" · ".join(facts)), *_causes(summary)]
+        parts = [_line(judged.word, judged.parts, colour), _dim(" · ".join(facts))]
+        causes = []
+        for cause in cause_lines(summary):
+            word = "" if cause.severity is None else f"{_coloured(cause.severity.word, cause.severity)} "
+            codes = f' <span style="{_DIM}">{_text(", ".join(cause.codes))}</span>' if cause.codes else ""
+            causes.append(f"<li>{word}{_text(cause.words)}{codes}</li>")
+        parts += ["<ul>", *causes, "</ul>"] if causes else []
         if summary.findings:
             parts += _table(summary, self._titles())
         if worst := self._worst.pick(_WORST):
@@ -103,7 +109,6 @@ def error_html(title: str, message: str) -> str:
 
 
 def _colour(summary: Summary) -> str:
-    """The colour of the verdict."""
     return _VERDICTS.get(verdict(summary).word) or _COLOURS.get(summary.worst() or Severity.NOTE, _GREY)
 
 
@@ -114,18 +119,6 @@ def _boxed(parts: Iterable[str], colour: str) -> str:
 def _line(word: str, parts: Iterable[str], colour: str) -> str:
     shown = _text("; ".join(parts))
     return f'<div><b style="color: {colour}">tito-audit: {_text(word)}</b>: {shown}</div>'
-
-
-def _causes(summary: Summary) -> Iterator[str]:
-    lines = cause_lines(summary)
-    if not lines:
-        return
-    yield "<ul>"
-    for cause in lines:
-        word = "" if cause.severity is None else f"{_coloured(cause.severity.word, cause.severity)} "
-        codes = f' <span style="{_DIM}">{_text(", ".join(cause.codes))}</span>' if cause.codes else ""
-        yield f"<li>{word}{_text(cause.words)}{codes}</li>"
-    yield "</ul>"
 
 
 def _table(summary: Summary, titles: Mapping[str, str]) -> Iterator[str]:

@@ -47,8 +47,6 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class _WorstGroup:
-    """Findings of one code, log, cause and severity."""
-
     findings: int = 0
     rows: int = 0
     places: list[str] = field(default_factory=list)
@@ -264,7 +262,6 @@ class Curable:
     """Logs with rows that a repair wrote: what is left in them, it has tried."""
 
     def add(self, result: Result) -> None:
-        """Take in the findings of one result."""
         new = [finding for finding in result.findings if not finding.known]
         self.worst.add(new)
         if result.counts.get("repaired"):

@@ -32,8 +32,6 @@ _TEXT = 1_000
 
 @dataclass(slots=True)
 class _Case:
-    """One rule in one file."""
-
     failing: int = 0
     counts: Counter[Severity] = field(default_factory=Counter)
     """Findings that are not in the baseline."""
@@ -45,8 +43,6 @@ class _Case:
 
 @dataclass(slots=True)
 class _Suite:
-    """One file."""
-
     rollouts: int = 0
     rows_unreadable: int = 0
     tokens: int = 0
@@ -187,19 +183,15 @@ class _Xml:
         out.write('<?xml version="1.0" encoding="utf-8"?>\n')
 
     def start(self, tag: str, /, **attributes: Any) -> None:
-        """Open an element."""
         self._out.write(f"<{tag}{_attributes(attributes)}>\n")
 
     def end(self, tag: str) -> None:
-        """Close it."""
         self._out.write(f"</{tag}>\n")
 
     def empty(self, tag: str, /, **attributes: Any) -> None:
-        """An element with attributes only."""
         self._out.write(f"<{tag}{_attributes(attributes)}/>\n")
 
     def text(self, tag: str, lines: Iterable[str], /, **attributes: Any) -> None:
-        """An element with lines in it."""
         # CI systems attach the file that `[[ATTACHMENT|path]]` names.
         shown = "\n".join(escape(cut(visible(line), _TEXT).replace("[[", "[\\x5b")) for line in lines)
         self._out.write(f"<{tag}{_attributes(attributes)}>{shown}</{tag}>\n")

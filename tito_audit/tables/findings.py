@@ -56,7 +56,6 @@ class FindingsBuilder:
         self._waiting: list[Finding] = []
 
     def add(self, findings: Iterable[Finding]) -> None:
-        """Add findings to the end of the table."""
         self._waiting.extend(findings)
         if len(self._waiting) >= _BATCH:
             self._flush()

@@ -170,7 +170,6 @@ class Shown:
 
 
 def _titles() -> dict[str, str]:
-    """What each rule finds, by code."""
     return {rule.code: rule.title for rule in all_rules()}
 
 

@@ -43,7 +43,6 @@ class Cell:
 
     @property
     def width(self) -> int:
-        """Terminal columns it takes, without the border."""
         return max(cell_len(self.piece), cell_len(self.token_id))
 
 

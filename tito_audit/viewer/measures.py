@@ -17,7 +17,6 @@ from tito_audit.evidence.model import Evidence
 from tito_audit.evidence.roles import UNKNOWN, Roles
 from tito_audit.record.arrays import Logprobs, Mask, Offsets
 from tito_audit.record.finding import Finding, Where
-from tito_audit.record.rollout import Turn
 from tito_audit.record.runs import trained_runs
 from tito_audit.record.speakers import ASSISTANT
 from tito_audit.viewer.model import LOGPROB_EDGES, POSITION_EDGES, STATES, TURNS, Counts, Measures
@@ -50,7 +49,14 @@ def measure(evidence: Evidence, findings: Sequence[Finding]) -> Measures:
     training row, generated tokens count as trained and nothing else is counted. If neither mask nor messages say
     what was sampled, nothing is counted.
     """
-    spans = _of_calls(evidence.rollout.turns) if evidence.rollout.turns else _of_row(evidence)
+    spans = _of_row(evidence)
+    if turns := evidence.rollout.turns:  # one span each; empty for completions that the log does not hold
+        spans = _Spans(
+            list(range(len(turns))),
+            [0 if turn.prompt_ids is None else len(turn.prompt_ids) for turn in turns],
+            [0 if turn.completion_ids is None else len(turn.completion_ids) for turn in turns],
+            [None if turn.completion_ids is None else turn.completion_logprobs for turn in turns],
+        )
     # By role: how many tokens of the training row are trained and how many are not.
     row, columns = evidence.rollout.training_row, evidence.row
     trained = None if row is None else row.loss_mask
@@ -118,16 +124,6 @@ class _Spans:
         ]
         values = parts[0] if len(parts) == 1 else np.concatenate(parts)
         return _LOGPROBS.searchsorted(values, side="right")
-
-
-def _of_calls(turns: Sequence[Turn]) -> _Spans:
-    """The completions, one span each; empty for those that the log does not hold."""
-    return _Spans(
-        list(range(len(turns))),
-        [0 if turn.prompt_ids is None else len(turn.prompt_ids) for turn in turns],
-        [0 if turn.completion_ids is None else len(turn.completion_ids) for turn in turns],
-        [None if turn.completion_ids is None else turn.completion_logprobs for turn in turns],
-    )
 
 
 def _of_row(evidence: Evidence) -> _Spans:

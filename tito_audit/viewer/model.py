@@ -64,7 +64,6 @@ class Measures:
     """By role in the training row: how many tokens are trained, how many are not."""
 
     def add(self, other: Measures) -> None:
-        """Add the counts of another rollout."""
         self.by_turn += other.by_turn
         self.by_position += other.by_position
         self.by_logprob += other.by_logprob
@@ -82,7 +81,6 @@ class Measures:
 
     @staticmethod
     def unpacked(at: bytes, counts: bytes, roles: dict[str, tuple[int, int]]) -> Measures:
-        """The counts that were `packed`."""
         every = np.zeros(_ENDS[-1], np.int64)
         every[np.frombuffer(at, np.uint16)] = np.frombuffer(counts, np.int64)
         starts = (0, *_ENDS)

@@ -128,8 +128,6 @@ _COLUMNS = 8
 
 @dataclass(frozen=True, slots=True)
 class _ViewedSequence:
-    """One complete recorded sequence."""
-
     key: Key
     ids: Ids
     new: int = 0
@@ -366,5 +364,4 @@ def _swaps(
 
 
 def _cut(text: str) -> str:
-    """A string of the log or the vocabulary, cut to a bounded length."""
     return text if len(text) <= MAX_PIECE else text[: MAX_PIECE - 1] + "…"

@@ -246,7 +246,6 @@ class Site:
         shutil.rmtree(self._draft, ignore_errors=True)
 
     def add(self, results: Iterable[Result], summary: Summary, name: str, options: ReportOptions) -> None:
-        """Write the page of one log."""
         # A name for the files of a log that no other has, on systems that do not tell cases apart either.
         plain = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.")[-80:] or "log"
         files, number = plain, 2
@@ -377,7 +376,6 @@ class SiteRows(ViewBlocks):
         self._written = self._long = 0
 
     def add(self, result: Result) -> None:
-        """Add a rollout if it has a view."""
         observed = observed_of(result)
         if observed is None or observed.view is None:
             return
