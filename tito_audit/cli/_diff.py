@@ -232,10 +232,10 @@ def _rollout(old: Rollout, parts: list[Rollout], changes: RowDiff) -> Iterator[T
         if not parts:
             yield Text("  left out")
         trained: set[int] = set()
-        for number, part in enumerate(parts, 1):
+        for at, part in enumerate(parts, 1):
             row = part.training_row
             seen = part.turns[-1].seen_ids if part.turns else None
-            words = [f"  row {number} of {len(parts)}"]
+            words = [f"  row {at} of {len(parts)}"]
             if row is not None:
                 words.append(extent(DiffRow(row.token_ids, row.loss_mask)))
             elif seen is not None:

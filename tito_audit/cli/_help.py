@@ -143,21 +143,23 @@ def mistake(error: Any, ctx: Any) -> SetupError | None:
         return SetupError(f"{here.info_name} does not know what to do with {extra}.\n{_usage(here)}")
     parameter = getattr(error, "param", None)
     if parameter is not None:
-        # A value that its flag or argument does not accept.
-        flag = parameter.opts[0] if parameter.param_type_name == "option" else None
+        # A value that its option or argument does not accept.
+        option = parameter.opts[0] if parameter.param_type_name == "option" else None
         quote = error.message[:1]
         typed = error.message[1 : error.message.find(quote, 1)] if quote in ("'", '"') else None
         choices = getattr(parameter.type, "choices", None)
         if choices and typed is not None:
-            what = "report" if flag == "--output-format" else flag or parameter.name
-            return unknown(what, typed, [getattr(choice, "value", choice) for choice in choices], flag=flag)
+            what = "report" if option == "--output-format" else option or parameter.name
+            return unknown(what, typed, [getattr(choice, "value", choice) for choice in choices], flag=option)
         for word, meaning in _KINDS.items():
             if typed is not None and f"valid {word}" in error.message:
-                return SetupError(f'{flag} "{typed}": not {meaning}.', flag=flag)
+                return SetupError(f'{option} "{typed}": not {meaning}.', flag=option)
         least = getattr(parameter.type, "min", None)
         if least is not None and "not in the range" in error.message:
-            return SetupError(f"{flag} {error.message.partition(' ')[0]}: it takes {least:g} or more.", flag=flag)
-        return SetupError(f"{flag or _takes(parameter, here)}: {error.message}", flag=flag)
+            return SetupError(
+                f"{option} {error.message.partition(' ')[0]}: it takes {least:g} or more.", flag=option
+            )
+        return SetupError(f"{option or _takes(parameter, here)}: {error.message}", flag=option)
     return SetupError(f"{_command(here)}: {error.format_message()}\n{_try_help(here)}")
 
 

@@ -46,6 +46,7 @@ def config(
     from tito_audit.cli._deliver import wanted_reports
     from tito_audit.formats import format_named
     from tito_audit.repairs import repair_named
+    from tito_audit.reports import report_named
     from tito_audit.storage import find_logs
     from tito_audit.terminal.encoding import print_json
     from tito_audit.terminal.escape import inert, visible
@@ -65,7 +66,8 @@ def config(
     for name in options.repair().strategies:
         repair_named(name)
     options.gate()
-    wanted_reports(report, logs or [])
+    for name, _ in wanted_reports(report, None, logs or []):
+        report_named(name)
     current = effective(options.context, find_logs(logs or []))
     if shape == "json":
         print_object(as_object(current, no_config))

@@ -9,7 +9,7 @@ from pathlib import Path
 import typer
 
 from tito_audit.cli._command import command
-from tito_audit.cli._deliver import deliver_finished, named_reports
+from tito_audit.cli._deliver import deliver_finished, wanted_reports
 from tito_audit.cli._options import Logs, Options
 from tito_audit.cli._outs import is_url, refuse_inputs
 from tito_audit.errors import SetupError
@@ -60,7 +60,7 @@ def rescore(
     read = options.inputs(settings)
     refuse_inputs({"-o": out, "--journal": journal}, logs, read)
     reports = PROMPT_REPORTS if prompts else REPORTS
-    wanted = named_reports(report, output_format, logs, places, read, reports, quiet=quiet)
+    wanted = wanted_reports(report, output_format, logs, places, read, reports, quiet=quiet)
     keeping = {"-o": out, "--journal": journal, "--resume": resume, "--unsafe": unsafe}
     if prompts and (flags := [flag for flag, value in keeping.items() if value]):
         raise SetupError(f"{', '.join(flags)}: --prompts scores nothing, so there is nothing to keep or write.")

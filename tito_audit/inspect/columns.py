@@ -402,14 +402,13 @@ def relations_of(items: Sequence[Item], facts: Mapping[str, NumberFacts]) -> lis
     others = [path for path in paths if path not in facts]
     lengths = _Lengths(items, (numeric + others)[:_MOST])
     # Rows of the table grouped by equal length; number lists come first.
-    numeric = set(numeric)
     groups: list[list[int]] = []
     for index, row in enumerate(lengths.table):
         path = lengths.paths[index]
         for group in groups:
             head = lengths.paths[group[0]]
             # Short lists of other values have equal lengths by chance.
-            if head not in numeric or (path not in numeric and row.max() <= 3):
+            if head not in facts or (path not in facts and row.max() <= 3):
                 continue
             if lengths.holds(RelationKind.EQUAL, (head, path), row, lengths.table[group[0]]) is not None:
                 group.append(index)

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, TextIO
+from typing import Any, Literal, TextIO
 
 from tito_audit.record.finding import Result, Severity
 from tito_audit.record.mismatch import ADVICE, MismatchCause
@@ -17,14 +17,11 @@ from tito_audit.reports._html.page_findings import PageFindings, headline_name
 from tito_audit.reports._html.views import ViewBlocks
 from tito_audit.reports._verdict import LINES, skips_by_reason
 from tito_audit.reports._worst import Curable, next_steps
-from tito_audit.summary import RuleCount, Summary
+from tito_audit.summary import Summary
 from tito_audit.terminal.mismatch import mismatch_rows
 from tito_audit.terminal.place import one_tokenizer, with_reading
 from tito_audit.terminal.words import many, percent, share
 from tito_audit.viewer.model import Measures, observed_of
-
-if TYPE_CHECKING:
-    from tito_audit.reports._html.charts import Chart
 
 # The top of the page: the verdict, facts about the log, how often each rule found something.
 
@@ -86,74 +83,28 @@ def facts(summary: Summary) -> Iterator[tuple[str, str]]:
     yield "took", f"{summary.seconds:.1f} s"
 
 
-@dataclass(frozen=True, slots=True)
-class HeadlineFacts:
-    """One cause, as a bar of the first chart."""
-
-    words: str
-    name: str
-    """The cause without its count, as findings name it."""
-    severity: str
-    bar: str
-    """Its length: `37.50%`."""
-    rollouts: str
-    """`22 rollouts (21 %)`."""
-    findings: int
-    codes: tuple[tuple[str, int], ...]
-
-
-def headlines(summary: Summary) -> list[HeadlineFacts]:
-    """The causes found, as ranked; at most `_HEADLINES`."""
+def headlines(summary: Summary) -> list[dict[str, Any]]:
+    """The causes found, as ranked, each a bar of the first chart; at most `_HEADLINES`."""
     ranked = summary.ranked_headlines()
     most = max((headline.times for headline in ranked), default=1)
     rows = summary.rollouts + summary.rows_unreadable
     return [
-        HeadlineFacts(
-            headline.words or ", ".join(sorted(headline.codes)),
-            headline_name(headline.text, headline.unit),
-            headline.severity.word,
-            _length(headline.times, most),
-            f"{many(number, 'rollout')} ({share(number, rows)})" if (number := headline.rollouts) else "",
-            headline.codes.total(),
-            tuple((code, number) for code, number in sorted(headline.codes.items()) if number),
-        )
+        {
+            "words": headline.words or ", ".join(sorted(headline.codes)),
+            "name": headline_name(headline.text, headline.unit),
+            "severity": headline.severity.word,
+            "bar": _length(headline.times, most),
+            "rollouts": f"{many(number, 'rollout')} ({share(number, rows)})"
+            if (number := headline.rollouts)
+            else "",
+            "findings": headline.codes.total(),
+            "codes": [(code, number) for code, number in sorted(headline.codes.items()) if number],
+        }
         for headline in ranked[:_HEADLINES]
     ]
 
 
-@dataclass(frozen=True, slots=True)
-class HtmlCause:
-    """A cause, and how many findings of a rule have it."""
-
-    name: str
-    findings: int
-    share: str
-    """Its share of the rule's findings, as the length of a bar: `37.5%`."""
-
-
-@dataclass(frozen=True, slots=True)
-class RuleFacts:
-    """One row of the rules table."""
-
-    code: str
-    title: str
-    worst: str
-    counts: RuleCount
-    """Counts by severity of findings that are not in the baseline."""
-    findings: int
-    bars: tuple[tuple[str, str, str], ...]
-    """Severity, start and length of its part of the bar: `("error", "0%", "37.5%")`."""
-    per_token: str
-    """Findings per generated token, as for `--max-rate`."""
-    per_rollout: str
-    """Share of rollouts with at least one."""
-    causes: tuple[HtmlCause, ...]
-    more_causes: int
-    manual: tuple[tuple[str, list[list[str]]], ...]
-    """Its headings, each with paragraphs (one line) and examples (several lines); () if none was given."""
-
-
-def rules(summary: Summary, options: ReportOptions) -> list[RuleFacts]:
+def rules(summary: Summary, options: ReportOptions) -> list[dict[str, Any]]:
     """Every rule that found something, by code."""
     totals = {code: count.new.total() for code, count in summary.findings.items()}
     most, rows = max(totals.values(), default=1), summary.rollouts + summary.rows_unreadable
@@ -170,19 +121,22 @@ def rules(summary: Summary, options: ReportOptions) -> list[RuleFacts]:
         named = [(cause, number) for cause, number in summary.causes.get(code, {}).items() if cause]
         ranked = sorted(named, key=lambda item: (-item[1], item[0]))
         facts.append(
-            RuleFacts(
-                code,
-                options.titles.get(code, ""),
-                bars[0][0] if bars else "note",
-                replace(counts, **new),
-                total,
-                tuple(bars),
-                share(total, summary.generated_tokens),
-                share(counts.rollouts, rows),
-                tuple(HtmlCause(cause, number, _length(number, every)) for cause, number in ranked[:_CAUSES]),
-                max(len(ranked) - _CAUSES, 0),
-                tuple(_manual(options.docs.get(code, ""))),
-            )
+            {
+                "code": code,
+                "title": options.titles.get(code, ""),
+                "worst": bars[0][0] if bars else "note",
+                "counts": replace(counts, **new),  # those in the baseline left out
+                "findings": total,
+                "bars": bars,
+                "per_token": share(total, summary.generated_tokens),  # as for `--max-rate`
+                "per_rollout": share(counts.rollouts, rows),
+                "causes": [
+                    {"name": cause, "findings": number, "share": _length(number, every)}
+                    for cause, number in ranked[:_CAUSES]
+                ],
+                "more_causes": max(len(ranked) - _CAUSES, 0),
+                "manual": list(_manual(options.docs.get(code, ""))),
+            }
         )
     return facts
 
@@ -200,18 +154,7 @@ def _manual(doc: str) -> Iterator[tuple[str, list[list[str]]]]:
         yield heading.strip(), paragraphs
 
 
-@dataclass(frozen=True, slots=True)
-class HtmlMismatch:
-    """Why a trainer's column differs from the sampler's."""
-
-    title: str
-    says: str
-    rows: tuple[tuple[str, str, str, str, str, str, str], ...]
-    """Share, its bar, cause, what is known of it, tokens, the worst of these, what to do."""
-    charts: tuple[Chart, ...]
-
-
-def mismatch_facts(summary: Summary) -> Iterator[HtmlMismatch]:
+def mismatch_facts(summary: Summary) -> Iterator[dict[str, Any]]:
     """Every trainer's column that was compared."""
     from tito_audit.reports._html.charts import mismatch_charts
 
@@ -222,23 +165,25 @@ def mismatch_facts(summary: Summary) -> Iterator[HtmlMismatch]:
                 f", of which {mismatch.confident:,} have more than 0.99 at the sampler and less than 0.01 at the "
                 "trainer: no arithmetic does that"
             )
-        yield HtmlMismatch(
-            f"{column} against {mismatch.sampler}",
-            f"{says}.",
-            tuple(
-                (
-                    percent(part),
-                    f"{100 * part:.2f}%",
-                    cause,
-                    estimate,
-                    f"{tokens:,}",
-                    worst,
-                    ADVICE[MismatchCause(cause)],
-                )
-                for part, cause, estimate, tokens, worst in mismatch_rows(mismatch)
-            ),
-            tuple(mismatch_charts(number, mismatch)),
-        )
+        # Share, its bar, cause, what is known of it, tokens, the worst of these, what to do.
+        causes = [
+            (
+                percent(part),
+                f"{100 * part:.2f}%",
+                cause,
+                estimate,
+                f"{tokens:,}",
+                worst,
+                ADVICE[MismatchCause(cause)],
+            )
+            for part, cause, estimate, tokens, worst in mismatch_rows(mismatch)
+        ]
+        yield {
+            "title": f"{column} against {mismatch.sampler}",
+            "says": f"{says}.",
+            "rows": causes,
+            "charts": mismatch_charts(number, mismatch),
+        }
 
 
 def _length(part: int, whole: int) -> str:

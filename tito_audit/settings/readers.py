@@ -134,11 +134,11 @@ def rates(texts: Sequence[str], flag: str) -> tuple[MaxRate, ...]:
     """Rates from comma-separated lists, one per code prefix."""
     by_prefix: dict[str, MaxRate] = {}
     for text in (part for entry in texts for part in entry.split(",") if part.strip()):
-        # One rate, from CODES=RATE or CODES=RATE%, either with /rollout.
-        codes, equals, rate = (part.strip() for part in text.partition("="))
-        if not equals or not codes or not rate:
+        # CODES=RATE or CODES=RATE%, either with /rollout
+        codes, equals, value = (part.strip() for part in text.partition("="))
+        if not equals or not codes or not value:
             raise SetupError(f"{flag} {text}: not of the form CODES=RATE.\n{_HOW}")
-        number, slash, per = (part.strip() for part in rate.partition("/"))
+        number, slash, per = (part.strip() for part in value.partition("/"))
         if slash and per not in ("token", "rollout"):
             raise SetupError(f"{flag} {text}: a rate is per token or per rollout, not per {per!r}.\n{_HOW}")
         limit = _number(number.removesuffix("%"))

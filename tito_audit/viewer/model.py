@@ -21,21 +21,7 @@ POSITION_EDGES = (0, *(1 << power for power in range(5, 21)))
 """Lower edges of position bins: 0, 32, 64, … 2^20; the last bin has no end."""
 LOGPROB_EDGES = (
     -np.inf,
-    -20.0,
-    -15.0,
-    -10.0,
-    -8.0,
-    -6.0,
-    -5.0,
-    -4.0,
-    -3.0,
-    -2.0,
-    -1.5,
-    -1.0,
-    -0.5,
-    -0.2,
-    -0.1,
-    -0.01,
+    *(-20.0, -15.0, -10.0, -8.0, -6.0, -5.0, -4.0, -3.0, -2.0, -1.5, -1.0, -0.5, -0.2, -0.1, -0.01),
 )
 """Lower edges of logprob bins, in nats; the last bin ends at 0 and also holds what is above."""
 
@@ -200,18 +186,10 @@ def observed_of(result: Result) -> Observed | None:
     return result.observed if isinstance(result.observed, Observed) else None
 
 
-_IDS: tuple[str, ...] = (
-    "rollout_id",
-    "_ng_rollout_id",
-    "id",
-    "uid",
-    "uuid",
-    "trajectory_id",
-    "traj_id",
-    "episode_id",
-    "sample_id",
+_IDS = (
+    *("rollout_id", "_ng_rollout_id", "id", "uid", "uuid", "trajectory_id", "traj_id", "episode_id", "sample_id"),
+    *("request_id", "session_id", "conversation_id", "example_id", "task_id", "instance_id", "problem_id"),
 )
-_IDS += ("request_id", "session_id", "conversation_id", "example_id", "task_id", "instance_id", "problem_id")
 
 
 def named(result: Result, row: Mapping[str, Any]) -> Result:
