@@ -35,13 +35,6 @@ _COUNTED = "written repaired forked forked_into more_tokens as_they_were standin
 
 
 @dataclass(slots=True)
-class _Done:
-    rows: int = 0
-    codes: Counter[str] = field(default_factory=Counter)
-    """In how many rows each code was fixed."""
-
-
-@dataclass(slots=True)
 class Said:
     """A sentence about rows; numbers and names may vary."""
 
@@ -105,7 +98,10 @@ class RowTally:
     movable: int = 0
     """Those among them that a quarantine would take."""
     quarantined: int = 0
-    done: dict[str, _Done] = field(default_factory=dict)
+    done: Counter[str] = field(default_factory=Counter)
+    """Rows that each repair repaired."""
+    cured: dict[str, Counter[str]] = field(default_factory=dict)
+    """By repair: in how many rows each code was fixed."""
     notes: Sayings = field(default_factory=Sayings)
     declined: Sayings = field(default_factory=Sayings)
     moved: Sayings = field(default_factory=Sayings)
@@ -138,9 +134,8 @@ class RowTally:
                 self.forked_into += outcome.rows
                 self.more_tokens += outcome.more_tokens
             for name, codes in outcome.cured.items():
-                done = self.done.setdefault(name, _Done())
-                done.rows += 1
-                done.codes.update(codes)
+                self.done[name] += 1
+                self.cured.setdefault(name, Counter()).update(codes)
             for note in outcome.notes:
                 if note not in outcome.costs:
                     self.notes.add(note, outcome.place)
@@ -164,8 +159,8 @@ class RowTally:
         return {
             "rows": {"read": self.rows, **fields(self, _COUNTED)},
             "repairs": {
-                name: {"rows": done.rows, "cured": dict(sorted(done.codes.items()))}
-                for name, done in self.done.items()
+                name: {"rows": rows, "cured": dict(sorted(self.cured[name].items()))}
+                for name, rows in self.done.items()
             },
             "declined": [{"repair": by, **sentence.as_object()} for by, sentence in self.declined],
             "quarantined": [sentence.as_object() for _, sentence in self.moved],
@@ -298,9 +293,8 @@ def _done_table(tally: RowTally) -> Table:
     table.add_column("fixed in them")
     order = [repair.name for repair in all_repairs()]
     for name in sorted(tally.done, key=lambda name: order.index(name) if name in order else -1):
-        done = tally.done[name]
-        codes = ", ".join(f"{code} ({rows:,})" for code, rows in sorted(done.codes.items()))
-        table.add_row(visible(name), f"{done.rows:,}", codes or "rewritten as asked")
+        codes = ", ".join(f"{code} ({rows:,})" for code, rows in sorted(tally.cured[name].items()))
+        table.add_row(visible(name), f"{tally.done[name]:,}", codes or "rewritten as asked")
     return table
 
 

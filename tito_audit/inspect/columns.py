@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from tito_audit.format import Row
 from tito_audit.record.column import MaskEncoding, trained_of
 from tito_audit.record.nesting import parsed_json
-from tito_audit.record.prefix import starts_with
 
 Numbers: TypeAlias = NDArray[Any]
 """`[N]` bool, int64 or float64; NaN for null."""
@@ -506,49 +505,3 @@ def _counts(items: Sequence[Item], lengths: _Lengths, heads: Sequence[int]) -> I
             yield relation
             if relation is not None and relation.items == relation.of:
                 break
-
-
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """Compares the lists of the objects of a scope."""
-
-    items: Sequence[Item]
-
-    def is_next(self, path: str, other: str) -> bool:
-        """Whether a list is another one shifted by one token, as loss targets are.
-
-        The other may also be a completion, and the list the shifted prompt and completion.
-        """
-        pairs = [(a, b) for a, b in self.pairs(path, other) if len(a) > 2 and len(b) > 1]
-        ends = [(a[:-1], b[1:] if len(a) == len(b) else b) for a, b in pairs if len(b) <= len(a)]
-        return 0 < len(pairs) == sum(starts_with(a[::-1], b[::-1]) for a, b in ends) and not all(
-            (a[1:] == a[0]).all() for a, _ in pairs
-        )
-
-    def pairs(self, part: str, whole: str) -> list[tuple[Numbers, Numbers]]:
-        """The two lists of each object that has both, if the first is not empty."""
-        lists = ((item.lists.get(part), item.lists.get(whole)) for item in self.items)
-        return [(a, b) for a, b in lists if a is not None and b is not None and len(a)]
-
-    def is_longer(self, whole: str, part: str) -> bool:
-        """Whether the whole is never shorter than the part, and at least once longer."""
-        pairs = self.pairs(part, whole)
-        return bool(pairs) and all(len(b) >= len(a) for a, b in pairs) and any(len(b) > len(a) for a, b in pairs)
-
-    def is_start(self, part: str, whole: str) -> bool:
-        """Whether the whole starts with the part in most objects; a few may have drifted."""
-        pairs = self.pairs(part, whole)
-        return 2 * sum(starts_with(b, a) for a, b in pairs) > len(pairs)
-
-    def holds(self, whole: str, part: str) -> bool:
-        """Whether the whole contains the part in most objects."""
-        pairs, count = self.pairs(part, whole), 0
-        for a, b in pairs:
-            places = np.flatnonzero(b[: len(b) - len(a) + 1] == a[0]) if len(a) <= len(b) else ()
-            count += any(bool((b[place : place + len(a)] == a).all()) for place in places)
-        return 2 * count > len(pairs)
-
-    def is_end(self, part: str, whole: str) -> bool:
-        """Whether the whole ends with the part in most objects."""
-        pairs = self.pairs(part, whole)
-        return 2 * sum(starts_with(b[::-1], a[::-1]) for a, b in pairs) > len(pairs)

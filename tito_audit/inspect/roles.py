@@ -22,7 +22,8 @@ from tito_audit.formats import (
     no_loss_mask_by_name,
     no_tokens_by_name,
 )
-from tito_audit.inspect.columns import Column, Item, Look, NumberFacts, Numbers, Parts, Relation, RelationKind
+from tito_audit.inspect.columns import Column, Item, Look, NumberFacts, Numbers, Relation, RelationKind
+from tito_audit.record.prefix import starts_with
 
 InVocabulary = Callable[[Numbers], Numbers]
 """Which of these ids are in the vocabulary."""
@@ -239,7 +240,7 @@ def roles_of(
     ids = scope.ids()
     roles.update(ids)
     first = {guess.role: path for path, guess in reversed(ids.items())}
-    tokens = _Tokens(*map(first.get, (Role.IDS, Role.PROMPT_IDS, Role.COMPLETION_IDS)))
+    tokens = (first.get(Role.IDS), first.get(Role.PROMPT_IDS), first.get(Role.COMPLETION_IDS))
     for column in columns:
         if column.path in facts and column.path not in roles:
             roles[column.path] = scope.guess(column, tokens)
@@ -249,19 +250,15 @@ def roles_of(
     return roles
 
 
-@dataclass(frozen=True, slots=True)
-class _Tokens:
-    """The id columns that other columns are compared with."""
-
-    whole: str | None
-    prompt: str | None
-    answer: str | None
+_Tokens = tuple[str | None, str | None, str | None]
+"""The id columns that others are compared with: the whole sequence, the prompt and the answer."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Scope(Parts):
+class _Scope:
     """Compares the number lists of one scope."""
 
+    items: Sequence[Item]
     columns: Mapping[str, Column]
     facts: Mapping[str, NumberFacts]
     relations: Sequence[Relation]
@@ -271,6 +268,45 @@ class _Scope(Parts):
     in_vocabulary: InVocabulary | None
     decoys: dict[str, str]
     """By path: why a list of integers does not hold tokens."""
+
+    def is_next(self, path: str, other: str) -> bool:
+        """Whether a list is another one shifted by one token, as loss targets are.
+
+        The other may also be a completion, and the list the shifted prompt and completion.
+        """
+        pairs = [(a, b) for a, b in self.pairs(path, other) if len(a) > 2 and len(b) > 1]
+        ends = [(a[:-1], b[1:] if len(a) == len(b) else b) for a, b in pairs if len(b) <= len(a)]
+        return 0 < len(pairs) == sum(starts_with(a[::-1], b[::-1]) for a, b in ends) and not all(
+            (a[1:] == a[0]).all() for a, _ in pairs
+        )
+
+    def pairs(self, part: str, whole: str) -> list[tuple[Numbers, Numbers]]:
+        """The two lists of each object that has both, if the first is not empty."""
+        lists = ((item.lists.get(part), item.lists.get(whole)) for item in self.items)
+        return [(a, b) for a, b in lists if a is not None and b is not None and len(a)]
+
+    def is_longer(self, whole: str, part: str) -> bool:
+        """Whether the whole is never shorter than the part, and at least once longer."""
+        pairs = self.pairs(part, whole)
+        return bool(pairs) and all(len(b) >= len(a) for a, b in pairs) and any(len(b) > len(a) for a, b in pairs)
+
+    def is_start(self, part: str, whole: str) -> bool:
+        """Whether the whole starts with the part in most objects; a few may have drifted."""
+        pairs = self.pairs(part, whole)
+        return 2 * sum(starts_with(b, a) for a, b in pairs) > len(pairs)
+
+    def holds(self, whole: str, part: str) -> bool:
+        """Whether the whole contains the part in most objects."""
+        pairs, count = self.pairs(part, whole), 0
+        for a, b in pairs:
+            places = np.flatnonzero(b[: len(b) - len(a) + 1] == a[0]) if len(a) <= len(b) else ()
+            count += any(bool((b[place : place + len(a)] == a).all()) for place in places)
+        return 2 * count > len(pairs)
+
+    def is_end(self, part: str, whole: str) -> bool:
+        """Whether the whole ends with the part in most objects."""
+        pairs = self.pairs(part, whole)
+        return 2 * sum(starts_with(b[::-1], a[::-1]) for a, b in pairs) > len(pairs)
 
     def ids(self) -> Roles:
         """The roles of id columns: the whole sequence, prompt or completion."""
@@ -443,9 +479,7 @@ class _Scope(Parts):
             values = "-100 and ids" if fact.look is Look.LABELS else "0 and 1"
             if name in MASKS:
                 return RoleGuess(Role.MASK, f"{values}; by its name", alignment)
-            lists = [
-                (item.lists.get(path), item.lists.get(tokens.whole or tokens.answer or "")) for item in self.items
-            ]
+            lists = [(item.lists.get(path), item.lists.get(tokens[0] or tokens[2] or "")) for item in self.items]
             pairs = [(flags, ids) for flags, ids in lists if flags is not None and len(flags)]
             if fits and fact.look is Look.MASK and (why := no_loss_mask(name, pairs)):
                 return RoleGuess(Role.PER_TOKEN, f"{values}; {why}", alignment)
@@ -474,7 +508,7 @@ class _Scope(Parts):
 
     def _alignment(self, path: str, tokens: _Tokens) -> str:
         """Which tokens entries describe, judged by lengths; "" if they fit none."""
-        whole, answer = tokens.whole, tokens.answer
+        whole, prompt, answer = tokens
         if whole is not None and (path == whole or self._related(RelationKind.EQUAL, path, whole)):
             return "full"
         if answer is not None and self._related(RelationKind.EQUAL, path, answer):
@@ -483,10 +517,10 @@ class _Scope(Parts):
             return "sampled"
         if whole is None:
             # Whether a list is as long as prompt and completion together.
-            names = (path, tokens.prompt or "", tokens.answer or "")
+            names = (path, prompt or "", answer or "")
             sizes = [[item.lengths.get(name) for name in names] for item in self.items]
-            full = [(own, prompt + answer) for own, prompt, answer in sizes if own and prompt and answer]
-            return "full" if (bool(full) and 4 * sum(own == both for own, both in full) > 3 * len(full)) else ""
+            full = [(own, before + after) for own, before, after in sizes if own and before and after]
+            return "full" if full and 4 * sum(own == both for own, both in full) > 3 * len(full) else ""
         if any(r.kind is RelationKind.MINUS_ONE and r.paths == (path, whole) for r in self.relations):
             return "shifted"
         # A response after a prompt that the row does not give as ids: shorter, with similar columns as long.

@@ -177,15 +177,8 @@ class LogRecord:
                 level.name.lower() if level < 0 else level.name: self.firsts[level] for level in self.levels
             },
             "lacks": [
-                {
-                    "fact": lack.fact.name,
-                    "level": str(lack.fact.level),
-                    "words": lack.fact.words,
-                    "format": lack.format,
-                    "rollouts": lack.rollouts,
-                    "first": lack.first,
-                    "line": lack.line,
-                }
+                {"fact": lack.fact.name, "level": str(lack.fact.level), "words": lack.fact.words}
+                | {"format": lack.format, "rollouts": lack.rollouts, "first": lack.first, "line": lack.line}
                 for lack in self.lacking
             ],
             "applies": {name: self.applies.get(name, 0) for name in _APPLYING},

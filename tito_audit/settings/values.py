@@ -18,15 +18,6 @@ from tito_audit.settings.readers import MOMENT, json_or_text, moment, required_s
 LARGEST = 2**63 - 1
 """The largest whole number that a setting takes."""
 TEXT = {"type": "string", "minLength": 1}
-JSON = {
-    "description": "A value that JSON can hold.",
-    "anyOf": [
-        {"type": ["string", "number", "boolean"]},
-        {"type": "array", "items": {"$ref": "#/$defs/json"}},
-        {"type": "object", "additionalProperties": {"$ref": "#/$defs/json"}},
-    ],
-}
-"""The definition that other schemas refer to."""
 _ONE_OR_SEVERAL = {"anyOf": [TEXT, {"type": "array", "items": TEXT}]}
 _RATE = r"[0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]{1,2})?%?(?:/(?:token|rollout))?"
 _LIMIT = rf"^[A-Za-z]+[0-9]*={_RATE}$"
