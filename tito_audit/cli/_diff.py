@@ -114,7 +114,17 @@ class RowDiff:
         again = f" · {repeated:,} change{'s' if repeated > 1 else ''} as above" if repeated else ""
         yield Text(f"  {title} · {extent(old)} → {extent(new)}{again}", style="bold")
         # Without columns that the sequence lacks.
-        lines = list(self._tokens(fresh[:_PLACES], old, new))
+        lines: list[_Line] = []
+        shown, at = fresh[:_PLACES], 0
+        for number, region in enumerate(shown):  # each with the tokens around it, which are drawn once
+            start = max(region.new_start - _CONTEXT, at)
+            lines += [_Line(" ")] if number and start > at else []
+            lines += self._run(" ", new, start, region.new_start)
+            lines += self._run("-", old, region.old_start, region.old_end)
+            lines += self._run("+", new, region.new_start, region.new_end)
+            after = shown[number + 1].new_start if number + 1 < len(shown) else len(new.ids)
+            at = min(region.new_end + _CONTEXT, after)
+            lines += self._run(" ", new, region.new_end, at)
         names = ("at", "" if self.piece is None else "token", "id", "mask", "logprob")
         full = [line.cells for line in lines if line.cells]
         widths = [max((cell_len(cells[n]) for cells in full), default=0) for n in range(len(names))]
@@ -127,20 +137,6 @@ class RowDiff:
             yield Text(f"    {line.sign} {words}", style=_STYLES[line.sign])
         if len(fresh) > _PLACES:
             yield Text(f"    … {len(fresh) - _PLACES:,} more changes", style="dim")
-
-    def _tokens(self, regions: Sequence[DiffRegion], old: DiffRow, new: DiffRow) -> Iterator[_Line]:
-        """Every change with the tokens around it, each of them once."""
-        at = 0
-        for number, region in enumerate(regions):
-            start = max(region.new_start - _CONTEXT, at)
-            if number and start > at:
-                yield _Line(" ")
-            yield from self._run(" ", new, start, region.new_start)
-            yield from self._run("-", old, region.old_start, region.old_end)
-            yield from self._run("+", new, region.new_start, region.new_end)
-            after = regions[number + 1].new_start if number + 1 < len(regions) else len(new.ids)
-            at = min(region.new_end + _CONTEXT, after)
-            yield from self._run(" ", new, region.new_end, at)
 
     def _run(self, sign: str, side: DiffRow, start: int, end: int) -> Iterator[_Line]:
         """The tokens of one run, without the middle of a long one."""

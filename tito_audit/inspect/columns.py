@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import chain
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -368,10 +369,13 @@ class Relation:
 
 
 class _Lengths:
-    """Lengths of the lists of a scope, `[P, I]` int64; -1 if an object lacks the list."""
+    """Lengths of the lists of a scope, `[P, I]` int64, -1 if an object lacks the list; and how they relate.
 
-    def __init__(self, items: Sequence[Item], paths: Sequence[str]) -> None:
-        self.items = items
+    `heads` are the rows of number lists that stand for their groups of equal lengths.
+    """
+
+    def __init__(self, items: Sequence[Item], paths: Sequence[str], facts: Mapping[str, NumberFacts]) -> None:
+        self.items, self.facts = items, facts
         self.paths = list(paths)
         rows = [[item.lengths.get(path, -1) for item in items] for path in paths]
         self.table: NDArray[np.int64] = np.array(rows, dtype=np.int64).reshape(len(paths), len(items))
@@ -392,6 +396,83 @@ class _Lengths:
         broken = np.flatnonzero(both & ~same)
         return Relation(kind, paths, count, of, self.items[broken[0]].row if len(broken) else None, varied)
 
+    def equal(self, group: Sequence[int]) -> Relation | None:
+        """The relation of a whole group: it holds in an object if all of its lists have the same length."""
+        if len(group) < 2:
+            return None
+        table = self.table[list(group)]
+        there = (table >= 0).sum(axis=0) > 1
+        most = table.max(axis=0)
+        same = np.where(table < 0, most, table).min(axis=0)
+        paths = tuple(self.paths[index] for index in group)
+        relation = self.holds(RelationKind.EQUAL, paths, np.where(there, same, -1), np.where(there, most, -1))
+        if relation is not None:
+            return relation
+        # Each list matches the first, but not all in the same rows.
+        count, broken = int((there & (same == most)).sum()), np.flatnonzero(there & (same != most))
+        row = self.items[broken[0]].row if len(broken) else None
+        return Relation(RelationKind.EQUAL, paths, count, int(there.sum()), row, True)
+
+    def parts(self, heads: Sequence[int]) -> Iterator[Relation | None]:
+        table = self.table
+        ids = {head for head in heads if self.facts[self.paths[head]].look is Look.IDS}
+        for a in heads:
+            for c in sorted(ids - {a}):
+                if table[c].max() > 2 and self.facts[self.paths[a]].look is not Look.OFFSETS:
+                    left = np.where(table[a] >= 0, table[a] + 1, -1)
+                    paths = (self.paths[a], self.paths[c])
+                    yield self.holds(RelationKind.MINUS_ONE, paths, left, table[c])
+        for number, a in enumerate(heads):
+            for b in heads[number + 1 :]:
+                # Prompt, completion and the whole are ids; one of the parts may also be a column as long as it.
+                both = np.where((table[a] > 0) & (table[b] > 0), table[a] + table[b], -1)
+                for c in sorted(ids - {a, b}) if {a, b} & ids else ():
+                    if table[c].max() > 3:
+                        parts = (self.paths[a], self.paths[b], self.paths[c])
+                        yield self.holds(RelationKind.SUM, parts, both, table[c])
+
+    def offsets(self, heads: Sequence[int]) -> Iterator[Relation | None]:
+        for path, fact in self.facts.items():
+            if fact.look is not Look.OFFSETS:
+                continue
+            # Where the last part ends; -1 if that is no place.
+            lists = [item.lists.get(path) for item in self.items]
+            last = [float(numbers[-1]) if numbers is not None and len(numbers) else -1.0 for numbers in lists]
+            ends = np.array([int(place) if 0 <= place < 1 << 60 else -1 for place in last], dtype=np.int64)
+            for head in heads:
+                if self.paths[head] != path:
+                    paths = (path, self.paths[head])
+                    yield self.holds(RelationKind.OFFSETS, paths, ends, self.table[head])
+
+    def sampled(self, heads: Sequence[int]) -> Iterator[Relation | None]:
+        for path, fact in self.facts.items():
+            if fact.look not in (Look.MASK, Look.LABELS) or fact.low == fact.high:
+                continue
+            encoding = MaskEncoding.LABELS if fact.look is Look.LABELS else MaskEncoding.BINARY
+            masks = [item.lists.get(path) for item in self.items]
+            counts = [-1 if mask is None else int(trained_of(mask, encoding).sum()) for mask in masks]
+            trained = np.array(counts, dtype=np.int64)
+            marks = np.array([item.lengths.get(path, -1) for item in self.items], dtype=np.int64)
+            for head in heads:
+                paths = (self.paths[head], path)
+                row = self.table[head]
+                # If everything is trained, any column has one entry per trained token.
+                if row.max() > 1 and ((row != marks) & (row == trained)).any():
+                    relation = self.holds(RelationKind.SAMPLED, paths, row, np.where(row >= 0, trained, -1))
+                    yield relation if relation is not None and relation.varied else None
+
+    def counts(self, heads: Sequence[int]) -> Iterator[Relation | None]:
+        names = dict.fromkeys(
+            name for item in self.items for name in item.counts if _COUNT.search(name.rsplit(".")[-1])
+        )
+        for name in list(names)[:_MOST]:
+            counts = np.array([item.counts.get(name, -1) for item in self.items], dtype=np.int64)
+            for head in heads:
+                relation = self.holds(RelationKind.LENGTH, (name, self.paths[head]), counts, self.table[head])
+                yield relation
+                if relation is not None and relation.items == relation.of:
+                    break
+
 
 def relations_of(items: Sequence[Item], facts: Mapping[str, NumberFacts]) -> list[Relation]:
     """The relations between the lists of these objects; `facts` of their number columns, by path."""
@@ -399,7 +480,7 @@ def relations_of(items: Sequence[Item], facts: Mapping[str, NumberFacts]) -> lis
     # Ids first: they represent their group of equal lengths.
     numeric = sorted((path for path in paths if path in facts), key=lambda path: facts[path].look is not Look.IDS)
     others = [path for path in paths if path not in facts]
-    lengths = _Lengths(items, (numeric + others)[:_MOST])
+    lengths = _Lengths(items, (numeric + others)[:_MOST], facts)
     # Rows of the table grouped by equal length; number lists come first.
     groups: list[list[int]] = []
     for index, row in enumerate(lengths.table):
@@ -415,93 +496,9 @@ def relations_of(items: Sequence[Item], facts: Mapping[str, NumberFacts]) -> lis
         else:
             groups.append([index])
     heads = [group[0] for group in groups if lengths.paths[group[0]] in facts][:24]
-    relations = [relation for group in groups if (relation := _equal(lengths, group)) is not None]
-    relations += filter(None, _parts(lengths, heads, facts))
-    relations += filter(None, _offsets(items, lengths, heads, facts))
-    relations += filter(None, _sampled(items, lengths, heads, facts))
-    relations += filter(None, _counts(items, lengths, heads))
+    relations = [relation for group in groups if (relation := lengths.equal(group)) is not None]
+    for relation in chain(
+        lengths.parts(heads), lengths.offsets(heads), lengths.sampled(heads), lengths.counts(heads)
+    ):
+        relations += [relation] if relation is not None else []
     return relations
-
-
-def _equal(lengths: _Lengths, group: Sequence[int]) -> Relation | None:
-    """The relation of a whole group: it holds in an object if all of its lists have the same length."""
-    if len(group) < 2:
-        return None
-    table = lengths.table[list(group)]
-    there = (table >= 0).sum(axis=0) > 1
-    most = table.max(axis=0)
-    same = np.where(table < 0, most, table).min(axis=0)
-    paths = tuple(lengths.paths[index] for index in group)
-    relation = lengths.holds(RelationKind.EQUAL, paths, np.where(there, same, -1), np.where(there, most, -1))
-    if relation is not None:
-        return relation
-    # Each list matches the first, but not all in the same rows.
-    count, broken = int((there & (same == most)).sum()), np.flatnonzero(there & (same != most))
-    row = lengths.items[broken[0]].row if len(broken) else None
-    return Relation(RelationKind.EQUAL, paths, count, int(there.sum()), row, True)
-
-
-def _parts(lengths: _Lengths, heads: Sequence[int], facts: Mapping[str, NumberFacts]) -> Iterator[Relation | None]:
-    table = lengths.table
-    ids = {head for head in heads if facts[lengths.paths[head]].look is Look.IDS}
-    for a in heads:
-        for c in sorted(ids - {a}):
-            if table[c].max() > 2 and facts[lengths.paths[a]].look is not Look.OFFSETS:
-                left = np.where(table[a] >= 0, table[a] + 1, -1)
-                paths = (lengths.paths[a], lengths.paths[c])
-                yield lengths.holds(RelationKind.MINUS_ONE, paths, left, table[c])
-    for number, a in enumerate(heads):
-        for b in heads[number + 1 :]:
-            # Prompt, completion and the whole are ids; one of the parts may also be a column as long as it.
-            both = np.where((table[a] > 0) & (table[b] > 0), table[a] + table[b], -1)
-            for c in sorted(ids - {a, b}) if {a, b} & ids else ():
-                if table[c].max() > 3:
-                    parts = (lengths.paths[a], lengths.paths[b], lengths.paths[c])
-                    yield lengths.holds(RelationKind.SUM, parts, both, table[c])
-
-
-def _offsets(
-    items: Sequence[Item], lengths: _Lengths, heads: Sequence[int], facts: Mapping[str, NumberFacts]
-) -> Iterator[Relation | None]:
-    for path, fact in facts.items():
-        if fact.look is not Look.OFFSETS:
-            continue
-        # Where the last part ends; -1 if that is no place.
-        lists = [item.lists.get(path) for item in items]
-        last = [float(numbers[-1]) if numbers is not None and len(numbers) else -1.0 for numbers in lists]
-        ends = np.array([int(place) if 0 <= place < 1 << 60 else -1 for place in last], dtype=np.int64)
-        for head in heads:
-            if lengths.paths[head] != path:
-                paths = (path, lengths.paths[head])
-                yield lengths.holds(RelationKind.OFFSETS, paths, ends, lengths.table[head])
-
-
-def _sampled(
-    items: Sequence[Item], lengths: _Lengths, heads: Sequence[int], facts: Mapping[str, NumberFacts]
-) -> Iterator[Relation | None]:
-    for path, fact in facts.items():
-        if fact.look not in (Look.MASK, Look.LABELS) or fact.low == fact.high:
-            continue
-        encoding = MaskEncoding.LABELS if fact.look is Look.LABELS else MaskEncoding.BINARY
-        masks = [item.lists.get(path) for item in items]
-        counts = [-1 if mask is None else int(trained_of(mask, encoding).sum()) for mask in masks]
-        trained = np.array(counts, dtype=np.int64)
-        marks = np.array([item.lengths.get(path, -1) for item in items], dtype=np.int64)
-        for head in heads:
-            paths = (lengths.paths[head], path)
-            row = lengths.table[head]
-            # If everything is trained, any column has one entry per trained token.
-            if row.max() > 1 and ((row != marks) & (row == trained)).any():
-                relation = lengths.holds(RelationKind.SAMPLED, paths, row, np.where(row >= 0, trained, -1))
-                yield relation if relation is not None and relation.varied else None
-
-
-def _counts(items: Sequence[Item], lengths: _Lengths, heads: Sequence[int]) -> Iterator[Relation | None]:
-    names = dict.fromkeys(name for item in items for name in item.counts if _COUNT.search(name.rsplit(".")[-1]))
-    for name in list(names)[:_MOST]:
-        counts = np.array([item.counts.get(name, -1) for item in items], dtype=np.int64)
-        for head in heads:
-            relation = lengths.holds(RelationKind.LENGTH, (name, lengths.paths[head]), counts, lengths.table[head])
-            yield relation
-            if relation is not None and relation.items == relation.of:
-                break

@@ -312,11 +312,13 @@ def next_steps(
         says = "finds what wrote it; -t DIR names a tokenizer to try"
         yield NextCommand(f"tito-audit identify {shell_word(worst.place.file)}{words}", says)
     if worst is not None:
-        steps = [NextCommand(f"tito-audit explain {worst.code}", "what it means, and what fixes it")]
+        if worst.code == _UNREADABLE:
+            look = f"tito-audit inspect {shell_word(worst.place.file)}{with_tokenizer(summary)}"
+            yield NextCommand(look, "its columns, and a mapping to paste")
+        yield NextCommand(f"tito-audit explain {worst.code}", "what it means, and what fixes it")
         # A wrong tokenizer shows no token as it is, and without ids there are none.
-        if worst.code == _UNREADABLE or (not misfit and (summary.compared or summary.uncompared)):
-            steps.append(_look(worst, summary))
-        yield from reversed(steps) if worst.code == _UNREADABLE else steps
+        if worst.code != _UNREADABLE and not misfit and (summary.compared or summary.uncompared):
+            yield NextCommand(show_command(worst.place, summary), "that rollout, token by token")
     if misfit or not summary.rollouts:  # with the right tokenizer there are other findings
         return
     log = shell_word(summary.files[0]) if len(summary.files) == 1 else "…"
@@ -333,11 +335,3 @@ def next_steps(
     # What was not checked, a baseline cannot accept.
     if gate is not None and gate.baseline and (gate.failing or any(rate.failed for rate in gate.rates)):
         yield NextCommand("tito-audit scan … --update-baseline", "accept what is new")
-
-
-def _look(finding: Finding, summary: Summary) -> NextCommand:
-    """The command that shows where a finding is; an unreadable row has no tokens to show."""
-    if finding.code == _UNREADABLE:
-        command = f"tito-audit inspect {shell_word(finding.place.file)}{with_tokenizer(summary)}"
-        return NextCommand(command, "its columns, and a mapping to paste")
-    return NextCommand(show_command(finding.place, summary), "that rollout, token by token")

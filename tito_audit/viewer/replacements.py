@@ -89,7 +89,15 @@ def replaced(evidence: Evidence, findings: Sequence[Finding]) -> dict[Key, list[
         swaps.setdefault((Where.PROMPT, turn), []).append(swap)
     for swap in _of_row(evidence, codes):
         swaps.setdefault((Where.ROW, None), []).append(swap)
-    return {key: _apart(several) for key, several in swaps.items()}
+    for key, several in swaps.items():
+        apart: list[Replaced] = []
+        for swap in sorted(several, key=attrgetter("rank")):
+            at = bisect_left(apart, (swap.start, swap.end), key=attrgetter("start", "end"))
+            # Those in it do not overlap, so only neighbours can.
+            if not any(swap.overlaps(other) for other in apart[max(at - 1, 0) : at + 1]):
+                apart.insert(at, swap)
+        swaps[key] = apart
+    return swaps
 
 
 def _place(difference: Difference) -> _Place:
@@ -183,14 +191,3 @@ def _start_in_row(places: Mapping[int, int], difference: Difference, size: int) 
     if before is None:
         return None if after is None or after < size else after - size
     return before + 1 if after is None or after == before + 1 + size else None
-
-
-def _apart(several: list[Replaced]) -> list[Replaced]:
-    """Those that do not overlap a higher-ranked one, in order."""
-    apart: list[Replaced] = []
-    for swap in sorted(several, key=attrgetter("rank")):
-        at = bisect_left(apart, (swap.start, swap.end), key=attrgetter("start", "end"))
-        # The kept ones do not overlap, so only neighbours can.
-        if not any(swap.overlaps(other) for other in apart[max(at - 1, 0) : at + 1]):
-            apart.insert(at, swap)
-    return apart

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
@@ -256,27 +256,23 @@ def _upright(names: Sequence[str], series: Series, *, stacked: bool = True) -> s
     for at, name in enumerate(names):
         kind = ' class="minor"' if at % every else ""
         labels.append(f'<text{kind} x="{100 * (at + 0.5) / len(names):.3f}%" y="{_LOW}">{escape(name)}</text>')
-    drawing = _svg(_LOW + 8, [*lines, *_columns(series, steps[-1], stacked), *labels])
+    # Each bar in its place; several that do not stack share the width of one.
+    place, bars = 100 / len(names), []
+    width = place * _FULL / (1 if stacked else len(series))
+    below = [0.0] * len(names)
+    for number, column in enumerate(series):
+        beside = 0 if stacked else number * width
+        for at, bar in enumerate(column):
+            if bar is not None and bar.value:
+                x, height = at * place + place * (1 - _FULL) / 2 + beside, _height(bar.value, steps[-1])
+                bars.append(_bar(number, bar, f"{x:.3f}%", _BASE - height - below[at], f"{width:.3f}%", height))
+                below[at] += height if stacked else 0
+    drawing = _svg(_LOW + 8, [*lines, *bars, *labels])
     return f'<div class="axis">{_svg(_LOW + 8, words)}</div><div class="plot">{drawing}</div>'
 
 
 def _height(value: float, top: float) -> float:
     return round((_BASE - _TOP) * value / top, 2)
-
-
-def _columns(series: Series, top: float, stacked: bool) -> Iterator[str]:
-    """The bars, each in its place; several that do not stack share the width of one."""
-    place = 100 / len(series[0])
-    width = place * _FULL / (1 if stacked else len(series))
-    below = [0.0] * len(series[0])
-    for number, bars in enumerate(series):
-        beside = 0 if stacked else number * width
-        for at, bar in enumerate(bars):
-            if bar is None or not bar.value:
-                continue
-            x, height = at * place + place * (1 - _FULL) / 2 + beside, _height(bar.value, top)
-            yield _bar(number, bar, f"{x:.3f}%", _BASE - height - below[at], f"{width:.3f}%", height)
-            below[at] += height if stacked else 0
 
 
 def lying(series: Series) -> list[str]:
