@@ -70,9 +70,9 @@ def wanted_reports(
             named = [(name, path) for name, path in named if path is not None]
     first = output_format or (None if quiet or printed is not None else "text")
     wanted = named if first is None else [(first, None), *named]
-    for name, _ in wanted if names is not None else ():
-        if name not in (names or ()):
-            raise unknown("report", name, names or (), flag="--report")
+    for name, _ in wanted:
+        if names is not None and name not in names:
+            raise unknown("report", name, names, flag="--report")
     return wanted
 
 

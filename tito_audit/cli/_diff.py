@@ -27,9 +27,6 @@ from tito_audit.terminal.boxes import shortened
 from tito_audit.terminal.escape import visible
 from tito_audit.terminal.words import many
 
-_PAIRED = 8192
-"""The most tokens between the first and the last difference to align; more count as one change."""
-
 
 @dataclass(frozen=True, slots=True)
 class DiffRow:
@@ -53,7 +50,7 @@ class DiffRegion:
 def changed_regions(old: DiffRow, new: DiffRow) -> list[DiffRegion]:
     """The spans that differ, in order: different tokens, or equal tokens with a different mask or logprob."""
     # If every token could begin a run, a long run of one token (padding) would take quadratic time.
-    runs = list(paired_runs(old.ids, new.ids, longest=_PAIRED, frequent_from=0))
+    runs = list(paired_runs(old.ids, new.ids, longest=8192, frequent_from=0))
     regions = [DiffRegion(*gap) for gap in gaps(runs, len(old.ids), len(new.ids))]
     for i, j, size in runs:
         # Equal tokens with a different mask or logprob.

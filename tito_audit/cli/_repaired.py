@@ -333,8 +333,9 @@ def _verdict(run: RepairRun, shown: Sequence[Severity]) -> Text:
 def _unjudged(run: RepairRun) -> Iterator[str]:
     """What of the written rows nobody knows to be right."""
     before, after = run.before, run.after
-    beside = {"open_beside_faults": before.open_beside_faults, "fault_beside": before.fault_beside}
-    yield from open_words(replace(after, **beside))
+    yield from open_words(
+        replace(after, open_beside_faults=before.open_beside_faults, fault_beside=before.fault_beside)
+    )
     if after.rows_unreadable and "REC001" not in after.findings:
         yield f"{many(after.rows_unreadable, 'row')} could not be read"
     if after.uncompared:

@@ -61,14 +61,19 @@ def conformance(
     got_worse = [] if old is None else worse(old, [cell for tried in table for cell in tried.cells])
     if out is not None:
         write_table(Path(out), table, force=force)
-    changes = [{"was": was.outcome.value, **asdict(now)} for was, now in got_worse]
-    cells = {
-        "cells": [as_row(tried, cell) for tried in table for cell in tried.cells],
-        "verdicts": {tried.name: tried.verdict for tried in table},
-        "worse": None if old is None else changes,
-    }
-    page = _page(table, got_worse, compared=old is not None, out=out)
-    print_result(shape, lambda: cells, (), page, options.notice())
+    print_result(
+        shape,
+        lambda: {
+            "cells": [as_row(tried, cell) for tried in table for cell in tried.cells],
+            "verdicts": {tried.name: tried.verdict for tried in table},
+            "worse": [{"was": was.outcome.value, **asdict(now)} for was, now in got_worse]
+            if old is not None
+            else None,
+        },
+        (),
+        _page(table, got_worse, compared=old is not None, out=out),
+        options.notice(),
+    )
     if got_worse:
         raise typer.Exit(FAILED)
 

@@ -222,8 +222,6 @@ def limit_reason(limit: MaxRate, count: RateCount) -> str:
 
 # Coverage: in how many rollouts the required rules ran, and why not in the others.
 
-_REASONS = 100
-"""Maximum reasons counted separately; all others are counted together."""
 _UNREADABLE = "the row cannot be read"
 _NO_IDS = "no token ids"
 _OTHER = "other reasons"
@@ -249,7 +247,7 @@ class _Tally:
             self.covered += 1
             self.idle += idle
             return
-        named = because if because in self.reasons or len(self.reasons) < _REASONS else _OTHER
+        named = because if because in self.reasons or len(self.reasons) < 100 else _OTHER
         self.reasons[named] += 1
         self.firsts.setdefault(named, place)
 

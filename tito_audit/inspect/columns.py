@@ -334,10 +334,6 @@ def _look(arrays: Sequence[Numbers], values: Numbers, counts: Numbers, kind: str
 
 _MOST = 64
 """Maximum lists compared per object."""
-_MOST_OF = 0.75
-"""Share of the objects in which a relation has to hold."""
-_SEVERAL = 3
-"""The least number of objects in which a relation must hold if it fails in others."""
 _COUNT = re.compile(r"len|num|count|total|size|tokens", re.IGNORECASE)
 
 
@@ -390,7 +386,7 @@ class _Lengths:
         both = (left >= 0) & (right >= 0) & (right > 0)
         same = both & (left == right)
         count, of = int(same.sum()), int(both.sum())
-        if not count or count < _MOST_OF * of or (count < of and count < _SEVERAL):
+        if not count or count < 0.75 * of or (count < of and count < 3):
             return None
         varied = bool((right[same] != right[same][0]).any())
         broken = np.flatnonzero(both & ~same)

@@ -49,8 +49,6 @@ from tito_audit.tokens.vocab import Vocabulary
 
 _MOST_BYTES = 256 << 20
 """The approximate limit of bytes read from a log, for any number of rows."""
-_ATTEMPTS = 8
-"""How many times a mapping is proposed, each time without the columns that did not fit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -354,7 +352,7 @@ def _map(result: Inspection, rows: Sequence[tuple[int, Row]], settings: Settings
     if all(read_as.format not in (None, "generic") for read_as in result.taken):
         return  # read as it is
     top = next((choice.columns[0].path for choice in result.logprobs if not choice.scope), None)
-    for _ in range(_ATTEMPTS):
+    for _ in range(8):
         mapping = proposed(result.columns, result.roles, len(rows), top, result.left_out) if rows else {}
         if not mapping:
             return

@@ -165,8 +165,6 @@ def _restarts(values: Numbers) -> bool:
 
 _LISTS = ("token_ids", "loss_mask", "logprobs", "prompt_ids", "completion_ids", "completion_logprobs")
 _OPTIONAL = ("loss_mask", "logprobs", "completion_logprobs")
-_MISFITS = 0.25
-"""The share of rows in which a column may fail to fit; above it the column is not proposed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +240,7 @@ def tried(rows: Sequence[tuple[int, Row]], mapping: Mapping[str, str], file: str
 
 def misfits_of(trial: Trial) -> list[str]:
     """The mask and logprobs that do not fit the tokens in too many rows."""
-    return [name for name in _OPTIONAL if trial.misfits.get(name, 0) > _MISFITS * trial.rows]
+    return [name for name in _OPTIONAL if trial.misfits.get(name, 0) > 0.25 * trial.rows]
 
 
 def scanned(

@@ -139,8 +139,6 @@ _WRITTEN = {
     "none": "no mask",
 }
 IDS = (Role.IDS, Role.PROMPT_IDS, Role.COMPLETION_IDS)
-_PATH = 48
-"""Characters of a path to show."""
 
 
 def page_lines(inspection: Inspection, vocabulary: Vocabulary | None) -> Iterator[RenderableType]:
@@ -429,7 +427,7 @@ def logprob_lines(inspection: Inspection) -> Iterator[Text]:
 
 def short(path: str) -> str:
     """A path for the page: on one line, cut to fit."""
-    return visible(elided(path, _PATH))
+    return visible(elided(path, 48))
 
 
 def number(value: float) -> str:

@@ -31,17 +31,7 @@ InVocabulary = Callable[[Numbers], Numbers]
 _NAMED = {*FLAT_IDS, *PROMPT_IDS, *COMPLETION_IDS}
 _SHORT = 4
 """Shorter lists count as tokens only if a mask or logprobs have the same length."""
-_LONG = 8
-"""The least length of a prompt that all rows share."""
-_STEPS = 12
-"""How many pairs of neighbours are needed to see a pattern."""
-_ENOUGH = 48
-"""How many numbers are needed to judge frequencies."""
 _FEW_DIFFERENT = 8
-_OFTEN = 0.4
-"""No token makes up this share of a text."""
-_CHARACTERS = 40
-"""Maximum characters of text per token; 3 to 5 are usual."""
 
 _SETTINGS = re.compile(
     r"sampling|(?:^|_)(?:params?|parameters|config|configuration|kwargs|args|options|settings|hparams|usage)$"
@@ -58,17 +48,17 @@ def _by_values(lists: Sequence[Numbers], facts: NumberFacts) -> str:
     steps = np.concatenate([np.diff(array) for array in lists]) if lists else np.empty(0)
     if facts.constant and facts.count >= _SHORT and len(steps) >= _SHORT:
         return "one number per list"
-    if len(steps) >= _STEPS:
+    if len(steps) >= 12:
         if (steps == 1).mean() > 0.6:
             return "it counts up by one"
         if (steps >= 0).all() or (steps <= 0).all():
             return "its numbers only rise" if steps.max() > 0 else "its numbers only fall"
     every = np.concatenate([_without_ends(array) for array in lists])
-    if len(every) >= _ENOUGH:
+    if len(every) >= 48:
         values, counts = np.unique(every, return_counts=True)
         if len(values) <= _FEW_DIFFERENT:
             return f"only {len(values)} different numbers"
-        if counts.max() > _OFTEN * len(every):
+        if counts.max() > 0.4 * len(every):
             return f"{counts.max() / len(every):.0%} of it is the number {values[counts.argmax()]:g}"
     return ""
 
@@ -85,7 +75,7 @@ def _by_rows(lists: Sequence[Numbers], others_vary: bool, characters: Sequence[i
     if len(lists) >= 4 and len(set(lengths)) == 1 and not padded:
         return f"always {lengths[0]:,} numbers"
     texts = [count for count in characters if count]
-    if texts and np.median(texts) > _CHARACTERS * np.median(lengths):
+    if texts and np.median(texts) > 40 * np.median(lengths):  # 3 to 5 characters a token are usual
         return "too few numbers for the text of its rows"
     return ""
 
@@ -192,12 +182,6 @@ class RoleGuess:
     alignment: str = ""
     """Which tokens its entries describe: full, response, call, sampled or shifted; "" if unknown."""
 
-
-_MOST = 32
-"""Maximum id columns compared with each other."""
-
-_FEW_VALUES = 8
-"""Logprobs rarely repeat: a column with fewer distinct values needs a telling name."""
 
 Roles = dict[str, RoleGuess]
 """By path."""
@@ -317,7 +301,7 @@ class _Scope:
                 if self.facts[path].look is Look.IDS and not _OTHERS_IDS.search(column.name)
             }
         )
-        compared = dict(list(columns.items())[:_MOST])
+        compared = dict(list(columns.items())[:32])
         roles: Roles = {path: self._by_name(column) for path, column in columns.items()}
         for relation in self.relations:
             if relation.kind is not RelationKind.SUM or not set(relation.paths) <= columns.keys():
@@ -373,7 +357,7 @@ class _Scope:
         for path, column in columns.items():
             if why[path].startswith("the same list") and any(other != path for other in likely):
                 first = next((array for array in column.arrays if len(array)), np.empty(0))
-                shared = _PROMPT.search(column.name) and len(first) >= _LONG and (np.diff(first) < 0).any()
+                shared = _PROMPT.search(column.name) and len(first) >= 8 and (np.diff(first) < 0).any()
                 if shared or any(self.is_longer(p, path) and self.is_start(path, p) for p in likely):
                     why[path] = ""
         for path in likely:
@@ -497,7 +481,7 @@ class _Scope:
         if fact.look is Look.LOGPROBS and not is_score:
             if _LOGPROB.search(name):
                 return RoleGuess(Role.LOGPROBS, "by its name", alignment)
-            if fits and not fact.constant and fact.distinct > min(_FEW_VALUES, fact.count // 4):
+            if fits and not fact.constant and fact.distinct > min(8, fact.count // 4):  # they rarely repeat
                 return RoleGuess(Role.LOGPROBS, "never above 0; as long as the ids", alignment)
         why = self.decoys.get(path, "")
         if fits:

@@ -17,8 +17,6 @@ _REASONS = 3
 _NOTHING = ("nothing audited", "nothing compared")
 _BY_TOKENIZER = frozenset(("REC007", "REC011", "TPL213"))
 """Rules that hold the first rows of a log against a tokenizer; as they are about no rollout, none has a skip."""
-_REASON = 300
-"""Maximum characters of a reason."""
 LINES = 8
 """Maximum causes listed."""
 NOT_APPEND_ONLY = "TPL213"
@@ -137,7 +135,7 @@ def _failures_and_findings(summary: Summary, see_notes: str, *, judged: bool) ->
 
 def _reasons(gate: Gate) -> list[str]:
     """Why the gate failed besides single findings, shortened."""
-    reasons = [cut(reason, _REASON) for reason in gate.because[bool(gate.failing) :]]
+    reasons = [cut(reason, 300) for reason in gate.because[bool(gate.failing) :]]
     more = len(reasons) - _REASONS
     return [*reasons[:_REASONS], *([many(more, "more reason")] if more > 0 else [])]
 

@@ -31,12 +31,6 @@ _VALUES = re.compile(r"near .*\Z|\d[\d,]*|'[^']*'|\"[^\"]*\"", re.DOTALL)
 """What differs between messages of one reason: numbers, names and what is near."""
 _UNREADABLE_SHOWN = 2
 """Maximum findings shown of rows that cannot be read, which have many reasons; one of every other headline."""
-_KEPT = 8
-"""Findings kept of one headline, one per cause and log, while the logs are read: memory stays bounded."""
-_COUNTED = 4_096
-"""Maximum causes and logs whose findings are counted."""
-_PLACES = 5
-"""Maximum rows named of one cause."""
 
 _Key = tuple[str, str, str]
 """Code, file and cause, or the reason of a row that cannot be read: what identifies an entry."""
@@ -58,7 +52,7 @@ class _WorstGroup:
         if place.row == self.last:
             return
         self.rows, self.last = self.rows + 1, place.row
-        if len(self.places) < _PLACES:
+        if len(self.places) < 5:
             self.places.append(f"{place.row}[{place.item}]" if place.item else f"{place.row}")
 
 
@@ -98,14 +92,14 @@ class Worst:
                 if group is not None and roots[finding.because_of] == key:
                     group.add(finding)  # one more of its root's kind
                 continue
-            if group is None and len(self._groups) < _COUNTED:
+            if group is None and len(self._groups) < 4_096:
                 group = self._groups[key, finding.severity] = _WorstGroup()
             if group is not None:
                 group.add(finding)
-            # The most severe of each key; if there is no room, a milder one goes.
+            # Of each headline a few, so that memory stays bounded: the most severe; a milder one makes room.
             kept = self._kept.setdefault(_group(finding), {})
             before = kept.get(key)
-            if before is None and len(kept) >= _KEPT:
+            if before is None and len(kept) >= 8:
                 mildest = min(kept, key=lambda other: kept[other].severity)
                 if kept[mildest].severity >= finding.severity:
                     continue

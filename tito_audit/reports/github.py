@@ -25,7 +25,6 @@ PER_KIND = 10
 """Annotations of one kind that GitHub accepts from a step."""
 _KINDS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.NOTE: "notice"}
 _MESSAGE = 2000
-_TITLE = 200
 _REASONS = 10
 """Maximum reasons why the gate failed."""
 
@@ -71,7 +70,7 @@ def _command(kind: str, title: str, message: str, finding: Finding | None = None
         line = line_of(finding.place)
         if line is not None:
             properties.append(f"line={line}")
-    properties.append(f"title={_property(cut(visible(title), _TITLE))}")
+    properties.append(f"title={_property(cut(visible(title), 200))}")
     return f"::{kind} {','.join(properties)}::{_data(message)}\n"
 
 

@@ -28,8 +28,6 @@ from tito_audit.viewer.model import Measures, observed_of
 _CAUSES = 12
 """Maximum causes named of one rule."""
 _FORMATS = 4
-_HEADLINES = 200
-"""Maximum causes in the first chart."""
 
 State = Literal["fail", "warn", "info", "pass", "none"]
 
@@ -84,7 +82,7 @@ def facts(summary: Summary) -> Iterator[tuple[str, str]]:
 
 
 def headlines(summary: Summary) -> list[dict[str, Any]]:
-    """The causes found, as ranked, each a bar of the first chart; at most `_HEADLINES`."""
+    """The causes found, as ranked, each a bar of the first chart; at most 200."""
     ranked = summary.ranked_headlines()
     most = max((headline.times for headline in ranked), default=1)
     rows = summary.rollouts + summary.rows_unreadable
@@ -100,7 +98,7 @@ def headlines(summary: Summary) -> list[dict[str, Any]]:
             "findings": headline.codes.total(),
             "codes": [(code, number) for code, number in sorted(headline.codes.items()) if number],
         }
-        for headline in ranked[:_HEADLINES]
+        for headline in ranked[:200]
     ]
 
 
@@ -190,12 +188,6 @@ def _length(part: int, whole: int) -> str:
     return f"{100 * part / max(whole, 1):.2f}%"
 
 
-_NOTICES = 50
-_FIXED = 200
-"""Maximum fixed baseline findings listed."""
-_FILES = 100
-
-
 def write(results: Iterable[Result], summary: Summary, out: TextIO, options: ReportOptions) -> None:
     """Read all results, then write one page; its findings and views wait on disk."""
     with closing(ViewBlocks()) as views:
@@ -229,7 +221,7 @@ def write_page(
         before, after = page(
             name=name or short_name(summary.files),
             site=views.site,
-            files=summary.files[:_FILES],
+            files=summary.files[:100],
             summary=summary,
             tokenizer=one_tokenizer(summary) or "",
             joining=with_reading(summary),
@@ -246,8 +238,8 @@ def write_page(
             rules=rules(summary, options),
             mismatches=list(mismatch_facts(summary)),
             skips=[(because, codes, many(count, "rollout")) for because, codes, count in skips_by_reason(summary)],
-            notices=summary.notices[:_NOTICES],
-            fixed=summary.gate.fixed[:_FIXED] if summary.gate is not None else (),
+            notices=summary.notices[:50],
+            fixed=summary.gate.fixed[:200] if summary.gate is not None else (),
             gone=summary.gate.gone if summary.gate is not None else 0,
             observed=measures is not None,
             charts=charts(measures) if measures is not None else [],

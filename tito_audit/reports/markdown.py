@@ -24,7 +24,6 @@ from tito_audit.terminal.escape import inert, visible
 from tito_audit.terminal.words import many, rate_number
 
 _TICKS = re.compile("`+")
-_LINE = 400
 LIMIT = 65_000
 """Maximum characters of the page; GitHub accepts 65,536 for a comment."""
 _SHORT = 6_000
@@ -182,7 +181,7 @@ def code(text: str, limit: int = 120) -> str:
 
 def fenced(lines: Iterable[str]) -> str:
     """The lines as a code block; each is made visible and cut."""
-    shown = [cut(inert(visible(line)), _LINE) for line in lines]
+    shown = [cut(inert(visible(line)), 400) for line in lines]
     fence = "`" * max(3, max(map(_longest, shown), default=0) + 1)
     return "\n".join([f"{fence}text", *shown, fence])
 

@@ -30,8 +30,6 @@ from tito_audit.viewer.selection import REPORTED, ViewSize
 
 _MARGIN = 20
 """Tokens shown on each side of a finding or a swap."""
-_WHOLE = 512
-"""Ranges up to this length are shown whole, if there is room."""
 _GAP = 12
 """Shorter gaps are shown: a note about them would take as much room."""
 _FILL = (32, 128, 512, 2048, 8192, 1 << 20)
@@ -99,7 +97,7 @@ def choose_excerpts(
     for spot in ranked:
         show(spot.sequence, spot.start - _MARGIN, spot.start + _MARGIN)
     for spot in ranked:
-        if spot.end - spot.start <= _WHOLE:
+        if spot.end - spot.start <= 512:
             show(spot.sequence, spot.start, spot.end)
         show(spot.sequence, spot.end - _MARGIN, spot.end + _MARGIN)
     for far in _FILL:
@@ -120,10 +118,6 @@ MAX_PIECE = 200
 """Maximum characters (and bytes) shown of a token or a string of the log."""
 CONTEXT = 8
 """Tokens already seen that are shown before what a prompt adds."""
-_ROLES_OF = 200_000
-"""Maximum prompt tokens per rollout whose roles are determined."""
-_COLUMNS = 8
-"""Maximum columns shown of a sequence, besides its mask and its logprobs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +195,7 @@ def _digest(every: Sequence[_ViewedSequence]) -> str:
 def _sequences(evidence: Evidence) -> Iterator[_ViewedSequence]:
     """Every recorded sequence in the order of the calls, the training row last."""
     links = {link.turn: link for link in evidence.links}
-    room = _ROLES_OF
+    room = 200_000
     for number, turn in enumerate(evidence.rollout.turns):
         prompt = turn.prompt_ids
         if prompt is not None:
@@ -252,7 +246,7 @@ def _columns(
             length = alignment_by_length(len(value), full=size, prompt_length=prompt, trained=count)
             named.append((name, np.asarray(value), length))
     for name, values, alignment in named:
-        if name in shown or len(shown) == _COLUMNS or values.ndim != 1 or values.dtype.kind not in "fiu":
+        if name in shown or len(shown) == 8 or values.ndim != 1 or values.dtype.kind not in "fiu":
             continue
         fits = Alignment.FULL if alignment is Alignment.CALL else alignment
         try:

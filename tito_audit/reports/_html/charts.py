@@ -17,8 +17,6 @@ from tito_audit.viewer.model import LOGPROB_EDGES, POSITION_EDGES, STATES, TURNS
 
 _ROLES = 12
 """Maximum roles drawn; rarer ones are counted together."""
-_NAME = 18
-"""Maximum characters of a role's name in the drawing."""
 _DRIFT = ("error", "warning", "note")
 _WORDS = {"error": "drifted, error", "warning": "drifted, warning", "note": "would drift (note)"}
 _TOP, _BASE, _LOW = 10, 170, 190
@@ -212,7 +210,7 @@ def _roles(measures: Measures) -> Chart | None:
         for at, word in enumerate(("trained", "not trained"))
     ]
     # A name and a bar on each line.
-    names = [elided(role, _NAME) for role, _ in ranked]
+    names = [elided(role, 18) for role, _ in ranked]
     drawn = zip(names, lying(series), strict=True)
     svg = "".join(f'<span class="name">{escape(name)}</span><div class="plot">{bar}</div>' for name, bar in drawn)
     rows = [(role, f"{a:,}", f"{b:,}", share(a, a + b)) for role, (a, b) in ranked]

@@ -23,8 +23,6 @@ _TEXT = 2_000
 """Maximum characters shown of a message or a cause."""
 _TOKENS = 64
 """Maximum tokens shown of one side."""
-_PIECE = 200
-"""Maximum characters shown of one token."""
 
 Row = list[Any]
 _COLUMNS: tuple[str, ...] = ("severity", "code", "file", "row", "item", "turn", "where", "start", "end", "cause")
@@ -53,7 +51,7 @@ def finding_rows(findings: Sequence[Finding]) -> Iterator[Row]:
         # `[id, piece]` of each token; either is None if unknown.
         sides = [
             [
-                [number, None if piece is None else piece[:_PIECE]]
+                [number, None if piece is None else piece[:200]]
                 for number, piece in zip_longest(side.ids[:_TOKENS], side.pieces[:_TOKENS])
             ]
             for side in (first, other, hit.before, hit.after)

@@ -56,8 +56,6 @@ ROOM = 12_000_000
 """Maximum characters that all rollouts together take in the page."""
 _FINDINGS = 500
 """Maximum findings listed for one rollout."""
-_PIECE = 200
-"""Maximum characters shown of one token."""
 
 _LABELS = {SEEN: "previous call", REPLACED_SAMPLED: SAMPLED, str(Against.REENCODED): RE_ENCODED}
 """Other sides of sequences, as people read them."""
@@ -153,7 +151,7 @@ def _sequence(sequence: ViewSequence, *, columns: bool) -> dict[str, Any]:
 def _shown(number: int, piece: str | None, raw: str | None) -> list[Any]:
     return [
         number,
-        None if piece is None else visible(piece[: _PIECE + 1], edges=True),
+        None if piece is None else visible(piece[:201], edges=True),
         None if raw is None else visible(raw),
     ]
 
@@ -189,8 +187,6 @@ def _runs(values: Sequence[Any]) -> list[list[Any]]:
 MARK = "tito-audit-site"
 _SHARD = 1 << 19
 """Characters of JSON from which the rows of a file are enough."""
-_SHARDS = 8
-"""Files of rows that the index of the search tells apart only together."""
 _CODES = 40
 """Maximum codes that the index names of one log."""
 
@@ -332,7 +328,7 @@ class Site:
                 for stretch in sequence.stretches:
                     self._grams.add(stretch.ids, stretch.data)
         self._open_block += [len(self._logs), number]
-        if len(self._open_block) == 2 * _SHARDS:
+        if len(self._open_block) == 2 * 8:
             self._end_block()
 
     def at(self, files: str) -> SitePage:
