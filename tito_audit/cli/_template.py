@@ -263,7 +263,16 @@ def _facts(facts: TemplateFacts, has_ids: bool) -> Iterator[tuple[str, str]]:
         about += ["named by the tokenizer"] if stop.of_tokenizer else []
         ends.append(f"{visible(stop.text)} ({', '.join(about)})" if about else visible(stop.text))
     yield "end tokens", "; ".join(ends) or "none"
-    yield "beginning token", _bos(facts, has_ids)
+    bos = facts.bos
+    added = {True: ", added by the tokenizer", False: ", not added by the tokenizer", None: ""}[bos.added]
+    words = f"{visible(bos.text or '')}, {'' if bos.written else 'not '}written by the template{added}"
+    if bos.doubled:
+        words = (
+            f"{visible(bos.text or '')}, written by the template and added by the tokenizer: encode with "
+            "add_special_tokens=False, or it occurs twice"
+        )
+    none = "the tokenizer has none" if has_ids else "unknown"
+    yield "beginning token", words if bos.text else none
     formats = listed([_quoted(each) for each in facts.clock_formats or ()])
     read = f"read{f' as {formats}' if formats else ''}: prompts differ from day to day; pass --clock DATE"
     yield "clock", "not read" if facts.clock_formats is None else read
@@ -285,19 +294,6 @@ def _facts(facts: TemplateFacts, has_ids: bool) -> Iterator[tuple[str, str]]:
 def _quoted(text: str) -> str:
     """A text in quotes, made visible and short."""
     return f"“{visible(elided(text, 80))}”"
-
-
-def _bos(facts: TemplateFacts, has_ids: bool) -> str:
-    bos = facts.bos
-    if not bos.text:
-        return "the tokenizer has none" if has_ids else "unknown"
-    if bos.doubled:
-        return (
-            f"{visible(bos.text)}, written by the template and added by the tokenizer: encode with "
-            "add_special_tokens=False, or it occurs twice"
-        )
-    added = {True: ", added by the tokenizer", False: ", not added by the tokenizer", None: ""}[bos.added]
-    return f"{visible(bos.text)}, {'' if bos.written else 'not '}written by the template{added}"
 
 
 def as_object(looked: Looked) -> dict[str, Any]:

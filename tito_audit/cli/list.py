@@ -130,11 +130,10 @@ def list_plugins(
         if shape == "json":
             _print_plugins("kinds", [{"kind": kind.value, "count": count} for kind, count in counts.items()])
             return
-        rows = [
-            (kind.value, f"{count}", _LISTINGS[kind].what, f"tito-audit list {kind}")
-            for kind, count in counts.items()
+        kinds = [
+            (each.value, f"{n}", _LISTINGS[each].what, f"tito-audit list {each}") for each, n in counts.items()
         ]
-        _print_table(("kind", "count", "what they are", "to list them"), rows, shape)
+        _print_table(("kind", "count", "what they are", "to list them"), kinds, shape)
         return
     listing = _LISTINGS[kind]
     plugins = listing.plugins()

@@ -501,8 +501,8 @@ class _Scope:
             return "sampled"
         if whole is None:
             # Whether a list is as long as prompt and completion together.
-            names = (path, prompt or "", answer or "")
-            sizes = [[item.lengths.get(name) for name in names] for item in self.items]
+            columns = (path, prompt or "", answer or "")
+            sizes = [[item.lengths.get(column) for column in columns] for item in self.items]
             full = [(own, before + after) for own, before, after in sizes if own and before and after]
             return "full" if full and 4 * sum(own == both for own, both in full) > 3 * len(full) else ""
         if any(r.kind is RelationKind.MINUS_ONE and r.paths == (path, whole) for r in self.relations):
@@ -532,13 +532,7 @@ def _without_numbers(column: Column) -> RoleGuess:
         objects = [entry for entry in sample[:16] if isinstance(entry, Mapping)]
         if all("role" in entry for entry in objects):
             return RoleGuess(Role.MESSAGES, "objects with a role")
-        functions = [entry.get("function") for entry in objects]
-        if all(  # a tool call has arguments, a definition has none
-            "arguments" not in function
-            if isinstance(function, Mapping)
-            else {"name", "parameters"} <= entry.keys()
-            for entry, function in zip(objects, functions, strict=True)
-        ):
+        if all(map(_is_tool, objects)):
             return RoleGuess(Role.TOOLS, "objects with a function")
         if any({*PROMPT_IDS, *COMPLETION_IDS} & entry.keys() for entry in objects):
             return RoleGuess(Role.CALLS, "objects with the ids of a call")
@@ -556,3 +550,9 @@ def _without_numbers(column: Column) -> RoleGuess:
             return RoleGuess(Role.FINISH_REASON)
         return RoleGuess(Role.TEXT)
     return RoleGuess(Role.SCALAR)
+
+
+def _is_tool(entry: Mapping[str, Any]) -> bool:
+    """Whether this is a tool definition; a tool call has arguments."""
+    function = entry.get("function")
+    return "arguments" not in function if isinstance(function, Mapping) else {"name", "parameters"} <= entry.keys()

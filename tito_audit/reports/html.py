@@ -123,7 +123,9 @@ def rules(summary: Summary, options: ReportOptions) -> list[dict[str, Any]]:
                 "code": code,
                 "title": options.titles.get(code, ""),
                 "worst": bars[0][0] if bars else "note",
-                "counts": replace(counts, **new),  # those in the baseline left out
+                "counts": replace(
+                    counts, error=new["error"], warning=new["warning"], note=new["note"]
+                ),  # those in the baseline left out
                 "findings": total,
                 "bars": bars,
                 "per_token": share(total, summary.generated_tokens),  # as for `--max-rate`

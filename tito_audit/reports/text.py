@@ -100,16 +100,16 @@ def _header(summary: Summary) -> Iterator[Text]:
         alike.setdefault(tuple((name, taken.told_by) for name, taken in formats.items()), []).append(file)
     # First what a reader should check: files read as several formats, or by plain column names.
     doubtful = sorted(alike.items(), key=lambda item: (len(item[0]) == 1, all(n != "generic" for n, _ in item[0])))
-    for kinds, files in doubtful[:_TAKEN]:
+    for kinds, logs in doubtful[:_TAKEN]:
         line = Text()
         if len(alike) > 1:
-            line.append(visible(files[0]) + (f" and {len(files) - 1:,} more" if len(files) > 1 else "") + " ")
+            line.append(visible(logs[0]) + (f" and {len(logs) - 1:,} more" if len(logs) > 1 else "") + " ")
         line.append("read as ")
         for index, (name, keys) in enumerate(kinds):
             line.append("; " if index else "").append(name, style="bold")
             named = ", ".join(keys[:_KEYS]) + (f" and {len(keys) - _KEYS} more" if len(keys) > _KEYS else "")
             line.append(visible(f": {named}" if named else ""))
-            line.append(f" ({many(sum(summary.taken[file][name].rows for file in files), 'row')})")
+            line.append(f" ({many(sum(summary.taken[log][name].rows for log in logs), 'row')})")
         yield line
     if len(alike) > _TAKEN:
         yield Text(f"and {len(alike) - _TAKEN:,} more kinds of files; tito-audit inspect FILE explains each")
