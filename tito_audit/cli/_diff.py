@@ -22,7 +22,7 @@ from tito_audit.record.arrays import Ids, Logprobs, Mask
 from tito_audit.record.column import ColumnRole
 from tito_audit.record.finding import Result
 from tito_audit.record.outcome import Outcome
-from tito_audit.record.rollout import Rollout, TrainingRow, Turn
+from tito_audit.record.rollout import Rollout, Turn
 from tito_audit.terminal.boxes import shortened
 from tito_audit.terminal.escape import visible
 from tito_audit.terminal.words import many
@@ -256,8 +256,16 @@ def _rollout(old: Rollout, parts: list[Rollout], changes: RowDiff) -> Iterator[T
             yield from changes.lines(f"turn {number} completion", before, after)
     rows = [row for row in (old.training_row, new.training_row) if row is not None]
     if len(rows) == 2:
-        sides = zip(*map(_facts, rows), strict=True)
-        facts = [f"{what} {before} → {after}" for (what, before), (_, after) in sides if before != after]
+        names = ("padding", "prompt length", "mask")
+        written = [
+            (
+                f"{row.padding.left} left, {row.padding.right} right",
+                str(row.prompt_length),
+                ", ".join(str(each.encoding) for each in row.columns if each.role is ColumnRole.LOSS_MASK),
+            )
+            for row in rows
+        ]
+        facts = [f"{what} {a} → {b}" for what, a, b in zip(names, *written, strict=True) if a != b]
         if facts:
             yield Text(visible("  training row · " + " · ".join(facts)), style="bold")
         before, after = (DiffRow(row.token_ids, row.loss_mask, row.logprobs) for row in rows)
@@ -284,10 +292,3 @@ def _numbers(old: Sequence[Turn], new: Sequence[Turn], trained: Collection[int] 
 
 def _equal(ids: Ids | None, other: Ids | None) -> bool:
     return ids is other or (ids is not None and other is not None and np.array_equal(ids, other))
-
-
-def _facts(row: TrainingRow) -> Iterator[tuple[str, str]]:
-    """How the row is written."""
-    yield "padding", f"{row.padding.left} left, {row.padding.right} right"
-    yield "prompt length", str(row.prompt_length)
-    yield "mask", ", ".join(str(column.encoding) for column in row.columns if column.role is ColumnRole.LOSS_MASK)

@@ -163,7 +163,12 @@ def _head(outcome: IdentifyRun) -> Iterator[Text]:
     yield Text()
     identified, best = outcome.identified, outcome.identified.best
     if best is None:
-        yield Text("Not identified: ", style="bold red").append(_why_nothing(outcome))
+        why = _LACKS[identified.lack] if identified.lack is not None else "no template writes these prompts"
+        if not outcome.candidates.tried and identified.lack is not Lack.NO_IDS:
+            why = "there is no tokenizer to try; pass -t DIR or a Hugging Face name"
+        if not first.rollouts:
+            why = "no row can be read" if first.unreadable else "the log has no rows"
+        yield Text("Not identified: ", style="bold red").append(why)
         if identified.lack is None:
             yield from _left(identified.left)
         return
@@ -177,15 +182,6 @@ def _head(outcome: IdentifyRun) -> Iterator[Text]:
     yield Text(f"  It writes exactly {share_words(best.share)}. {on_which}")
     if not identified.sure and identified.unsure_because:
         yield Text(f"  Not certain because {visible(elided(identified.unsure_because, 2 * _TEXT))}.")
-
-
-def _why_nothing(outcome: IdentifyRun) -> str:
-    identified, first = outcome.identified, outcome.first
-    if not first.rollouts:
-        return "no row can be read" if first.unreadable else "the log has no rows"
-    if not outcome.candidates.tried and identified.lack is not Lack.NO_IDS:
-        return "there is no tokenizer to try; pass -t DIR or a Hugging Face name"
-    return _LACKS[identified.lack] if identified.lack is not None else "no template writes these prompts"
 
 
 def share_words(share: Share) -> str:

@@ -90,7 +90,17 @@ def page_lines(looked: Looked, *, full: bool) -> Iterator[RenderableType]:
     short = title(facts.append)
     yield Text(visible(short), style=style).append(visible(verdict(facts).removeprefix(short)), style="")
     if looked.log is not None:
-        yield _of_log(looked.log)
+        rollouts: dict[str, set[Fate]] = {}
+        for step in looked.log.append.steps:
+            rollouts.setdefault(step.probe.name, set()).add(step.outcome)
+        whole = sum(outcomes == {Fate.KEPT} for outcomes in rollouts.values())
+        line = Text(f"For the log's messages it is append-only in {whole:,} of {many(len(rollouts), 'rollout')}")
+        line.stylize("green" if whole == len(rollouts) else "red")
+        counts = Counter(outcome for outcomes in rollouts.values() for outcome in outcomes - {Fate.KEPT})
+        words = [f"{_MARKS[outcome][0]} in {counts[outcome]:,}" for outcome in _MARKS if counts[outcome]]
+        nothing = "No answer in the log is followed by anything, so the log shows nothing."
+        line.append(f"; answers are {listed(words)}." if words else ".")
+        yield line if rollouts else Text(nothing, style="yellow")
     yield from heading("What to do")
     yield facts_table(advice(facts).items())
     if full:
@@ -144,21 +154,6 @@ def _evidence(looked: Looked) -> Iterator[RenderableType]:
         yield from heading("Refused")
     for reason, count in reasons.most_common(_BREAKS):
         yield Text(f"  {many(count, 'answer')}: {visible(reason)}")
-
-
-def _of_log(log: TemplateOnLog) -> Text:
-    """For the log's own conversations: in how many everything is kept, and what is wrong with the others."""
-    rollouts: dict[str, set[Fate]] = {}
-    for step in log.append.steps:
-        rollouts.setdefault(step.probe.name, set()).add(step.outcome)
-    if not rollouts:
-        return Text("No answer in the log is followed by anything, so the log shows nothing.", style="yellow")
-    whole = sum(outcomes == {Fate.KEPT} for outcomes in rollouts.values())
-    line = Text(f"For the log's messages it is append-only in {whole:,} of {many(len(rollouts), 'rollout')}")
-    line.stylize("green" if whole == len(rollouts) else "red")
-    counts = Counter(outcome for outcomes in rollouts.values() for outcome in outcomes - {Fate.KEPT})
-    words = [f"{_MARKS[outcome][0]} in {counts[outcome]:,}" for outcome in _MARKS if counts[outcome]]
-    return line.append(f"; answers are {listed(words)}." if words else ".")
 
 
 def _cell(append: AppendOnly | None) -> Text:

@@ -114,7 +114,7 @@ class Worst:
         """
         left = dict.fromkeys(self._kept, _UNREADABLE_SHOWN)
         picked: list[WorstEntry] = []
-        groups = sorted(self._kept, key=self._weight)
+        groups = sorted(self._kept, key=lambda group: (-self._findings_of(group), group[0]))
         shown = [severity for severity in sorted(Severity, reverse=True) if severity >= least]
         ranked = [[self._of(group, severity) for group in groups] for severity in shown]
         for columns in ([self._of(group, None) for group in groups], *ranked):
@@ -127,10 +127,9 @@ class Worst:
                     picked.append(self._entry(finding))
         return picked
 
-    def _weight(self, group: _GroupKey) -> tuple[int, str]:
-        """The order of headlines: those with more findings first."""
+    def _findings_of(self, group: _GroupKey) -> int:
         entries = (self._groups.get((_key(finding), finding.severity)) for finding in self._kept[group].values())
-        return -sum(entry.findings for entry in entries if entry is not None), group[0]
+        return sum(entry.findings for entry in entries if entry is not None)
 
     def _of(self, group: _GroupKey, severity: Severity | None) -> list[Finding]:
         """The findings of a headline with this severity; None: those about what wrote the log."""

@@ -116,6 +116,17 @@ def rules(summary: Summary, options: ReportOptions) -> list[dict[str, Any]]:
             if number:
                 bars.append((word, _length(start, most), _length(number, most)))
             start += number
+        # Headings of the manual with their paragraphs; fenced examples keep their lines.
+        manual = []
+        for part in options.docs.get(code, "").split("\n## ")[1:]:
+            heading, _, text = part.partition("\n")
+            paragraphs: list[list[str]] = []
+            for at, section in enumerate(text.split("```")):
+                if at % 2:
+                    paragraphs.append([*section.partition("\n")[2].rstrip().splitlines(), ""])
+                else:
+                    paragraphs += [[" ".join(words.split())] for words in section.split("\n\n") if words.strip()]
+            manual.append((heading.strip(), paragraphs))
         named = [(cause, number) for cause, number in summary.causes.get(code, {}).items() if cause]
         ranked = sorted(named, key=lambda item: (-item[1], item[0]))
         facts.append(
@@ -135,23 +146,10 @@ def rules(summary: Summary, options: ReportOptions) -> list[dict[str, Any]]:
                     for cause, number in ranked[:_CAUSES]
                 ],
                 "more_causes": max(len(ranked) - _CAUSES, 0),
-                "manual": list(_manual(options.docs.get(code, ""))),
+                "manual": manual,
             }
         )
     return facts
-
-
-def _manual(doc: str) -> Iterator[tuple[str, list[list[str]]]]:
-    """Each heading of a manual in Markdown with its paragraphs; fenced examples keep their lines."""
-    for part in doc.split("\n## ")[1:]:
-        heading, _, text = part.partition("\n")
-        paragraphs: list[list[str]] = []
-        for at, section in enumerate(text.split("```")):
-            if at % 2:
-                paragraphs.append([*section.partition("\n")[2].rstrip().splitlines(), ""])
-            else:
-                paragraphs += [[" ".join(words.split())] for words in section.split("\n\n") if words.strip()]
-        yield heading.strip(), paragraphs
 
 
 def mismatch_facts(summary: Summary) -> Iterator[dict[str, Any]]:

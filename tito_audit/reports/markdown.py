@@ -16,7 +16,7 @@ from typing import TextIO
 from tito_audit.record.finding import Result, Severity
 from tito_audit.report import Report, ReportOptions
 from tito_audit.reports._verdict import cause_lines, skip_lines, verdict
-from tito_audit.reports._worst import Worst, WorstEntry, by_weight, entry_lines
+from tito_audit.reports._worst import Worst, by_weight, entry_lines
 from tito_audit.summary import Gate, Summary
 from tito_audit.terminal.coverage import covered_share, required_name
 from tito_audit.terminal.cut import cut
@@ -45,8 +45,21 @@ def write(results: Iterable[Result], summary: Summary, out: TextIO, options: Rep
     before = "\n".join(chain(_head(summary), _gate(summary.gate), _table(summary, options)))
     after = "\n".join(_tail(summary))
     chosen = worst.pick(options.worst)
-    room = LIMIT - len(before) - len(after) - 200
-    out.write("\n".join(part for part in (before, _findings(chosen, room), after) if part).rstrip() + "\n")
+    room, shown = LIMIT - len(before) - len(after) - 200, ""
+    if chosen:  # as the terminal shows them, as many as fit
+        blocks: list[str] = []
+        for entry in chosen:
+            block = fenced(entry_lines(entry, _WIDTH))
+            room -= len(block) + 2
+            if room < 0:
+                break
+            blocks.append(block)
+        first = chosen[0].finding
+        more = f"{code(f'tito-audit explain {first.code}')} says what it means and what fixes it."
+        more += " " + code("tito-audit scan … --report json=findings.json") + " lists every finding."
+        opened = first.severity is not Severity.NOTE
+        shown = folded("The worst of each cause", "\n\n".join([*blocks, more]), open=opened)
+    out.write("\n".join(part for part in (before, shown, after) if part).rstrip() + "\n")
 
 
 def _head(summary: Summary) -> Iterator[str]:
@@ -117,24 +130,6 @@ def _table(summary: Summary, options: ReportOptions) -> Iterator[str]:
     if len(summary.findings) > _RULES:
         yield f"\nand {many(len(summary.findings) - _RULES, 'more rule')}"
     yield ""
-
-
-def _findings(worst: list[WorstEntry], room: int) -> str:
-    """The worst findings as the terminal shows them, as many as fit."""
-    if not worst:
-        return ""
-    shown: list[str] = []
-    for entry in worst:
-        block = fenced(entry_lines(entry, _WIDTH))
-        room -= len(block) + 2
-        if room < 0:
-            break
-        shown.append(block)
-    first = worst[0].finding
-    more = f"{code(f'tito-audit explain {first.code}')} says what it means and what fixes it."
-    more += " " + code("tito-audit scan … --report json=findings.json") + " lists every finding."
-    opened = first.severity is not Severity.NOTE
-    return folded("The worst of each cause", "\n\n".join([*shown, more]), open=opened)
 
 
 def _tail(summary: Summary) -> Iterator[str]:

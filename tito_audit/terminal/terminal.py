@@ -137,7 +137,11 @@ class ProgressLine:
             self._speed += passed / over * ((here.share - last.share) / passed - self._speed)
         parts = [clock, *([f"{here.share:.0%}"] if here.share else []), *phase]
         if 0 < here.share < 1 and self._speed > 0 and self._first and now - self._first.time > _EARLY:
-            parts.append(f"about {_duration((1 - here.share) / self._speed)} left")
+            # `40 s`, `3 min`, `2 h 10 min`: as exact as an estimate is.
+            rest = (1 - here.share) / self._speed
+            minutes = round(rest / 60)
+            left = f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60 // 10 * 10} min"
+            parts.append(f"about {left if rest >= 90 else f'{max(round(rest / 5) * 5, 5)} s'} left")
         parts.append(f"{here.rows:,} rows")
         parts += _rates(self._lately[0], here)
         return parts, here.share
@@ -228,11 +232,3 @@ def _rates(then: Moment, now: Moment) -> Iterator[str]:
             yield f"{number / 1e6:,.1f}M {unit}" if number >= 1e6 else f"{number / 1e3:.0f}k {unit}"
         else:
             yield f"{number:,.0f} {unit}" if number >= 100 else f"{number:,.1f} {unit}"
-
-
-def _duration(seconds: float) -> str:
-    """`40 s`, `3 min`, `2 h 10 min`: as exact as an estimate is."""
-    if seconds < 90:
-        return f"{max(round(seconds / 5) * 5, 5)} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60 // 10 * 10} min"
