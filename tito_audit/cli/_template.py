@@ -61,14 +61,6 @@ _NEAR = 200
 
 
 @dataclass(frozen=True, slots=True)
-class TemplateOnLog:
-    """What a template does with the conversations of a log."""
-
-    append: AppendOnly
-    breaks: tuple[Break, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Looked:
     """Everything to show of one template."""
 
@@ -76,8 +68,8 @@ class Looked:
     facts: TemplateFacts
     has_ids: bool
     """Whether there was a tokenizer."""
-    log: TemplateOnLog | None = None
-    """None: no log was given."""
+    log: tuple[AppendOnly, Sequence[Break]] | None = None
+    """What it does with the conversations of a log; None: no log was given."""
     delimiters: Delimiters | None = None
     """None: there was no tokenizer."""
 
@@ -91,7 +83,7 @@ def page_lines(looked: Looked, *, full: bool) -> Iterator[RenderableType]:
     yield Text(visible(short), style=style).append(visible(verdict(facts).removeprefix(short)), style="")
     if looked.log is not None:
         rollouts: dict[str, set[Fate]] = {}
-        for step in looked.log.append.steps:
+        for step in looked.log[0].steps:
             rollouts.setdefault(step.probe.name, set()).add(step.outcome)
         whole = sum(outcomes == {Fate.KEPT} for outcomes in rollouts.values())
         line = Text(f"For the log's messages it is append-only in {whole:,} of {many(len(rollouts), 'rollout')}")
@@ -128,7 +120,7 @@ def _evidence(looked: Looked) -> Iterator[RenderableType]:
     yield facts_table(_facts(facts, looked.has_ids))
     for words, breaks in (
         ("Where earlier text changes", facts.breaks),
-        ("Where earlier text changes in the log", looked.log.breaks if looked.log is not None else ()),
+        ("Where earlier text changes in the log", looked.log[1] if looked.log is not None else ()),
     ):
         if breaks:
             yield from heading(words)
@@ -293,7 +285,7 @@ def _quoted(text: str) -> str:
 
 def as_object(looked: Looked) -> dict[str, Any]:
     """All facts as one object, with the keys described in the docs."""
-    facts, log = looked.facts, looked.log
+    facts, (append, breaks) = looked.facts, looked.log or (None, ())
     return {
         "schema_version": 1,
         "template": looked.name,
@@ -304,12 +296,12 @@ def as_object(looked: Looked) -> dict[str, Any]:
         "answers": _answers(facts.append),
         "breaks": [_break_object(each) for each in facts.breaks],
         "log": None
-        if log is None
+        if append is None
         else {
-            "rollouts": len({step.probe.name for step in log.append.steps}),
-            "broken_rollouts": list(dict.fromkeys(step.probe.name for step in log.append.broken)),
-            "answers": _answers(log.append),
-            "breaks": [_break_object(each) for each in log.breaks],
+            "rollouts": len({step.probe.name for step in append.steps}),
+            "broken_rollouts": list(dict.fromkeys(step.probe.name for step in append.broken)),
+            "answers": _answers(append),
+            "breaks": [_break_object(each) for each in breaks],
         },
         "sampled": facts.returned,
         "cut": facts.partial,

@@ -34,7 +34,7 @@ def template(
     without a tokenizer, shows the same for text but nothing about token ids. --full adds the evidence.
     """
     from tito_audit.cli._exits import FAILED
-    from tito_audit.cli._template import Looked, TemplateOnLog, as_object, compare, page_lines, train
+    from tito_audit.cli._template import Looked, as_object, compare, page_lines, train
     from tito_audit.run.template import log_probes, open_template
     from tito_audit.sessions.delimiters import delimiters
     from tito_audit.templates import explained, template_facts
@@ -54,10 +54,10 @@ def template(
             raise typer.Exit(FAILED)
         return
     opened = open_template(settings)
-    of_log = TemplateOnLog(*explained(opened.renderer, log_probes(logs, settings))) if logs else None
+    of_log = explained(opened.renderer, log_probes(logs, settings)) if logs else None
     facts = template_facts(opened.renderer, tokenizer := opened.tokenizer)
     between = delimiters(tokenizer, opened.renderer) if tokenizer is not None else None
     looked = Looked(opened.name, facts, tokenizer is not None, of_log, between)
     print_result(shape, lambda: as_object(looked), (), page_lines(looked, full=full), options.notice())
-    if not looked.facts.append.holds or (looked.log is not None and looked.log.append.broken):
+    if not looked.facts.append.holds or (of_log is not None and of_log[0].broken):
         raise typer.Exit(FAILED)

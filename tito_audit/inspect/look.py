@@ -25,7 +25,6 @@ from tito_audit.formats import (
 from tito_audit.inspect.columns import Column, Columns, Item, NumberFacts, Relation, facts_of, relations_of
 from tito_audit.inspect.logprobs import LogprobChoice, choices_of
 from tito_audit.inspect.mapping import (
-    PackedColumn,
     Trial,
     misfits_of,
     packed_by,
@@ -130,8 +129,8 @@ class Inspection:
     """Columns that were left out of the proposal because they fit the tokens of too few rows."""
     trial: Trial | None = None
     """The result of reading and scanning with the mapping; None without a mapping."""
-    packed: PackedColumn | None = None
-    """A column of unknown name that shows that rows hold several samples; None if there is none."""
+    packed: tuple[str, str] | None = None
+    """A column of unknown name that shows that rows hold several samples, and the name to give it."""
     record: LogRecord | None = None
     """The level of these rows; None before it is known."""
     calls: CallsSeen | None = None

@@ -128,17 +128,10 @@ _NAMES = {LENGTHS, POSITIONS, *SEGMENTS, "sequence_lengths", "cu_seqlens", "atte
 """Columns by which a scan splits rows."""
 
 
-@dataclass(frozen=True, slots=True)
-class PackedColumn:
-    """A column that splits rows into samples."""
-
-    path: str
-    name: str
-    """The name under which a scan would split rows by it."""
-
-
-def packed_by(columns: Sequence[Column], items: Sequence[Item], ids: str | None) -> PackedColumn | None:
-    """The column that splits the rows of these ids into samples; None if there is none, or a scan knows one."""
+def packed_by(columns: Sequence[Column], items: Sequence[Item], ids: str | None) -> tuple[str, str] | None:
+    """The column that splits the rows of these ids into samples, with the name under which a scan would split
+    them; None if there is none, or a scan knows one.
+    """
     numbers = [column for column in columns if column.top and not column.scope and column.arrays]
     if ids is None or any(column.path in _NAMES for column in numbers):
         return None
@@ -148,11 +141,11 @@ def packed_by(columns: Sequence[Column], items: Sequence[Item], ids: str | None)
         if len(both) < 2 or any(values.dtype.kind not in "iu" for values, _ in both):
             continue
         if all(_restarts(values) and len(values) == len(tokens) for values, tokens in both):
-            return PackedColumn(column.path, POSITIONS)
+            return column.path, POSITIONS
         # The lengths of the parts of a row?
         parts = (len(v) < len(ids_) and (v > 0).all() and v.sum() == len(ids_) for v, ids_ in both)
         if all(len(values) for values, _ in both) and all(parts) and max(len(v) for v, _ in both) > 1:
-            return PackedColumn(column.path, LENGTHS)
+            return column.path, LENGTHS
     return None
 
 

@@ -503,9 +503,9 @@ def _suggestion(inspection: Inspection, readable: int) -> Iterator[Text]:
             f"  {short(others[0])}{more} holds ids too. If that is what is trained: --map {flag}", style="yellow"
         )
     yield from _trial(inspection, readable)
-    if (packed := inspection.packed) is not None:
-        path = short(packed.path)
-        words = f"{path} splits each row into samples: a scan does if it is called {packed.name}."
+    if inspection.packed is not None:
+        path, name = inspection.packed
+        words = f"{short(path)} splits each row into samples: a scan does if it is called {name}."
         yield Text(f"  {words}", style="yellow")
 
 
