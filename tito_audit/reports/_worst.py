@@ -97,15 +97,15 @@ class Worst:
             if group is not None:
                 group.add(finding)
             # Of each headline a few, so that memory stays bounded: the most severe; a milder one makes room.
-            kept = self._kept.setdefault(_group(finding), {})
-            before = kept.get(key)
-            if before is None and len(kept) >= 8:
-                mildest = min(kept, key=lambda other: kept[other].severity)
-                if kept[mildest].severity >= finding.severity:
+            like = self._kept.setdefault(_group(finding), {})
+            before = like.get(key)
+            if before is None and len(like) >= 8:
+                mildest = min(like, key=lambda other: like[other].severity)
+                if like[mildest].severity >= finding.severity:
                     continue
-                del kept[mildest]
+                del like[mildest]
             if before is None or before.severity < finding.severity:
-                kept[key] = finding
+                like[key] = finding
 
     def pick(self, number: int, least: Severity = Severity.NOTE) -> list[WorstEntry]:
         """At most `number` findings from `least` up: errors, warnings, notes, alternating between headlines.
