@@ -77,6 +77,7 @@ class GatedScan(Shown):
         self._judged = True
 
     def codes(self, file: str) -> frozenset[str]:
+        """The codes selected for a log."""
         return self._criteria.codes(file)
 
     def _counted(self) -> Summary | None:

@@ -92,9 +92,7 @@ def headlines(summary: Summary) -> list[dict[str, Any]]:
             "name": headline_name(headline.text, headline.unit),
             "severity": headline.severity.word,
             "bar": _length(headline.times, most),
-            "rollouts": f"{many(number, 'rollout')} ({share(number, rows)})"
-            if (number := headline.rollouts)
-            else "",
+            "rollouts": f"{many(n, 'rollout')} ({share(n, rows)})" if (n := headline.rollouts) else "",
             "findings": headline.codes.total(),
             "codes": [(code, number) for code, number in sorted(headline.codes.items()) if number],
         }
@@ -110,23 +108,13 @@ def rules(summary: Summary, options: ReportOptions) -> list[dict[str, Any]]:
     for code, total in sorted(totals.items()):
         counts = summary.findings[code]
         new = {severity.word: counts.new[severity] for severity in sorted(Severity, reverse=True)}
+        unaccepted = replace(counts, error=new["error"], warning=new["warning"], note=new["note"])
         every = counts.error + counts.warning + counts.note
         bars, start = [], 0
         for word, number in new.items():
             if number:
                 bars.append((word, _length(start, most), _length(number, most)))
             start += number
-        # Headings of the manual with their paragraphs; fenced examples keep their lines.
-        manual = []
-        for part in options.docs.get(code, "").split("\n## ")[1:]:
-            heading, _, text = part.partition("\n")
-            paragraphs: list[list[str]] = []
-            for at, section in enumerate(text.split("```")):
-                if at % 2:
-                    paragraphs.append([*section.partition("\n")[2].rstrip().splitlines(), ""])
-                else:
-                    paragraphs += [[" ".join(words.split())] for words in section.split("\n\n") if words.strip()]
-            manual.append((heading.strip(), paragraphs))
         named = [(cause, number) for cause, number in summary.causes.get(code, {}).items() if cause]
         ranked = sorted(named, key=lambda item: (-item[1], item[0]))
         facts.append(
@@ -134,9 +122,7 @@ def rules(summary: Summary, options: ReportOptions) -> list[dict[str, Any]]:
                 "code": code,
                 "title": options.titles.get(code, ""),
                 "worst": bars[0][0] if bars else "note",
-                "counts": replace(
-                    counts, error=new["error"], warning=new["warning"], note=new["note"]
-                ),  # those in the baseline left out
+                "counts": unaccepted,
                 "findings": total,
                 "bars": bars,
                 "per_token": share(total, summary.generated_tokens),  # as for `--max-rate`
@@ -146,10 +132,23 @@ def rules(summary: Summary, options: ReportOptions) -> list[dict[str, Any]]:
                     for cause, number in ranked[:_CAUSES]
                 ],
                 "more_causes": max(len(ranked) - _CAUSES, 0),
-                "manual": manual,
+                "manual": list(_manual(options.docs.get(code, ""))),
             }
         )
     return facts
+
+
+def _manual(doc: str) -> Iterator[tuple[str, list[list[str]]]]:
+    """Each heading of a manual in Markdown with its paragraphs; fenced examples keep their lines."""
+    for part in doc.split("\n## ")[1:]:
+        heading, _, text = part.partition("\n")
+        paragraphs: list[list[str]] = []
+        for at, section in enumerate(text.split("```")):
+            if at % 2:
+                paragraphs.append([*section.partition("\n")[2].rstrip().splitlines(), ""])
+            else:
+                paragraphs += [[" ".join(words.split())] for words in section.split("\n\n") if words.strip()]
+        yield heading.strip(), paragraphs
 
 
 def mismatch_facts(summary: Summary) -> Iterator[dict[str, Any]]:

@@ -328,7 +328,7 @@ class Site:
                 for stretch in sequence.stretches:
                     self._grams.add(stretch.ids, stretch.data)
         self._open_block += [len(self._logs), number]
-        if len(self._open_block) == 2 * 8:
+        if len(self._open_block) == 16:  # eight files, which the search tells apart only together
             self._end_block()
 
     def at(self, files: str) -> SitePage:
