@@ -36,6 +36,17 @@ from tito_audit.settings.model import Settings
 from tito_audit.terminal.shell import shell_word
 
 _KNOWN = {Role.IDS: FLAT_IDS, Role.MASK: MASKS, Role.LOGPROBS: LOGPROBS, Role.CALLS: CALL_LISTS}
+_ROLES = {
+    "token_ids": Role.IDS,
+    "prompt_ids": Role.PROMPT_IDS,
+    "completion_ids": Role.COMPLETION_IDS,
+    "loss_mask": Role.MASK,
+    "messages": Role.MESSAGES,
+    "tools": Role.TOOLS,
+    "calls": Role.CALLS,
+    "model": Role.MODEL,
+    "finish_reason": Role.FINISH_REASON,
+}
 _READ = (FLAT_IDS, PROMPT_IDS, COMPLETION_IDS, MASKS, LOGPROBS, CALL_LISTS)
 
 
@@ -52,7 +63,6 @@ def proposed(
     lacks a mapped column cannot be read, so the ids must be in most rows, and all other columns wherever the ids
     are. {} for a log without such ids.
     """
-    mapping: dict[str, str] = {}
     carriers = (Role.IDS, Role.COMPLETION_IDS, Role.CALLS)
     of_ids = [c.present for c in columns if c.top and roles[c.path].role in carriers and 2 * c.present > rows]
     there = [column for column in columns if of_ids and column.top and column.present >= max(of_ids)]
@@ -71,23 +81,8 @@ def proposed(
         )
         return fits[0] if fits else None
 
-    chosen = {role: best(role) for role in Role}
-    for ours, role in (
-        ("token_ids", Role.IDS),
-        ("prompt_ids", Role.PROMPT_IDS),
-        ("completion_ids", Role.COMPLETION_IDS),
-        ("loss_mask", Role.MASK),
-        ("messages", Role.MESSAGES),
-        ("tools", Role.TOOLS),
-        ("calls", Role.CALLS),
-        ("model", Role.MODEL),
-        ("finish_reason", Role.FINISH_REASON),
-    ):
-        column = chosen[role]
-        if column is not None:
-            mapping[ours] = column.path
-    logprobs = chosen[Role.LOGPROBS]
-    if logprobs is not None:
+    mapping = {ours: column.path for ours, role in _ROLES.items() if (column := best(role)) is not None}
+    if (logprobs := best(Role.LOGPROBS)) is not None:
         split = "token_ids" not in mapping and "completion_ids" in mapping
         mapping["completion_logprobs" if split else "logprobs"] = logprobs.path
     if not {"token_ids", "completion_ids", "calls"} & mapping.keys():

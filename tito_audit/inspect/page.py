@@ -125,6 +125,13 @@ _ALIGNED = {
     "shifted": "all but the first",
 }
 _PLAIN = (Role.TEXT, Role.SCALAR, Role.LIST, Role.OBJECT, Role.NOTHING)
+_RELATED = {
+    RelationKind.SUM: "{} + {} = {}",
+    RelationKind.MINUS_ONE: "{} is one shorter than {}",
+    RelationKind.SAMPLED: "{} has one entry for each token trained by {}",
+    RelationKind.LENGTH: "{} is the length of {}",
+    RelationKind.OFFSETS: "{} says where the parts of {} begin",
+}
 _AUTHORS = {
     "sampler": "named like a sampler's",
     "trainer": "a trainer's by its name",
@@ -333,21 +340,11 @@ def _facts_words(column: Column, inspection: Inspection) -> str:
 def _relation_words(relation: Relation) -> str:
     """A relation in words: `prompt_ids + completion_ids = token_ids (all 7)`."""
     paths = [short(path) for path in relation.paths]
-    match relation.kind:
-        case RelationKind.EQUAL:
-            words = " = ".join(paths[:_EQUALS])
-            if len(paths) > _EQUALS:
-                words += f" = {len(paths) - _EQUALS:,} more"
-        case RelationKind.SUM:
-            words = f"{paths[0]} + {paths[1]} = {paths[2]}"
-        case RelationKind.MINUS_ONE:
-            words = f"{paths[0]} is one shorter than {paths[1]}"
-        case RelationKind.SAMPLED:
-            words = f"{paths[0]} has one entry for each token trained by {paths[1]}"
-        case RelationKind.LENGTH:
-            words = f"{paths[0]} is the length of {paths[1]}"
-        case RelationKind.OFFSETS:
-            words = f"{paths[0]} says where the parts of {paths[1]} begin"
+    if relation.kind is RelationKind.EQUAL:
+        more = [f"{len(paths) - _EQUALS:,} more"] if len(paths) > _EQUALS else []
+        words = " = ".join([*paths[:_EQUALS], *more])
+    else:
+        words = _RELATED[relation.kind].format(*paths)
     seen = f"all {relation.of:,}" if relation.items == relation.of else f"{relation.items:,} of {relation.of:,}"
     if relation.of == 1:
         seen = "seen once"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -314,7 +314,11 @@ class _Scope:
                     roles[second] = RoleGuess(Role.COMPLETION_IDS, f"{whole} ends with it", "response")
         for path in compared:
             if roles[path].role is Role.IDS and roles[path].alignment != "full":
-                roles[path] = self._part_of(path, compared) or roles[path]
+                longer = [other for other in compared if other != path and self.is_longer(other, path)]
+                if whole := next((other for other in longer if self.is_start(path, other)), None):
+                    roles[path] = RoleGuess(Role.PROMPT_IDS, f"{whole} starts with it")
+                elif whole := next((other for other in longer if self.is_end(path, other)), None):
+                    roles[path] = RoleGuess(Role.COMPLETION_IDS, f"{whole} ends with it", "response")
         # The roles, corrected where names alone contradict: a prompt without completion, two whole sequences.
         by_role = {role: [p for p, guess in roles.items() if guess.role is role] for role in Role}
         wholes, prompts, answers = by_role[Role.IDS], by_role[Role.PROMPT_IDS], by_role[Role.COMPLETION_IDS]
@@ -340,15 +344,6 @@ class _Scope:
             path: RoleGuess(guess.role, guess.because, "full") if guess.role is Role.IDS else guess
             for path, guess in roles.items()
         }
-
-    def _part_of(self, path: str, others: Collection[str]) -> RoleGuess | None:
-        """The role of a list that another one starts or ends with; None if none does."""
-        longer = [other for other in others if other != path and self.is_longer(other, path)]
-        if whole := next((other for other in longer if self.is_start(path, other)), None):
-            return RoleGuess(Role.PROMPT_IDS, f"{whole} starts with it")
-        if whole := next((other for other in longer if self.is_end(path, other)), None):
-            return RoleGuess(Role.COMPLETION_IDS, f"{whole} ends with it", "response")
-        return None
 
     def _without_decoys(self, columns: dict[str, Column]) -> dict[str, Column]:
         """The columns without decoys; a prompt may be the same in all rows."""

@@ -271,8 +271,16 @@ def cause_lines(summary: Summary, least: Severity = Severity.NOTE) -> list[Cause
     """
     lines: list[CauseLine] = []
     of_template: dict[Severity, int] = {}
+    rows = summary.rollouts + summary.rows_unreadable
     for headline in summary.ranked_headlines():
-        line, at = _line(headline, summary), len(lines)
+        words, at = headline.words, len(lines)
+        if headline.rollouts and rows:
+            share, rollouts = percent(headline.rollouts / rows), many(headline.rollouts, "rollout")
+            words += f" ({share})" if headline.unit == "rollout" else f" ({rollouts}, {share})"
+            if (of_turn := _of_turn(headline)) is not None:
+                words = f"{rollouts} ({share}): {of_turn}"
+        found_by = tuple(code for code, number in headline.codes.most_common() if number)
+        line = CauseLine(headline.severity, words, found_by)
         if not OF_REASONING.isdisjoint(line.codes):
             explains = line.codes == (NOT_APPEND_ONLY,)  # whatever else the template did
             at = of_template.setdefault(max(of_template) if explains and of_template else headline.severity, at)
@@ -284,18 +292,6 @@ def cause_lines(summary: Summary, least: Severity = Severity.NOTE) -> list[Cause
     if len(lines) > LINES:
         lines[LINES:] = [CauseLine(None, f"and {many(len(lines) - LINES, 'more cause')}")]
     return lines
-
-
-def _line(headline: Headline, summary: Summary) -> CauseLine:
-    rows = summary.rollouts + summary.rows_unreadable
-    codes = tuple(code for code, number in headline.codes.most_common() if number)
-    if not headline.rollouts or not rows:
-        return CauseLine(headline.severity, headline.words, codes)
-    share = percent(headline.rollouts / rows)
-    if (of_turn := _of_turn(headline)) is not None:
-        return CauseLine(headline.severity, f"{many(headline.rollouts, 'rollout')} ({share}): {of_turn}", codes)
-    where = share if headline.unit == "rollout" else f"{many(headline.rollouts, 'rollout')}, {share}"
-    return CauseLine(headline.severity, f"{headline.words} ({where})", codes)
 
 
 def skip_lines(summary: Summary) -> list[str]:

@@ -36,19 +36,17 @@ def estimate_words(mismatch: RowMismatch | Mismatch, cause: str) -> str:
     elif counts := mismatch.notes.get(cause):  # of a log: what most of its rollouts have
         note, times = min(counts.items(), key=lambda item: (-item[1], item[0]))
         note += f", in {times:,} of {many(counts.total(), 'rollout')}" if len(counts) > 1 else ""
-    return "; ".join(filter(None, (_estimate(mismatch, cause), note)))
-
-
-def _estimate(mismatch: RowMismatch | Mismatch, cause: str) -> str:
+    estimate = ""
     if cause == MismatchCause.TEMPERATURE and mismatch.temperature is not None:
-        return f"the sampler's is {_interval(mismatch.temperature)} times the trainer's"
-    if cause == MismatchCause.TRUNCATED and mismatch.mass is not None:
-        return f"top-p {_interval(mismatch.mass)}"
-    if cause == MismatchCause.TRUNCATED:
+        estimate = f"the sampler's is {_interval(mismatch.temperature)} times the trainer's"
+    elif cause == MismatchCause.TRUNCATED and mismatch.mass is not None:
+        estimate = f"top-p {_interval(mismatch.mass)}"
+    elif cause == MismatchCause.TRUNCATED:
         kinds = mismatch.truncations if isinstance(mismatch, Mismatch) else {mismatch.truncation: 1}
         kind = max(kinds, key=lambda kind: kinds[kind], default="")
-        return {"top-k": "as top-k does", "min-p": "as min-p does, or several limits"}.get(kind, "")
-    return ""
+        ways = {"top-k": "as top-k does", "min-p": "as min-p does, or several limits"}
+        estimate = ways.get(kind, "")
+    return "; ".join(filter(None, (estimate, note)))
 
 
 def _interval(interval: Interval) -> str:
