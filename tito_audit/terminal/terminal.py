@@ -200,16 +200,7 @@ def _tell(pace: RunProgress, descriptor: int, live: bool, ended: Event) -> None:
         now = time.monotonic()
         parts, share = line.parts(now)
         if live:
-            # As many parts as fit on one line, with a bar before them if there is room.
-            try:
-                columns = int(os.environ.get("COLUMNS") or os.get_terminal_size(descriptor).columns) or 80
-            except (OSError, ValueError):
-                columns = 80
-            while len(parts) > 1 and len(" · ".join(parts)) >= columns:
-                parts = parts[:-1]
-            words, full = " · ".join(parts)[: columns - 1], round(share * _BAR)
-            bar = f"{'━' * full}{'─' * (_BAR - full)} " if share and len(words) + _BAR + 1 < columns else ""
-            text = f"\r{bar}{words}{_TO_END}"
+            text = f"\r{_fitted(parts, share, descriptor)}{_TO_END}"
         elif now - last >= _RARELY:
             text, last = f"tito-audit: {' · '.join(parts)}\n", now
         else:
@@ -219,6 +210,18 @@ def _tell(pace: RunProgress, descriptor: int, live: bool, ended: Event) -> None:
     if live:
         with suppress(OSError):
             os.write(descriptor, f"\r{_TO_END}".encode())
+
+
+def _fitted(parts: list[str], share: float, descriptor: int) -> str:
+    """As many parts as fit on one line of the terminal, with a bar before them if there is room."""
+    try:
+        columns = int(os.environ.get("COLUMNS") or os.get_terminal_size(descriptor).columns) or 80
+    except (OSError, ValueError):
+        columns = 80
+    while len(parts) > 1 and len(" · ".join(parts)) >= columns:
+        parts = parts[:-1]
+    words, full = " · ".join(parts)[: columns - 1], round(share * _BAR)
+    return f"{'━' * full}{'─' * (_BAR - full)} {words}" if share and len(words) + _BAR + 1 < columns else words
 
 
 def _rates(then: Moment, now: Moment) -> Iterator[str]:
