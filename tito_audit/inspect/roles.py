@@ -315,10 +315,10 @@ class _Scope:
         for path in compared:
             if roles[path].role is Role.IDS and roles[path].alignment != "full":
                 longer = [other for other in compared if other != path and self.is_longer(other, path)]
-                if whole := next((other for other in longer if self.is_start(path, other)), None):
-                    roles[path] = RoleGuess(Role.PROMPT_IDS, f"{whole} starts with it")
-                elif whole := next((other for other in longer if self.is_end(path, other)), None):
-                    roles[path] = RoleGuess(Role.COMPLETION_IDS, f"{whole} ends with it", "response")
+                if begins := next((other for other in longer if self.is_start(path, other)), None):
+                    roles[path] = RoleGuess(Role.PROMPT_IDS, f"{begins} starts with it")
+                elif ends := next((other for other in longer if self.is_end(path, other)), None):
+                    roles[path] = RoleGuess(Role.COMPLETION_IDS, f"{ends} ends with it", "response")
         # The roles, corrected where names alone contradict: a prompt without completion, two whole sequences.
         by_role = {role: [p for p, guess in roles.items() if guess.role is role] for role in Role}
         wholes, prompts, answers = by_role[Role.IDS], by_role[Role.PROMPT_IDS], by_role[Role.COMPLETION_IDS]
