@@ -158,7 +158,7 @@ BUDGETS = {
     "agents": 702,
     "align": 1_189,
     "chains": 1_465,
-    "cli": 5_987,
+    "cli": 6_001,
     "conformance": 1_378,
     "convert": 2_198,
     "evidence": 7_035,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from importlib import import_module
+from functools import partial
 
 from tito_audit.registry import module_names
 
@@ -32,8 +32,6 @@ parsers = _one_of(lambda: ("auto", "none", "server", *module_names("tito_audit.p
 repairs = _one_of(lambda: module_names("tito_audit.repairs"), listed=True)
 codes = _one_of(_families_and_rules, listed=True)
 manuals = _one_of(lambda: (*_families_and_rules(), *module_names("tito_audit.repairs")))
-forms = _one_of(lambda: import_module("tito_audit.convert.rows").all_makers())
-sampled_roles = _one_of(lambda: import_module("tito_audit.record.speakers").SAMPLED_ROLES, listed=True)
 
 
 @_one_of
@@ -50,3 +48,19 @@ def rescore_reports() -> Iterable[str]:
     from tito_audit.cli._rescored import REPORTS
 
     return REPORTS
+
+
+@_one_of
+def forms() -> Iterable[str]:
+    """Forms for `--to`."""
+    from tito_audit.convert.rows import all_makers
+
+    return all_makers()
+
+
+@partial(_one_of, listed=True)
+def sampled_roles() -> Iterable[str]:
+    """Known roles for `--sampled-role`; it takes any other as well."""
+    from tito_audit.record.speakers import SAMPLED_ROLES
+
+    return SAMPLED_ROLES
