@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 
 from tito_audit.errors import SetupError
-from tito_audit.settings.file import config_schema, read_config
+from tito_audit.settings.file import read_config
 from tito_audit.settings.options import FLAG_ONLY, KEYS
+from tools.config_schema import config_schema
 
 SHIPPED = Path(__file__).resolve().parents[1] / "tito_audit" / "schemas" / "config.schema.json"
 VALUES: tuple[Any, ...] = (

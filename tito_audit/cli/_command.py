@@ -49,7 +49,6 @@ def command(name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
 
 
 def _parameter(option: Option, command: str) -> inspect.Parameter:
-    """An option as a parameter for Typer."""
     kind: Any
     kind, parser = (option.takes, None) if isinstance(option.takes, type) else (float, option.takes)
     if isinstance(option.takes, tuple):

@@ -36,61 +36,23 @@ class Target:
 
 def wanted_reports(
     reports: Sequence[str],
+    output_format: str | None,
     logs: Sequence[str],
-    baseline: str | None = None,
-    *,
+    written: Sequence[str] = (),
     inputs: Sequence[str] = (),
-    journal: str | None = None,
-    output_format: str | None = None,
+    names: Iterable[str] | None = None,
+    *,
     quiet: bool = False,
     flags: Sequence[bool] = (True, True),
-) -> list[Target]:
-    """The reports named as `NAME` and `NAME=FILE`, and the one for stdout, `text` if none is named.
-
-    SetupError when two would be written to the same place, or one over a log or one of `inputs`. `flags` says
-    whether `reports` and `output_format` come from the command line: for stdout, a flag overrides the
-    configuration file.
-    """
-    from tito_audit.reports import report_named
-
-    written = [file for file in (baseline, journal) if file is not None]
-    named = with_printed(named_places(reports, logs, written, inputs), output_format, quiet=quiet, flags=flags)
-    return [Target(report_named(name), path) for name, path in named]
-
-
-def named_reports(
-    reports: Sequence[str],
-    output_format: str | None,
-    logs: Sequence[str],
-    written: Sequence[str],
-    inputs: Sequence[str],
-    names: Iterable[str],
-    *,
-    quiet: bool,
 ) -> list[tuple[str, Path | None]]:
-    """The reports of a command that has its own, with their places: `text` to stdout if no other goes there.
+    """The reports `NAME` and `NAME=FILE` with their places; to stdout (None) the one that `--output-format` names,
+    `text` if nothing goes there and not `quiet`.
 
-    SetupError for an unknown report, or for one that cannot be written to its place.
+    SetupError when two would be written to the same place, one over a log or a file that the run writes or reads,
+    or one is not in `names`. `flags` says whether `reports` and `output_format` come from the command line: for
+    stdout, a flag overrides the configuration file.
     """
     named = named_places(reports, logs, written, inputs)
-    wanted = with_printed(named, output_format, quiet=quiet)
-    for name, _ in wanted:
-        if name not in names:
-            raise unknown("report", name, names, flag="--report")
-    return wanted
-
-
-def with_printed(
-    named: list[tuple[str, Path | None]],
-    output_format: str | None,
-    *,
-    quiet: bool,
-    flags: Sequence[bool] = (True, True),
-) -> list[tuple[str, Path | None]]:
-    """The reports with the one for stdout, which `--output-format` names; `text` if nothing does, and not `quiet`.
-
-    SetupError when two reports would go to stdout.
-    """
     if output_format is not None and "=" in output_format:
         raise SetupError(
             f"--output-format {output_format}: this flag is for stdout.\nFor a file, pass --report NAME=FILE"
@@ -107,7 +69,11 @@ def with_printed(
         else:
             named = [(name, path) for name, path in named if path is not None]
     first = output_format or (None if quiet or printed is not None else "text")
-    return named if first is None else [(first, None), *named]
+    wanted = named if first is None else [(first, None), *named]
+    for name, _ in wanted:
+        if names is not None and name not in names:
+            raise unknown("report", name, names, flag="--report")
+    return wanted
 
 
 def named_places(

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 import numpy as np
 from rich.cells import cell_len
@@ -21,13 +22,10 @@ from tito_audit.record.arrays import Ids, Logprobs, Mask
 from tito_audit.record.column import ColumnRole
 from tito_audit.record.finding import Result
 from tito_audit.record.outcome import Outcome
-from tito_audit.record.rollout import Rollout, TrainingRow, Turn
+from tito_audit.record.rollout import Rollout, Turn
 from tito_audit.terminal.boxes import shortened
 from tito_audit.terminal.escape import visible
 from tito_audit.terminal.words import many
-
-_PAIRED = 8192
-"""The most tokens between the first and the last difference to align; more count as one change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,32 +50,23 @@ class DiffRegion:
 def changed_regions(old: DiffRow, new: DiffRow) -> list[DiffRegion]:
     """The spans that differ, in order: different tokens, or equal tokens with a different mask or logprob."""
     # If every token could begin a run, a long run of one token (padding) would take quadratic time.
-    runs = list(paired_runs(old.ids, new.ids, longest=_PAIRED, frequent_from=0))
+    runs = list(paired_runs(old.ids, new.ids, longest=8192, frequent_from=0))
     regions = [DiffRegion(*gap) for gap in gaps(runs, len(old.ids), len(new.ids))]
-    for run in runs:
-        regions += _columns_differ(old, new, *run)
-    return _joined(sorted(regions, key=lambda region: (region.old_start, region.new_start)))
-
-
-def _columns_differ(old: DiffRow, new: DiffRow, i: int, j: int, size: int) -> Iterator[DiffRegion]:
-    """Spans of equal tokens with a different mask or logprob."""
-    differs = np.zeros(size, np.bool_)
-    for before, after in ((old.loss_mask, new.loss_mask), (old.logprobs, new.logprobs)):
-        if before is not None and after is not None:
-            a, b = before[i : i + size], after[j : j + size]
-            both_unknown = np.isnan(a.astype(np.float64)) & np.isnan(b.astype(np.float64))
-            differs |= (a != b) & ~both_unknown
-        elif before is not after:
-            differs |= True
-    edges = np.flatnonzero(np.diff(np.concatenate(([False], differs, [False])).astype(np.int8)))
-    for start, end in zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True):
-        yield DiffRegion(i + start, i + end, j + start, j + end)
-
-
-def _joined(regions: list[DiffRegion]) -> list[DiffRegion]:
-    """The regions, with adjacent ones joined."""
+    for i, j, size in runs:
+        # Equal tokens with a different mask or logprob.
+        differs = np.zeros(size, np.bool_)
+        for before, after in ((old.loss_mask, new.loss_mask), (old.logprobs, new.logprobs)):
+            if before is not None and after is not None:
+                a, b = before[i : i + size], after[j : j + size]
+                both_unknown = np.isnan(a.astype(np.float64)) & np.isnan(b.astype(np.float64))
+                differs |= (a != b) & ~both_unknown
+            elif before is not after:
+                differs |= True
+        edges = np.flatnonzero(np.diff(np.concatenate(([False], differs, [False])).astype(np.int8))).tolist()
+        for start, end in zip(edges[::2], edges[1::2], strict=True):
+            regions.append(DiffRegion(i + start, i + end, j + start, j + end))
     out: list[DiffRegion] = []
-    for region in regions:
+    for region in sorted(regions, key=attrgetter("old_start", "new_start")):
         if out and out[-1].old_end == region.old_start and out[-1].new_end == region.new_start:
             region = DiffRegion(out[-1].old_start, region.old_end, out[-1].new_start, region.new_end)
             out.pop()
@@ -121,23 +110,30 @@ class RowDiff:
         repeated = len(regions) - len(fresh)
         again = f" · {repeated:,} change{'s' if repeated > 1 else ''} as above" if repeated else ""
         yield Text(f"  {title} · {extent(old)} → {extent(new)}{again}", style="bold")
-        yield from _table(list(self._tokens(fresh[:_PLACES], old, new)), self.piece is not None)
+        # Without columns that the sequence lacks.
+        lines: list[_Line] = []
+        shown, at = fresh[:_PLACES], 0
+        for number, region in enumerate(shown):  # each with the tokens around it, which are drawn once
+            start = max(region.new_start - _CONTEXT, at)
+            lines += [_Line(" ")] if number and start > at else []
+            lines += self._run(" ", new, start, region.new_start)
+            lines += self._run("-", old, region.old_start, region.old_end)
+            lines += self._run("+", new, region.new_start, region.new_end)
+            after = shown[number + 1].new_start if number + 1 < len(shown) else len(new.ids)
+            at = min(region.new_end + _CONTEXT, after)
+            lines += self._run(" ", new, region.new_end, at)
+        names = ("at", "" if self.piece is None else "token", "id", "mask", "logprob")
+        full = [line.cells for line in lines if line.cells]
+        widths = [max((cell_len(cells[n]) for cells in full), default=0) for n in range(len(names))]
+        widths = [max(width, cell_len(name)) if width else 0 for width, name in zip(widths, names, strict=True)]
+        if full:
+            yield Text("      " + _row(names, widths), style="dim")
+        for line in lines:
+            words = _row(line.cells, widths) if line.cells else "…"
+            words += f" {line.left_out:,} more" if line.left_out else ""
+            yield Text(f"    {line.sign} {words}", style=_STYLES[line.sign])
         if len(fresh) > _PLACES:
             yield Text(f"    … {len(fresh) - _PLACES:,} more changes", style="dim")
-
-    def _tokens(self, regions: Sequence[DiffRegion], old: DiffRow, new: DiffRow) -> Iterator[_Line]:
-        """Every change with the tokens around it, each of them once."""
-        at = 0
-        for number, region in enumerate(regions):
-            start = max(region.new_start - _CONTEXT, at)
-            if number and start > at:
-                yield _Line(" ")
-            yield from self._run(" ", new, start, region.new_start)
-            yield from self._run("-", old, region.old_start, region.old_end)
-            yield from self._run("+", new, region.new_start, region.new_end)
-            after = regions[number + 1].new_start if number + 1 < len(regions) else len(new.ids)
-            at = min(region.new_end + _CONTEXT, after)
-            yield from self._run(" ", new, region.new_end, at)
 
     def _run(self, sign: str, side: DiffRow, start: int, end: int) -> Iterator[_Line]:
         """The tokens of one run, without the middle of a long one."""
@@ -165,21 +161,6 @@ def _mark(region: DiffRegion, old: DiffRow, new: DiffRow) -> tuple[object, ...]:
     """A key that is equal for repeated changes: tokens, position, and which columns the sequence has."""
     was, now = old.ids[region.old_start : region.old_end], new.ids[region.new_start : region.new_end]
     return was.tobytes(), now.tobytes(), region.new_start, old.loss_mask is None, old.logprobs is None
-
-
-def _table(lines: Sequence[_Line], with_text: bool) -> Iterator[Text]:
-    """The lines under one head, without columns that the sequence lacks."""
-    names = ("at", "token" if with_text else "", "id", "mask", "logprob")
-    full = [line.cells for line in lines if line.cells]
-    widths = [max((cell_len(cells[n]) for cells in full), default=0) for n in range(len(names))]
-    widths = [max(width, cell_len(name)) if width else 0 for width, name in zip(widths, names, strict=True)]
-    if full:
-        yield Text("      " + _row(names, widths), style="dim")
-    for line in lines:
-        words = _row(line.cells, widths) if line.cells else "…"
-        if line.left_out:
-            words += f" {line.left_out:,} more"
-        yield Text(f"    {line.sign} {words}", style=_STYLES[line.sign])
 
 
 def _row(cells: Sequence[str], widths: Sequence[int]) -> str:
@@ -243,7 +224,20 @@ def _rollout(old: Rollout, parts: list[Rollout], changes: RowDiff) -> Iterator[T
     if len(parts) != 1:
         if not parts:
             yield Text("  left out")
-        yield from _forked(old, parts)
+        trained: set[int] = set()
+        for at, part in enumerate(parts, 1):
+            row = part.training_row
+            seen = part.turns[-1].seen_ids if part.turns else None
+            words = [f"  row {at} of {len(parts)}"]
+            if row is not None:
+                words.append(extent(DiffRow(row.token_ids, row.loss_mask)))
+            elif seen is not None:
+                words.append(extent(DiffRow(seen)))
+            turns = [n for n in _numbers(old.turns, part.turns, trained) if n is not None]
+            trained.update(turns)
+            if turns:
+                words.append(f"trains turn{'s' if len(turns) > 1 else ''} {', '.join(map(str, turns))}")
+            yield Text(" · ".join(words))
         return
     (new,) = parts
     numbers = _numbers(old.turns, new.turns)
@@ -262,30 +256,20 @@ def _rollout(old: Rollout, parts: list[Rollout], changes: RowDiff) -> Iterator[T
             yield from changes.lines(f"turn {number} completion", before, after)
     rows = [row for row in (old.training_row, new.training_row) if row is not None]
     if len(rows) == 2:
-        sides = zip(*map(_facts, rows), strict=True)
-        facts = [f"{what} {before} → {after}" for (what, before), (_, after) in sides if before != after]
+        names = ("padding", "prompt length", "mask")
+        written = [
+            (
+                f"{row.padding.left} left, {row.padding.right} right",
+                str(row.prompt_length),
+                ", ".join(str(each.encoding) for each in row.columns if each.role is ColumnRole.LOSS_MASK),
+            )
+            for row in rows
+        ]
+        facts = [f"{what} {a} → {b}" for what, a, b in zip(names, *written, strict=True) if a != b]
         if facts:
             yield Text(visible("  training row · " + " · ".join(facts)), style="bold")
         before, after = (DiffRow(row.token_ids, row.loss_mask, row.logprobs) for row in rows)
         yield from changes.lines("training row", before, after)
-
-
-def _forked(old: Rollout, parts: Sequence[Rollout]) -> Iterator[Text]:
-    """The parts of a fork: the length of each, and the turns that it trains."""
-    trained: set[int] = set()
-    for number, part in enumerate(parts, 1):
-        row = part.training_row
-        seen = part.turns[-1].seen_ids if part.turns else None
-        words = [f"  row {number} of {len(parts)}"]
-        if row is not None:
-            words.append(extent(DiffRow(row.token_ids, row.loss_mask)))
-        elif seen is not None:
-            words.append(extent(DiffRow(seen)))
-        turns = [n for n in _numbers(old.turns, part.turns, trained) if n is not None]
-        trained.update(turns)
-        if turns:
-            words.append(f"trains turn{'s' if len(turns) > 1 else ''} {', '.join(map(str, turns))}")
-        yield Text(" · ".join(words))
 
 
 def _numbers(old: Sequence[Turn], new: Sequence[Turn], trained: Collection[int] = frozenset()) -> list[int | None]:
@@ -308,10 +292,3 @@ def _numbers(old: Sequence[Turn], new: Sequence[Turn], trained: Collection[int] 
 
 def _equal(ids: Ids | None, other: Ids | None) -> bool:
     return ids is other or (ids is not None and other is not None and np.array_equal(ids, other))
-
-
-def _facts(row: TrainingRow) -> Iterator[tuple[str, str]]:
-    """How the row is written."""
-    yield "padding", f"{row.padding.left} left, {row.padding.right} right"
-    yield "prompt length", str(row.prompt_length)
-    yield "mask", ", ".join(str(column.encoding) for column in row.columns if column.role is ColumnRole.LOSS_MASK)

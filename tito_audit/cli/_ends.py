@@ -24,7 +24,6 @@ class _Stdout(io.FileIO):
     """Stdout whose errors are messages: StorageError, BrokenPipeError without a reader."""
 
     def write(self, data: Any, /) -> int:
-        """Write and return how many bytes were taken."""
         try:
             while (size := super().write(data)) is None:  # a pipe that does not wait, and is full
                 select.select([], [self], [])
@@ -91,7 +90,12 @@ def refusal(error: BaseException) -> str | None:
     """What the system did not let the run do, and what to do; None for any other error."""
     if isinstance(error, MemoryError):
         return "there is not enough memory.\nRun with fewer --jobs, or on a machine with more."
-    if (isinstance(error, OSError) and error.errno in _FILES) or _no_file_left():
+    full = isinstance(error, OSError) and error.errno in _FILES
+    try:  # at the limit of open files imports fail with errors of other kinds
+        os.close(os.open(os.devnull, os.O_RDONLY))
+    except OSError as refused:
+        full = full or refused.errno in _FILES
+    if full:
         return "no more files can be opened.\nRaise the limit with `ulimit -n`, or run with fewer --jobs."
     if any(words in str(error) for words in _NO_THREAD):
         return _too_many("threads")
@@ -110,12 +114,3 @@ def refusal(error: BaseException) -> str | None:
 
 def _too_many(what: str) -> str:
     return f"no more {what} can be started.\nRaise the limit with `ulimit -u`, or pass --jobs 1."
-
-
-def _no_file_left() -> bool:
-    """Whether the limit of open files is reached; imports then fail with errors of other kinds."""
-    try:
-        os.close(os.open(os.devnull, os.O_RDONLY))
-    except OSError as error:
-        return error.errno in _FILES
-    return False

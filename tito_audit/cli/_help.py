@@ -143,7 +143,23 @@ def mistake(error: Any, ctx: Any) -> SetupError | None:
         return SetupError(f"{here.info_name} does not know what to do with {extra}.\n{_usage(here)}")
     parameter = getattr(error, "param", None)
     if parameter is not None:
-        return _about_value(error, parameter, here)
+        # A value that its option or argument does not accept.
+        option = parameter.opts[0] if parameter.param_type_name == "option" else None
+        quote = error.message[:1]
+        typed = error.message[1 : error.message.find(quote, 1)] if quote in ("'", '"') else None
+        choices = getattr(parameter.type, "choices", None)
+        if choices and typed is not None:
+            what = "report" if option == "--output-format" else option or parameter.name
+            return unknown(what, typed, [getattr(choice, "value", choice) for choice in choices], flag=option)
+        for word, meaning in _KINDS.items():
+            if typed is not None and f"valid {word}" in error.message:
+                return SetupError(f'{option} "{typed}": not {meaning}.', flag=option)
+        least = getattr(parameter.type, "min", None)
+        if least is not None and "not in the range" in error.message:
+            return SetupError(
+                f"{option} {error.message.partition(' ')[0]}: it takes {least:g} or more.", flag=option
+            )
+        return SetupError(f"{option or _takes(parameter, here)}: {error.message}", flag=option)
     return SetupError(f"{_command(here)}: {error.format_message()}\n{_try_help(here)}")
 
 
@@ -166,34 +182,12 @@ def _about_flag(flag: str, ctx: Any) -> str:
         more = f" (and {len(others) - 1} more)" if len(others) > 1 else ""
         hint = f"{ctx.info_name} has no such flag, {others[0]}{more} has"
     else:
-        hint = _habit(flag, ctx) or did_you_mean(flag, _flags(ctx), 2)
+        habit = _HABITS.get(flag, "")
+        wanted = {word for word in habit.split() if word.startswith("-")}
+        letters = (opt for parameter in ctx.command.get_params(ctx) for opt in parameter.opts if len(opt) == 2)
+        has_it = bool(habit) and wanted <= {*_flags(ctx), *letters}
+        hint = f"did you mean {habit}?" if has_it else did_you_mean(flag, _flags(ctx), 2)
     return f'Unknown flag "{flag}"' + (f": {hint} ({_try_help(ctx)})" if hint else f". ({_try_help(ctx)})")
-
-
-def _habit(flag: str, ctx: Any) -> str:
-    """Our name for a flag of other tools, if the command has it."""
-    habit = _HABITS.get(flag, "")
-    wanted = {word for word in habit.split() if word.startswith("-")}
-    letters = (opt for parameter in ctx.command.get_params(ctx) for opt in parameter.opts if len(opt) == 2)
-    return f"did you mean {habit}?" if habit and wanted <= {*_flags(ctx), *letters} else ""
-
-
-def _about_value(error: Any, parameter: Any, ctx: Any) -> SetupError:
-    """The message for a value that its flag or argument does not accept."""
-    flag = parameter.opts[0] if parameter.param_type_name == "option" else None
-    quote = error.message[:1]
-    typed = error.message[1 : error.message.find(quote, 1)] if quote in ("'", '"') else None
-    choices = getattr(parameter.type, "choices", None)
-    if choices and typed is not None:
-        what = "report" if flag == "--output-format" else flag or parameter.name
-        return unknown(what, typed, [getattr(choice, "value", choice) for choice in choices], flag=flag)
-    for word, meaning in _KINDS.items():
-        if typed is not None and f"valid {word}" in error.message:
-            return SetupError(f'{flag} "{typed}": not {meaning}.', flag=flag)
-    least = getattr(parameter.type, "min", None)
-    if least is not None and "not in the range" in error.message:
-        return SetupError(f"{flag} {error.message.partition(' ')[0]}: it takes {least:g} or more.", flag=flag)
-    return SetupError(f"{flag or _takes(parameter, ctx)}: {error.message}", flag=flag)
 
 
 def _takes(parameter: Any, ctx: Any) -> str:

@@ -56,8 +56,6 @@ class IdentifyRun:
 def page_lines(outcome: IdentifyRun) -> Iterator[Text]:
     """Everything but what to paste."""
     yield from _head(outcome)
-    yield Text()
-    yield from _verdict(outcome)
     identified = outcome.identified
     if identified.best is not None:
         explanation = identified.best.explanation
@@ -150,6 +148,7 @@ def described(explanation: Explanation) -> str:
 
 
 def _head(outcome: IdentifyRun) -> Iterator[Text]:
+    """What was read, and the verdict."""
     first = outcome.first
     names = " ".join(outcome.logs[:3]) + (" …" if len(outcome.logs) > 3 else "")
     yield Text("tito-audit identify ", style="bold").append(visible(names))
@@ -161,13 +160,15 @@ def _head(outcome: IdentifyRun) -> Iterator[Text]:
         line.append(visible(elided(f"{place}: {why}", _TEXT)))
     yield line
     yield from (Text(visible(elided(notice, 2 * _TEXT)), style="dim") for notice in first.notices)
-
-
-def _verdict(outcome: IdentifyRun) -> Iterator[Text]:
-    identified = outcome.identified
-    best = identified.best
+    yield Text()
+    identified, best = outcome.identified, outcome.identified.best
     if best is None:
-        yield Text("Not identified: ", style="bold red").append(_why_nothing(outcome))
+        why = _LACKS[identified.lack] if identified.lack is not None else "no template writes these prompts"
+        if not outcome.candidates.tried and identified.lack is not Lack.NO_IDS:
+            why = "there is no tokenizer to try; pass -t DIR or a Hugging Face name"
+        if not first.rollouts:
+            why = "no row can be read" if first.unreadable else "the log has no rows"
+        yield Text("Not identified: ", style="bold red").append(why)
         if identified.lack is None:
             yield from _left(identified.left)
         return
@@ -181,16 +182,6 @@ def _verdict(outcome: IdentifyRun) -> Iterator[Text]:
     yield Text(f"  It writes exactly {share_words(best.share)}. {on_which}")
     if not identified.sure and identified.unsure_because:
         yield Text(f"  Not certain because {visible(elided(identified.unsure_because, 2 * _TEXT))}.")
-
-
-def _why_nothing(outcome: IdentifyRun) -> str:
-    """Why there is no explanation at all."""
-    identified, first = outcome.identified, outcome.first
-    if not first.rollouts:
-        return "no row can be read" if first.unreadable else "the log has no rows"
-    if not outcome.candidates.tried and identified.lack is not Lack.NO_IDS:
-        return "there is no tokenizer to try; pass -t DIR or a Hugging Face name"
-    return _LACKS[identified.lack] if identified.lack is not None else "no template writes these prompts"
 
 
 def share_words(share: Share) -> str:

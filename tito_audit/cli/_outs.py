@@ -7,13 +7,16 @@ import os
 import re
 import stat
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, TextIO, cast
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from tito_audit.errors import SetupError, StorageError
 from tito_audit.terminal.encoding import ready_stdout
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 _STDOUT = ("-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1")
 _STDERR = "/dev/stderr"
@@ -170,6 +173,30 @@ def journal_place(journal: str | None, beside: str | None, *, resume: bool, way:
             f"{place}: this holds what an earlier run finished.\nPass --resume to continue it, or delete the file."
         )
     return place
+
+
+def print_object(value: Any) -> None:
+    """Print one JSON object to stdout."""
+    from tito_audit.report_objects import as_json
+    from tito_audit.terminal.encoding import print_json
+
+    print_json(as_json(value))
+
+
+def print_result(
+    shape: str,
+    value: Callable[[], Any],
+    wrapped: Iterable[RenderableType] = (),
+    whole: Iterable[RenderableType] = (),
+    notice: str | None = None,
+) -> None:
+    """Print what a command found: with `json` as one object, else as a page, see `print_page`."""
+    from tito_audit.terminal.page import print_page
+
+    if shape == "json":
+        print_object(value())
+    else:
+        print_page(wrapped, whole, notice)
 
 
 def say_resumed(resumed: int, of: int, place: Path | None, *, silent: bool) -> None:

@@ -35,15 +35,6 @@ _COUNTED = "written repaired forked forked_into more_tokens as_they_were standin
 
 
 @dataclass(slots=True)
-class _Done:
-    """What one repair did."""
-
-    rows: int = 0
-    codes: Counter[str] = field(default_factory=Counter)
-    """In how many rows each code was fixed."""
-
-
-@dataclass(slots=True)
 class Said:
     """A sentence about rows; numbers and names may vary."""
 
@@ -56,7 +47,6 @@ class Said:
     """Whether it explains that a repair needs --unsafe."""
 
     def as_object(self) -> dict[str, Any]:
-        """The sentence for the JSON report."""
         return {**fields(self, "text rows"), **fields(self.place, "file row")}
 
 
@@ -108,7 +98,10 @@ class RowTally:
     movable: int = 0
     """Those among them that a quarantine would take."""
     quarantined: int = 0
-    done: dict[str, _Done] = field(default_factory=dict)
+    done: Counter[str] = field(default_factory=Counter)
+    """Rows that each repair repaired."""
+    cured: dict[str, Counter[str]] = field(default_factory=dict)
+    """By repair: in how many rows each code was fixed."""
     notes: Sayings = field(default_factory=Sayings)
     declined: Sayings = field(default_factory=Sayings)
     moved: Sayings = field(default_factory=Sayings)
@@ -122,12 +115,10 @@ class RowTally:
 
     @property
     def as_they_were(self) -> int:
-        """Rows written as they were read."""
         return self.rows - self.repaired - self.quarantined
 
     @property
     def written(self) -> int:
-        """All rows written."""
         return self.rows - self.quarantined - self.forked + self.forked_into
 
     def add(self, outcome: Outcome) -> None:
@@ -143,9 +134,8 @@ class RowTally:
                 self.forked_into += outcome.rows
                 self.more_tokens += outcome.more_tokens
             for name, codes in outcome.cured.items():
-                done = self.done.setdefault(name, _Done())
-                done.rows += 1
-                done.codes.update(codes)
+                self.done[name] += 1
+                self.cured.setdefault(name, Counter()).update(codes)
             for note in outcome.notes:
                 if note not in outcome.costs:
                     self.notes.add(note, outcome.place)
@@ -166,12 +156,11 @@ class RowTally:
                 self.first_left = finding
 
     def as_object(self) -> dict[str, Any]:
-        """The counts for the JSON report."""
         return {
             "rows": {"read": self.rows, **fields(self, _COUNTED)},
             "repairs": {
-                name: {"rows": done.rows, "cured": dict(sorted(done.codes.items()))}
-                for name, done in self.done.items()
+                name: {"rows": rows, "cured": dict(sorted(self.cured[name].items()))}
+                for name, rows in self.done.items()
             },
             "declined": [{"repair": by, **sentence.as_object()} for by, sentence in self.declined],
             "quarantined": [sentence.as_object() for _, sentence in self.moved],
@@ -250,9 +239,8 @@ def _write_text(run: RepairRun, out: TextIO, options: ReportOptions) -> None:
         not_repaired = list(_sayings(run.tally.declined))
         left = {code: claims[None] for code, claims in sorted(run.tally.left.items()) if claims[None]}
         if left:
-            not_repaired.append(
-                f"no repair fits {listed(list(left))} here ({many(sum(left.values()), 'finding')})"
-            )
+            findings = many(sum(left.values()), "finding")
+            not_repaired.append(f"no repair fits {listed(list(left))} here ({findings})")
         if whole := [code for code in _of_whole_logs(run) if code != TRAINED_ONCE]:
             not_repaired.append(f"{listed(whole)}: about a log as a whole, which no repair of its rows changes")
         print_list(console, "Not repaired", not_repaired)
@@ -305,9 +293,8 @@ def _done_table(tally: RowTally) -> Table:
     table.add_column("fixed in them")
     order = [repair.name for repair in all_repairs()]
     for name in sorted(tally.done, key=lambda name: order.index(name) if name in order else -1):
-        done = tally.done[name]
-        codes = ", ".join(f"{code} ({rows:,})" for code, rows in sorted(done.codes.items()))
-        table.add_row(visible(name), f"{done.rows:,}", codes or "rewritten as asked")
+        codes = ", ".join(f"{code} ({rows:,})" for code, rows in sorted(tally.cured[name].items()))
+        table.add_row(visible(name), f"{tally.done[name]:,}", codes or "rewritten as asked")
     return table
 
 
@@ -316,10 +303,18 @@ def _verdict(run: RepairRun, shown: Sequence[Severity]) -> Text:
     if not run.before.rollouts + run.before.rows_unreadable:
         return Text("nothing to repair: no rollouts", style="bold yellow")
     before, after = _totals(run.before), _totals(run.after)
-    worst_first = sorted(Severity, reverse=True)
-    changes = [
-        _change(run, each, before[each], after[each]) for each in worst_first if before[each] or after[each]
-    ]
+    # `errors in 2 of 5 rollouts → 0`; the findings of notes, and where some are about a whole log.
+    changes = []
+    rows, now = (summary.rollouts + summary.rows_unreadable for summary in (run.before, run.after))
+    for severity in (each for each in sorted(Severity, reverse=True) if before[each] or after[each]):
+        old, new = (summary.new.get(severity, New()) for summary in (run.before, run.after))
+        elsewhere = old.of_logs or new.of_logs or old.between or new.between or not (old.rollouts or new.rollouts)
+        if severity is Severity.NOTE or elsewhere:
+            changes.append(f"{many(before[severity], severity.word)} → {after[severity]:,}")
+        else:
+            of = f" of {now:,}" if new.rollouts and now != rows else ""
+            rollouts = f"{old.rollouts:,} of {many(rows, 'rollout')} → {new.rollouts:,}{of}"
+            changes.append(f"{severity.word}s in {rollouts}")
     if len(changes) > 1 and Severity.NOTE not in shown and (before[Severity.NOTE] or after[Severity.NOTE]):
         changes.pop()
     unjudged = list(_unjudged(run))
@@ -333,17 +328,6 @@ def _verdict(run: RepairRun, shown: Sequence[Severity]) -> Text:
     words, style = _outcome_words(run, before, after)
     line = Text(words, style=style).append(": " + "; ".join(parts))
     return line.append("".join(f"; {part}" for part in unjudged), style="yellow")
-
-
-def _change(run: RepairRun, severity: Severity, before: int, after: int) -> str:
-    """`errors in 2 of 5 rollouts → 0`; the findings of notes, and where some are about a whole log."""
-    old, new = (summary.new.get(severity, New()) for summary in (run.before, run.after))
-    elsewhere = old.of_logs or new.of_logs or old.between or new.between or not (old.rollouts or new.rollouts)
-    if severity is Severity.NOTE or elsewhere:
-        return f"{many(before, severity.word)} → {after:,}"
-    rows, now = (summary.rollouts + summary.rows_unreadable for summary in (run.before, run.after))
-    of = f" of {now:,}" if new.rollouts and now != rows else ""
-    return f"{severity.word}s in {old.rollouts:,} of {many(rows, 'rollout')} → {new.rollouts:,}{of}"
 
 
 def _unjudged(run: RepairRun) -> Iterator[str]:
@@ -453,21 +437,35 @@ def _notices(run: RepairRun) -> list[str]:
 
 def _next(run: RepairRun) -> Iterator[str]:
     """Next steps for the findings that are left."""
+    from tito_audit.repair import Safety
+    from tito_audit.repairs import all_repairs
+
     tally = run.tally
     if tally.left and run.settings.tokenizer is None:
         yield "--tokenizer DIR   runs the repairs and rules that need the tokenizer"
-    kept_back, unnamed = _kept_back(run)
-    if kept_back:
-        yield f"--unsafe   lets {listed(kept_back)} run; tito-audit explain {kept_back[0]} names the cost"
-    if unnamed:
-        yield f"--with {','.join((*run.repairs.strategies, *unnamed))}   also tries {listed(unnamed)}"
-    if tally.milder and not run.repairs.strategies:
+    named = run.repairs.strategies
+    claiming = [
+        repair
+        for repair in all_repairs()
+        if not repair.by_model and any(repair.claims(code) for code in tally.left)
+    ]
+    unsafe = [by for by, sentence in tally.declined if sentence.needs_unsafe]
+    for repair in claiming if not named else ():
+        if repair.safety is Safety.UNSAFE and not repair.removes_rows:
+            unsafe.append(repair.name)
+    if unsafe and not run.repairs.unsafe:
+        unsafe = list(dict.fromkeys(unsafe))
+        yield f"--unsafe   lets {listed(unsafe)} run; tito-audit explain {unsafe[0]} names the cost"
+    safe = [each.name for each in claiming if each.safety is not Safety.UNSAFE and each.name not in named]
+    if named and safe:
+        yield f"--with {','.join((*named, *safe))}   also tries {listed(safe)}"
+    if tally.milder and not named:
         yield "--fail-on warning   also repairs warnings, where that can be proven"
     if tally.movable and run.repairs.quarantine is None:
         codes = listed(sorted(tally.left))
         yield f"--quarantine FILE   moves the {many(tally.movable, 'row')} with {codes} there, with the reason"
     whole = _of_whole_logs(run)
-    if TRAINED_ONCE in whole and ONCE not in run.repairs.strategies:
+    if TRAINED_ONCE in whole and ONCE not in named:
         yield f"--with {ONCE}   takes repeated training out of the loss where it is certain"
     if tally.first_left is not None:
         place = tally.first_left.place
@@ -477,21 +475,3 @@ def _next(run: RepairRun) -> Iterator[str]:
         yield f"tito-audit explain {whole[0]}   what it means, and what fixes it"
     if run.out is None and tally.repaired:
         yield "-o OUT   writes the repaired log; --diff shows every change"
-
-
-def _kept_back(run: RepairRun) -> tuple[list[str], list[str]]:
-    """Repairs that might help but need --unsafe, and safe ones that --with did not name."""
-    from tito_audit.repair import Safety
-    from tito_audit.repairs import all_repairs
-
-    named = run.repairs.strategies
-    by_log = [repair for repair in all_repairs() if not repair.by_model]
-    claiming = [repair for repair in by_log if any(repair.claims(code) for code in run.tally.left)]
-    unsafe = [by for by, sentence in run.tally.declined if sentence.needs_unsafe]
-    for repair in claiming if not named else ():
-        if repair.safety is Safety.UNSAFE and not repair.removes_rows:
-            unsafe.append(repair.name)
-    unnamed = [
-        repair.name for repair in claiming if repair.safety is not Safety.UNSAFE and repair.name not in named
-    ]
-    return ([] if run.repairs.unsafe else list(dict.fromkeys(unsafe))), (unnamed if named else [])

@@ -65,13 +65,11 @@ class Details:
             yield cls(file)
 
     def add(self, result: RescoredRollout) -> None:
-        """Keep one rollout."""
         if self.file is not None:
             self.file.write((",\n" if self.number else "\n") + as_json(rollout_object(result)))
             self.number += 1
 
     def copy_to(self, out: TextIO) -> None:
-        """Write all of them."""
         if self.file is not None:
             self.file.seek(0)
             shutil.copyfileobj(self.file, out)
@@ -160,19 +158,13 @@ def page_parts(
 def verdict(summary: RescoreSummary) -> str:
     """One sentence: whether the log's logprobs are the model's."""
     whole = summary.agreement
-    if whole is None:
-        words = f"No recorded logprob to compare; {many(summary.scored_tokens, 'token')} scored."
-    elif summary.disagreeing or whole.disagrees:
-        words = (
-            f"Recorded logprobs disagree with the model: they differ by {small(whole.size)} on average "
-            f"(tolerance {decimal(summary.tolerance, 6)}); {summary.disagreeing:,} of "
-            f"{many(summary.rollouts, 'rollout')} above it."
-        )
-    else:
-        words = (
-            f"Recorded logprobs agree with the model: they differ by {small(whole.size)} on average "
-            f"(tolerance {decimal(summary.tolerance, 6)})."
-        )
+    words = f"No recorded logprob to compare; {many(summary.scored_tokens, 'token')} scored."
+    if whole is not None:
+        agree, above = "agree", ""
+        if summary.disagreeing or whole.disagrees:
+            agree, above = "disagree", f"; {summary.disagreeing:,} of {many(summary.rollouts, 'rollout')} above it"
+        differ = f"they differ by {small(whole.size)} on average (tolerance {decimal(summary.tolerance, 6)})"
+        words = f"Recorded logprobs {agree} with the model: {differ}{above}."
     return words + (" Not everything could be scored." if summary.unscored else "")
 
 

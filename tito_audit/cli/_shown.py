@@ -26,7 +26,7 @@ from tito_audit.report_objects import fields, finding_object
 from tito_audit.rules import all_rules
 from tito_audit.settings.home import user_path
 from tito_audit.terminal.escape import visible
-from tito_audit.terminal.page import STYLES, finding_lines, range_words
+from tito_audit.terminal.page import STYLES, finding_lines, heading, range_words
 from tito_audit.terminal.sequence import ASKED, BOTH, FINDING, TRAINED, DrawOptions, TokenLine, draw_tokens
 from tito_audit.terminal.words import code_ranges, many
 
@@ -54,11 +54,8 @@ class ShowSpan:
 
     def __str__(self) -> str:
         tokens = str(self.start) if self.end <= self.start + 1 else f"{self.start}-{self.end}"
-        return (
-            (f"turn {self.turn} " if self.turn is not None else "")
-            + (f"{self.where}:" if self.where else "")
-            + tokens
-        )
+        turn = f"turn {self.turn} " if self.turn is not None else ""
+        return f"{turn}{f'{self.where}:' if self.where else ''}{tokens}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,30 +113,26 @@ def spots_of(around: Sequence[str], findings: Sequence[Finding], turn: int | Non
         match = _SPOT.fullmatch(text.strip())
         if match is not None:
             spots.append(_spot(match, f"--around {text}", turn))
-        else:
-            chosen += _chosen(text, findings, "this rollout" if turn is None else f"turn {turn}")
+            continue
+        code, mark = text.strip().upper(), text.strip().lower()
+        is_code, is_mark = _CODE.fullmatch(code) is not None, _FINGERPRINT.fullmatch(mark) is not None
+        if not is_code and not is_mark:
+            raise SetupError(
+                f"--around {text}: not a position, a code or a fingerprint of a finding.\n"
+                "Write 120, completion:12, prompt:5-9, TOK101, or 16 hexadecimal digits from a report."
+            )
+        fitting = [
+            finding
+            for finding in findings
+            if (is_code and finding.code.startswith(code)) or (is_mark and finding.fingerprint.startswith(mark))
+        ]
+        if not fitting:
+            kind, whose = "code" if is_code else "fingerprint", "this rollout" if turn is None else f"turn {turn}"
+            codes = sorted(Counter(finding.code for finding in findings).items())
+            there = ", ".join(f"{code} ({number})" for code, number in codes) or "no findings"
+            raise SetupError(f"--around {text}: no finding of {whose} has this {kind}.\nIt has {there}.")
+        chosen += fitting
     return Spots(tuple(spots), tuple({id(finding): finding for finding in chosen}.values()))
-
-
-def _chosen(text: str, findings: Sequence[Finding], whose: str) -> list[Finding]:
-    code, mark = text.strip().upper(), text.strip().lower()
-    is_code, is_mark = _CODE.fullmatch(code) is not None, _FINGERPRINT.fullmatch(mark) is not None
-    if not is_code and not is_mark:
-        raise SetupError(
-            f"--around {text}: not a position, a code or a fingerprint of a finding.\n"
-            "Write 120, completion:12, prompt:5-9, TOK101, or 16 hexadecimal digits from a report."
-        )
-    fitting = [
-        finding
-        for finding in findings
-        if (is_code and finding.code.startswith(code)) or (is_mark and finding.fingerprint.startswith(mark))
-    ]
-    if not fitting:
-        kind = "code" if is_code else "fingerprint"
-        codes = sorted(Counter(finding.code for finding in findings).items())
-        there = ", ".join(f"{code} ({number})" for code, number in codes) or "no findings"
-        raise SetupError(f"--around {text}: no finding of {whose} has this {kind}.\nIt has {there}.")
-    return fitting
 
 
 def _exists(name: str) -> bool:
@@ -243,7 +236,11 @@ def page_lines(
     page = _Page(
         [finding for finding in result.findings if turn in (None, finding.hit.turn)], look, console, spots, marked
     )
-    page.refuse_far(parts, str(result.place))
+    for spot in spots.spots if spots is not None else ():
+        fitting = [part for part in parts if part.holds(spot.where, spot.turn)]
+        if not any(spot.start <= len(part.tokens.ids) for part in fitting):
+            there = "\n".join(part.title for part in parts) or "nothing"
+            raise SetupError(f"{result.place}: there are no tokens at {spot}.\nIt holds, counted from 0:\n{there}")
     return _page(result, parts, page, look, "the row" if turn is None else f"turn {turn}")
 
 
@@ -282,10 +279,14 @@ def _page(result: Result, parts: Sequence[ShowPart], page: _Page, look: DrawOpti
     yield from page.rest(f"{whose} as a whole")
     if page.spots is not None:
         return
-    for title, lines in (("not read", _reasons(result)), ("more", _more(result.findings))):
+    # `no loss mask: MSK401-MSK404`: the skipped rules, by what was missing.
+    codes: dict[str, list[str]] = {}
+    for skip in sorted(result.skips, key=lambda skip: skip.code):
+        codes.setdefault(skip.because, []).append(skip.code)
+    skipped = [visible(f"{because}: {code_ranges(those)}") for because, those in codes.items()]
+    for title, lines in (("not read", skipped), ("more", _more(result.findings))):
         if lines:
-            yield Text()
-            yield Text(title, style="bold")
+            yield from heading(title)
             yield from (part for line in lines for part in _wrapped(line, look.width, "  "))
 
 
@@ -329,14 +330,6 @@ class _Page:
         """The turn that is asked for by the row of its call; None: no calls were joined."""
         self._chosen = {id(finding) for finding in spots.findings} if spots is not None else set()
 
-    def refuse_far(self, parts: Sequence[ShowPart], place: str) -> None:
-        """SetupError for a position that is past the end of every sequence."""
-        for spot in self.spots.spots if self.spots is not None else ():
-            fitting = [part for part in parts if part.holds(spot.where, spot.turn)]
-            if not any(spot.start <= len(part.tokens.ids) for part in fitting):
-                there = "\n".join(part.title for part in parts) or "nothing"
-                raise SetupError(f"{place}: there are no tokens at {spot}.\nIt holds, counted from 0:\n{there}")
-
     def part(self, part: ShowPart) -> Iterator[Text]:
         """A title, the tokens, and the findings in them, each below the stretch in which it ends."""
         inside = [
@@ -344,28 +337,36 @@ class _Page:
             for finding in self._left
             if range_words(finding) and finding.hit.where is part.where and part.turn in (None, finding.hit.turn)
         ]
-        chosen = self._chosen_ranges(part, inside)
+        chosen: list[tuple[int, int]] | None = None
         if self.spots is not None:
             context = self._look.context
+            spots = [spot for spot in self.spots.spots if part.holds(spot.where, spot.turn)]
+            chosen = [(spot.start, spot.end) for spot in spots if spot.start <= len(part.tokens.ids)]
+            chosen += [(each.hit.start, each.hit.end) for each in inside if id(each) in self._chosen]
+            if not chosen:
+                return
             inside = [
-                finding
-                for finding in inside
+                each
+                for each in inside
                 if any(
-                    finding.hit.start < max(end, start + 1) + context and finding.hit.end > start - context
-                    for start, end in chosen or ()
+                    each.hit.start < max(end, start + 1) + context and each.hit.end > start - context
+                    for start, end in chosen
                 )
             ]
-        if chosen is not None and not chosen:
-            return
         drawn = {id(finding) for finding in inside}
         self._left = [finding for finding in self._left if id(finding) not in drawn]
-        waiting = deque(
-            sorted(inside, key=lambda finding: (finding.hit.end, finding.hit.start, -finding.severity))
-        )
+        inside.sort(key=lambda finding: (finding.hit.end, finding.hit.start, -finding.severity))
+        waiting = deque(inside)
         ranges = [(finding.hit.start, finding.hit.end) for finding in inside]
         start = 0 if self._look.full or chosen is not None else min([part.start, *(begin for begin, _ in ranges)])
-        yield Text()
-        yield Text(visible(self._title(part, start)), style="bold")
+        title = part.title
+        if part.turn is not None and part.turn == self.marked:
+            title = f"{_ASKED_CALL} {title}"
+        if start:
+            title += f", the first {start:,} as seen before"
+        if self._look.logprobs and part.where is not Where.PROMPT and part.tokens.logprobs is None:
+            title += ", no logprobs"
+        yield from heading(visible(title))
         before = 0
         for some in draw_tokens(part.tokens, self._look, findings=ranges, wanted=chosen, start=start):
             if some.gap or self._look.full:
@@ -378,42 +379,14 @@ class _Page:
         """The findings without tokens, or about a sequence that the log does not hold."""
         left = [finding for finding in self._left if self.spots is None or id(finding) in self._chosen]
         if left:
-            yield Text()
-            yield Text(title, style="bold")
-            yield from self._findings(
-                deque(sorted(left, key=lambda finding: (-finding.severity, finding.hit.start)))
-            )
-
-    def _title(self, part: ShowPart, start: int) -> str:
-        title = part.title
-        if part.turn is not None and part.turn == self.marked:
-            title = f"{_ASKED_CALL} {title}"
-        if start:
-            title += f", the first {start:,} as seen before"
-        if self._look.logprobs and part.where is not Where.PROMPT and part.tokens.logprobs is None:
-            title += ", no logprobs"
-        return title
-
-    def _chosen_ranges(self, part: ShowPart, inside: Sequence[Finding]) -> list[tuple[int, int]] | None:
-        """The ranges of a sequence that are asked for; None for all of it."""
-        if self.spots is None:
-            return None
-        spots = [spot for spot in self.spots.spots if part.holds(spot.where, spot.turn)]
-        ranges = [(spot.start, spot.end) for spot in spots if spot.start <= len(part.tokens.ids)]
-        return ranges + [(finding.hit.start, finding.hit.end) for finding in inside if id(finding) in self._chosen]
+            yield from heading(title)
+            left.sort(key=lambda finding: (-finding.severity, finding.hit.start))
+            yield from self._findings(deque(left))
 
     def _findings(self, waiting: deque[Finding], until: int | None = None) -> Iterator[Text]:
         """The waiting findings that end at or before a position (None: all)."""
         while waiting and (until is None or waiting[0].hit.end <= until):
             yield from finding_lines(waiting.popleft(), self._console, placed=False, named=True)
-
-
-def _reasons(result: Result) -> list[str]:
-    """`no loss mask: MSK401-MSK404`: the skipped rules, by what was missing."""
-    codes: dict[str, list[str]] = {}
-    for skip in sorted(result.skips, key=lambda skip: skip.code):
-        codes.setdefault(skip.because, []).append(skip.code)
-    return [visible(f"{because}: {code_ranges(skipped)}") for because, skipped in codes.items()]
 
 
 def _more(findings: Sequence[Finding]) -> list[str]:
@@ -455,19 +428,16 @@ def rollout_object(
         **fields(result.place, "file row item"),
         "format": rollout.format if rollout is not None else None,
         **joined,
-        "sequences": [_sequence(part, piece) for part in wanted_parts(result, turn)],
+        "sequences": [
+            {
+                **fields(part, "where turn"),
+                "ids": (ids := part.tokens.ids.tolist()),
+                "pieces": [piece(token_id) for token_id in ids] if piece is not None else None,
+                "trained": part.tokens.trained.tolist() if part.tokens.trained is not None else None,
+                "logprobs": part.tokens.logprobs.tolist() if part.tokens.logprobs is not None else None,
+            }
+            for part in wanted_parts(result, turn)
+        ],
         "findings": [finding_object(finding) for finding in findings],
         "skipped": [fields(skip, "code because") for skip in result.skips],
-    }
-
-
-def _sequence(part: ShowPart, piece: Callable[[int], str] | None) -> dict[str, Any]:
-    tokens = part.tokens
-    ids = tokens.ids.tolist()
-    return {
-        **fields(part, "where turn"),
-        "ids": ids,
-        "pieces": [piece(token_id) for token_id in ids] if piece is not None else None,
-        "trained": tokens.trained.tolist() if tokens.trained is not None else None,
-        "logprobs": tokens.logprobs.tolist() if tokens.logprobs is not None else None,
     }

@@ -13,8 +13,9 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from tito_audit.cli._outs import print_result
 from tito_audit.errors import SetupError
-from tito_audit.report_objects import as_json, fields
+from tito_audit.report_objects import fields
 from tito_audit.run.template import Compared, compared, log_probes, open_template
 from tito_audit.settings.model import Settings
 from tito_audit.storage.atomic import new_file, refuse_target
@@ -22,7 +23,6 @@ from tito_audit.templates import (
     AppendOnly,
     Break,
     BreakSide,
-    CutAnswer,
     Fate,
     Return,
     Returned,
@@ -31,13 +31,12 @@ from tito_audit.templates import (
     TemplateFacts,
     grouped,
 )
-from tito_audit.templates.against import Parted, PromptCause
+from tito_audit.templates.against import PromptCause
 from tito_audit.templates.training.search import Judged, Variant, find_variant
 from tito_audit.templates.verdict import advice, claims, flags_of, line_of, title, verdict
 from tito_audit.terminal.cut import elided
-from tito_audit.terminal.encoding import print_json
 from tito_audit.terminal.escape import visible
-from tito_audit.terminal.page import facts_table, heading, open_table, print_page
+from tito_audit.terminal.page import facts_table, heading, open_table
 from tito_audit.terminal.words import listed, many
 
 if TYPE_CHECKING:
@@ -62,14 +61,6 @@ _NEAR = 200
 
 
 @dataclass(frozen=True, slots=True)
-class TemplateOnLog:
-    """What a template does with the conversations of a log."""
-
-    append: AppendOnly
-    breaks: tuple[Break, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Looked:
     """Everything to show of one template."""
 
@@ -77,8 +68,8 @@ class Looked:
     facts: TemplateFacts
     has_ids: bool
     """Whether there was a tokenizer."""
-    log: TemplateOnLog | None = None
-    """None: no log was given."""
+    log: tuple[AppendOnly, Sequence[Break]] | None = None
+    """What it does with the conversations of a log; None: no log was given."""
     delimiters: Delimiters | None = None
     """None: there was no tokenizer."""
 
@@ -91,27 +82,45 @@ def page_lines(looked: Looked, *, full: bool) -> Iterator[RenderableType]:
     short = title(facts.append)
     yield Text(visible(short), style=style).append(visible(verdict(facts).removeprefix(short)), style="")
     if looked.log is not None:
-        yield _of_log(looked.log)
+        rollouts: dict[str, set[Fate]] = {}
+        for step in looked.log[0].steps:
+            rollouts.setdefault(step.probe.name, set()).add(step.outcome)
+        whole = sum(outcomes == {Fate.KEPT} for outcomes in rollouts.values())
+        line = Text(f"For the log's messages it is append-only in {whole:,} of {many(len(rollouts), 'rollout')}")
+        line.stylize("green" if whole == len(rollouts) else "red")
+        counts = Counter(outcome for outcomes in rollouts.values() for outcome in outcomes - {Fate.KEPT})
+        words = [f"{_MARKS[outcome][0]} in {counts[outcome]:,}" for outcome in _MARKS if counts[outcome]]
+        nothing = "No answer in the log is followed by anything, so the log shows nothing."
+        line.append(f"; answers are {listed(words)}." if words else ".")
+        yield line if rollouts else Text(nothing, style="yellow")
     yield from heading("What to do")
     yield facts_table(advice(facts).items())
     if full:
         yield from _evidence(looked)
-    else:
-        yield from heading("Next")
-        yield Text(
-            "  tito-audit template … --full   which answers change, and the lines of the template that do it"
-        )
+        return
+    yield from heading("Next")
+    yield Text("  tito-audit template … --full   which answers change, and the lines of the template that do it")
 
 
 def _evidence(looked: Looked) -> Iterator[RenderableType]:
     facts = looked.facts
     yield from heading("What becomes of a sampled answer, by what it is and what follows")
-    yield _outcomes(facts.append)
+    nexts = [name for name in ("user", "tool", "system", "assistant") if name in facts.append.by_next()]
+    nexts += [name for name in facts.append.by_next() if name not in nexts]
+    by_kind = facts.append.by_kind()
+    table = open_table()
+    table.add_column("  answer", no_wrap=True)
+    for name in nexts:
+        table.add_column(f"then {visible(name)}")
+    for kind in dict.fromkeys(kind for kind, _ in by_kind):
+        cells = [by_kind.get((kind, name)) for name in nexts]
+        table.add_row(Text(f"  {visible(kind)}"), *map(_cell, cells))
+    yield table
     yield from heading("Facts")
     yield facts_table(_facts(facts, looked.has_ids))
     for words, breaks in (
         ("Where earlier text changes", facts.breaks),
-        ("Where earlier text changes in the log", looked.log.breaks if looked.log is not None else ()),
+        ("Where earlier text changes in the log", looked.log[1] if looked.log is not None else ()),
     ):
         if breaks:
             yield from heading(words)
@@ -139,36 +148,6 @@ def _evidence(looked: Looked) -> Iterator[RenderableType]:
         yield Text(f"  {many(count, 'answer')}: {visible(reason)}")
 
 
-def _of_log(log: TemplateOnLog) -> Text:
-    """For the log's own conversations: in how many everything is kept, and what is wrong with the others."""
-    rollouts: dict[str, set[Fate]] = {}
-    for step in log.append.steps:
-        rollouts.setdefault(step.probe.name, set()).add(step.outcome)
-    if not rollouts:
-        return Text("No answer in the log is followed by anything, so the log shows nothing.", style="yellow")
-    whole = sum(outcomes == {Fate.KEPT} for outcomes in rollouts.values())
-    line = Text(f"For the log's messages it is append-only in {whole:,} of {many(len(rollouts), 'rollout')}")
-    line.stylize("green" if whole == len(rollouts) else "red")
-    counts = Counter(outcome for outcomes in rollouts.values() for outcome in outcomes - {Fate.KEPT})
-    words = [f"{_MARKS[outcome][0]} in {counts[outcome]:,}" for outcome in _MARKS if counts[outcome]]
-    return line.append(f"; answers are {listed(words)}." if words else ".")
-
-
-def _outcomes(append: AppendOnly) -> Table:
-    """One row for each kind of answer, one column for each kind of message after it."""
-    nexts = [name for name in ("user", "tool", "system", "assistant") if name in append.by_next()]
-    nexts += [name for name in append.by_next() if name not in nexts]
-    by_kind = append.by_kind()
-    table = open_table()
-    table.add_column("  answer", no_wrap=True)
-    for name in nexts:
-        table.add_column(f"then {visible(name)}")
-    for kind in dict.fromkeys(kind for kind, _ in by_kind):
-        cells = [by_kind.get((kind, name)) for name in nexts]
-        table.add_row(Text(f"  {visible(kind)}"), *map(_cell, cells))
-    return table
-
-
 def _cell(append: AppendOnly | None) -> Text:
     if append is None:
         return Text("")
@@ -189,9 +168,8 @@ def _breaks(breaks: Sequence[Break]) -> Iterator[Text]:
         names = list(dict.fromkeys(each.step.probe.name for each in group))
         more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
         yield Text(f"    in: {visible('; '.join(names[:_SHOWN]))}{more}", style="dim")
-        for words, decision in zip(
-            ("decided by", *["and"] * len(first.conditions)), first.conditions, strict=False
-        ):
+        for number, decision in enumerate(first.conditions):
+            words = "and" if number else "decided by"
             then, now = ("true", "false") if decision.outcome else ("false", "true")
             when = f"{then} when it was sampled, {now} in the next prompt"
             yield Text(f"    {words} {_tag(decision.tag)}: {when}")
@@ -240,7 +218,7 @@ def _seams(seams: Sequence[Seam], has_ids: bool) -> Table:
         ids = [] if seam.ids is None else [str(token_id) for token_id in seam.ids[:_IDS]]
         ids += ["…"] if seam.ids is not None and len(seam.ids) > _IDS else []
         cells = (f"  {seam.left} → {seam.right}", text or "∅", " ".join(ids) or ("" if has_ids else "unknown"))
-        # `before: ⏎; after: ·a`: the tokens at the edges of messages that merge with the text between them.
+        # `before: ⏎; after: ·a`: tokens of the messages that merge with the text between them.
         sides = (("before", seam.merges_before), ("after", seam.merges_after))
         merges = [f"{at}: {' '.join(visible(each, edges=True) for each in texts)}" for at, texts in sides if texts]
         table.add_row(*map(Text, (*cells, "; ".join(merges))))
@@ -251,19 +229,12 @@ def _settings(facts: TemplateFacts) -> Iterator[RenderableType]:
     if not facts.effects:
         return
     yield from heading("Arguments")
-    rows = [
-        (
-            visible(f"{effect.name}={effect.value!r}"),
-            f"changes {listed(effect.changes)}" if effect.changes else "changes nothing",
-        )
-        for effect in facts.effects
-    ]
-    yield facts_table(rows)
+    names = (visible(f"{effect.name}={effect.value!r}") for effect in facts.effects)
+    changes = (f"changes {listed(effect.changes) if effect.changes else 'nothing'}" for effect in facts.effects)
+    yield facts_table(zip(names, changes, strict=True))
     for setting in facts.settings[:_SHOWN]:
         left = len(setting.append.broken)
-        words = (
-            "append-only for usual conversations" if not left else f"{many(left, 'answer')} of usual ones change"
-        )
+        words = f"{many(left, 'answer')} of usual ones change" if left else "append-only for usual conversations"
         yield Text(f"  {visible(flags_of(setting.arguments))}: {words}")
 
 
@@ -279,7 +250,16 @@ def _facts(facts: TemplateFacts, has_ids: bool) -> Iterator[tuple[str, str]]:
         about += ["named by the tokenizer"] if stop.of_tokenizer else []
         ends.append(f"{visible(stop.text)} ({', '.join(about)})" if about else visible(stop.text))
     yield "end tokens", "; ".join(ends) or "none"
-    yield "beginning token", _bos(facts, has_ids)
+    bos = facts.bos
+    added = {True: ", added by the tokenizer", False: ", not added by the tokenizer", None: ""}[bos.added]
+    words = f"{visible(bos.text or '')}, {'' if bos.written else 'not '}written by the template{added}"
+    if bos.doubled:
+        words = (
+            f"{visible(bos.text or '')}, written by the template and added by the tokenizer: encode with "
+            "add_special_tokens=False, or it occurs twice"
+        )
+    none = "the tokenizer has none" if has_ids else "unknown"
+    yield "beginning token", words if bos.text else none
     formats = listed([_quoted(each) for each in facts.clock_formats or ()])
     read = f"read{f' as {formats}' if formats else ''}: prompts differ from day to day; pass --clock DATE"
     yield "clock", "not read" if facts.clock_formats is None else read
@@ -290,7 +270,10 @@ def _facts(facts: TemplateFacts, has_ids: bool) -> Iterator[tuple[str, str]]:
             roles.setdefault(f"{content.writing}{example}", []).append(content.role)
         yield "contents of messages", "; ".join(f"{how} ({listed(names)})" for how, names in roles.items())
     for partial in facts.partial:
-        yield partial.case, _partial(partial)
+        where = "written before it" if partial.case.startswith("prefill") else "added after it, never sampled"
+        stays = f"stays, with {_quoted(partial.added)} {where}" if partial.added else "stays as it is"
+        changes = {Return.REFUSED: "refused", Return.REWRITTEN: "does not come back as sampled"}
+        yield partial.case, changes.get(partial.outcome, stays)
     if not has_ids:
         yield "token ids", "unknown: without a tokenizer, <bos> and <eos> are placeholders"
 
@@ -300,31 +283,9 @@ def _quoted(text: str) -> str:
     return f"“{visible(elided(text, 80))}”"
 
 
-def _bos(facts: TemplateFacts, has_ids: bool) -> str:
-    bos = facts.bos
-    if not bos.text:
-        return "the tokenizer has none" if has_ids else "unknown"
-    if bos.doubled:
-        return (
-            f"{visible(bos.text)}, written by the template and added by the tokenizer: encode with "
-            "add_special_tokens=False, or it occurs twice"
-        )
-    added = {True: ", added by the tokenizer", False: ", not added by the tokenizer", None: ""}[bos.added]
-    return f"{visible(bos.text)}, {'' if bos.written else 'not '}written by the template{added}"
-
-
-def _partial(partial: CutAnswer) -> str:
-    if partial.outcome is Return.REFUSED:
-        return "refused"
-    if partial.outcome is Return.REWRITTEN:
-        return "does not come back as sampled"
-    where = "written before it" if partial.case.startswith("prefill") else "added after it, never sampled"
-    return f"stays, with {_quoted(partial.added)} {where}" if partial.added else "stays as it is"
-
-
 def as_object(looked: Looked) -> dict[str, Any]:
     """All facts as one object, with the keys described in the docs."""
-    facts, log = looked.facts, looked.log
+    facts, (append, breaks) = looked.facts, looked.log or (None, ())
     return {
         "schema_version": 1,
         "template": looked.name,
@@ -335,12 +296,12 @@ def as_object(looked: Looked) -> dict[str, Any]:
         "answers": _answers(facts.append),
         "breaks": [_break_object(each) for each in facts.breaks],
         "log": None
-        if log is None
+        if append is None
         else {
-            "rollouts": len({step.probe.name for step in log.append.steps}),
-            "broken_rollouts": list(dict.fromkeys(step.probe.name for step in log.append.broken)),
-            "answers": _answers(log.append),
-            "breaks": [_break_object(each) for each in log.breaks],
+            "rollouts": len({step.probe.name for step in append.steps}),
+            "broken_rollouts": list(dict.fromkeys(step.probe.name for step in append.broken)),
+            "answers": _answers(append),
+            "breaks": [_break_object(each) for each in breaks],
         },
         "sampled": facts.returned,
         "cut": facts.partial,
@@ -420,20 +381,14 @@ def train(settings: Settings, logs: Sequence[str], file: str, shape: str, *, for
     if trained.writes:
         with new_file(trained.file, overwrite=force) as out:
             out.write(trained.variant.text.encode())
-    if shape == "json":
-        print_json(as_json(training_object(trained)))
-    else:
-        print_page((), _training_page(trained))
+    print_result(shape, lambda: training_object(trained), (), _training_page(trained))
     return trained.writes
 
 
 def compare(settings: Settings, logs: Sequence[str], other: str, shape: str) -> bool:
     """Compare two templates on a log's conversations, or the built-in ones; whether they write the same."""
     both = compared(settings, logs, other)
-    if shape == "json":
-        print_json(as_json(against_object(both)))
-    else:
-        print_page((), _against_page(both))
+    print_result(shape, lambda: against_object(both), (), _against_page(both))
     return both.same
 
 
@@ -484,10 +439,8 @@ def training_verdict(trained: Trained) -> str:
     if not variant.after.answers:
         return "No answer comes back with this template, so nothing can be proved; no file is written."
     if not trained.writes:
-        done = (
-            f"{edits.capitalize()} would keep more of history, but not all" if variant.edits else "No edit found"
-        )
-        return f"{done}: {still}; no file is written."
+        more = f"{edits.capitalize()} would keep more of history, but not all"
+        return f"{more if variant.edits else 'No edit found'}: {still}; no file is written."
     but = f" With tools {still}." if variant.after.lost else ""
     if not variant.edits:
         return f"It keeps history already; {trained.file} is the same template.{but}"
@@ -573,22 +526,18 @@ def _against_page(both: Compared) -> Iterator[RenderableType]:
     for cause, group in prompts.by_cause().items():
         yield Text()
         yield Text(f"{cause}", style="bold red").append(f" · {many(len(group), 'prompt')}", style="")
-        yield from _sides(group[0], both.names)
-
-
-def _sides(prompt: Parted, names: tuple[str, str]) -> Iterator[Text]:
-    yield Text(f"  {visible(prompt.probe.name)}, the prompt of message {prompt.count}", style="dim")
-    width = max(map(len, names))
-    for name, text, style in zip(names, (prompt.first, prompt.second), ("red", "green"), strict=True):
-        line = Text(f"  {visible(name):<{width}} ", style="dim")
-        if prompt.cause in (PromptCause.REFUSED, PromptCause.BOTH_REFUSE):
-            yield line.append(visible(elided(text, _PROMPT_AFTER)))
-            continue
-        before = ("…" if prompt.at > _PROMPT_BEFORE else "") + text[max(prompt.at - _PROMPT_BEFORE, 0) : prompt.at]
-        line.append(visible(before)).append("│").append(
-            visible(elided(text[prompt.at :], _PROMPT_AFTER)) or "∅", style=style
-        )
-        yield line
+        prompt = group[0]
+        yield Text(f"  {visible(prompt.probe.name)}, the prompt of message {prompt.count}", style="dim")
+        width = max(map(len, both.names))
+        for name, text, style in zip(both.names, (prompt.first, prompt.second), ("red", "green"), strict=True):
+            line = Text(f"  {visible(name):<{width}} ", style="dim")
+            if prompt.cause in (PromptCause.REFUSED, PromptCause.BOTH_REFUSE):
+                yield line.append(visible(elided(text, _PROMPT_AFTER)))
+                continue
+            before = text[max(prompt.at - _PROMPT_BEFORE, 0) : prompt.at]
+            after = visible(elided(text[prompt.at :], _PROMPT_AFTER)) or "∅"
+            line.append(visible(("…" if prompt.at > _PROMPT_BEFORE else "") + before))
+            yield line.append("│").append(after, style=style)
 
 
 def against_object(both: Compared) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import typer
 
 from tito_audit.cli._command import command
 from tito_audit.cli._options import Options, config_of, on_command_line
+from tito_audit.cli._outs import print_object
 from tito_audit.settings.file import OVERRIDES, PATHS, Config, FileOverride, look_for_config, toml_value
 from tito_audit.settings.model import Override
 from tito_audit.settings.option import Option
@@ -42,7 +43,10 @@ def config(
     """
     from importlib.resources import files
 
-    from tito_audit.report_objects import as_json
+    from tito_audit.cli._deliver import wanted_reports
+    from tito_audit.formats import format_named
+    from tito_audit.repairs import repair_named
+    from tito_audit.reports import report_named
     from tito_audit.storage import find_logs
     from tito_audit.terminal.encoding import print_json
     from tito_audit.terminal.escape import inert, visible
@@ -54,21 +58,7 @@ def config(
         text = files("tito_audit").joinpath(f"schemas/{name}.schema.json").read_text(encoding="utf-8")
         print_json(text.rstrip("\n"))
         return
-    _refuse_what_no_run_takes(options, logs or [], report)
-    current = effective(options.context, find_logs(logs or []))
-    if shape == "json":
-        print_json(as_json(as_object(current, no_config)))
-        return
-    for line in lines(current, options.flagged("config"), no_config):
-        print(inert(visible(line)))
-
-
-def _refuse_what_no_run_takes(options: Options, logs: list[str], report: list[str]) -> None:
-    """SetupError for settings with which no run could start."""
-    from tito_audit.cli._deliver import wanted_reports
-    from tito_audit.formats import format_named
-    from tito_audit.repairs import repair_named
-
+    # What no run could start with is refused here too.
     settings = options.settings()
     for format in (settings.format, *(override.changes.get("format") for override in settings.overrides)):
         if format is not None:
@@ -76,7 +66,14 @@ def _refuse_what_no_run_takes(options: Options, logs: list[str], report: list[st
     for name in options.repair().strategies:
         repair_named(name)
     options.gate()
-    wanted_reports(report, logs)
+    for name, _ in wanted_reports(report, None, logs or []):
+        report_named(name)
+    current = effective(options.context, find_logs(logs or []))
+    if shape == "json":
+        print_object(as_object(current, no_config))
+        return
+    for line in lines(current, options.flagged("config"), no_config):
+        print(inert(visible(line)))
 
 
 _NAMED = 3
@@ -139,50 +136,46 @@ def _shown(option: Option, value: Any) -> Any:
 
 def lines(current: _Effective, named: bool, off: bool) -> Iterator[str]:
     """The page; `named` if --config named the file, `off` if --no-config was passed."""
-    yield from _about_file(current.config, named, off)
+    config = current.config
+    if config.path is not None:
+        yield f"# Settings from {_seen(config.path)}" + (", given by --config" if named else "")
+        for file, by in config.extended_by.items():
+            yield f"# and from {_seen(file)}, which {_seen(by)} extends"
+    elif off:
+        yield "# No configuration file (--no-config)"
+    else:
+        search = look_for_config(Path.cwd())
+        yield "# No configuration file: no tito-audit.toml, and no pyproject.toml with a table [tool.tito-audit],"
+        yield f"# in {search.folder} or a folder above it"
+        for passed in search.passed_over:
+            yield f"# {_seen(passed)} was skipped: it has no table [tool.tito-audit]"
     yield ""
     for name, setting in current.settings.items():
         if setting.value is None:
             yield f"# {name} is not set" + (f": {setting.option.unset}" if setting.option.unset else "")
         else:
-            yield _line(name, setting.value, _origin(setting, current.config))
-    for override in current.config.overrides:
+            yield _line(name, setting.value, _origin(setting, config))
+    for override in config.overrides:
         yield ""
-        yield _line(f"[[{OVERRIDES}]]", None, _source(override.file, current.config))
+        yield _line(f"[[{OVERRIDES}]]", None, _source(override.file, config))
         yield _line(PATHS, list(override.paths), "")
         for name, value in override.values.items():
             overruled = f"not in effect: {KEYS[name].flag} was passed" if name in current.flags else ""
             yield _line(name, _shown(KEYS[name], value), overruled)
     groups: dict[tuple[FileOverride, ...], list[str]] = {}
-    for file, fitting in current.logs.items():
-        groups.setdefault(fitting, []).append(file)
+    for log, fitting in current.logs.items():
+        groups.setdefault(fitting, []).append(log)
     for fitting, files in groups.items():
         yield ""
         names = ", ".join(files[:_NAMED]) + (f" and {len(files) - _NAMED:,} more" if len(files) > _NAMED else "")
         if not fitting:
             yield f"# {names}: as above, no override matches"
             continue
-        others = (f" of {_seen(each.file)}" if each.file != current.config.path else "" for each in fitting)
+        others = (f" of {_seen(each.file)}" if each.file != config.path else "" for each in fitting)
         overrides = [f"{each}{where}" for each, where in zip(fitting, others, strict=True)]
         yield f"# {names}: as above, with {', '.join(overrides)}"
         for name, setting in current.at(fitting).items():
-            yield _line(name, setting.value, _origin(setting, current.config))
-
-
-def _about_file(config: Config, named: bool, off: bool) -> Iterator[str]:
-    if config.path is not None:
-        yield f"# Settings from {_seen(config.path)}" + (", given by --config" if named else "")
-        for file, by in config.extended_by.items():
-            yield f"# and from {_seen(file)}, which {_seen(by)} extends"
-        return
-    if off:
-        yield "# No configuration file (--no-config)"
-        return
-    search = look_for_config(Path.cwd())
-    yield "# No configuration file: no tito-audit.toml, and no pyproject.toml with a table [tool.tito-audit],"
-    yield f"# in {search.folder} or a folder above it"
-    for file in search.passed_over:
-        yield f"# {_seen(file)} was skipped: it has no table [tool.tito-audit]"
+            yield _line(name, setting.value, _origin(setting, config))
 
 
 def _origin(setting: _Setting, config: Config) -> str:

@@ -10,7 +10,7 @@ import typer
 
 from tito_audit.cli._command import command
 from tito_audit.cli._options import Options
-from tito_audit.cli._outs import refuse_inputs
+from tito_audit.cli._outs import print_result, refuse_inputs
 from tito_audit.errors import SetupError
 
 if TYPE_CHECKING:
@@ -45,9 +45,6 @@ def conformance(
     from tito_audit.conformance import cells_of, worse
     from tito_audit.conformance.table import as_row, read_table, write_table
     from tito_audit.conformance.verdicts import Tried
-    from tito_audit.report_objects import as_json
-    from tito_audit.terminal.encoding import print_json
-    from tito_audit.terminal.page import print_page
     from tito_audit.terminal.terminal import RunProgress, progress_shown
 
     old = None if against is None else read_table(Path(against))
@@ -64,13 +61,19 @@ def conformance(
     got_worse = [] if old is None else worse(old, [cell for tried in table for cell in tried.cells])
     if out is not None:
         write_table(Path(out), table, force=force)
-    if shape == "json":
-        rows = [as_row(tried, cell) for tried in table for cell in tried.cells]
-        changes = [{"was": was.outcome.value, **asdict(now)} for was, now in got_worse]
-        shown = {"cells": rows, "verdicts": {tried.name: tried.verdict for tried in table}}
-        print_json(as_json({**shown, "worse": None if old is None else changes}))
-    else:
-        print_page((), _page(table, got_worse, compared=old is not None, out=out), options.notice())
+    print_result(
+        shape,
+        lambda: {
+            "cells": [as_row(tried, cell) for tried in table for cell in tried.cells],
+            "verdicts": {tried.name: tried.verdict for tried in table},
+            "worse": [{"was": was.outcome.value, **asdict(now)} for was, now in got_worse]
+            if old is not None
+            else None,
+        },
+        (),
+        _page(table, got_worse, compared=old is not None, out=out),
+        options.notice(),
+    )
     if got_worse:
         raise typer.Exit(FAILED)
 

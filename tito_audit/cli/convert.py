@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, TextIO
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -54,7 +54,8 @@ def convert(
         pass
     carried = run.carried
     if not quiet:
-        print_survey(run, sys.stdout, dry_run=dry_run)
+        for line in _lines(run, dry_run=dry_run):
+            print(inert(visible(line)))
         sys.stdout.flush()
     refused = (not carried.lossless and not lossy) or (carried.not_converted and not carried.rows_made)
     if refused and not dry_run:
@@ -67,12 +68,6 @@ def convert(
             print(f"\nWritten to {visible(str(run.written))} and verified: every row holds what was converted.")
     if refused or carried.not_converted:
         raise typer.Exit(1)
-
-
-def print_survey(conversion: Conversion, out: TextIO, *, dry_run: bool) -> None:
-    """Print what the conversion keeps and loses, before anything is written."""
-    for line in _lines(conversion, dry_run=dry_run):
-        print(inert(visible(line)) if line else "", file=out)
 
 
 def why_refused(conversion: Conversion) -> str:
@@ -93,6 +88,7 @@ def why_refused(conversion: Conversion) -> str:
 
 
 def _lines(conversion: Conversion, *, dry_run: bool) -> Iterator[str]:
+    """What the conversion keeps and loses, before anything is written."""
     from tito_audit.terminal.words import many
 
     carried, maker = conversion.carried, conversion.maker
@@ -105,16 +101,15 @@ def _lines(conversion: Conversion, *, dry_run: bool) -> Iterator[str]:
             f"{many(carried.forked, 'rollout')} became several rows each: "
             "not every call continues the one before it"
         )
-    if carried.lost:
-        those = "rows and conversations" if carried.joined else "rows"
-        yield from ("", f"Lost, with the number of {those} that have it")
-        yield from _table(carried.lost)
-    if carried.repeated:
-        yield from ("", "Repeated in several rows, with the number of cases")
-        yield from _table(carried.repeated)
-    if carried.missing:
-        yield from ("", "Not in the log, so left out or null, with the number of rollouts")
-        yield from _table(carried.missing)
+    those = "rows and conversations" if carried.joined else "rows"
+    for title, counts in (
+        (f"Lost, with the number of {those} that have it", carried.lost),
+        ("Repeated in several rows, with the number of cases", carried.repeated),
+        ("Not in the log, so left out or null, with the number of rollouts", carried.missing),
+    ):
+        yield from ("", title) if counts else ()
+        width = max(map(len, counts), default=0)
+        yield from (f"  {name:<{width}}  {count:,}" for name, count in counts.items())
     if carried.not_converted:
         yield from ("", "Not converted")
         for place, reason in carried.refused[:_MOST]:
@@ -123,9 +118,3 @@ def _lines(conversion: Conversion, *, dry_run: bool) -> Iterator[str]:
             yield f"  … and {carried.not_converted - _MOST:,} more"
     if carried.lossless:
         yield "Nothing is lost."
-
-
-def _table(counts: Mapping[str, int]) -> Iterator[str]:
-    width = max(map(len, counts))
-    for name, count in counts.items():
-        yield f"  {name:<{width}}  {count:,}"

@@ -10,6 +10,7 @@ import typer
 
 from tito_audit.cli import _complete
 from tito_audit.cli._command import command
+from tito_audit.cli._outs import print_object
 from tito_audit.unknown import unknown
 
 if TYPE_CHECKING:
@@ -96,10 +97,7 @@ def explain(
 
 
 def _print_object(value: dict[str, Any]) -> None:
-    from tito_audit.report_objects import as_json
-    from tito_audit.terminal.encoding import print_json
-
-    print_json(as_json({"schema_version": 1, **value}))
+    print_object({"schema_version": 1, **value})
 
 
 def _rules_of(family: str, rules: Sequence[Rule]) -> list[Rule]:
@@ -118,7 +116,6 @@ def _family_object(family: str, rules: Sequence[Rule]) -> dict[str, Any]:
 
 
 def _rule_head(rule: Rule, claimed_by: list[str]) -> str:
-    """Title, severity, needs, and the repairs that claim its findings."""
     needs = ", ".join(str(need.name).lower().replace("|", " or ") for need in rule.needs if need)
     least = rule.severity.word
     severity = f"up to {least}" if rule.severity else least

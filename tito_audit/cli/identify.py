@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import typer
 
 from tito_audit.cli._command import command
 from tito_audit.cli._options import Logs, Options
-from tito_audit.cli._outs import refuse_inputs
-
-if TYPE_CHECKING:
-    from tito_audit.cli._identified import IdentifyRun
-    from tito_audit.terminal.terminal import RunProgress
+from tito_audit.cli._outs import print_result, refuse_inputs
 
 
 @command("identify")
@@ -34,59 +29,47 @@ def identify(
     hub cache are tried; only what -t names is downloaded.
     """
     from tito_audit.cli._exits import FAILED
-    from tito_audit.cli._identified import as_object, page_lines, paste_lines, write_found
-    from tito_audit.report_objects import as_json
-    from tito_audit.terminal.encoding import print_json
+    from tito_audit.cli._identified import IdentifyRun, as_object, page_lines, paste_lines, write_found
+    from tito_audit.identify import engine
+    from tito_audit.identify.ids_alone import ids_alone
+    from tito_audit.run.auditor import drift_audit
+    from tito_audit.run.candidates import candidates_for, templates_of_files
+    from tito_audit.run.log_groups import first_rows
+    from tito_audit.storage import find_logs
     from tito_audit.terminal.escape import inert, visible
-    from tito_audit.terminal.page import print_page
     from tito_audit.terminal.terminal import RunProgress, progress_shown
+    from tito_audit.terminal.words import many
 
     refuse_inputs({"--write": write}, logs)
     with progress_shown(pace := RunProgress(phase="reading the first rows")):
-        outcome = _outcome(options, logs, tokenizers, chat_templates, pace)
+        settings = options.settings()
+        templates = templates_of_files(chat_templates or options.configured("chat-template"))
+        files = find_logs(logs)
+        first = first_rows(files, settings, settings.limit or 400)
+        pace.enter("loading tokenizers")
+        candidates = candidates_for(
+            first.rollouts,
+            files,
+            tokenizers,
+            options.configured("tokenizer"),
+            templates,
+            trust_remote_code=settings.trust_remote_code,
+        )
+        pace.enter(f"trying {many(len(candidates.tried), 'tokenizer')}")
+        identified = engine.identify(first.rollouts, candidates.tried, audit=drift_audit(settings))
+        for candidate in candidates.tried:
+            candidate.tokenizer.save()  # so that the next run need not load it to read its vocabulary
+        alone = ids_alone(first.rollouts)
+        outcome = IdentifyRun(logs, first, candidates, identified, alone, options.reading_flags())
     best = outcome.identified.best
     written = None
     if write is not None and best is not None and outcome.identified.sure:
         written = write_found(Path(write), best.explanation, force=force)
-    if shape == "json":
-        print_json(as_json(as_object(outcome)))
-    else:
-        print_page(page_lines(outcome), paste_lines(outcome), options.notice())
+    page, paste = page_lines(outcome), paste_lines(outcome)
+    print_result(shape, lambda: as_object(outcome), page, paste, options.notice())
     if write is not None:
         words = written or f"Nothing was written to {write}: what wrote the log is not certain."
         sys.stdout.flush()
         print(inert(visible(words)), file=sys.stderr)
     if not outcome.identified.sure:
         raise typer.Exit(FAILED)
-
-
-def _outcome(
-    options: Options, logs: list[str], tokenizers: list[str], chat_templates: list[str], pace: RunProgress
-) -> IdentifyRun:
-    from tito_audit.cli._identified import IdentifyRun
-    from tito_audit.identify.engine import identify
-    from tito_audit.identify.ids_alone import ids_alone
-    from tito_audit.run.auditor import drift_audit
-    from tito_audit.run.candidates import candidates_for, templates_of_files
-    from tito_audit.run.log_groups import first_rows
-    from tito_audit.storage import find_logs
-    from tito_audit.terminal.words import many
-
-    settings = options.settings()
-    templates = templates_of_files(chat_templates or options.configured("chat-template"))
-    files = find_logs(logs)
-    first = first_rows(files, settings, settings.limit or 400)
-    pace.enter("loading tokenizers")
-    candidates = candidates_for(
-        first.rollouts,
-        files,
-        tokenizers,
-        options.configured("tokenizer"),
-        templates,
-        trust_remote_code=settings.trust_remote_code,
-    )
-    pace.enter(f"trying {many(len(candidates.tried), 'tokenizer')}")
-    identified = identify(first.rollouts, candidates.tried, audit=drift_audit(settings))
-    for candidate in candidates.tried:
-        candidate.tokenizer.save()  # so that the next run need not load it to read its vocabulary
-    return IdentifyRun(logs, first, candidates, identified, ids_alone(first.rollouts), options.reading_flags())

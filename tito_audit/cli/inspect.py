@@ -8,6 +8,7 @@ import typer
 
 from tito_audit.cli._command import command
 from tito_audit.cli._options import Options, one_log
+from tito_audit.cli._outs import print_result
 
 
 @command("inspect")
@@ -19,9 +20,6 @@ def inspect(
 ) -> None:
     """Show what a log holds: its format, its columns and how they relate, and the command to run next."""
     from tito_audit.inspect import as_object, inspect_log, mapping_lines, page_lines
-    from tito_audit.report_objects import as_json
-    from tito_audit.terminal.encoding import print_json
-    from tito_audit.terminal.page import print_page
 
     settings = options.settings()
     file = one_log(log)
@@ -32,8 +30,6 @@ def inspect(
 
         vocabulary = load_tokenizer(settings.tokenizer, trust_remote_code=settings.trust_remote_code).vocabulary
     inspection = inspect_log(file, rows, settings, vocabulary)
-    if shape == "json":
-        print_json(as_json(as_object(inspection, vocabulary)))
-        return
+    page = page_lines(inspection, vocabulary)
     paste = mapping_lines(inspection, options.reading_flags()) if inspection.columns else ()
-    print_page(page_lines(inspection, vocabulary), paste, options.notice())
+    print_result(shape, lambda: as_object(inspection, vocabulary), page, paste, options.notice())

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Optional
 import typer
 
 from tito_audit.cli._command import command
+from tito_audit.cli._outs import print_object
 
 
 class Listable(StrEnum):
@@ -40,11 +41,11 @@ def _with_fields(names: str) -> Callable[[Any], dict[str, Any]]:
     return lambda plugin: {name: getattr(plugin, name) for name in names.split()}
 
 
-def _level_of(format: str) -> Any:
-    """The level that rows of a format can have."""
+def _format_row(format: Any) -> tuple[str, ...]:
     from tito_audit.levels.facts import level_of_format
 
-    return level_of_format(format).holds
+    level = str(level_of_format(format.name).holds)
+    return format.name, level, format.title, format.signature.text, format.shows
 
 
 def _reads(parser: Any) -> str:
@@ -60,17 +61,10 @@ _LISTINGS = {
         "logs that can be read",
         lambda: import_module("tito_audit.formats").all_formats(),
         ("format", "level", "written by", "recognized by", "can be audited"),
-        lambda format: (
-            *(format.name, str(_level_of(format.name)), format.title),
-            *(format.signature.text, format.shows),
+        _format_row,
+        lambda format: dict(
+            zip(("name", "level", "written_by", "told_by", "can_be_audited"), _format_row(format), strict=True)
         ),
-        lambda format: {
-            "name": format.name,
-            "level": str(_level_of(format.name)),
-            "written_by": format.title,
-            "told_by": format.signature.text,
-            "can_be_audited": format.shows,
-        },
     ),
     Listable.RULES: _Listing(
         "what a scan looks for",
@@ -83,10 +77,7 @@ _LISTINGS = {
         "what can be fixed",
         lambda: import_module("tito_audit.repairs").all_repairs(),
         ("repair", "safety", "cures", "does"),
-        lambda repair: (
-            *(repair.name, str(repair.safety)),
-            *(", ".join(repair.cures) or "what you ask for", repair.title),
-        ),
+        lambda each: (each.name, str(each.safety), ", ".join(each.cures) or "what you ask for", each.title),
         _with_fields("name safety cures title"),
     ),
     Listable.REPORTS: _Listing(
@@ -133,12 +124,21 @@ def list_plugins(
     """List the formats, rules, repairs, reports, providers or parsers."""
     shape = "markdown" if markdown else shape
     if kind is None:
-        _list_kinds(shape)
+        from tito_audit.registry import module_names
+
+        counts = {kind: len(module_names(f"tito_audit.{kind.value}")) for kind in Listable}
+        if shape == "json":
+            _print_plugins("kinds", [{"kind": kind.value, "count": count} for kind, count in counts.items()])
+            return
+        kinds = [
+            (each.value, f"{n}", _LISTINGS[each].what, f"tito-audit list {each}") for each, n in counts.items()
+        ]
+        _print_table(("kind", "count", "what they are", "to list them"), kinds, shape)
         return
     listing = _LISTINGS[kind]
     plugins = listing.plugins()
     if shape == "json":
-        _print_object(kind.value, [listing.as_object(plugin) for plugin in plugins])
+        _print_plugins(kind.value, [listing.as_object(plugin) for plugin in plugins])
         return
     rows = [listing.row(plugin) for plugin in plugins]
     if kind is Listable.FORMATS and shape == "text":
@@ -153,21 +153,6 @@ def list_plugins(
         _print_table(listing.heads, rows, shape)
 
 
-def _list_kinds(shape: str) -> None:
-    """What can be listed, and how many there are of each."""
-    from tito_audit.registry import module_names
-
-    counts = {kind: len(module_names(f"tito_audit.{kind.value}")) for kind in Listable}
-    if shape == "json":
-        _print_object("kinds", [{"kind": kind.value, "count": count} for kind, count in counts.items()])
-        return
-    heads = ("kind", "count", "what they are", "to list them")
-    rows = [
-        (kind.value, f"{count}", _LISTINGS[kind].what, f"tito-audit list {kind}") for kind, count in counts.items()
-    ]
-    _print_table(heads, rows, shape)
-
-
 def _print_table(heads: Sequence[str], rows: Sequence[tuple[str, ...]], shape: str) -> None:
     if shape == "text":
         from tito_audit.terminal.page import print_names
@@ -178,8 +163,5 @@ def _print_table(heads: Sequence[str], rows: Sequence[tuple[str, ...]], shape: s
         print("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |")
 
 
-def _print_object(name: str, entries: list[dict[str, Any]]) -> None:
-    from tito_audit.report_objects import as_json
-    from tito_audit.terminal.encoding import print_json
-
-    print_json(as_json({"schema_version": 1, name: entries}))
+def _print_plugins(name: str, entries: list[dict[str, Any]]) -> None:
+    print_object({"schema_version": 1, name: entries})

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from tito_audit.cli._command import command
-from tito_audit.cli._deliver import deliver_finished, named_reports
+from tito_audit.cli._deliver import deliver_finished, wanted_reports
 from tito_audit.cli._options import Logs, Options, skipped
 from tito_audit.cli._outs import journal_place, refuse_inputs, say_resumed
 from tito_audit.errors import SetupError
@@ -65,7 +65,7 @@ def repair(
     read = options.inputs(settings)
     refuse_inputs({"--quarantine": how.quarantine, "--journal": journal}, logs, read)
     refuse_inputs({"-o": target}, (), read)  # whether it is a log is looked at for each log
-    wanted = named_reports(report, output_format, logs, written, read, REPORTS, quiet=quiet)
+    wanted = wanted_reports(report, output_format, logs, written, read, REPORTS, quiet=quiet)
     for name, path in wanted if diff else ():
         if name != "text" and path is None:
             raise SetupError(

@@ -9,7 +9,7 @@ from pathlib import Path
 import typer
 
 from tito_audit.cli._command import command
-from tito_audit.cli._deliver import deliver_finished, named_reports
+from tito_audit.cli._deliver import deliver_finished, wanted_reports
 from tito_audit.cli._options import Logs, Options
 from tito_audit.cli._outs import is_url, refuse_inputs
 from tito_audit.errors import SetupError
@@ -60,11 +60,16 @@ def rescore(
     read = options.inputs(settings)
     refuse_inputs({"-o": out, "--journal": journal}, logs, read)
     reports = PROMPT_REPORTS if prompts else REPORTS
-    wanted = named_reports(report, output_format, logs, places, read, reports, quiet=quiet)
+    wanted = wanted_reports(report, output_format, logs, places, read, reports, quiet=quiet)
     keeping = {"-o": out, "--journal": journal, "--resume": resume, "--unsafe": unsafe}
     if prompts and (flags := [flag for flag, value in keeping.items() if value]):
         raise SetupError(f"{', '.join(flags)}: --prompts scores nothing, so there is nothing to keep or write.")
-    place = _journal_place(journal, out, resume=resume)
+    kept_in = journal
+    if journal is None and out is not None:
+        # The journal of a remote output is in this folder: it grows while the model is asked.
+        kept_in = f"{Path(out).name if is_url(out) else out.rstrip('/')}.scores"
+    if kept_in is None and resume:
+        raise SetupError("--resume: no journal is named.\nName it with --journal FILE, or pass -o OUT.")
     if out is not None:
         check_target(logs, out, force=force)
     scorer = open_provider(provider, ProviderOptions(model, key_of(provider), connections=requests))
@@ -79,7 +84,7 @@ def rescore(
             raise typer.Exit(FAILED)
         return
     with ExitStack() as stack:
-        scores = ScoreJournal(place, scorer.name, resume=resume)
+        scores = ScoreJournal(None if kept_in is None else Path(kept_in), scorer.name, resume=resume)
         stack.callback(scores.close)
         choices = RescoreChoices(requests, keeps=out is not None, tolerance=tolerance)
         run = Rescoring(logs, settings, scorer, choices, journal=scores, progress=pace)
@@ -101,16 +106,3 @@ def rescore(
         deliver_finished(done, REPORTS, wanted, page)
     if run.summary.failed:
         raise typer.Exit(FAILED)
-
-
-def _journal_place(journal: str | None, out: str | None, *, resume: bool) -> Path | None:
-    """Where the scores are kept; None: in memory."""
-    if journal is not None:
-        return Path(journal)
-    if out is not None:
-        # The journal of a remote output is in this folder: it grows while the model is asked.
-        place = Path(out).name if is_url(out) else out.rstrip("/")
-        return Path(f"{place}.scores")
-    if resume:
-        raise SetupError("--resume: no journal is named.\nName it with --journal FILE, or pass -o OUT.")
-    return None

@@ -36,10 +36,11 @@ def scan(
     them per generated token, or per rollout, than the rate. With --fail-on never, rates count findings of every
     severity. Rules named by --require fail the gate if they could not run, whatever was found.
     """
-    from tito_audit.cli._deliver import deliver, wanted_reports
+    from tito_audit.cli._deliver import Target, deliver, wanted_reports
     from tito_audit.cli._exits import FAILED
     from tito_audit.gate import gate_rollouts
     from tito_audit.report import ReportOptions
+    from tito_audit.reports import report_named
     from tito_audit.rules import all_rules
     from tito_audit.run.workers import all_cores
     from tito_audit.terminal.terminal import RunProgress, colors, compute_first, page_width, with_progress
@@ -49,16 +50,9 @@ def scan(
     read = options.inputs(settings)
     refuse_inputs({"--journal": journal, "--baseline": baseline if gate.update_baseline else None}, logs, read)
     flags = [options.flagged(name) for name in ("report", "output_format")]
-    wanted = wanted_reports(
-        report,
-        logs,
-        baseline,
-        inputs=read,
-        journal=journal,
-        output_format=output_format,
-        quiet=quiet,
-        flags=flags,
-    )
+    written = [file for file in (baseline, journal) if file is not None]
+    places = wanted_reports(report, output_format, logs, written, read, quiet=quiet, flags=flags)
+    wanted = [Target(report_named(name), path) for name, path in places]
     named = next((str(each.path) for each in wanted if each.path is not None), None)
     place = journal_place(journal, named, resume=resume, way="write a report to a file: -r json=FILE")
     # Lines printed one by one and the progress line would overwrite each other.

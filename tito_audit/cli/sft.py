@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from tito_audit.cli._command import command
 from tito_audit.cli._options import Logs, Options
+from tito_audit.cli._outs import print_object
 from tito_audit.errors import SetupError
 
 if TYPE_CHECKING:
@@ -41,9 +43,7 @@ def sft(
     maximum length cuts; and one row as tokens. Exits 1 if rows cannot be tokenized, or nothing would be trained.
     """
     from tito_audit.cli._exits import FAILED
-    from tito_audit.report_objects import as_json
     from tito_audit.run.sft import PreFlight
-    from tito_audit.terminal.encoding import print_json
     from tito_audit.terminal.terminal import RunProgress, with_progress
 
     pace = RunProgress()
@@ -57,7 +57,7 @@ def sft(
         raise SetupError(f"--row {row}: there is no such row; there are {run.plan.rows:,}, counted from 0.")
     shown = shown or first
     if shape == "json":
-        print_json(as_json(_as_object(run, shown)))
+        print_object(_as_object(run, shown))
     else:
         _print(run, shown, options.notice(), full=full, ids=ids)
     if run.plan.failed or not run.plan.rows:
@@ -102,17 +102,12 @@ def _print(run: PreFlight, shown: PlannedRow | None, notice: str | None, *, full
 
     from tito_audit.report import ReportOptions
     from tito_audit.terminal.escape import visible
-    from tito_audit.terminal.page import page_to, print_commands, print_list
+    from tito_audit.terminal.page import page_to, print_commands, print_list, print_parts
     from tito_audit.terminal.terminal import colors, page_width
 
     with page_to(sys.stdout, ReportOptions(color=colors(sys.stdout), width=page_width())) as console:
-        for line in _head(run):
-            console.print(line, soft_wrap=True)
-        for line in _problems(run, console):
-            console.print(line, soft_wrap=True)
-        if shown is not None:
-            for line in _tokens(run, shown, full=full, ids=ids):
-                console.print(line, soft_wrap=True)
+        tokens = [] if shown is None else _tokens(run, shown, full=full, ids=ids)
+        print_parts(console, chain(_problems(run, console), tokens))
         notes = [] if run.has_markers or run.plan.answers == 0 else [_NO_MARKERS]
         print_list(console, "Note", [*notes, *([visible(notice)] if notice is not None else [])])
         command = (
@@ -131,10 +126,14 @@ _NO_MARKERS = (
 )
 
 
-def _head(run: PreFlight) -> Iterator[Text]:
+def _problems(run: PreFlight, console: Console) -> Iterator[Text]:
+    """What would be trained, and each problem with the first row that has it."""
     from rich.text import Text
 
+    from tito_audit.sft.preflight import ADVICE
+    from tito_audit.terminal.cut import elided
     from tito_audit.terminal.escape import visible
+    from tito_audit.terminal.page import STYLES
     from tito_audit.terminal.words import many, share
 
     plan = run.plan
@@ -149,43 +148,25 @@ def _head(run: PreFlight) -> Iterator[Text]:
     yield Text(words, style="bold red" if not plan.trained else "")
     by = "its {% generation %} markers" if run.has_markers else "what the rendering shows of each answer"
     yield Text(visible(f"tokenizer {run.settings.tokenizer}, mask by {by}"))
-
-
-def _problems(run: PreFlight, console: Console) -> Iterator[Text]:
-    from rich.text import Text
-
-    from tito_audit.sft.preflight import ADVICE
-    from tito_audit.terminal.cut import elided
-    from tito_audit.terminal.escape import visible
-    from tito_audit.terminal.page import STYLES
-    from tito_audit.terminal.words import many, share
-
-    plan = run.plan
     yield Text()
     if not plan.problems:
         yield Text("No problem was found.", style="green")
-        return
     ranked = sorted(plan.problems.items(), key=lambda item: (-plan.severity(item[0]), -item[1].rows))
     for problem, count in ranked:
         severity = plan.severity(problem)
         line = Text(f"{severity.word:<{_SEVERITY}}", style=STYLES[severity])
-        line.append(
-            f"{many(count.rows, 'row')} ({share(count.rows, plan.rows)}): {problem}", style="not bold default"
-        )
-        yield line
-        for words, style in (
-            (f"{count.first}: {elided(count.shown, 160)}", "dim"),
-            (f"→ {ADVICE[problem]}", ""),
-        ):
+        words = f"{many(count.rows, 'row')} ({share(count.rows, plan.rows)}): {problem}"
+        yield line.append(words, style="not bold default")
+        example = f"{count.first}: {elided(count.shown, 160)}"
+        for words, style in ((example, "dim"), (f"→ {ADVICE[problem]}", "")):
             for part in Text(visible(words), style=style).wrap(console, console.width - _SEVERITY - 2):
                 part.rstrip()
                 yield Text(" " * _SEVERITY).append_text(part)
 
 
 def _tokens(run: PreFlight, shown: PlannedRow, *, full: bool, ids: bool) -> Iterator[Text]:
-    from rich.text import Text
-
     from tito_audit.terminal.escape import visible
+    from tito_audit.terminal.page import heading
     from tito_audit.terminal.sequence import DrawOptions, TokenLine, draw_tokens
     from tito_audit.terminal.terminal import page_width
     from tito_audit.terminal.words import many
@@ -198,8 +179,7 @@ def _tokens(run: PreFlight, shown: PlannedRow, *, full: bool, ids: bool) -> Iter
         full=full,
         ids=ids,
     )
-    yield Text()
     title = f"{shown.place} · {many(len(shown.ids), 'token')}, {int(shown.trained.sum()):,} trained (marked =)"
-    yield Text(visible(title), style="bold")
+    yield from heading(visible(title))
     for some in draw_tokens(TokenLine(shown.ids, shown.trained), look):
         yield from some.lines

@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
+from itertools import chain
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tito_audit.cli._command import command
 from tito_audit.cli._options import Options, one_log
+from tito_audit.cli._outs import print_object
 from tito_audit.errors import SetupError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from rich.console import Console
-
     from tito_audit.cli._shown import Spots, ToShow
     from tito_audit.record.finding import Result
     from tito_audit.run.scan import Scan
     from tito_audit.settings.model import Settings
-    from tito_audit.terminal.sequence import DrawOptions
 
 
 @command("show")
@@ -51,12 +49,13 @@ def show(
 
     A row that is one call of a conversation shows all of it, with the row of each call.
     """
-    from tito_audit.cli._shown import rollout_object, wanted_place
+    from rich.text import Text
+
+    from tito_audit.cli._shown import marked_call, page_lines, rollout_object, wanted_place
     from tito_audit.report import ReportOptions
-    from tito_audit.report_objects import as_json as as_json_text
     from tito_audit.run.scan import scan_rollouts
-    from tito_audit.terminal.encoding import print_json
-    from tito_audit.terminal.page import console_for
+    from tito_audit.terminal.escape import visible
+    from tito_audit.terminal.page import console_for, line_printed
     from tito_audit.terminal.pager import show_page
     from tito_audit.terminal.sequence import DrawOptions
     from tito_audit.terminal.terminal import colors, page_width
@@ -72,7 +71,7 @@ def show(
         if spots is not None:
             raise SetupError("-f json writes whole sequences; leave out --around, and the tokens of the place.")
         piece = run.vocabulary.piece if run.vocabulary is not None else None
-        print_json(as_json_text(rollout_object(result, piece, wanted.turn, row=wanted.row)))
+        print_object(rollout_object(result, piece, wanted.turn, row=wanted.row))
         return
     look = DrawOptions(
         width=page_width(),
@@ -85,7 +84,13 @@ def show(
         logprobs=logprobs,
     )
     console = console_for(sys.stdout, ReportOptions(color=colors(sys.stdout), width=look.width))
-    page = _page(result, look, console, wanted, spots, _remarks(run, items, result))
+    call = marked_call(result, result.place.file, wanted.row)
+    lines = page_lines(result, look, console, wanted.turn, spots, marked=call)
+    remarks = [Text(visible(remark)) for remark in _remarks(run, items, result)]
+    page = chain(
+        (line_printed(line, console) for line in lines),
+        ("\n" + line_printed(remark, console) for remark in remarks),
+    )
     show_page(page, sys.stdout, paged=not no_pager)
 
 
@@ -157,20 +162,3 @@ def _remarks(run: Scan, items: int, result: Result) -> list[str]:
         if finding.code != CODE or finding.place.row == result.place.row:
             remarks.append(f"{finding.severity.word} {finding.code}: {finding.hit.message}")
     return remarks
-
-
-def _page(
-    result: Result, look: DrawOptions, console: Console, wanted: ToShow, spots: Spots | None, remarks: list[str]
-) -> Iterator[str]:
-    """The lines of the page for the terminal, with line ends."""
-    from rich.text import Text
-
-    from tito_audit.cli._shown import marked_call, page_lines
-    from tito_audit.terminal.escape import visible
-    from tito_audit.terminal.page import line_printed
-
-    call = marked_call(result, result.place.file, wanted.row)
-    for line in page_lines(result, look, console, wanted.turn, spots, marked=call):
-        yield line_printed(line, console)
-    for remark in remarks:
-        yield "\n" + line_printed(Text(visible(remark)), console)

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Optional
+from typing import Annotated, Optional
 
 import typer
 
 from tito_audit.cli._command import command
 from tito_audit.cli._options import Options
-from tito_audit.cli._outs import refuse_inputs
+from tito_audit.cli._outs import print_result, refuse_inputs
 from tito_audit.errors import SetupError
-
-if TYPE_CHECKING:
-    from tito_audit.cli._template import Looked
-    from tito_audit.settings.model import Settings
 
 
 @command("template")
@@ -38,18 +34,16 @@ def template(
     without a tokenizer, shows the same for text but nothing about token ids. --full adds the evidence.
     """
     from tito_audit.cli._exits import FAILED
-    from tito_audit.cli._template import as_object, page_lines
-    from tito_audit.report_objects import as_json
-    from tito_audit.terminal.encoding import print_json
-    from tito_audit.terminal.page import print_page
+    from tito_audit.cli._template import Looked, as_object, compare, page_lines, train
+    from tito_audit.run.template import log_probes, open_template
+    from tito_audit.sessions.delimiters import delimiters
+    from tito_audit.templates import explained, template_facts
 
     if training is not None and against is not None:
         raise SetupError("template: --training and --against exclude each other.\nPass only one of them.")
     settings = options.settings()
     settings = settings if named is None else replace(settings, tokenizer=named)
     if training is not None or against is not None:
-        from tito_audit.cli._template import compare, train
-
         refuse_inputs({"--training": training}, logs, options.inputs(settings))
         passed = (
             train(settings, logs, training, shape, force=force)
@@ -59,23 +53,11 @@ def template(
         if not passed:
             raise typer.Exit(FAILED)
         return
-    looked = _looked(settings, logs)
-    if shape == "json":
-        print_json(as_json(as_object(looked)))
-    else:
-        print_page((), page_lines(looked, full=full), options.notice())
-    if not looked.facts.append.holds or (looked.log is not None and looked.log.append.broken):
-        raise typer.Exit(FAILED)
-
-
-def _looked(settings: Settings, logs: list[str]) -> Looked:
-    from tito_audit.cli._template import Looked, TemplateOnLog
-    from tito_audit.run.template import log_probes, open_template
-    from tito_audit.sessions.delimiters import delimiters
-    from tito_audit.templates import explained, template_facts
-
     opened = open_template(settings)
-    of_log = TemplateOnLog(*explained(opened.renderer, log_probes(logs, settings))) if logs else None
+    of_log = explained(opened.renderer, log_probes(logs, settings)) if logs else None
     facts = template_facts(opened.renderer, tokenizer := opened.tokenizer)
     between = delimiters(tokenizer, opened.renderer) if tokenizer is not None else None
-    return Looked(opened.name, facts, tokenizer is not None, of_log, between)
+    looked = Looked(opened.name, facts, tokenizer is not None, of_log, between)
+    print_result(shape, lambda: as_object(looked), (), page_lines(looked, full=full), options.notice())
+    if not looked.facts.append.holds or (of_log is not None and of_log[0].broken):
+        raise typer.Exit(FAILED)

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 import typer
 
 from tito_audit.cli._command import command
 from tito_audit.cli._options import Logs, Options
+from tito_audit.cli._outs import print_result
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from rich.console import RenderableType
 
-    from tito_audit.levels.tally import LogRecord
     from tito_audit.run.validate import Validated
 
 
@@ -27,34 +28,44 @@ def validate(options: Options, logs: Logs, shape: str, quiet: bool) -> None:
     is named with the line that logs it. Nothing is audited and no tokenizer is loaded.
     """
     from tito_audit.cli._exits import FAILED
-    from tito_audit.report_objects import as_json
     from tito_audit.run.validate import validate_rollouts
-    from tito_audit.terminal.encoding import print_json
-    from tito_audit.terminal.page import print_page
     from tito_audit.terminal.terminal import RunProgress, progress_shown
 
     settings = options.settings()
-    if quiet:
-        validated = validate_rollouts(logs, settings)
-    else:
-        pace = RunProgress(limit=settings.limit)
-        with progress_shown(pace):
-            validated = validate_rollouts(logs, settings, pace)
-    if shape == "json":
-        print_json(as_json(validated.as_object()))
-    else:
-        print_page(_page(validated), (), options.notice())
+    pace = RunProgress(limit=settings.limit)
+    with nullcontext() if quiet else progress_shown(pace):
+        validated = validate_rollouts(logs, settings, pace)
+    print_result(shape, validated.as_object, _page(validated), (), options.notice())
     if validated.because:
         raise typer.Exit(FAILED)
 
 
 def _page(validated: Validated) -> Iterator[RenderableType]:
+    from rich.padding import Padding
     from rich.text import Text
 
+    from tito_audit.levels.facts import RecordLevel
     from tito_audit.terminal.escape import visible
+    from tito_audit.terminal.words import listed, many, share
 
     for log in validated.logs:
-        yield from _log(log)
+        yield Text(visible(log.file)).append(f": {log.level.in_words}", style="bold")
+        if not log.rollouts:
+            yield Text("  The log holds no rollouts.")
+        if log.formats:
+            read = many(log.rollouts - log.unreadable, "rollout")
+            yield Text(f"  {read} read as {listed([*log.formats])}, whose logs hold up to {log.holds}")
+        for level, number in log.levels.items() if len(log.levels) > 1 else ():
+            first = visible(str(log.firsts[level]))
+            yield Text(f"  {level!s:8}  {number:,} ({share(number, log.rollouts)}), first {first}")
+        for who, lines in log.groups():
+            yield Text(visible(f"  For {RecordLevel(log.level + 1)}, {who}:"))
+            for line, words in lines.items():
+                yield Padding(Text(visible(f"- {listed(words)}: {line}")), (0, 0, 0, 4))
+        for unread in log.unread:
+            yield Padding(Text(visible(f"{unread}.")), (0, 0, 0, 2))
+        if log.level >= RecordLevel.L3 and log.not_asked:
+            yield Padding(Text(log.not_asked), (0, 0, 0, 2))
         yield Text()
     if len(validated.logs) > 1:
         level = validated.level
@@ -65,32 +76,3 @@ def _page(validated: Validated) -> Iterator[RenderableType]:
         yield Text(visible(f"failed: {because}"))
     if validated.required and not validated.because:
         yield Text("passed")
-
-
-def _log(log: LogRecord) -> Iterator[RenderableType]:
-    from rich.padding import Padding
-    from rich.text import Text
-
-    from tito_audit.levels.facts import RecordLevel
-    from tito_audit.terminal.escape import visible
-    from tito_audit.terminal.words import listed, many, share
-
-    yield Text(visible(log.file)).append(f": {log.level.in_words}", style="bold")
-    if not log.rollouts:
-        yield Text("  The log holds no rollouts.")
-        return
-    if log.formats:
-        read = many(log.rollouts - log.unreadable, "rollout")
-        yield Text(f"  {read} read as {listed([*log.formats])}, whose logs hold up to {log.holds}")
-    if len(log.levels) > 1:
-        for level, number in log.levels.items():
-            first = visible(str(log.firsts[level]))
-            yield Text(f"  {level!s:8}  {number:,} ({share(number, log.rollouts)}), first {first}")
-    for who, lines in log.groups():
-        yield Text(visible(f"  For {RecordLevel(log.level + 1)}, {who}:"))
-        for line, words in lines.items():
-            yield Padding(Text(visible(f"- {listed(words)}: {line}")), (0, 0, 0, 4))
-    for unread in log.unread:
-        yield Padding(Text(visible(f"{unread}.")), (0, 0, 0, 2))
-    if log.level >= RecordLevel.L3 and log.not_asked:
-        yield Padding(Text(log.not_asked), (0, 0, 0, 2))

@@ -5,18 +5,11 @@ from __future__ import annotations
 import sys
 from contextlib import closing, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from tito_audit.cli._command import command
 from tito_audit.cli._options import Logs, Options, skipped
 from tito_audit.cli._outs import is_url
 from tito_audit.errors import SetupError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from tito_audit.reports import Site
-    from tito_audit.terminal.terminal import RunProgress
 
 
 @command("view")
@@ -26,13 +19,19 @@ def view(options: Options, logs: Logs, out: str, show_rows: int, quiet: bool) ->
     Each log is audited by itself, as `scan LOG` does, and has the page that the html report writes, with all of
     its rollouts token by token. A site that exists is updated.
     """
+    from tito_audit.gate import gate_rollouts
+    from tito_audit.report import ReportOptions
     from tito_audit.reports import site_in
     from tito_audit.reports.html import write_page
+    from tito_audit.rules import all_rules
+    from tito_audit.run.auditor import Loader
+    from tito_audit.run.workers import all_cores
     from tito_audit.storage import find_logs
     from tito_audit.terminal.encoding import ready_stdout
     from tito_audit.terminal.escape import visible
     from tito_audit.terminal.terminal import RunProgress, progress_shown
     from tito_audit.terminal.words import many
+    from tito_audit.viewer.selection import ViewQuota, ViewSize
 
     if is_url(out):
         raise SetupError(f"-o {out}: a site is written to disk.\nName a folder on disk, and copy it from there.")
@@ -40,7 +39,22 @@ def view(options: Options, logs: Logs, out: str, show_rows: int, quiet: bool) ->
     pace = RunProgress()
     with closing(site_in(Path(out), write_page)) as site:
         with nullcontext() if quiet else progress_shown(pace):
-            _add_logs(site, options, logs, files, show_rows, pace)
+            settings, loader = all_cores(options.settings()), Loader()
+            titles = {rule.code: rule.title for rule in all_rules()}
+            docs = {rule.code: rule.doc for rule in all_rules()}
+            folders = [folder for folder in map(Path, logs) if folder.is_dir()]
+            for number, file in enumerate(files, 1):
+                folder = next((folder for folder in folders if file.is_relative_to(folder)), None)
+                inside = file.name if folder is None else file.relative_to(folder).as_posix()
+                name = inside if folder is None or len(logs) == 1 else f"{folder.resolve().name}/{inside}"
+                pace.enter(f"{name} ({number:,} of {len(files):,})" if len(files) > 1 else "")
+                quota = ViewQuota(show_rows, ViewSize(tokens=20_000, sequences=512))
+                run = gate_rollouts([str(file)], settings, None, pace, observe=quota)
+                run.scan.loader = loader
+                run.summary.notices += filter(None, [options.notice()])
+                site.add(
+                    run, run.summary, name, ReportOptions(titles=titles, docs=docs, ran=run.codes, fails=run.fails)
+                )
         counts = site.finish()
     if quiet:
         return
@@ -53,31 +67,3 @@ def view(options: Options, logs: Logs, out: str, show_rows: int, quiet: bool) ->
     words = [shown, *(f"{number:,} {what}" for number, what in left_out if number)]
     words += filter(None, [skipped(logs)])
     sys.stdout.write(visible(f"{Path(out) / 'index.html'}: {'; '.join(words)}") + "\n")
-
-
-def _add_logs(
-    site: Site, options: Options, logs: Sequence[str], files: Sequence[Path], rows: int, pace: RunProgress
-) -> None:
-    """Audit each log by itself, and write its page."""
-    from tito_audit.gate import gate_rollouts
-    from tito_audit.report import ReportOptions
-    from tito_audit.rules import all_rules
-    from tito_audit.run.auditor import Loader
-    from tito_audit.run.workers import all_cores
-    from tito_audit.viewer.selection import ViewQuota, ViewSize
-
-    settings, loader = all_cores(options.settings()), Loader()
-    titles = {rule.code: rule.title for rule in all_rules()}
-    docs = {rule.code: rule.doc for rule in all_rules()}
-    folders = [folder for folder in map(Path, logs) if folder.is_dir()]
-    for number, file in enumerate(files, 1):
-        folder = next((folder for folder in folders if file.is_relative_to(folder)), None)
-        inside = file.name if folder is None else file.relative_to(folder).as_posix()
-        name = inside if folder is None or len(logs) == 1 else f"{folder.resolve().name}/{inside}"
-        pace.enter(f"{name} ({number:,} of {len(files):,})" if len(files) > 1 else "")
-        quota = ViewQuota(rows, ViewSize(tokens=20_000, sequences=512))
-        run = gate_rollouts([str(file)], settings, None, pace, observe=quota)
-        run.scan.loader = loader
-        run.summary.notices += filter(None, [options.notice()])
-        page = ReportOptions(titles=titles, docs=docs, ran=run.codes, fails=run.fails)
-        site.add(run, run.summary, name, page)

@@ -2,6 +2,90 @@
 
 from __future__ import annotations
 
-from tito_audit.gate.scan import GatedScan, gate_rollouts
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from tito_audit.errors import SetupError
+from tito_audit.gate.judge import Criteria, Judge
+from tito_audit.record.finding import Finding, Result
+from tito_audit.run.progress import Progress
+from tito_audit.run.scan import Scan, scan_rollouts
+from tito_audit.settings.model import GateSettings, Settings
+from tito_audit.storage import Logs, Name, RowsInMemory, find_logs, names_of
+from tito_audit.summary import Summary
+from tito_audit.tables import Shown
+from tito_audit.viewer.selection import ViewQuota
 
 __all__ = ["GatedScan", "gate_rollouts"]
+
+
+def gate_rollouts(
+    logs: Logs,
+    settings: Settings | None = None,
+    gate: GateSettings | None = None,
+    progress: Progress | None = None,
+    *,
+    observe: bool | ViewQuota = False,
+    resume: Path | None = None,
+) -> GatedScan:
+    """The audit of logs as by `scan_rollouts`, with `summary.gate` set once all results were iterated.
+
+    Findings in the baseline are marked `known`. A baseline in a folder of logs is not read as a log.
+    """
+    gate = gate or GateSettings()
+    names = names_of(logs)
+    if gate.baseline is not None:
+        # The logs without the baseline, which may be in one of their folders; SetupError if a log names it.
+        baseline = Path(gate.baseline)
+        place = os.path.realpath(baseline)
+        for log in names:
+            if not isinstance(log, RowsInMemory) and os.path.realpath(log) == place:
+                raise SetupError(f"--baseline {baseline}: this is one of the logs. Name another file.")
+        files = find_logs(names)
+        others: list[Name] = [file for file in files if os.path.realpath(file) != place]
+        names = list(names) if len(others) == len(files) else others
+    return GatedScan(scan_rollouts(names, settings, progress, observe=observe, resume=resume), gate)
+
+
+class GatedScan(Shown):
+    """Results of a scan as they pass the gate; `summary.gate` is set once all were iterated.
+
+    A baseline to update is written then, and not if the run ends early. Iterating raises SetupError if the
+    baseline cannot be read.
+    """
+
+    def __init__(self, scan: Scan, gate: GateSettings) -> None:
+        self.scan = scan
+        self.gate = gate
+        self._criteria = Criteria(scan.settings, gate)
+        self._judged = False
+
+    @property
+    def summary(self) -> Summary:
+        """Counts of the scan; complete once all results were iterated."""
+        return self.scan.summary
+
+    def __iter__(self) -> Iterator[Result]:
+        self.scan.restart()
+        self._judged = False
+        self._criteria = Criteria(self.scan.settings, self.gate)
+        judge = Judge(list(self.scan.logs), self.scan.settings, self.gate, self._criteria, self.summary)
+        for result in self.scan:
+            yield judge.judged(result)
+        self.summary.gate = judge.verdict()
+        self._judged = True
+
+    def codes(self, file: str) -> frozenset[str]:
+        """The codes selected for a log."""
+        return self._criteria.codes(file)
+
+    def _counted(self) -> Summary | None:
+        return self.summary if self._judged else None
+
+    def _refusal(self) -> str:
+        return "Iterating it rewrites the baseline." if self.gate.update_baseline else ""
+
+    def fails(self, finding: Finding) -> bool:
+        """Whether a finding fails by itself: severe enough, not known, under no rate limit, not being accepted."""
+        return self._criteria.fails(finding) and not (finding.known or self.gate.update_baseline)

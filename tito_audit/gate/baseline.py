@@ -29,8 +29,6 @@ from tito_audit.terminal.escape import escaped_json, visible
 
 VERSION = 1
 _WHAT = "tito-audit baseline"
-_MESSAGE = 120
-"""Maximum characters kept of a message: enough to know what was accepted."""
 _HEAD = re.compile(r'\{"what": "[^"]*", "version": \d{1,9}, "findings": \[')
 _FINGERPRINT = re.compile("[0-9a-f]{16}")
 _SEVERITIES = {severity.word: severity for severity in Severity}
@@ -56,13 +54,12 @@ class Entry:
 
     @property
     def key(self) -> Key:
-        """What identifies the entry."""
         return self.fingerprint, self.severity, self.file
 
 
 def entry_of(finding: Finding, fingerprint: str, file: str) -> Entry:
     """The entry for a finding; `file` is its log as the baseline names it."""
-    message = elided(visible(finding.hit.message), _MESSAGE)
+    message = elided(visible(finding.hit.message), 120)
     return Entry(fingerprint, finding.code, finding.severity, file, finding.place.row, message, finding.times)
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 import os
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cache
 from itertools import chain
+from operator import itemgetter
 from pathlib import Path
 
 from tito_audit.errors import SetupError, StorageError
@@ -28,8 +30,6 @@ from tito_audit.summary import CoverageCount, Fixed, Gate, RateCount, Summary
 from tito_audit.terminal.coverage import coverage_reason
 from tito_audit.terminal.words import limit_number, many, rate_number
 from tito_audit.unknown import unknown
-
-# Which findings of a run are in the baseline, and which entries of the baseline are gone.
 
 _UNREADABLE_ROW = "REC001"
 
@@ -55,7 +55,6 @@ class EntryCounts:
             self.put(entry_of(finding, fingerprint, file))
 
     def put(self, entry: Entry) -> None:
-        """Add an entry with its count."""
         counted = self._by_key.setdefault(entry.key, entry)
         if counted is not entry:
             counted.times += entry.times
@@ -100,9 +99,11 @@ class KnownFindings:
         """
         if (finding.code, finding.severity) not in self._kinds:
             return False  # avoids computing the fingerprint, which is slow
-        left = self._left.get((finding.fingerprint, finding.severity))
-        home = self._home(left, file) if left else None
-        if left is None or home is None or left[home] < finding.times:
+        left = self._left.get((finding.fingerprint, finding.severity), {})
+        renamed = (home for home in left if home not in self._scanned and self._gone(home))
+        moved = (home for home in left if home in self._scanned)
+        home = file if file in left else next(chain(renamed, moved), None)
+        if home is None or left[home] < finding.times:
             return False
         left[home] -= finding.times
         if not left[home]:
@@ -148,13 +149,6 @@ class KnownFindings:
                     )
                 (gone if seen and is_checked(file, entry.code) else unchecked).append(entry)
         return gone, unchecked
-
-    def _home(self, left: dict[str, int], file: str) -> str | None:
-        if file in left:
-            return file
-        renamed = (home for home in left if home not in self._scanned and self._gone(home))
-        moved = (home for home in left if home in self._scanned)
-        return next(renamed, None) or next(moved, None)
 
 
 # Rates: how often findings occur, and how often they may.
@@ -228,19 +222,9 @@ def limit_reason(limit: MaxRate, count: RateCount) -> str:
 
 # Coverage: in how many rollouts the required rules ran, and why not in the others.
 
-_REASONS = 100
-"""Maximum reasons counted separately; all others are counted together."""
 _UNREADABLE = "the row cannot be read"
 _NO_IDS = "no token ids"
 _OTHER = "other reasons"
-
-
-@dataclass(slots=True)
-class _Reason:
-    """A reason with the number of its rollouts and the first of them."""
-
-    first: Place
-    rollouts: int = 0
 
 
 @dataclass(slots=True)
@@ -252,7 +236,9 @@ class _Tally:
     of: int = 0
     applies: bool = False
     """Whether the requirement applies to any of the logs."""
-    reasons: dict[str, _Reason] = field(default_factory=dict)
+    reasons: Counter[str] = field(default_factory=Counter)
+    firsts: dict[str, Place] = field(default_factory=dict)
+    """The first rollout of each reason."""
 
     def add(self, place: Place, because: str | None, idle: bool = False) -> None:
         """Count one rollout: why it is not covered, or None; `idle`: there was nothing to check."""
@@ -261,12 +247,12 @@ class _Tally:
             self.covered += 1
             self.idle += idle
             return
-        named = because if because in self.reasons or len(self.reasons) < _REASONS else _OTHER
-        self.reasons.setdefault(named, _Reason(place)).rollouts += 1
+        named = because if because in self.reasons or len(self.reasons) < 100 else _OTHER
+        self.reasons[named] += 1
+        self.firsts.setdefault(named, place)
 
     def count(self, codes: str, share: float) -> CoverageCount:
-        """The numbers, judged."""
-        because, most = max(self.reasons.items(), key=lambda reason: reason[1].rollouts, default=(None, None))
+        because, lacking = max(self.reasons.items(), key=itemgetter(1), default=(None, 0))
         # Fractions, as 0.07 * 100 is more than 7.
         failed = self.applies and (not self.of or self.covered < Fraction(repr(share)) * self.of)
         return CoverageCount(
@@ -275,8 +261,8 @@ class _Tally:
             self.covered,
             self.of,
             because,
-            most.rollouts if most is not None else 0,
-            most.first if most is not None else None,
+            lacking,
+            self.firsts[because] if because is not None else None,
             self.idle,
             failed,
         )
@@ -293,8 +279,16 @@ class Coverage:
         counts: Callable[[str], bool],
     ) -> None:
         """`codes` are those selected for a log; `counts` says whether a log takes part in the gate."""
+        rules = frozenset(rule.code for rule in all_rules())
         for need in required:
-            _refuse_uncountable(need)
+            if not any(code.startswith(need.prefix) for code in rules):
+                possible = (*FAMILIES, *sorted(rules))
+                raise unknown("rule", need.prefix, possible, flag="--require", listed_by="tito-audit list rules")
+            if not _countable(need, rules):
+                raise SetupError(
+                    f"--require {need}: {need.prefix} judges whole logs, so it covers no single rollout.\n"
+                    "Require rules that check rollouts, such as LPR or SEQ."
+                )
         for share in (*(need.share for need in required), *([] if min_audited is None else [min_audited])):
             if not 0 < share <= 1:
                 raise SetupError(f"A required share of {share}: not above 0 and at most 1.")
@@ -304,7 +298,10 @@ class Coverage:
         self._audited = _Tally()
         self._codes = codes
         self._counts = counts
-        self._wanted = cache(self._wanted_in)
+        # By requirement: the rules that have to cover the rollouts of a log; none if the log is exempt.
+        self._wanted = cache(
+            lambda file: tuple(_countable(need, codes(file) if counts(file) else frozenset()) for need in required)
+        )
 
     def begin(self, files: Iterable[str], selected: frozenset[str]) -> None:
         """Check that a log can meet the requirements; SetupError if required rules are deselected.
@@ -346,18 +343,9 @@ class Coverage:
         """How many rollouts were audited; None if no share is required."""
         return None if self._min_audited is None else self._audited.count("", self._min_audited)
 
-    def _wanted_in(self, file: str) -> tuple[frozenset[str], ...]:
-        """By requirement: the rules that have to cover the rollouts of a log; none if the log is exempt."""
-        codes = self._codes(file) if self._counts(file) else frozenset()
-        return tuple(_countable(need, codes) for need in self._required)
 
-
-_Judged = tuple[str | None, bool]
-"""Why a rollout is not covered, None if it is; and whether no rule had anything to check."""
-
-
-def _judged(result: Result, wanted: Collection[str]) -> _Judged:
-    """Whether these rules cover a rollout: none was skipped, and there were ids to check."""
+def _judged(result: Result, wanted: Collection[str]) -> tuple[str | None, bool]:
+    """Why these rules do not cover a rollout, None if they do; and whether no rule had anything to check."""
     if result.rollout is None:
         return _UNREADABLE, False
     skipped = [skip for skip in result.skips if skip.code in wanted]
@@ -390,7 +378,6 @@ def _of_rows() -> frozenset[str]:
 
 @cache
 def _of_tokenizer() -> frozenset[str]:
-    """Rules that need a tokenizer."""
     return frozenset(rule.code for rule in all_rules() if Needs.TOKENIZER in rule.needs)
 
 
@@ -403,19 +390,6 @@ def _of_logs() -> frozenset[str]:
 def _countable(required: Requirement, codes: frozenset[str]) -> frozenset[str]:
     """Those of these rules that belong to a requirement and check single rollouts."""
     return frozenset(code for code in codes - _of_logs() if code.startswith(required.prefix))
-
-
-def _refuse_uncountable(required: Requirement) -> None:
-    """SetupError for a requirement that no rollout can meet: of no rule, or of rules that judge whole logs."""
-    codes = frozenset(rule.code for rule in all_rules())
-    if not any(code.startswith(required.prefix) for code in codes):
-        possible = (*FAMILIES, *sorted(codes))
-        raise unknown("rule", required.prefix, possible, flag="--require", listed_by="tito-audit list rules")
-    if not _countable(required, codes):
-        raise SetupError(
-            f"--require {required}: {required.prefix} judges whole logs, so it covers no single rollout.\n"
-            "Require rules that check rollouts, such as LPR or SEQ."
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -455,8 +429,6 @@ class Criteria:
 
 
 class _OpenBaseline:
-    """The baseline during a scan."""
-
     def __init__(
         self, path: Path, logs: list[Path], settings: Settings, criteria: Criteria, *, update: bool
     ) -> None:

@@ -2,38 +2,22 @@
 
 from __future__ import annotations
 
-from tito_audit.inspect.columns import Column, Look, NumberFacts, Relation, RelationKind
-from tito_audit.inspect.logprobs import Author, LogprobChoice, LogprobColumn
-from tito_audit.inspect.look import Inspection, MaskNote, Sentinel, TakenFor, inspect_log
-from tito_audit.inspect.mapping import PackedColumn, Scanned, Trial, as_flags, as_toml, by_their_names
-from tito_audit.inspect.page import InspectedLog, as_object, inspect_rollouts, mapping_lines, page_lines
-from tito_audit.inspect.roles import Role, RoleGuess
+from tito_audit.inspect.columns import RelationKind
+from tito_audit.inspect.logprobs import Author
+from tito_audit.inspect.look import Inspection, inspect_log
+from tito_audit.inspect.mapping import as_flags, as_toml
+from tito_audit.inspect.page import as_object, mapping_lines, page_lines
+from tito_audit.inspect.roles import Role
 
 __all__ = [
     "Author",
-    "Column",
-    "InspectedLog",
     "Inspection",
-    "LogprobChoice",
-    "LogprobColumn",
-    "Look",
-    "MaskNote",
-    "NumberFacts",
-    "PackedColumn",
-    "Relation",
     "RelationKind",
     "Role",
-    "RoleGuess",
-    "Scanned",
-    "Sentinel",
-    "TakenFor",
-    "Trial",
     "as_flags",
     "as_object",
     "as_toml",
-    "by_their_names",
     "inspect_log",
-    "inspect_rollouts",
     "mapping_lines",
     "page_lines",
 ]

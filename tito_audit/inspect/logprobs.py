@@ -92,7 +92,7 @@ def choices_of(
         return None
     first = next((column for column in candidates if column.path == read), compared.ranked[0])
     # Columns of other tokens or rows are not alternatives.
-    candidates = [column for column in candidates if column is first or compared.describe_the_same(column, first)]
+    candidates = [column for column in candidates if column is first or compared.pairs(column, first)]
     if len(candidates) < 2:
         return None
     compared = _Compared(candidates, items, mask, roles)
@@ -103,7 +103,17 @@ def choices_of(
         but = "; {} has the same values" if sure else ", but {} looks more like the sampler's"
         because, chosen = f"a scan reads it by its name{but.format(chosen.path)}", other
     listed = [chosen, *(column for column in candidates if column is not chosen)]
-    return LogprobChoice(scope, tuple(compared.column(column, chosen) for column in listed), because, sure)
+    described = tuple(
+        LogprobColumn(
+            column.path,
+            author_of(column.name),
+            column is chosen,
+            None if column is chosen else compared.difference(column, chosen),
+            compared.everywhere(column),
+        )
+        for column in listed
+    )
+    return LogprobChoice(scope, described, because, sure)
 
 
 def is_candidate(column: Column, facts: Mapping[str, NumberFacts], roles: Mapping[str, RoleGuess]) -> bool:
@@ -175,16 +185,15 @@ class _Compared:
     @property
     def ranked(self) -> list[Column]:
         """The columns, the likeliest to be the sampler's by its name first."""
-        return sorted(self.columns, key=self._rank)
-
-    def describe_the_same(self, column: Column, other: Column) -> bool:
-        """Whether the two have values of the same tokens in any object."""
-        return bool(self._pairs(column, other))
-
-    def _rank(self, column: Column) -> tuple[int, ...]:
-        place = LOGPROBS.index(column.name) if column.name in LOGPROBS else len(LOGPROBS)
-        takes = self.roles[column.path].role is Role.LOGPROBS
-        return (_RANK[author_of(column.name)], not takes, place, len(column.keys))
+        return sorted(
+            self.columns,
+            key=lambda column: (
+                _RANK[author_of(column.name)],
+                self.roles[column.path].role is not Role.LOGPROBS,
+                LOGPROBS.index(column.name) if column.name in LOGPROBS else len(LOGPROBS),
+                len(column.keys),
+            ),
+        )
 
     def _farthest(self, alike: Sequence[Column]) -> Column | None:
         """The one of three or more that is far from all others, which are close to each other."""
@@ -212,20 +221,16 @@ class _Compared:
                     )
         return None
 
-    def column(self, column: Column, chosen: Column) -> LogprobColumn:
-        difference = None if column is chosen else self.difference(column, chosen)
-        everywhere = self.everywhere(column)
-        return LogprobColumn(column.path, author_of(column.name), column is chosen, difference, everywhere)
-
     def difference(self, column: Column, other: Column) -> float | None:
         """The mean distance of two columns where both have values; 0 if they are equal."""
-        apart = [np.abs(a - b) for a, b in self._pairs(column, other)]
+        apart = [np.abs(a - b) for a, b in self.pairs(column, other)]
         every = np.concatenate(apart) if apart else np.empty(0)
         if not len(every):
             return None
         return 0.0 if every.max() <= 1e-9 else float(every.mean())
 
-    def _pairs(self, column: Column, other: Column) -> list[tuple[Numbers, Numbers]]:
+    def pairs(self, column: Column, other: Column) -> list[tuple[Numbers, Numbers]]:
+        """The values of both at the tokens that each object has in both."""
         pairs = []
         for item in self.items:
             a, b = self._at_sampled(item, column.path), self._at_sampled(item, other.path)

@@ -25,7 +25,6 @@ from tito_audit.formats import (
 from tito_audit.inspect.columns import Column, Columns, Item, NumberFacts, Relation, facts_of, relations_of
 from tito_audit.inspect.logprobs import LogprobChoice, choices_of
 from tito_audit.inspect.mapping import (
-    PackedColumn,
     Trial,
     misfits_of,
     packed_by,
@@ -49,8 +48,6 @@ from tito_audit.tokens.vocab import Vocabulary
 
 _MOST_BYTES = 256 << 20
 """The approximate limit of bytes read from a log, for any number of rows."""
-_ATTEMPTS = 8
-"""How many times a mapping is proposed, each time without the columns that did not fit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,8 +129,8 @@ class Inspection:
     """Columns that were left out of the proposal because they fit the tokens of too few rows."""
     trial: Trial | None = None
     """The result of reading and scanning with the mapping; None without a mapping."""
-    packed: PackedColumn | None = None
-    """A column of unknown name that shows that rows hold several samples; None if there is none."""
+    packed: tuple[str, str] | None = None
+    """A column of unknown name that shows that rows hold several samples, and the name to give it."""
     record: LogRecord | None = None
     """The level of these rows; None before it is known."""
     calls: CallsSeen | None = None
@@ -354,7 +351,7 @@ def _map(result: Inspection, rows: Sequence[tuple[int, Row]], settings: Settings
     if all(read_as.format not in (None, "generic") for read_as in result.taken):
         return  # read as it is
     top = next((choice.columns[0].path for choice in result.logprobs if not choice.scope), None)
-    for _ in range(_ATTEMPTS):
+    for _ in range(8):
         mapping = proposed(result.columns, result.roles, len(rows), top, result.left_out) if rows else {}
         if not mapping:
             return

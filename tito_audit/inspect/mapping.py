@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -37,6 +36,17 @@ from tito_audit.settings.model import Settings
 from tito_audit.terminal.shell import shell_word
 
 _KNOWN = {Role.IDS: FLAT_IDS, Role.MASK: MASKS, Role.LOGPROBS: LOGPROBS, Role.CALLS: CALL_LISTS}
+_ROLES = {
+    "token_ids": Role.IDS,
+    "prompt_ids": Role.PROMPT_IDS,
+    "completion_ids": Role.COMPLETION_IDS,
+    "loss_mask": Role.MASK,
+    "messages": Role.MESSAGES,
+    "tools": Role.TOOLS,
+    "calls": Role.CALLS,
+    "model": Role.MODEL,
+    "finish_reason": Role.FINISH_REASON,
+}
 _READ = (FLAT_IDS, PROMPT_IDS, COMPLETION_IDS, MASKS, LOGPROBS, CALL_LISTS)
 
 
@@ -53,7 +63,6 @@ def proposed(
     lacks a mapped column cannot be read, so the ids must be in most rows, and all other columns wherever the ids
     are. {} for a log without such ids.
     """
-    mapping: dict[str, str] = {}
     carriers = (Role.IDS, Role.COMPLETION_IDS, Role.CALLS)
     of_ids = [c.present for c in columns if c.top and roles[c.path].role in carriers and 2 * c.present > rows]
     there = [column for column in columns if of_ids and column.top and column.present >= max(of_ids)]
@@ -72,23 +81,8 @@ def proposed(
         )
         return fits[0] if fits else None
 
-    chosen = {role: best(role) for role in Role}
-    for ours, role in (
-        ("token_ids", Role.IDS),
-        ("prompt_ids", Role.PROMPT_IDS),
-        ("completion_ids", Role.COMPLETION_IDS),
-        ("loss_mask", Role.MASK),
-        ("messages", Role.MESSAGES),
-        ("tools", Role.TOOLS),
-        ("calls", Role.CALLS),
-        ("model", Role.MODEL),
-        ("finish_reason", Role.FINISH_REASON),
-    ):
-        column = chosen[role]
-        if column is not None:
-            mapping[ours] = column.path
-    logprobs = chosen[Role.LOGPROBS]
-    if logprobs is not None:
+    mapping = {ours: column.path for ours, role in _ROLES.items() if (column := best(role)) is not None}
+    if (logprobs := best(Role.LOGPROBS)) is not None:
         split = "token_ids" not in mapping and "completion_ids" in mapping
         mapping["completion_logprobs" if split else "logprobs"] = logprobs.path
     if not {"token_ids", "completion_ids", "calls"} & mapping.keys():
@@ -112,18 +106,16 @@ def as_flags(mapping: Mapping[str, str]) -> list[str]:
 def as_toml(mapping: Mapping[str, str], table: str = "tool.tito-audit") -> list[str]:
     """The mapping as lines of a configuration file; pass `table` "" for a `tito-audit.toml`."""
     name = f"{table}.map" if table else "map"
-    return [f"[{name}]", *(f"{ours} = {_quoted_for_toml(theirs)}" for ours, theirs in mapping.items())]
-
-
-def _quoted_for_toml(text: str) -> str:
-    def escaped(match: re.Match[str]) -> str:
-        char = match[0]
-        if char in '"\\':
-            return f"\\{char}"
-        return f"\\u{ord(char):04x}" if ord(char) <= 0xFFFF else f"\\U{ord(char):08x}"
-
-    shown = re.sub(r'["\\]', escaped, text)
-    return '"' + "".join(c if c.isprintable() else escaped(re.match(r"(?s).", c)) for c in shown) + '"'  # type: ignore[arg-type]
+    lines = [f"[{name}]"]
+    for ours, theirs in mapping.items():
+        escapes = {'"': '\\"', "\\": "\\\\"}
+        for char in {*theirs} - escapes.keys():
+            number = ord(char)
+            escape = f"\\u{number:04x}" if number <= 0xFFFF else f"\\U{number:08x}"
+            escapes[char] = char if char.isprintable() else escape
+        text = "".join(map(escapes.__getitem__, theirs))
+        lines.append(f'{ours} = "{text}"')
+    return lines
 
 
 LENGTHS, POSITIONS = "seq_lens", "position_ids"
@@ -131,17 +123,10 @@ _NAMES = {LENGTHS, POSITIONS, *SEGMENTS, "sequence_lengths", "cu_seqlens", "atte
 """Columns by which a scan splits rows."""
 
 
-@dataclass(frozen=True, slots=True)
-class PackedColumn:
-    """A column that splits rows into samples."""
-
-    path: str
-    name: str
-    """The name under which a scan would split rows by it."""
-
-
-def packed_by(columns: Sequence[Column], items: Sequence[Item], ids: str | None) -> PackedColumn | None:
-    """The column that splits the rows of these ids into samples; None if there is none, or a scan knows one."""
+def packed_by(columns: Sequence[Column], items: Sequence[Item], ids: str | None) -> tuple[str, str] | None:
+    """The column that splits the rows of these ids into samples, with the name under which a scan would split
+    them; None if there is none, or a scan knows one.
+    """
     numbers = [column for column in columns if column.top and not column.scope and column.arrays]
     if ids is None or any(column.path in _NAMES for column in numbers):
         return None
@@ -151,11 +136,11 @@ def packed_by(columns: Sequence[Column], items: Sequence[Item], ids: str | None)
         if len(both) < 2 or any(values.dtype.kind not in "iu" for values, _ in both):
             continue
         if all(_restarts(values) and len(values) == len(tokens) for values, tokens in both):
-            return PackedColumn(column.path, POSITIONS)
+            return column.path, POSITIONS
         # The lengths of the parts of a row?
         parts = (len(v) < len(ids_) and (v > 0).all() and v.sum() == len(ids_) for v, ids_ in both)
         if all(len(values) for values, _ in both) and all(parts) and max(len(v) for v, _ in both) > 1:
-            return PackedColumn(column.path, LENGTHS)
+            return column.path, LENGTHS
     return None
 
 
@@ -168,8 +153,6 @@ def _restarts(values: Numbers) -> bool:
 
 _LISTS = ("token_ids", "loss_mask", "logprobs", "prompt_ids", "completion_ids", "completion_logprobs")
 _OPTIONAL = ("loss_mask", "logprobs", "completion_logprobs")
-_MISFITS = 0.25
-"""The share of rows in which a column may fail to fit; above it the column is not proposed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +228,7 @@ def tried(rows: Sequence[tuple[int, Row]], mapping: Mapping[str, str], file: str
 
 def misfits_of(trial: Trial) -> list[str]:
     """The mask and logprobs that do not fit the tokens in too many rows."""
-    return [name for name in _OPTIONAL if trial.misfits.get(name, 0) > _MISFITS * trial.rows]
+    return [name for name in _OPTIONAL if trial.misfits.get(name, 0) > 0.25 * trial.rows]
 
 
 def scanned(

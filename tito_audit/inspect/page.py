@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from html import escape
@@ -15,8 +16,7 @@ from rich.text import Text
 
 from tito_audit.errors import SetupError
 from tito_audit.inspect.columns import Column, Look, Relation, RelationKind
-from tito_audit.inspect.logprobs import LogprobColumn
-from tito_audit.inspect.look import Inspection, Sentinel, TakenFor, inspect_log
+from tito_audit.inspect.look import Inspection, TakenFor, inspect_log
 from tito_audit.inspect.mapping import as_flags, as_toml, by_their_names
 from tito_audit.inspect.roles import Role
 from tito_audit.join import CallsSeen
@@ -125,6 +125,19 @@ _ALIGNED = {
     "shifted": "all but the first",
 }
 _PLAIN = (Role.TEXT, Role.SCALAR, Role.LIST, Role.OBJECT, Role.NOTHING)
+_RELATED = {
+    RelationKind.SUM: "{} + {} = {}",
+    RelationKind.MINUS_ONE: "{} is one shorter than {}",
+    RelationKind.SAMPLED: "{} has one entry for each token trained by {}",
+    RelationKind.LENGTH: "{} is the length of {}",
+    RelationKind.OFFSETS: "{} says where the parts of {} begin",
+}
+_AUTHORS = {
+    "sampler": "named like a sampler's",
+    "trainer": "a trainer's by its name",
+    "reference": "a reference model's by its name",
+    "unknown": "unknown by its name",
+}
 _WRITTEN = {
     "binary": "0 and 1",
     "bool": "true and false",
@@ -133,8 +146,6 @@ _WRITTEN = {
     "none": "no mask",
 }
 IDS = (Role.IDS, Role.PROMPT_IDS, Role.COMPLETION_IDS)
-_PATH = 48
-"""Characters of a path to show."""
 
 
 def page_lines(inspection: Inspection, vocabulary: Vocabulary | None) -> Iterator[RenderableType]:
@@ -158,7 +169,11 @@ def page_lines(inspection: Inspection, vocabulary: Vocabulary | None) -> Iterato
     if lines:
         yield from heading("Lengths that match")
         for scope, relation in lines[:_RELATIONS]:
-            yield Text(f"  {_scope_words(scope)}{_relation_words(relation)}")
+            inner, per_sample = scope.removesuffix("[*]"), scope.endswith("[*]")
+            where = f"{short(inner)}, each sample: " if inner else "each sample: "
+            if not per_sample:
+                where = f"each {short(scope)}: " if scope else ""
+            yield Text(f"  {where}{_relation_words(relation)}")
         if len(lines) > _RELATIONS:
             yield Text(f"  … and {len(lines) - _RELATIONS:,} more")
     if inspection.masks:
@@ -259,10 +274,20 @@ def _columns(inspection: Inspection) -> Iterator[RenderableType]:
         role = Text(str(guess.role), style=_STYLES.get(guess.role, ""))
         if words := _ALIGNED.get(guess.alignment, "") if guess.role not in IDS else "":
             role.append(f"\n{words}", style="dim")
+        kinds = +column.types
+        words = ", ".join(word if len(kinds) == 1 else f"{word} {count:,}" for word, count in kinds.most_common(4))
+        if len(kinds) > 4:
+            words += ", …"
+        if column.nulls and kinds:
+            words += f", null {column.nulls:,}"
+        # ` (int32)`: the type of the numbers in a table, unless the other words imply it.
+        stored = re.sub(r"^(?:large_)?(?:list<)?(?:element: )?(?:item: )?", "", column.storage_type or "")
+        stored = stored.rstrip(">").removesuffix(" not null")
+        words += f" ({stored})" if stored.isalnum() and stored not in ("string", "bool", "null") else ""
         table.add_row(
             Text(short(column.path)),
             "all" if column.rows == inspection.rows - len(inspection.unreadable) else f"{column.rows:,}",
-            Text(_type_words(column)),
+            Text(words),
             " to ".join(f"{size:,}" for size in lengths),
             role,
             Text(visible(_facts_words(column, inspection))),
@@ -291,20 +316,6 @@ def _shown(inspection: Inspection) -> list[Column]:
     return [open_[i] for i in sorted(ranked[:_COLUMNS])]
 
 
-def _type_words(column: Column) -> str:
-    kinds = +column.types
-    words = ", ".join(word if len(kinds) == 1 else f"{word} {count:,}" for word, count in kinds.most_common(4))
-    if len(kinds) > 4:
-        words += ", …"
-    if column.nulls and kinds:
-        words += f", null {column.nulls:,}"
-    # ` (int32)`: the type of the numbers in a table; "" if the other words imply it.
-    type_ = column.storage_type or ""
-    inner = type_.removeprefix("large_").removeprefix("list<").removeprefix("element: ").removeprefix("item: ")
-    name = inner.rstrip(">").removesuffix(" not null")
-    return words + (f" ({name})" if name.isalnum() and name not in ("", "string", "bool", "null") else "")
-
-
 def _facts_words(column: Column, inspection: Inspection) -> str:
     facts, guess = inspection.facts.get(column.path), inspection.roles[column.path]
     if facts is None:
@@ -326,31 +337,14 @@ def _facts_words(column: Column, inspection: Inspection) -> str:
     return "; ".join(filter(None, (", ".join(words), guess.because)))
 
 
-def _scope_words(scope: str) -> str:
-    if scope.endswith("[*]"):
-        inner = scope.removesuffix("[*]")
-        return f"{short(inner)}, each sample: " if inner else "each sample: "
-    return f"each {short(scope)}: " if scope else ""
-
-
 def _relation_words(relation: Relation) -> str:
     """A relation in words: `prompt_ids + completion_ids = token_ids (all 7)`."""
     paths = [short(path) for path in relation.paths]
-    match relation.kind:
-        case RelationKind.EQUAL:
-            words = " = ".join(paths[:_EQUALS])
-            if len(paths) > _EQUALS:
-                words += f" = {len(paths) - _EQUALS:,} more"
-        case RelationKind.SUM:
-            words = f"{paths[0]} + {paths[1]} = {paths[2]}"
-        case RelationKind.MINUS_ONE:
-            words = f"{paths[0]} is one shorter than {paths[1]}"
-        case RelationKind.SAMPLED:
-            words = f"{paths[0]} has one entry for each token trained by {paths[1]}"
-        case RelationKind.LENGTH:
-            words = f"{paths[0]} is the length of {paths[1]}"
-        case RelationKind.OFFSETS:
-            words = f"{paths[0]} says where the parts of {paths[1]} begin"
+    if relation.kind is RelationKind.EQUAL:
+        more = [f"{len(paths) - _EQUALS:,} more"] if len(paths) > _EQUALS else []
+        words = " = ".join([*paths[:_EQUALS], *more])
+    else:
+        words = _RELATED[relation.kind].format(*paths)
     seen = f"all {relation.of:,}" if relation.items == relation.of else f"{relation.items:,} of {relation.of:,}"
     if relation.of == 1:
         seen = "seen once"
@@ -381,28 +375,22 @@ def _listed(words: Sequence[str]) -> str:
 
 def mask_lines(inspection: Inspection) -> Iterator[Text]:
     """How masks are written, and what logprobs are where nothing is trained."""
-    by_mask: dict[str, list[Sentinel]] = {}
-    for sentinel in inspection.sentinels:
-        by_mask.setdefault(sentinel.mask, []).append(sentinel)
     for mask in inspection.masks:
         written = " or ".join(
             _WRITTEN.get(name, name) + ("" if len(mask.encodings) == 1 else f" ({count:,})")
             for name, count in mask.encodings.items()
         )
-        share = f"{mask.trained:,} of {mask.tokens:,} tokens trained" if mask.tokens else "always empty"
+        trained = f"{mask.trained:,} of {mask.tokens:,} tokens trained" if mask.tokens else "always empty"
         if mask.trained:
-            share += f" ({percent(mask.trained / mask.tokens)})"
-        yield Text(f"  {short(mask.path)}: {written or 'nothing'}; {share}")
-        for sentinel in by_mask.get(mask.path, ()):
-            yield Text(f"    {short(sentinel.path)}: {_sentinel_words(sentinel)}")
-
-
-def _sentinel_words(sentinel: Sentinel) -> str:
-    value = "null" if math.isnan(sentinel.value) else f"{sentinel.value:g}"
-    if sentinel.share < 0.5:
-        return "has values at untrained tokens too"
-    where = "every untrained token" if sentinel.share == 1 else f"{percent(sentinel.share)} of untrained tokens"
-    return f"{value} at {where}" + (f" and at {many(sentinel.inside, 'trained one')}" if sentinel.inside else "")
+            trained += f" ({percent(mask.trained / mask.tokens)})"
+        yield Text(f"  {short(mask.path)}: {written or 'nothing'}; {trained}")
+        for sentinel in (each for each in inspection.sentinels if each.mask == mask.path):
+            words = "null" if math.isnan(sentinel.value) else f"{sentinel.value:g}"
+            share = sentinel.share
+            words += " at every untrained token" if share == 1 else f" at {percent(share)} of untrained tokens"
+            words += f" and at {many(sentinel.inside, 'trained one')}" if sentinel.inside else ""
+            words = "has values at untrained tokens too" if share < 0.5 else words
+            yield Text(f"    {short(sentinel.path)}: {words}")
 
 
 def logprob_lines(inspection: Inspection) -> Iterator[Text]:
@@ -416,7 +404,12 @@ def logprob_lines(inspection: Inspection) -> Iterator[Text]:
         because = visible(choice.because)
         yield line.append(f"; {because}" if choice.sure else f". Unclear: {because}")
         for other in others:
-            yield Text(f"  {short(other.path)}: {_author_words(other, sampler)}")
+            words = _AUTHORS[other.author]
+            if other.difference is not None:
+                apart = f"{other.difference:.2g} on average from" if other.difference else "the same values as"
+                words += f"; {apart} {short(sampler.path)}"
+            words += "; has values at untrained tokens too" if other.everywhere else ""
+            yield Text(f"  {short(other.path)}: {words}")
         named = [other for other in others if other.author != "reference"] or others
         if choice.scope or formats:
             reads = f"{formats[0]} reads" if formats else "calls are read"
@@ -429,22 +422,9 @@ def logprob_lines(inspection: Inspection) -> Iterator[Text]:
             yield Text(f"  To read another: --map {flag}", style="dim" if choice.sure else "")
 
 
-def _author_words(column: LogprobColumn, sampler: LogprobColumn) -> str:
-    words = {
-        "sampler": "named like a sampler's",
-        "trainer": "a trainer's by its name",
-        "reference": "a reference model's by its name",
-        "unknown": "unknown by its name",
-    }[column.author]
-    if column.difference is not None:
-        apart = "the same values as" if not column.difference else f"{column.difference:.2g} on average from"
-        words += f"; {apart} {short(sampler.path)}"
-    return words + ("; has values at untrained tokens too" if column.everywhere else "")
-
-
 def short(path: str) -> str:
     """A path for the page: on one line, cut to fit."""
-    return visible(elided(path, _PATH))
+    return visible(elided(path, 48))
 
 
 def number(value: float) -> str:
@@ -500,9 +480,7 @@ def mapping_lines(inspection: Inspection, flags: Sequence[str] = (), *, file: bo
 
 def _next(command: Sequence[str], first: str | None = None) -> Iterator[Text]:
     yield from heading("Next step")
-    if first is not None:
-        yield Text(f"  {first}")
-    yield Text(f"  {' '.join(command)}")
+    yield from (Text(f"  {line}") for line in (first, " ".join(command)) if line is not None)
 
 
 def _suggestion(inspection: Inspection, readable: int) -> Iterator[Text]:
@@ -522,9 +500,9 @@ def _suggestion(inspection: Inspection, readable: int) -> Iterator[Text]:
             f"  {short(others[0])}{more} holds ids too. If that is what is trained: --map {flag}", style="yellow"
         )
     yield from _trial(inspection, readable)
-    if (packed := inspection.packed) is not None:
-        path = short(packed.path)
-        words = f"{path} splits each row into samples: a scan does if it is called {packed.name}."
+    if inspection.packed is not None:
+        path, name = inspection.packed
+        words = f"{short(path)} splits each row into samples: a scan does if it is called {name}."
         yield Text(f"  {words}", style="yellow")
 
 
@@ -546,7 +524,6 @@ def _trial(inspection: Inspection, rows: int) -> Iterator[Text]:
     for error, count in list(trial.errors.items())[:2]:
         yield Text(f"  {many(count, 'row')} unreadable: {visible(error[:400])}", style="bold yellow")
     if trial.scan is not None:
-        # What a scan of the rows inspection, with the codes of errors and warnings.
         scan = trial.scan
         where = f" in {scan.with_errors:,} of {many(scan.rollouts, 'rollout')}" if scan.with_errors else ""
         counts = [many(scan.errors, "error") + where if scan.errors else "no errors"]
@@ -559,14 +536,20 @@ def _trial(inspection: Inspection, rows: int) -> Iterator[Text]:
 
 
 def _why_none(inspection: Inspection) -> Iterator[str]:
-    """Why there is no mapping, and what to do."""
     ids = [column for column in inspection.columns if inspection.roles[column.path].role in IDS]
-    if not ids:
-        yield from _no_ids(inspection)
-        return
     samples = [column for column in ids if "[]" in column.keys and not column.scope.replace("[*]", "")]
     inner = next((column for column in ids if not column.top), None)
-    if samples:
+    written = [column.path for column in inspection.columns if column.types["text of JSON (list)"]]
+    if not ids and written:
+        named = listed([short(path) for path in written[:_CODES]])
+        yield f"No column holds lists of token ids. These hold lists written as text: {named}."
+        yield "Parse the texts (json.loads) and write the rows as JSONL or Parquet, then look again:"
+        yield f"tito-audit inspect {shell_word(inspection.file)}"
+    elif not ids:
+        yield "No column looks like token ids, so a scan can audit nothing here."
+        yield "Log the ids of each prompt and completion as the sampler returned them, in one of these formats:"
+        yield "tito-audit list formats"
+    elif samples:
         yield f"{short(samples[0].path)} holds ids, one list per sample. --map needs one sample per row."
         yield "Write one sample per row, or use the names of a format that holds groups:"
         yield "tito-audit list formats"
@@ -581,21 +564,8 @@ def _why_none(inspection: Inspection) -> Iterator[str]:
         yield "Split the log by the columns of its rows."
 
 
-def _no_ids(inspection: Inspection) -> Iterator[str]:
-    written = [column.path for column in inspection.columns if column.types["text of JSON (list)"]]
-    if written:
-        named = listed([short(path) for path in written[:_CODES]])
-        yield f"No column holds lists of token ids. These hold lists written as text: {named}."
-        yield "Parse the texts (json.loads) and write the rows as JSONL or Parquet, then look again:"
-        yield f"tito-audit inspect {shell_word(inspection.file)}"
-        return
-    yield "No column looks like token ids, so a scan can audit nothing here."
-    yield "Log the ids of each prompt and completion as the sampler returned them, in one of these formats:"
-    yield "tito-audit list formats"
-
-
 def as_object(inspection: Inspection, vocabulary: Vocabulary | None) -> dict[str, Any]:
-    """Everything that `inspect` inspection, as one object."""
+    """Everything that `inspect` shows, as one object."""
     return {
         "file": inspection.file,
         "kind": inspection.kind,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -22,7 +22,8 @@ from tito_audit.formats import (
     no_loss_mask_by_name,
     no_tokens_by_name,
 )
-from tito_audit.inspect.columns import Column, Item, Look, NumberFacts, Numbers, Parts, Relation, RelationKind
+from tito_audit.inspect.columns import Column, Item, Look, NumberFacts, Numbers, Relation, RelationKind
+from tito_audit.record.prefix import starts_with
 
 InVocabulary = Callable[[Numbers], Numbers]
 """Which of these ids are in the vocabulary."""
@@ -30,17 +31,7 @@ InVocabulary = Callable[[Numbers], Numbers]
 _NAMED = {*FLAT_IDS, *PROMPT_IDS, *COMPLETION_IDS}
 _SHORT = 4
 """Shorter lists count as tokens only if a mask or logprobs have the same length."""
-_LONG = 8
-"""The least length of a prompt that all rows share."""
-_STEPS = 12
-"""How many pairs of neighbours are needed to see a pattern."""
-_ENOUGH = 48
-"""How many numbers are needed to judge frequencies."""
 _FEW_DIFFERENT = 8
-_OFTEN = 0.4
-"""No token makes up this share of a text."""
-_CHARACTERS = 40
-"""Maximum characters of text per token; 3 to 5 are usual."""
 
 _SETTINGS = re.compile(
     r"sampling|(?:^|_)(?:params?|parameters|config|configuration|kwargs|args|options|settings|hparams|usage)$"
@@ -50,37 +41,6 @@ _SETTINGS = re.compile(
 _ENDS = re.compile(r"(?:^|_)(?:dones?|terminals?|eos|eot|end|last|final|truncated)(?:_|$)", re.IGNORECASE)
 
 
-@dataclass(frozen=True, slots=True)
-class Beside:
-    """What a column is compared with."""
-
-    aligned: bool
-    """Whether a mask or logprobs are as long, list by list."""
-    others_vary: bool
-    """Whether another column differs from row to row."""
-    texts: Sequence[int] = ()
-    """Characters of text by row; () where objects are not rows."""
-    in_vocabulary: InVocabulary | None = None
-
-
-def no_tokens(column: Column, facts: NumberFacts, beside: Beside) -> str:
-    """Why a list of integers does not hold tokens, in a few words; "" if it may."""
-    lists = [array for array in column.arrays if len(array)]
-    if beside.in_vocabulary is not None and lists:
-        share = 1 - float(beside.in_vocabulary(np.concatenate(lists).astype(np.int64)).mean())
-        if share > 0.25:
-            return f"{share:.0%} of its numbers are not in the vocabulary"
-    by_name = no_tokens_by_name(column.name)
-    if by_name == PARAMETER:
-        return by_name
-    inside = next((key for key in column.keys[:-1] if _SETTINGS.search(in_snake_case(key))), None)
-    if inside is not None and not beside.aligned:
-        return f"a parameter: it is in {inside}"
-    if column.name in _NAMED:
-        return ""
-    return by_name or _by_values(lists, facts) or ("" if beside.aligned else _by_rows(lists, beside))
-
-
 def _by_values(lists: Sequence[Numbers], facts: NumberFacts) -> str:
     """Why the numbers cannot be the tokens of a text."""
     if len(lists) > 1 and is_constant(lists):
@@ -88,24 +48,24 @@ def _by_values(lists: Sequence[Numbers], facts: NumberFacts) -> str:
     steps = np.concatenate([np.diff(array) for array in lists]) if lists else np.empty(0)
     if facts.constant and facts.count >= _SHORT and len(steps) >= _SHORT:
         return "one number per list"
-    if len(steps) >= _STEPS:
+    if len(steps) >= 12:
         if (steps == 1).mean() > 0.6:
             return "it counts up by one"
         if (steps >= 0).all() or (steps <= 0).all():
             return "its numbers only rise" if steps.max() > 0 else "its numbers only fall"
     every = np.concatenate([_without_ends(array) for array in lists])
-    if len(every) >= _ENOUGH:
+    if len(every) >= 48:
         values, counts = np.unique(every, return_counts=True)
         if len(values) <= _FEW_DIFFERENT:
             return f"only {len(values)} different numbers"
-        if counts.max() > _OFTEN * len(every):
+        if counts.max() > 0.4 * len(every):
             return f"{counts.max() / len(every):.0%} of it is the number {values[counts.argmax()]:g}"
     return ""
 
 
-def _by_rows(lists: Sequence[Numbers], beside: Beside) -> str:
-    """Why lists do not match the text of their rows."""
-    if len(lists) > 1 and beside.others_vary and is_constant(lists):
+def _by_rows(lists: Sequence[Numbers], others_vary: bool, characters: Sequence[int]) -> str:
+    """Why lists do not match the text of their rows, whose numbers of characters are given."""
+    if len(lists) > 1 and others_vary and is_constant(lists):
         return f"the same list in all {len(lists):,} rows"
     lengths = [len(array) for array in lists]
     if max(lengths, default=0) <= _SHORT:
@@ -114,25 +74,17 @@ def _by_rows(lists: Sequence[Numbers], beside: Beside) -> str:
     padded = 2 * sum(len(_without_ends(array)) < len(array) - 2 for array in lists) > len(lists)
     if len(lists) >= 4 and len(set(lengths)) == 1 and not padded:
         return f"always {lengths[0]:,} numbers"
-    texts = [count for count in beside.texts if count]
-    if texts and np.median(texts) > _CHARACTERS * np.median(lengths):
+    texts = [count for count in characters if count]
+    if texts and np.median(texts) > 40 * np.median(lengths):  # 3 to 5 characters a token are usual
         return "too few numbers for the text of its rows"
     return ""
 
 
-def may_be_shared_prompt(lists: Sequence[Numbers]) -> bool:
-    """Whether a list that all rows share is long and varied enough to be a prompt."""
-    first = next((array for array in lists if len(array)), np.empty(0))
-    return len(first) >= _LONG and bool((np.diff(first) < 0).any())
-
-
-def no_loss_mask(name: str, lists: Sequence[Numbers], ids: Sequence[Numbers | None]) -> str:
-    """Why flags do not mark what is trained, in a few words; "" if they may. `ids` are the tokens of the same
-    objects.
-    """
+def no_loss_mask(name: str, pairs: Sequence[tuple[Numbers, Numbers | None]]) -> str:
+    """Why flags, each with the tokens of its object, do not mark what is trained; "" if they may."""
     if no_loss_mask_by_name(name):
         return "not a loss mask by its name"
-    filled = [array for array in lists if len(array) > 1]
+    filled = [array for array, _ in pairs if len(array) > 1]
     if not filled:
         return ""
     ones = sum(int(np.count_nonzero(array)) == 1 and bool(array[-1]) for array in filled)
@@ -140,8 +92,7 @@ def no_loss_mask(name: str, lists: Sequence[Numbers], ids: Sequence[Numbers | No
         return "marks only the last token"
     if 2 * sum(bool(array[0]) and not array[-1] for array in filled) > len(filled):
         return "marks the beginning, not what was sampled"
-    pairs = [(flags, tokens) for flags, tokens in zip(lists, ids, strict=True) if tokens is not None]
-    hidden = [tokens[flags == 0] for flags, tokens in pairs if len(flags) == len(tokens)]
+    hidden = [tokens[flags == 0] for flags, tokens in pairs if tokens is not None and len(flags) == len(tokens)]
     padding = max(map(len, hidden), default=0) > 2 and len(np.unique(np.concatenate(hidden))) == 1
     return "marks everything but one token: padding" if padding else ""
 
@@ -232,12 +183,6 @@ class RoleGuess:
     """Which tokens its entries describe: full, response, call, sampled or shifted; "" if unknown."""
 
 
-_MOST = 32
-"""Maximum id columns compared with each other."""
-
-_FEW_VALUES = 8
-"""Logprobs rarely repeat: a column with fewer distinct values needs a telling name."""
-
 Roles = dict[str, RoleGuess]
 """By path."""
 
@@ -279,7 +224,7 @@ def roles_of(
     ids = scope.ids()
     roles.update(ids)
     first = {guess.role: path for path, guess in reversed(ids.items())}
-    tokens = _Tokens(*map(first.get, (Role.IDS, Role.PROMPT_IDS, Role.COMPLETION_IDS)))
+    tokens = (first.get(Role.IDS), first.get(Role.PROMPT_IDS), first.get(Role.COMPLETION_IDS))
     for column in columns:
         if column.path in facts and column.path not in roles:
             roles[column.path] = scope.guess(column, tokens)
@@ -289,19 +234,15 @@ def roles_of(
     return roles
 
 
-@dataclass(frozen=True, slots=True)
-class _Tokens:
-    """The id columns that other columns are compared with."""
-
-    whole: str | None
-    prompt: str | None
-    answer: str | None
+_Tokens = tuple[str | None, str | None, str | None]
+"""The id columns that others are compared with: the whole sequence, the prompt and the answer."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Scope(Parts):
+class _Scope:
     """Compares the number lists of one scope."""
 
+    items: Sequence[Item]
     columns: Mapping[str, Column]
     facts: Mapping[str, NumberFacts]
     relations: Sequence[Relation]
@@ -312,6 +253,45 @@ class _Scope(Parts):
     decoys: dict[str, str]
     """By path: why a list of integers does not hold tokens."""
 
+    def is_next(self, path: str, other: str) -> bool:
+        """Whether a list is another one shifted by one token, as loss targets are.
+
+        The other may also be a completion, and the list the shifted prompt and completion.
+        """
+        pairs = [(a, b) for a, b in self.pairs(path, other) if len(a) > 2 and len(b) > 1]
+        ends = [(a[:-1], b[1:] if len(a) == len(b) else b) for a, b in pairs if len(b) <= len(a)]
+        return 0 < len(pairs) == sum(starts_with(a[::-1], b[::-1]) for a, b in ends) and not all(
+            (a[1:] == a[0]).all() for a, _ in pairs
+        )
+
+    def pairs(self, part: str, whole: str) -> list[tuple[Numbers, Numbers]]:
+        """The two lists of each object that has both, if the first is not empty."""
+        lists = ((item.lists.get(part), item.lists.get(whole)) for item in self.items)
+        return [(a, b) for a, b in lists if a is not None and b is not None and len(a)]
+
+    def is_longer(self, whole: str, part: str) -> bool:
+        """Whether the whole is never shorter than the part, and at least once longer."""
+        pairs = self.pairs(part, whole)
+        return bool(pairs) and all(len(b) >= len(a) for a, b in pairs) and any(len(b) > len(a) for a, b in pairs)
+
+    def is_start(self, part: str, whole: str) -> bool:
+        """Whether the whole starts with the part in most objects; a few may have drifted."""
+        pairs = self.pairs(part, whole)
+        return 2 * sum(starts_with(b, a) for a, b in pairs) > len(pairs)
+
+    def holds(self, whole: str, part: str) -> bool:
+        """Whether the whole contains the part in most objects."""
+        pairs, count = self.pairs(part, whole), 0
+        for a, b in pairs:
+            places = np.flatnonzero(b[: len(b) - len(a) + 1] == a[0]) if len(a) <= len(b) else ()
+            count += any(bool((b[place : place + len(a)] == a).all()) for place in places)
+        return 2 * count > len(pairs)
+
+    def is_end(self, part: str, whole: str) -> bool:
+        """Whether the whole ends with the part in most objects."""
+        pairs = self.pairs(part, whole)
+        return 2 * sum(starts_with(b[::-1], a[::-1]) for a, b in pairs) > len(pairs)
+
     def ids(self) -> Roles:
         """The roles of id columns: the whole sequence, prompt or completion."""
         columns = self._without_decoys(
@@ -321,7 +301,7 @@ class _Scope(Parts):
                 if self.facts[path].look is Look.IDS and not _OTHERS_IDS.search(column.name)
             }
         )
-        compared = dict(list(columns.items())[:_MOST])
+        compared = dict(list(columns.items())[:32])
         roles: Roles = {path: self._by_name(column) for path, column in columns.items()}
         for relation in self.relations:
             if relation.kind is not RelationKind.SUM or not set(relation.paths) <= columns.keys():
@@ -334,7 +314,11 @@ class _Scope(Parts):
                     roles[second] = RoleGuess(Role.COMPLETION_IDS, f"{whole} ends with it", "response")
         for path in compared:
             if roles[path].role is Role.IDS and roles[path].alignment != "full":
-                roles[path] = self._part_of(path, compared) or roles[path]
+                longer = [other for other in compared if other != path and self.is_longer(other, path)]
+                if begins := next((other for other in longer if self.is_start(path, other)), None):
+                    roles[path] = RoleGuess(Role.PROMPT_IDS, f"{begins} starts with it")
+                elif ends := next((other for other in longer if self.is_end(path, other)), None):
+                    roles[path] = RoleGuess(Role.COMPLETION_IDS, f"{ends} ends with it", "response")
         # The roles, corrected where names alone contradict: a prompt without completion, two whole sequences.
         by_role = {role: [p for p, guess in roles.items() if guess.role is role] for role in Role}
         wholes, prompts, answers = by_role[Role.IDS], by_role[Role.PROMPT_IDS], by_role[Role.COMPLETION_IDS]
@@ -361,22 +345,14 @@ class _Scope(Parts):
             for path, guess in roles.items()
         }
 
-    def _part_of(self, path: str, others: Collection[str]) -> RoleGuess | None:
-        """The role of a list that another one starts or ends with; None if none does."""
-        longer = [other for other in others if other != path and self.is_longer(other, path)]
-        if whole := next((other for other in longer if self.is_start(path, other)), None):
-            return RoleGuess(Role.PROMPT_IDS, f"{whole} starts with it")
-        if whole := next((other for other in longer if self.is_end(path, other)), None):
-            return RoleGuess(Role.COMPLETION_IDS, f"{whole} ends with it", "response")
-        return None
-
     def _without_decoys(self, columns: dict[str, Column]) -> dict[str, Column]:
         """The columns without decoys; a prompt may be the same in all rows."""
-        why = {path: no_tokens(column, self.facts[path], self._beside(path)) for path, column in columns.items()}
+        why = {path: self._no_tokens(column) for path, column in columns.items()}
         likely = {path: column for path, column in columns.items() if not why[path]}
         for path, column in columns.items():
             if why[path].startswith("the same list") and any(other != path for other in likely):
-                shared = _PROMPT.search(column.name) and may_be_shared_prompt(column.arrays)
+                first = next((array for array in column.arrays if len(array)), np.empty(0))
+                shared = _PROMPT.search(column.name) and len(first) >= 8 and (np.diff(first) < 0).any()
                 if shared or any(self.is_longer(p, path) and self.is_start(path, p) for p in likely):
                     why[path] = ""
         for path in likely:
@@ -385,9 +361,29 @@ class _Scope(Parts):
         self.decoys.update({path: reason for path, reason in why.items() if reason})
         return {path: column for path, column in columns.items() if not why[path]}
 
-    def _beside(self, path: str) -> Beside:
+    def _no_tokens(self, column: Column) -> str:
+        """Why a list of integers does not hold tokens, in a few words; "" if it may."""
+        lists = [array for array in column.arrays if len(array)]
+        if self.in_vocabulary is not None and lists:
+            share = 1 - float(self.in_vocabulary(np.concatenate(lists).astype(np.int64)).mean())
+            if share > 0.25:
+                return f"{share:.0%} of its numbers are not in the vocabulary"
+        by_name = no_tokens_by_name(column.name)
+        if by_name == PARAMETER:
+            return by_name
+        inside = next((key for key in column.keys[:-1] if _SETTINGS.search(in_snake_case(key))), None)
+        aligned = self._aligned(column.path)
+        if inside is not None and not aligned:
+            return f"a parameter: it is in {inside}"
+        if column.name in _NAMED:
+            return ""
+        why = by_name or _by_values(lists, self.facts[column.path])
+        return why or ("" if aligned else _by_rows(lists, self.varies, self.texts))
+
+    def _aligned(self, path: str) -> bool:
+        """Whether a mask or logprobs are as long, list by list."""
         per_token = (Look.LOGPROBS, Look.MASK, Look.LABELS)
-        aligned = any(
+        return any(
             (
                 relation.varied
                 or _MASK.search(self.columns[other].name)
@@ -400,7 +396,6 @@ class _Scope(Parts):
             for other in relation.paths
             if other != path and other in self.facts
         )
-        return Beside(aligned, self.varies, self.texts, self.in_vocabulary)
 
     def _scored_alone(self, left: str, right: str) -> str | None:
         """Which of two disjoint lists of ids has logprobs; None if neither or both."""
@@ -463,7 +458,9 @@ class _Scope(Parts):
             values = "-100 and ids" if fact.look is Look.LABELS else "0 and 1"
             if name in MASKS:
                 return RoleGuess(Role.MASK, f"{values}; by its name", alignment)
-            if fits and (why := self._no_loss_mask(column, tokens)):
+            lists = [(item.lists.get(path), item.lists.get(tokens[0] or tokens[2] or "")) for item in self.items]
+            pairs = [(flags, ids) for flags, ids in lists if flags is not None and len(flags)]
+            if fits and fact.look is Look.MASK and (why := no_loss_mask(name, pairs)):
                 return RoleGuess(Role.PER_TOKEN, f"{values}; {why}", alignment)
             if fits and _MASK.search(name):
                 return RoleGuess(Role.MASK, f"{values}; by its name", alignment)
@@ -479,7 +476,7 @@ class _Scope(Parts):
         if fact.look is Look.LOGPROBS and not is_score:
             if _LOGPROB.search(name):
                 return RoleGuess(Role.LOGPROBS, "by its name", alignment)
-            if fits and not fact.constant and fact.distinct > min(_FEW_VALUES, fact.count // 4):
+            if fits and not fact.constant and fact.distinct > min(8, fact.count // 4):  # they rarely repeat
                 return RoleGuess(Role.LOGPROBS, "never above 0; as long as the ids", alignment)
         why = self.decoys.get(path, "")
         if fits:
@@ -488,20 +485,9 @@ class _Scope(Parts):
             )
         return RoleGuess(Role.LIST, why)
 
-    def _no_loss_mask(self, column: Column, tokens: _Tokens) -> str:
-        """Why flags next to the ids are not a loss mask; "" if they may be."""
-        if self.facts[column.path].look is Look.LABELS:
-            return ""
-        lists = [
-            (item.lists.get(column.path), item.lists.get(tokens.whole or tokens.answer or ""))
-            for item in self.items
-        ]
-        filled = [(flags, ids) for flags, ids in lists if flags is not None and len(flags)]
-        return no_loss_mask(column.name, [flags for flags, _ in filled], [ids for _, ids in filled])
-
     def _alignment(self, path: str, tokens: _Tokens) -> str:
         """Which tokens entries describe, judged by lengths; "" if they fit none."""
-        whole, answer = tokens.whole, tokens.answer
+        whole, prompt, answer = tokens
         if whole is not None and (path == whole or self._related(RelationKind.EQUAL, path, whole)):
             return "full"
         if answer is not None and self._related(RelationKind.EQUAL, path, answer):
@@ -509,7 +495,11 @@ class _Scope(Parts):
         if any(r.kind is RelationKind.SAMPLED and r.paths[0] == path for r in self.relations):
             return "sampled"
         if whole is None:
-            return "full" if self._covers(path, tokens) else ""
+            # Whether a list is as long as prompt and completion together.
+            columns = (path, prompt or "", answer or "")
+            sizes = [[item.lengths.get(column) for column in columns] for item in self.items]
+            full = [(own, before + after) for own, before, after in sizes if own and before and after]
+            return "full" if full and 4 * sum(own == both for own, both in full) > 3 * len(full) else ""
         if any(r.kind is RelationKind.MINUS_ONE and r.paths == (path, whole) for r in self.relations):
             return "shifted"
         # A response after a prompt that the row does not give as ids: shorter, with similar columns as long.
@@ -524,13 +514,6 @@ class _Scope(Parts):
             return "response"
         return ""
 
-    def _covers(self, path: str, tokens: _Tokens) -> bool:
-        """Whether a list is as long as prompt and completion together."""
-        names = (path, tokens.prompt or "", tokens.answer or "")
-        sizes = [[item.lengths.get(name) for name in names] for item in self.items]
-        full = [(own, prompt + answer) for own, prompt, answer in sizes if own and prompt and answer]
-        return bool(full) and 4 * sum(own == both for own, both in full) > 3 * len(full)
-
     def _related(self, kind: RelationKind, *paths: str) -> bool:
         return any(r.kind is kind and set(paths) <= set(r.paths) for r in self.relations)
 
@@ -544,7 +527,7 @@ def _without_numbers(column: Column) -> RoleGuess:
         objects = [entry for entry in sample[:16] if isinstance(entry, Mapping)]
         if all("role" in entry for entry in objects):
             return RoleGuess(Role.MESSAGES, "objects with a role")
-        if all(_is_tool(entry) for entry in objects):
+        if all(map(_is_tool, objects)):
             return RoleGuess(Role.TOOLS, "objects with a function")
         if any({*PROMPT_IDS, *COMPLETION_IDS} & entry.keys() for entry in objects):
             return RoleGuess(Role.CALLS, "objects with the ids of a call")
@@ -567,6 +550,4 @@ def _without_numbers(column: Column) -> RoleGuess:
 def _is_tool(entry: Mapping[str, Any]) -> bool:
     """Whether this is a tool definition; a tool call has arguments."""
     function = entry.get("function")
-    if isinstance(function, Mapping):
-        return "arguments" not in function
-    return {"name", "parameters"} <= entry.keys()
+    return "arguments" not in function if isinstance(function, Mapping) else {"name", "parameters"} <= entry.keys()

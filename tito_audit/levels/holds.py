@@ -57,35 +57,33 @@ def record_of(rollout: Rollout, rows: Sequence[Record]) -> int | None:
         return None  # a reward or another event
     try:
         holders = _holders(rows, form.holders)
-        tokens = _tokens(rollout, rows) | _statements(rollout, rows, holders, form)
+        # Facts up to L2, and whether the record holds them.
+        turns, row = rollout.turns, rollout.training_row
+        real = not rollout.stated.dummy_tokens
+        row = row if real and row is not None and len(row.token_ids) else None
+        answers = real and bool(turns) and all(map(_answer_logged, turns))
+        unmasked = row is not None and row.loss_mask is None
+        scores = [
+            turn.completion_logprobs
+            for turn in turns
+            if turn.completion_ids is not None and len(turn.completion_ids)
+        ]
+        prompts = real and bool(turns) and all(turn.prompt_ids is not None for turn in turns)
+        tokens = {
+            "text": row is not None or answers or prompts or _has_text(rollout, rows),
+            "prompt_ids": row is not None or prompts,
+            "completion_ids": row is not None or answers,
+            "loss_mask": answers or (row is not None and row.loss_mask is not None),
+            "logprobs": (answers and all(map(_all_scored, scores)))
+            or (row is not None and row.logprobs is not None and unmasked)
+            or (row is not None and _all_scored(row.logprobs, row.loss_mask)),
+        } | _statements(rollout, rows, holders, form)
         beside, applying = _beside(rollout, rows, holders)
     except ODD_VALUES:  # of a row that states something in a form that nobody knows
         return NOTHING
     lacks = [name for name, has in (tokens | beside).items() if not has]
     seen = EXPERTS_SEEN if _experts_of(rollout) else 0
     return sum(facts[name].bit for name in lacks) | sum(facts[name].bit * ASKED for name in applying) | seen
-
-
-def _tokens(rollout: Rollout, rows: Sequence[Record]) -> dict[str, bool]:
-    """Facts up to L2, and whether the record holds them."""
-    turns, row = rollout.turns, rollout.training_row
-    real = not rollout.stated.dummy_tokens
-    row = row if real and row is not None and len(row.token_ids) else None
-    answers = real and bool(turns) and all(map(_answer_logged, turns))
-    unmasked = row is not None and row.loss_mask is None
-    scores = [
-        turn.completion_logprobs for turn in turns if turn.completion_ids is not None and len(turn.completion_ids)
-    ]
-    prompts = real and bool(turns) and all(turn.prompt_ids is not None for turn in turns)
-    return {
-        "text": row is not None or answers or prompts or _has_text(rollout, rows),
-        "prompt_ids": row is not None or prompts,
-        "completion_ids": row is not None or answers,
-        "loss_mask": answers or (row is not None and row.loss_mask is not None),
-        "logprobs": (answers and all(map(_all_scored, scores)))
-        or (row is not None and row.logprobs is not None and unmasked)
-        or (row is not None and _all_scored(row.logprobs, row.loss_mask)),
-    }
 
 
 def _statements(rollout: Rollout, rows: Sequence[Record], holders: Holders, form: FormatLevel) -> dict[str, bool]:

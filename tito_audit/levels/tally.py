@@ -133,10 +133,13 @@ class LogRecord:
         alike: dict[tuple[int, Place], dict[str, list[str]]] = {}
         for lack in self.lacking:
             alike.setdefault((lack.rollouts, lack.first), {}).setdefault(lack.line, []).append(lack.fact.words)
-        return [
-            (f"{self._share(number, first)} {'lacks' if number == 1 else 'lack'}", lines)
-            for (number, first), lines in alike.items()
-        ]
+        groups = []
+        for (number, first), lines in alike.items():
+            who = f"all {number:,} rollouts" if number > 2 else "both rollouts" if number == 2 else "the rollout"
+            if number < self.rollouts:
+                who = f"{number:,} of {self.rollouts:,} rollouts (first {first})"
+            groups.append((f"{who} {'lacks' if number == 1 else 'lack'}", lines))
+        return groups
 
     @property
     def unread(self) -> Sequence[str]:
@@ -153,13 +156,6 @@ class LogRecord:
         lacks = f"; {RecordLevel(self.level + 1)} lacks {', '.join(facts)}" if facts else ""
         level = self.level.in_words if self.level is RecordLevel.NONE else f"level {self.level.in_words}"
         return f"{level}{lacks}"
-
-    def _share(self, number: int, first: Place) -> str:
-        if number < self.rollouts:
-            return f"{number:,} of {self.rollouts:,} rollouts (first {first})"
-        if number > 2:
-            return f"all {number:,} rollouts"
-        return "both rollouts" if number == 2 else "the rollout"
 
     @property
     def not_asked(self) -> str:
@@ -181,15 +177,8 @@ class LogRecord:
                 level.name.lower() if level < 0 else level.name: self.firsts[level] for level in self.levels
             },
             "lacks": [
-                {
-                    "fact": lack.fact.name,
-                    "level": str(lack.fact.level),
-                    "words": lack.fact.words,
-                    "format": lack.format,
-                    "rollouts": lack.rollouts,
-                    "first": lack.first,
-                    "line": lack.line,
-                }
+                {"fact": lack.fact.name, "level": str(lack.fact.level), "words": lack.fact.words}
+                | {"format": lack.format, "rollouts": lack.rollouts, "first": lack.first, "line": lack.line}
                 for lack in self.lacking
             ],
             "applies": {name: self.applies.get(name, 0) for name in _APPLYING},

@@ -58,7 +58,19 @@ class NotebookPage:
         """The display; `note` is one more line at the end."""
         judged = verdict(summary)
         colour = _colour(summary)
-        parts = [_line(judged.word, judged.parts, colour), *_facts(summary), *_causes(summary)]
+        files = ", ".join(summary.files[:3])
+        if len(summary.files) > 3:
+            files += f" and {many(len(summary.files) - 3, 'more file')}"
+        facts = [files or "no file", many(summary.rollouts, "rollout")]
+        facts += [f"{many(summary.tokens, 'token')}, {summary.generated_tokens:,} of them generated"]
+        facts += [f"tokenizer {summary.tokenizer or 'none'}", f"{summary.seconds:.1f} s"]
+        parts = [_line(judged.word, judged.parts, colour), _dim(" · ".join(facts))]
+        causes = []
+        for cause in cause_lines(summary):
+            word = "" if cause.severity is None else f"{_coloured(cause.severity.word, cause.severity)} "
+            codes = f' <span style="{_DIM}">{_text(", ".join(cause.codes))}</span>' if cause.codes else ""
+            causes.append(f"<li>{word}{_text(cause.words)}{codes}</li>")
+        parts += ["<ul>", *causes, "</ul>"] if causes else []
         if summary.findings:
             parts += _table(summary, self._titles())
         if worst := self._worst.pick(_WORST):
@@ -75,11 +87,8 @@ def comparison_html(before: Summary, after: Summary) -> str:
     """The display of a repair: the verdict before and after it, and the findings of each rule."""
     colour = _colour(after)
     parts = [
-        _line(f"{when}, {judged.word}", judged.parts, _colour(summary))
-        for when, summary, judged in (
-            ("before", before, verdict(before)),
-            ("after", after, verdict(after)),
-        )
+        _line(f"{when}, {(judged := verdict(summary)).word}", judged.parts, _colour(summary))
+        for when, summary in (("before", before), ("after", after))
     ]
     heads = (_cell("code", "left", "th"), _cell("before", "right", "th"), _cell("after", "right", "th"))
     parts.append(f'<table style="{_TABLE}"><thead><tr>{"".join(heads)}</tr></thead><tbody>')
@@ -100,7 +109,6 @@ def error_html(title: str, message: str) -> str:
 
 
 def _colour(summary: Summary) -> str:
-    """The colour of the verdict."""
     return _VERDICTS.get(verdict(summary).word) or _COLOURS.get(summary.worst() or Severity.NOTE, _GREY)
 
 
@@ -111,28 +119,6 @@ def _boxed(parts: Iterable[str], colour: str) -> str:
 def _line(word: str, parts: Iterable[str], colour: str) -> str:
     shown = _text("; ".join(parts))
     return f'<div><b style="color: {colour}">tito-audit: {_text(word)}</b>: {shown}</div>'
-
-
-def _facts(summary: Summary) -> Iterator[str]:
-    files = ", ".join(summary.files[:3])
-    if len(summary.files) > 3:
-        files += f" and {many(len(summary.files) - 3, 'more file')}"
-    parts = [files or "no file", many(summary.rollouts, "rollout")]
-    parts += [f"{many(summary.tokens, 'token')}, {summary.generated_tokens:,} of them generated"]
-    parts += [f"tokenizer {summary.tokenizer or 'none'}", f"{summary.seconds:.1f} s"]
-    yield _dim(" · ".join(parts))
-
-
-def _causes(summary: Summary) -> Iterator[str]:
-    lines = cause_lines(summary)
-    if not lines:
-        return
-    yield "<ul>"
-    for cause in lines:
-        word = "" if cause.severity is None else f"{_coloured(cause.severity.word, cause.severity)} "
-        codes = f' <span style="{_DIM}">{_text(", ".join(cause.codes))}</span>' if cause.codes else ""
-        yield f"<li>{word}{_text(cause.words)}{codes}</li>"
-    yield "</ul>"
 
 
 def _table(summary: Summary, titles: Mapping[str, str]) -> Iterator[str]:

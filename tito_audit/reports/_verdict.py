@@ -17,8 +17,6 @@ _REASONS = 3
 _NOTHING = ("nothing audited", "nothing compared")
 _BY_TOKENIZER = frozenset(("REC007", "REC011", "TPL213"))
 """Rules that hold the first rows of a log against a tokenizer; as they are about no rollout, none has a skip."""
-_REASON = 300
-"""Maximum characters of a reason."""
 LINES = 8
 """Maximum causes listed."""
 NOT_APPEND_ONLY = "TPL213"
@@ -52,24 +50,31 @@ def verdict(summary: Summary, see_notes: str = "") -> ScanVerdict:
     """
     word = verdict_word(summary)
     counts = _failures_and_findings(summary, see_notes, judged=word not in ("failed", *_NOTHING))
-    words = (*_because(word, summary), *counts, *open_words(summary), *_not_audited(word, summary))
+    # What was not audited, besides what the verdict's word says.
+    parts = []
+    if summary.uncompared and word not in _NOTHING:
+        parts.append(f"nothing compared in {summary.uncompared:,}: {uncompared_words(summary)}")
+    if summary.without_ids and word != "nothing audited":
+        parts.append(f"nothing audited in {summary.without_ids:,} without token ids")
+    # A new error may say so already; not if it is known, or if REC001 was not selected.
+    if summary.rows_unreadable and summary.rollouts and not summary.findings.get("REC001", RuleCount()).new:
+        parts.append(_unreadable(summary.rows_unreadable))
+    words = (*_because(word, summary), *counts, *open_words(summary), *parts)
     return ScanVerdict(word, words)
 
 
 def _because(word: str, summary: Summary) -> list[str]:
     """Why nothing was audited or compared; [] if something was."""
-    if word == "nothing audited":
-        if summary.without_ids < summary.rollouts:
-            reasons = [f"{because} ({codes})" for because, codes, _ in skips_by_reason(summary)[:_REASONS]]
-            nothing = f"{many(summary.rollouts, 'rollout')} with {', '.join(reasons) or 'no tokenizer'}"
-        elif summary.rollouts:
-            nothing = f"no token ids in {many(summary.rollouts, 'rollout')}"
-        else:
-            nothing = _unreadable(summary.rows_unreadable) if summary.rows_unreadable else "there are no rollouts"
-        return [nothing]
     if word == "nothing compared":
         return [f"{uncompared_words(summary)} ({many(summary.uncompared, 'rollout')})"]
-    return []
+    if word != "nothing audited":
+        return []
+    if summary.without_ids < summary.rollouts:
+        reasons = [f"{because} ({codes})" for because, codes, _ in skips_by_reason(summary)[:_REASONS]]
+        return [f"{many(summary.rollouts, 'rollout')} with {', '.join(reasons) or 'no tokenizer'}"]
+    if summary.rollouts:
+        return [f"no token ids in {many(summary.rollouts, 'rollout')}"]
+    return [_unreadable(summary.rows_unreadable) if summary.rows_unreadable else "there are no rollouts"]
 
 
 def verdict_word(summary: Summary) -> str:
@@ -78,21 +83,16 @@ def verdict_word(summary: Summary) -> str:
         return "failed"
     if summary.gate is None and any(_some(summary, severity) for severity in (Severity.ERROR, Severity.WARNING)):
         return "findings"
-    if summary.without_ids == summary.rollouts or _ran_nowhere(summary):
+    skipped = {code for code, skipped_rule in summary.skipped.items() if skipped_rule.rollouts >= summary.rollouts}
+    if summary.tokenizer is None:
+        skipped |= _BY_TOKENIZER
+    if summary.without_ids == summary.rollouts or (summary.codes and summary.codes <= skipped):
         return "nothing audited"
     if summary.uncompared and not summary.compared:
         return "nothing compared"
     if summary.gate is not None:
         return "passed"
     return "findings" if summary.findings else "clean"
-
-
-def _ran_nowhere(summary: Summary) -> bool:
-    """Whether no selected rule could run on any rollout."""
-    skipped = {code for code, skipped_rule in summary.skipped.items() if skipped_rule.rollouts >= summary.rollouts}
-    if summary.tokenizer is None:
-        skipped |= _BY_TOKENIZER
-    return bool(summary.codes) and summary.codes <= skipped
 
 
 def _failures_and_findings(summary: Summary, see_notes: str, *, judged: bool) -> list[str]:
@@ -126,26 +126,18 @@ def _failures_and_findings(summary: Summary, see_notes: str, *, judged: bool) ->
         first = blamed or counted
         count, colon, causes = first[0].partition(":")
         first[0] = f"{count} ({gate.known:,} known){colon}{causes}"
-    spared = _why_errors_pass(gate) if gate is not None and _some(summary, Severity.ERROR) else []
+    spared = []
+    if gate is not None and not gate.failed and _some(summary, Severity.ERROR):
+        spared = ["within the limits"] if gate.rates else []
+        spared = ["nothing fails with --fail-on never"] if gate.fail_on == "never" else spared
     return [*blamed, *reasons, *spared, *counted]
-
-
-def _why_errors_pass(gate: Gate) -> list[str]:
-    """Why a log with new errors does not fail; [] if it does."""
-    if gate.failed:
-        return []
-    if gate.fail_on == "never":
-        return ["nothing fails with --fail-on never"]
-    return ["within the limits"] if gate.rates else []
 
 
 def _reasons(gate: Gate) -> list[str]:
     """Why the gate failed besides single findings, shortened."""
-    reasons = gate.because[bool(gate.failing) :]
+    reasons = [cut(reason, 300) for reason in gate.because[bool(gate.failing) :]]
     more = len(reasons) - _REASONS
-    return [cut(reason, _REASON) for reason in reasons[:_REASONS]] + (
-        [f"{many(more, 'more reason')}"] if more > 0 else []
-    )
+    return [*reasons[:_REASONS], *([many(more, "more reason")] if more > 0 else [])]
 
 
 def _some(summary: Summary, severity: Severity) -> bool:
@@ -225,19 +217,6 @@ def _where(count: New, rows: int, of: str) -> tuple[str, bool]:
     return words + (f" and in {log}" if count.of_logs else ""), True
 
 
-def _not_audited(word: str, summary: Summary) -> list[str]:
-    """What was not audited, besides what the verdict's word says."""
-    parts = []
-    if summary.uncompared and word not in _NOTHING:
-        parts.append(f"nothing compared in {summary.uncompared:,}: {uncompared_words(summary)}")
-    if summary.without_ids and word != "nothing audited":
-        parts.append(f"nothing audited in {summary.without_ids:,} without token ids")
-    # A new error may say so already; not if it is known, or if REC001 was not selected.
-    if summary.rows_unreadable and summary.rollouts and not summary.findings.get("REC001", RuleCount()).new:
-        parts.append(_unreadable(summary.rows_unreadable))
-    return parts
-
-
 def _unreadable(rows: int) -> str:
     return f"{many(rows, 'row')} could not be read"
 
@@ -262,10 +241,8 @@ def baseline_words(gate: Gate | None) -> str:
     """`3 known findings of the baseline b.json left out; 2 of its findings are fixed`; empty without one."""
     if gate is None or gate.baseline is None:
         return ""
-    words = f"{many(gate.known, 'known finding')} of the baseline {gate.baseline} left out"
-    return words + (
-        f"; {gate.gone:,} of its findings {'is' if gate.gone == 1 else 'are'} fixed" if gate.gone else ""
-    )
+    fixed = f"; {gate.gone:,} of its findings {'is' if gate.gone == 1 else 'are'} fixed" if gate.gone else ""
+    return f"{many(gate.known, 'known finding')} of the baseline {gate.baseline} left out{fixed}"
 
 
 def rate_words(rate: RateCount) -> str:
@@ -294,8 +271,16 @@ def cause_lines(summary: Summary, least: Severity = Severity.NOTE) -> list[Cause
     """
     lines: list[CauseLine] = []
     of_template: dict[Severity, int] = {}
+    rows = summary.rollouts + summary.rows_unreadable
     for headline in summary.ranked_headlines():
-        line, at = _line(headline, summary), len(lines)
+        words, at = headline.words, len(lines)
+        if headline.rollouts and rows:
+            share, rollouts = percent(headline.rollouts / rows), many(headline.rollouts, "rollout")
+            words += f" ({share})" if headline.unit == "rollout" else f" ({rollouts}, {share})"
+            if (of_turn := _of_turn(headline)) is not None:
+                words = f"{rollouts} ({share}): {of_turn}"
+        found_by = tuple(code for code, number in headline.codes.most_common() if number)
+        line = CauseLine(headline.severity, words, found_by)
         if not OF_REASONING.isdisjoint(line.codes):
             explains = line.codes == (NOT_APPEND_ONLY,)  # whatever else the template did
             at = of_template.setdefault(max(of_template) if explains and of_template else headline.severity, at)
@@ -307,18 +292,6 @@ def cause_lines(summary: Summary, least: Severity = Severity.NOTE) -> list[Cause
     if len(lines) > LINES:
         lines[LINES:] = [CauseLine(None, f"and {many(len(lines) - LINES, 'more cause')}")]
     return lines
-
-
-def _line(headline: Headline, summary: Summary) -> CauseLine:
-    rows = summary.rollouts + summary.rows_unreadable
-    codes = tuple(code for code, number in headline.codes.most_common() if number)
-    if not headline.rollouts or not rows:
-        return CauseLine(headline.severity, headline.words, codes)
-    share = percent(headline.rollouts / rows)
-    if (of_turn := _of_turn(headline)) is not None:
-        return CauseLine(headline.severity, f"{many(headline.rollouts, 'rollout')} ({share}): {of_turn}", codes)
-    where = share if headline.unit == "rollout" else f"{many(headline.rollouts, 'rollout')}, {share}"
-    return CauseLine(headline.severity, f"{headline.words} ({where})", codes)
 
 
 def skip_lines(summary: Summary) -> list[str]:

@@ -31,12 +31,6 @@ _VALUES = re.compile(r"near .*\Z|\d[\d,]*|'[^']*'|\"[^\"]*\"", re.DOTALL)
 """What differs between messages of one reason: numbers, names and what is near."""
 _UNREADABLE_SHOWN = 2
 """Maximum findings shown of rows that cannot be read, which have many reasons; one of every other headline."""
-_KEPT = 8
-"""Findings kept of one headline, one per cause and log, while the logs are read: memory stays bounded."""
-_COUNTED = 4_096
-"""Maximum causes and logs whose findings are counted."""
-_PLACES = 5
-"""Maximum rows named of one cause."""
 
 _Key = tuple[str, str, str]
 """Code, file and cause, or the reason of a row that cannot be read: what identifies an entry."""
@@ -47,8 +41,6 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class _WorstGroup:
-    """Findings of one code, log, cause and severity."""
-
     findings: int = 0
     rows: int = 0
     places: list[str] = field(default_factory=list)
@@ -60,7 +52,7 @@ class _WorstGroup:
         if place.row == self.last:
             return
         self.rows, self.last = self.rows + 1, place.row
-        if len(self.places) < _PLACES:
+        if len(self.places) < 5:
             self.places.append(f"{place.row}[{place.item}]" if place.item else f"{place.row}")
 
 
@@ -100,11 +92,20 @@ class Worst:
                 if group is not None and roots[finding.because_of] == key:
                     group.add(finding)  # one more of its root's kind
                 continue
-            if group is None and len(self._groups) < _COUNTED:
+            if group is None and len(self._groups) < 4_096:
                 group = self._groups[key, finding.severity] = _WorstGroup()
             if group is not None:
                 group.add(finding)
-            _keep(self._kept.setdefault(_group(finding), {}), key, finding)
+            # Of each headline a few, so that memory stays bounded: the most severe; a milder one makes room.
+            like = self._kept.setdefault(_group(finding), {})
+            before = like.get(key)
+            if before is None and len(like) >= 8:
+                mildest = min(like, key=lambda other: like[other].severity)
+                if like[mildest].severity >= finding.severity:
+                    continue
+                del like[mildest]
+            if before is None or before.severity < finding.severity:
+                like[key] = finding
 
     def pick(self, number: int, least: Severity = Severity.NOTE) -> list[WorstEntry]:
         """At most `number` findings from `least` up: errors, warnings, notes, alternating between headlines.
@@ -113,7 +114,7 @@ class Worst:
         """
         left = dict.fromkeys(self._kept, _UNREADABLE_SHOWN)
         picked: list[WorstEntry] = []
-        groups = sorted(self._kept, key=self._weight)
+        groups = sorted(self._kept, key=lambda group: (-self._findings_of(group), group[0]))
         shown = [severity for severity in sorted(Severity, reverse=True) if severity >= least]
         ranked = [[self._of(group, severity) for group in groups] for severity in shown]
         for columns in ([self._of(group, None) for group in groups], *ranked):
@@ -126,10 +127,9 @@ class Worst:
                     picked.append(self._entry(finding))
         return picked
 
-    def _weight(self, group: _GroupKey) -> tuple[int, str]:
-        """The order of headlines: those with more findings first."""
+    def _findings_of(self, group: _GroupKey) -> int:
         entries = (self._groups.get((_key(finding), finding.severity)) for finding in self._kept[group].values())
-        return -sum(entry.findings for entry in entries if entry is not None), group[0]
+        return sum(entry.findings for entry in entries if entry is not None)
 
     def _of(self, group: _GroupKey, severity: Severity | None) -> list[Finding]:
         """The findings of a headline with this severity; None: those about what wrote the log."""
@@ -187,18 +187,6 @@ def _key(finding: Finding) -> _Key:
     return finding.code, finding.place.file, why
 
 
-def _keep(by_key: dict[Hashable, Finding], key: Hashable, finding: Finding) -> None:
-    """Keep the most severe finding of each key; if there is no room, drop a milder one."""
-    before = by_key.get(key)
-    if before is None and len(by_key) >= _KEPT:
-        key_out = min(by_key, key=lambda other: by_key[other].severity)
-        if by_key[key_out].severity >= finding.severity:
-            return
-        del by_key[key_out]
-    if before is None or before.severity < finding.severity:
-        by_key[key] = finding
-
-
 class Shortlist(Generic[T]):
     """Keeps up to `limit` of all values offered.
 
@@ -228,10 +216,8 @@ class Shortlist(Generic[T]):
     def __iter__(self) -> Iterator[T]:
         """The highest rank first; within a rank in the order offered."""
         for rank in sorted(self._ranks, reverse=True):
-            kinds = self._ranks[rank].values()
-            yield from (
-                value for _, value in sorted((entry for kind in kinds for entry in kind), key=itemgetter(0))
-            )
+            entries = chain.from_iterable(self._ranks[rank].values())
+            yield from (value for _, value in sorted(entries, key=itemgetter(0)))
 
     def __len__(self) -> int:
         return self._size
@@ -269,7 +255,6 @@ class Curable:
     """Logs with rows that a repair wrote: what is left in them, it has tried."""
 
     def add(self, result: Result) -> None:
-        """Take in the findings of one result."""
         new = [finding for finding in result.findings if not finding.known]
         self.worst.add(new)
         if result.counts.get("repaired"):
@@ -311,13 +296,22 @@ def next_steps(
     """Commands that explain and show the worst finding and repair all; `browse`: also one that shows all."""
     misfit = worst is not None and worst.code == _MISFIT
     if worst is not None and misfit:
-        yield _identify(worst, summary)
+        # The command that finds what wrote a log that the tokenizer or the template did not write.
+        # With another template, the tokenizer is not in doubt.
+        words = "" if "tokenizer" in worst.hit.cause else with_tokenizer(summary)
+        pairs = zip(summary.reading[::2], summary.reading[1::2], strict=True)
+        flags = [word for pair in pairs if pair[0] not in _RENDERING for word in pair] + list(summary.joining)
+        words += "".join(f" {shell_word(word)}" for word in flags)
+        says = "finds what wrote it; -t DIR names a tokenizer to try"
+        yield NextCommand(f"tito-audit identify {shell_word(worst.place.file)}{words}", says)
     if worst is not None:
-        steps = [NextCommand(f"tito-audit explain {worst.code}", "what it means, and what fixes it")]
+        if worst.code == _UNREADABLE:
+            look = f"tito-audit inspect {shell_word(worst.place.file)}{with_tokenizer(summary)}"
+            yield NextCommand(look, "its columns, and a mapping to paste")
+        yield NextCommand(f"tito-audit explain {worst.code}", "what it means, and what fixes it")
         # A wrong tokenizer shows no token as it is, and without ids there are none.
-        if worst.code == _UNREADABLE or (not misfit and (summary.compared or summary.uncompared)):
-            steps.append(_look(worst, summary))
-        yield from reversed(steps) if worst.code == _UNREADABLE else steps
+        if worst.code != _UNREADABLE and not misfit and (summary.compared or summary.uncompared):
+            yield NextCommand(show_command(worst.place, summary), "that rollout, token by token")
     if misfit or not summary.rollouts:  # with the right tokenizer there are other findings
         return
     log = shell_word(summary.files[0]) if len(summary.files) == 1 else "…"
@@ -334,22 +328,3 @@ def next_steps(
     # What was not checked, a baseline cannot accept.
     if gate is not None and gate.baseline and (gate.failing or any(rate.failed for rate in gate.rates)):
         yield NextCommand("tito-audit scan … --update-baseline", "accept what is new")
-
-
-def _identify(finding: Finding, summary: Summary) -> NextCommand:
-    """The command that finds what wrote a log that the tokenizer or the template did not write."""
-    # With another template, the tokenizer is not in doubt.
-    words = "" if "tokenizer" in finding.hit.cause else with_tokenizer(summary)
-    pairs = zip(summary.reading[::2], summary.reading[1::2], strict=True)
-    flags = [word for pair in pairs if pair[0] not in _RENDERING for word in pair] + list(summary.joining)
-    words += "".join(f" {shell_word(word)}" for word in flags)
-    says = "finds what wrote it; -t DIR names a tokenizer to try"
-    return NextCommand(f"tito-audit identify {shell_word(finding.place.file)}{words}", says)
-
-
-def _look(finding: Finding, summary: Summary) -> NextCommand:
-    """The command that shows where a finding is; an unreadable row has no tokens to show."""
-    if finding.code == _UNREADABLE:
-        command = f"tito-audit inspect {shell_word(finding.place.file)}{with_tokenizer(summary)}"
-        return NextCommand(command, "its columns, and a mapping to paste")
-    return NextCommand(show_command(finding.place, summary), "that rollout, token by token")

@@ -8,7 +8,7 @@ silently drops the rest. So this prints the worst ten; if there are more, the te
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import TextIO
 
 from tito_audit.record.finding import Finding, Result, Severity
@@ -25,7 +25,6 @@ PER_KIND = 10
 """Annotations of one kind that GitHub accepts from a step."""
 _KINDS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.NOTE: "notice"}
 _MESSAGE = 2000
-_TITLE = 200
 _REASONS = 10
 """Maximum reasons why the gate failed."""
 
@@ -39,43 +38,28 @@ def write(results: Iterable[Result], summary: Summary, out: TextIO, options: Rep
                 fails = options.fails is not None and options.fails(finding)
                 shortlists[finding.severity].offer(2 * leads(finding) + fails, finding.code, finding)
     for severity in sorted(_KINDS, reverse=True):
-        out.writelines(_annotations(severity, shortlists[severity], summary, options))
-
-
-def _annotations(
-    severity: Severity, shortlist: Shortlist[Finding], summary: Summary, options: ReportOptions
-) -> Iterator[str]:
-    """The lines of one kind: the gate's verdict, the worst findings, the count of the others."""
-    kind = _KINDS[severity]
-    of_all = list(_of_all(severity, summary))
-    for title, message in of_all:
-        yield _command(kind, title, message)
-    room = PER_KIND - len(of_all)
-    shown = list(shortlist)[: room if shortlist.offered <= room else room - 1]
-    for finding in shown:
-        title = f"{finding.code} {options.titles.get(finding.code, '')}".strip()
-        repair = f"\nIts repair: tito-audit repair --with {finding.repair}" if finding.repair else ""
-        message = cut(f"{place_words(finding)}: {visible(finding.hit.message)}", _MESSAGE) + repair
-        yield _command(kind, title, message, finding)
-    left = shortlist.offered - len(shown)
-    if left:
-        words = f"{many(left, 'more finding')} of severity {severity.word}; GitHub shows {PER_KIND} of each."
-        more = "Other reports list them all: --report json=findings.json, --report concise."
-        yield _command(kind, "tito-audit: not all are shown", f"{words}\n{more}")
-
-
-def _of_all(severity: Severity, summary: Summary) -> Iterator[tuple[str, str]]:
-    """Titles and messages about the whole run."""
-    gate = summary.gate
-    if gate is None:
-        return
-    if severity is Severity.ERROR and gate.failed:
-        lines = [cut(visible(reason), _MESSAGE // _REASONS) for reason in gate.because[:_REASONS]]
-        if len(gate.because) > _REASONS:
-            lines.append(f"and {many(len(gate.because) - _REASONS, 'more reason')}")
-        yield "tito-audit: failed", "\n".join(lines) or "the gate failed"
-    if severity is Severity.NOTE and gate.baseline is not None and (gate.known or gate.fixed):
-        yield "tito-audit: baseline", cut(visible(baseline_words(gate)), _MESSAGE)
+        # The gate's verdict, the worst findings, the count of the others.
+        kind, gate, room = _KINDS[severity], summary.gate, PER_KIND
+        if severity is Severity.ERROR and gate is not None and gate.failed:
+            lines = [cut(visible(reason), _MESSAGE // _REASONS) for reason in gate.because[:_REASONS]]
+            if len(gate.because) > _REASONS:
+                lines.append(f"and {many(len(gate.because) - _REASONS, 'more reason')}")
+            out.write(_command(kind, "tito-audit: failed", "\n".join(lines) or "the gate failed"))
+            room -= 1
+        if severity is Severity.NOTE and gate is not None and (gate.known or gate.fixed) and baseline_words(gate):
+            out.write(_command(kind, "tito-audit: baseline", cut(visible(baseline_words(gate)), _MESSAGE)))
+            room -= 1
+        shown = list(shortlists[severity])[: room if shortlists[severity].offered <= room else room - 1]
+        for finding in shown:
+            title = f"{finding.code} {options.titles.get(finding.code, '')}".strip()
+            repair = f"\nIts repair: tito-audit repair --with {finding.repair}" if finding.repair else ""
+            message = cut(f"{place_words(finding)}: {visible(finding.hit.message)}", _MESSAGE) + repair
+            out.write(_command(kind, title, message, finding))
+        left = shortlists[severity].offered - len(shown)
+        if left:
+            words = f"{many(left, 'more finding')} of severity {severity.word}; GitHub shows {PER_KIND} of each."
+            more = "Other reports list them all: --report json=findings.json, --report concise."
+            out.write(_command(kind, "tito-audit: not all are shown", f"{words}\n{more}"))
 
 
 def _command(kind: str, title: str, message: str, finding: Finding | None = None) -> str:
@@ -86,7 +70,7 @@ def _command(kind: str, title: str, message: str, finding: Finding | None = None
         line = line_of(finding.place)
         if line is not None:
             properties.append(f"line={line}")
-    properties.append(f"title={_property(cut(visible(title), _TITLE))}")
+    properties.append(f"title={_property(cut(visible(title), 200))}")
     return f"::{kind} {','.join(properties)}::{_data(message)}\n"
 
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, TextIO
+from typing import Any, Literal, TextIO
 
 from tito_audit.record.finding import Result, Severity
 from tito_audit.record.mismatch import ADVICE, MismatchCause
@@ -17,22 +17,17 @@ from tito_audit.reports._html.page_findings import PageFindings, headline_name
 from tito_audit.reports._html.views import ViewBlocks
 from tito_audit.reports._verdict import LINES, skips_by_reason
 from tito_audit.reports._worst import Curable, next_steps
-from tito_audit.summary import RuleCount, Summary
+from tito_audit.summary import Summary
 from tito_audit.terminal.mismatch import mismatch_rows
 from tito_audit.terminal.place import one_tokenizer, with_reading
 from tito_audit.terminal.words import many, percent, share
 from tito_audit.viewer.model import Measures, observed_of
-
-if TYPE_CHECKING:
-    from tito_audit.reports._html.charts import Chart
 
 # The top of the page: the verdict, facts about the log, how often each rule found something.
 
 _CAUSES = 12
 """Maximum causes named of one rule."""
 _FORMATS = 4
-_HEADLINES = 200
-"""Maximum causes in the first chart."""
 
 State = Literal["fail", "warn", "info", "pass", "none"]
 
@@ -56,9 +51,8 @@ def verdict(summary: Summary) -> HtmlVerdict:
     if judged.word == "findings":
         state = _STATES_FOUND.get(summary.worst(), "info")
     gate = summary.gate
-    because = (
-        gate.because[bool(gate.failing) :] if gate is not None and gate.failed else ()
-    )  # the line says the rest
+    # The line says the rest.
+    because = gate.because[bool(gate.failing) :] if gate is not None and gate.failed else ()
     line = "; ".join(judged.parts)
     return HtmlVerdict(state, judged.word[:1].upper() + judged.word[1:], f"{line[:1].upper()}{line[1:]}.", because)
 
@@ -87,106 +81,61 @@ def facts(summary: Summary) -> Iterator[tuple[str, str]]:
     yield "took", f"{summary.seconds:.1f} s"
 
 
-@dataclass(frozen=True, slots=True)
-class HeadlineFacts:
-    """One cause, as a bar of the first chart."""
-
-    words: str
-    name: str
-    """The cause without its count, as findings name it."""
-    severity: str
-    bar: str
-    """Its length: `37.50%`."""
-    rollouts: str
-    """`22 rollouts (21 %)`."""
-    findings: int
-    codes: tuple[tuple[str, int], ...]
-
-
-def headlines(summary: Summary) -> list[HeadlineFacts]:
-    """The causes found, as ranked; at most `_HEADLINES`."""
+def headlines(summary: Summary) -> list[dict[str, Any]]:
+    """The causes found, as ranked, each a bar of the first chart; at most 200."""
     ranked = summary.ranked_headlines()
     most = max((headline.times for headline in ranked), default=1)
     rows = summary.rollouts + summary.rows_unreadable
     return [
-        HeadlineFacts(
-            headline.words or ", ".join(sorted(headline.codes)),
-            headline_name(headline.text, headline.unit),
-            headline.severity.word,
-            _length(headline.times, most),
-            f"{many(number, 'rollout')} ({share(number, rows)})" if (number := headline.rollouts) else "",
-            headline.codes.total(),
-            tuple((code, number) for code, number in sorted(headline.codes.items()) if number),
-        )
-        for headline in ranked[:_HEADLINES]
+        {
+            "words": headline.words or ", ".join(sorted(headline.codes)),
+            "name": headline_name(headline.text, headline.unit),
+            "severity": headline.severity.word,
+            "bar": _length(headline.times, most),
+            "rollouts": f"{many(n, 'rollout')} ({share(n, rows)})" if (n := headline.rollouts) else "",
+            "findings": headline.codes.total(),
+            "codes": [(code, number) for code, number in sorted(headline.codes.items()) if number],
+        }
+        for headline in ranked[:200]
     ]
 
 
-@dataclass(frozen=True, slots=True)
-class HtmlCause:
-    """A cause, and how many findings of a rule have it."""
-
-    name: str
-    findings: int
-    share: str
-    """Its share of the rule's findings, as the length of a bar: `37.5%`."""
-
-
-@dataclass(frozen=True, slots=True)
-class RuleFacts:
-    """One row of the rules table."""
-
-    code: str
-    title: str
-    worst: str
-    counts: RuleCount
-    """Counts by severity of findings that are not in the baseline."""
-    findings: int
-    bars: tuple[tuple[str, str, str], ...]
-    """Severity, start and length of its part of the bar: `("error", "0%", "37.5%")`."""
-    per_token: str
-    """Findings per generated token, as for `--max-rate`."""
-    per_rollout: str
-    """Share of rollouts with at least one."""
-    causes: tuple[HtmlCause, ...]
-    more_causes: int
-    manual: tuple[tuple[str, list[list[str]]], ...]
-    """Its headings, each with paragraphs (one line) and examples (several lines); () if none was given."""
-
-
-def rules(summary: Summary, options: ReportOptions) -> list[RuleFacts]:
+def rules(summary: Summary, options: ReportOptions) -> list[dict[str, Any]]:
     """Every rule that found something, by code."""
     totals = {code: count.new.total() for code, count in summary.findings.items()}
-    most = max(totals.values(), default=1)
-    return [_rule(summary, code, totals[code], most, options) for code in sorted(totals)]
-
-
-def _rule(summary: Summary, code: str, total: int, most: int, options: ReportOptions) -> RuleFacts:
-    counts = summary.findings[code]
-    new = {severity.word: counts.new[severity] for severity in Severity}
-    every = counts.error + counts.warning + counts.note
-    bars, start = [], 0
-    present = [word for word in ("error", "warning", "note") if new[word]]
-    for word in present:
-        number = new[word]
-        bars.append((word, _length(start, most), _length(number, most)))
-        start += number
-    named = Counter({cause: number for cause, number in summary.causes.get(code, {}).items() if cause})
-    ranked = sorted(named.items(), key=lambda item: (-item[1], item[0]))
-    rows = summary.rollouts + summary.rows_unreadable
-    return RuleFacts(
-        code,
-        options.titles.get(code, ""),
-        present[0] if present else "note",
-        replace(counts, error=new["error"], warning=new["warning"], note=new["note"]),
-        total,
-        tuple(bars),
-        share(total, summary.generated_tokens),
-        share(counts.rollouts, rows),
-        tuple(HtmlCause(cause, number, _length(number, every)) for cause, number in ranked[:_CAUSES]),
-        max(len(ranked) - _CAUSES, 0),
-        tuple(_manual(options.docs.get(code, ""))),
-    )
+    most, rows = max(totals.values(), default=1), summary.rollouts + summary.rows_unreadable
+    facts = []
+    for code, total in sorted(totals.items()):
+        counts = summary.findings[code]
+        new = {severity.word: counts.new[severity] for severity in sorted(Severity, reverse=True)}
+        unaccepted = replace(counts, error=new["error"], warning=new["warning"], note=new["note"])
+        every = counts.error + counts.warning + counts.note
+        bars, start = [], 0
+        for word, number in new.items():
+            if number:
+                bars.append((word, _length(start, most), _length(number, most)))
+            start += number
+        named = [(cause, number) for cause, number in summary.causes.get(code, {}).items() if cause]
+        ranked = sorted(named, key=lambda item: (-item[1], item[0]))
+        facts.append(
+            {
+                "code": code,
+                "title": options.titles.get(code, ""),
+                "worst": bars[0][0] if bars else "note",
+                "counts": unaccepted,
+                "findings": total,
+                "bars": bars,
+                "per_token": share(total, summary.generated_tokens),  # as for `--max-rate`
+                "per_rollout": share(counts.rollouts, rows),
+                "causes": [
+                    {"name": cause, "findings": number, "share": _length(number, every)}
+                    for cause, number in ranked[:_CAUSES]
+                ],
+                "more_causes": max(len(ranked) - _CAUSES, 0),
+                "manual": list(_manual(options.docs.get(code, ""))),
+            }
+        )
+    return facts
 
 
 def _manual(doc: str) -> Iterator[tuple[str, list[list[str]]]]:
@@ -202,23 +151,7 @@ def _manual(doc: str) -> Iterator[tuple[str, list[list[str]]]]:
         yield heading.strip(), paragraphs
 
 
-def skips(summary: Summary) -> list[tuple[str, str, str]]:
-    """`("no logprobs", "LPR501-LPR506", "40 rollouts")`, the most common reason first."""
-    return [(because, codes, many(number, "rollout")) for because, codes, number in skips_by_reason(summary)]
-
-
-@dataclass(frozen=True, slots=True)
-class HtmlMismatch:
-    """Why a trainer's column differs from the sampler's."""
-
-    title: str
-    says: str
-    rows: tuple[tuple[str, str, str, str, str, str, str], ...]
-    """Share, its bar, cause, what is known of it, tokens, the worst of these, what to do."""
-    charts: tuple[Chart, ...]
-
-
-def mismatch_facts(summary: Summary) -> Iterator[HtmlMismatch]:
+def mismatch_facts(summary: Summary) -> Iterator[dict[str, Any]]:
     """Every trainer's column that was compared."""
     from tito_audit.reports._html.charts import mismatch_charts
 
@@ -229,33 +162,29 @@ def mismatch_facts(summary: Summary) -> Iterator[HtmlMismatch]:
                 f", of which {mismatch.confident:,} have more than 0.99 at the sampler and less than 0.01 at the "
                 "trainer: no arithmetic does that"
             )
-        yield HtmlMismatch(
-            f"{column} against {mismatch.sampler}",
-            f"{says}.",
-            tuple(
-                (
-                    percent(part),
-                    f"{100 * part:.2f}%",
-                    cause,
-                    estimate,
-                    f"{tokens:,}",
-                    worst,
-                    ADVICE[MismatchCause(cause)],
-                )
-                for part, cause, estimate, tokens, worst in mismatch_rows(mismatch)
-            ),
-            tuple(mismatch_charts(number, mismatch)),
-        )
+        # Share, its bar, cause, what is known of it, tokens, the worst of these, what to do.
+        causes = [
+            (
+                percent(part),
+                f"{100 * part:.2f}%",
+                cause,
+                estimate,
+                f"{tokens:,}",
+                worst,
+                ADVICE[MismatchCause(cause)],
+            )
+            for part, cause, estimate, tokens, worst in mismatch_rows(mismatch)
+        ]
+        yield {
+            "title": f"{column} against {mismatch.sampler}",
+            "says": f"{says}.",
+            "rows": causes,
+            "charts": mismatch_charts(number, mismatch),
+        }
 
 
 def _length(part: int, whole: int) -> str:
     return f"{100 * part / max(whole, 1):.2f}%"
-
-
-_NOTICES = 50
-_FIXED = 200
-"""Maximum fixed baseline findings listed."""
-_FILES = 100
 
 
 def write(results: Iterable[Result], summary: Summary, out: TextIO, options: ReportOptions) -> None:
@@ -291,7 +220,7 @@ def write_page(
         before, after = page(
             name=name or short_name(summary.files),
             site=views.site,
-            files=summary.files[:_FILES],
+            files=summary.files[:100],
             summary=summary,
             tokenizer=one_tokenizer(summary) or "",
             joining=with_reading(summary),
@@ -307,9 +236,9 @@ def write_page(
             ],
             rules=rules(summary, options),
             mismatches=list(mismatch_facts(summary)),
-            skips=skips(summary),
-            notices=summary.notices[:_NOTICES],
-            fixed=summary.gate.fixed[:_FIXED] if summary.gate is not None else (),
+            skips=[(because, codes, many(count, "rollout")) for because, codes, count in skips_by_reason(summary)],
+            notices=summary.notices[:50],
+            fixed=summary.gate.fixed[:200] if summary.gate is not None else (),
             gone=summary.gate.gone if summary.gate is not None else 0,
             observed=measures is not None,
             charts=charts(measures) if measures is not None else [],

@@ -32,8 +32,6 @@ _TEXT = 1_000
 
 @dataclass(slots=True)
 class _Case:
-    """One rule in one file."""
-
     failing: int = 0
     counts: Counter[Severity] = field(default_factory=Counter)
     """Findings that are not in the baseline."""
@@ -45,8 +43,6 @@ class _Case:
 
 @dataclass(slots=True)
 class _Suite:
-    """One file."""
-
     rollouts: int = 0
     rows_unreadable: int = 0
     tokens: int = 0
@@ -92,20 +88,27 @@ def write(results: Iterable[Result], summary: Summary, out: TextIO, options: Rep
     named = list(suites.items())
     if files:
         named.append((f"{many(len(files), 'more file')}", rest))
-    _document(named, summary, out, options)
-
-
-def _document(named: list[tuple[str, _Suite]], summary: Summary, out: TextIO, options: ReportOptions) -> None:
-    limits = list(_limits(summary.gate)) if summary.gate is not None else []
-    cases = [case for _, suite in named for case in suite.cases.items()]
-    failures = sum(case.failing > 0 for _, case in cases) + sum(limit.failed for limit in limits)
+    limits = _limits(summary.gate) if summary.gate is not None else []
+    cases = [case for _, suite in named for case in suite.cases.values()]
+    failures = sum(case.failing > 0 for case in cases) + sum(failed for *_, failed in limits)
     xml = _Xml(out)
     tests, time = len(cases) + len(limits), f"{summary.seconds:.3f}"
     xml.start("testsuites", name="tito-audit", tests=tests, failures=failures, errors=0, time=time)
     for name, suite in named:
         _suite(xml, name, suite, options)
     if summary.gate is not None:
-        _gate(xml, summary, limits)
+        name, failures = "tito-audit: all files", sum(failed for *_, failed in limits)
+        xml.start("testsuite", name=name, tests=len(limits), failures=failures, errors=0, skipped=0)
+        for limit, kind, words, failed in limits:
+            xml.start("testcase", name=limit, classname=name)
+            if failed:
+                xml.text("failure", [words], type=kind, message=words)
+            else:
+                xml.text("system-out", [words])
+            xml.end("testcase")
+        lines = [verdict(summary).line, *summary.gate.because, baseline_words(summary.gate)]
+        xml.text("system-out", [line for line in lines if line])
+        xml.end("testsuite")
     xml.end("testsuites")
 
 
@@ -133,39 +136,13 @@ def _suite(xml: _Xml, name: str, suite: _Suite, options: ReportOptions) -> None:
     xml.end("testsuite")
 
 
-@dataclass(frozen=True, slots=True)
-class _Limit:
-    """A limit on all files together, or coverage that is required of them."""
-
-    name: str
-    kind: str
-    words: str
-    failed: bool
-
-
-def _limits(gate: Gate) -> Iterator[_Limit]:
-    for rate in gate.rates:
-        yield _Limit(f"limit {rate.limit}", "limit", rate_words(rate), rate.failed)
+def _limits(gate: Gate) -> list[tuple[str, str, str, bool]]:
+    """Name, kind, words and whether it failed, of limits on all files together and of required coverage."""
+    limits = [(f"limit {rate.limit}", "limit", rate_words(rate), rate.failed) for rate in gate.rates]
     for count in gate.coverage:
         words = coverage_reason(count) if count.failed else coverage_words(count)
-        yield _Limit(required_name(count), "coverage", words, count.failed)
-
-
-def _gate(xml: _Xml, summary: Summary, limits: list[_Limit]) -> None:
-    """The suite for limits on all files together."""
-    assert summary.gate is not None
-    name, failures = "tito-audit: all files", sum(limit.failed for limit in limits)
-    xml.start("testsuite", name=name, tests=len(limits), failures=failures, errors=0, skipped=0)
-    for limit in limits:
-        xml.start("testcase", name=limit.name, classname=name)
-        if limit.failed:
-            xml.text("failure", [limit.words], type=limit.kind, message=limit.words)
-        else:
-            xml.text("system-out", [limit.words])
-        xml.end("testcase")
-    lines = [verdict(summary).line, *summary.gate.because, baseline_words(summary.gate)]
-    xml.text("system-out", [line for line in lines if line])
-    xml.end("testsuite")
+        limits.append((required_name(count), "coverage", words, count.failed))
+    return limits
 
 
 def _skipped(case: _Case, suite: _Suite) -> bool:
@@ -206,19 +183,15 @@ class _Xml:
         out.write('<?xml version="1.0" encoding="utf-8"?>\n')
 
     def start(self, tag: str, /, **attributes: Any) -> None:
-        """Open an element."""
         self._out.write(f"<{tag}{_attributes(attributes)}>\n")
 
     def end(self, tag: str) -> None:
-        """Close it."""
         self._out.write(f"</{tag}>\n")
 
     def empty(self, tag: str, /, **attributes: Any) -> None:
-        """An element with attributes only."""
         self._out.write(f"<{tag}{_attributes(attributes)}/>\n")
 
     def text(self, tag: str, lines: Iterable[str], /, **attributes: Any) -> None:
-        """An element with lines in it."""
         # CI systems attach the file that `[[ATTACHMENT|path]]` names.
         shown = "\n".join(escape(cut(visible(line), _TEXT).replace("[[", "[\\x5b")) for line in lines)
         self._out.write(f"<{tag}{_attributes(attributes)}>{shown}</{tag}>\n")

@@ -16,7 +16,7 @@ from typing import TextIO
 from tito_audit.record.finding import Result, Severity
 from tito_audit.report import Report, ReportOptions
 from tito_audit.reports._verdict import cause_lines, skip_lines, verdict
-from tito_audit.reports._worst import Worst, WorstEntry, by_weight, entry_lines
+from tito_audit.reports._worst import Worst, by_weight, entry_lines
 from tito_audit.summary import Gate, Summary
 from tito_audit.terminal.coverage import covered_share, required_name
 from tito_audit.terminal.cut import cut
@@ -24,7 +24,6 @@ from tito_audit.terminal.escape import inert, visible
 from tito_audit.terminal.words import many, rate_number
 
 _TICKS = re.compile("`+")
-_LINE = 400
 LIMIT = 65_000
 """Maximum characters of the page; GitHub accepts 65,536 for a comment."""
 _SHORT = 6_000
@@ -46,8 +45,21 @@ def write(results: Iterable[Result], summary: Summary, out: TextIO, options: Rep
     before = "\n".join(chain(_head(summary), _gate(summary.gate), _table(summary, options)))
     after = "\n".join(_tail(summary))
     chosen = worst.pick(options.worst)
-    room = LIMIT - len(before) - len(after) - 200
-    out.write("\n".join(part for part in (before, _findings(chosen, room), after) if part).rstrip() + "\n")
+    room, shown = LIMIT - len(before) - len(after) - 200, ""
+    if chosen:  # as the terminal shows them, as many as fit
+        blocks: list[str] = []
+        for entry in chosen:
+            block = fenced(entry_lines(entry, _WIDTH))
+            room -= len(block) + 2
+            if room < 0:
+                break
+            blocks.append(block)
+        first = chosen[0].finding
+        more = f"{code(f'tito-audit explain {first.code}')} says what it means and what fixes it."
+        more += " " + code("tito-audit scan … --report json=findings.json") + " lists every finding."
+        opened = first.severity is not Severity.NOTE
+        shown = folded("The worst of each cause", "\n\n".join([*blocks, more]), open=opened)
+    out.write("\n".join(part for part in (before, shown, after) if part).rstrip() + "\n")
 
 
 def _head(summary: Summary) -> Iterator[str]:
@@ -120,24 +132,6 @@ def _table(summary: Summary, options: ReportOptions) -> Iterator[str]:
     yield ""
 
 
-def _findings(worst: list[WorstEntry], room: int) -> str:
-    """The worst findings as the terminal shows them, as many as fit."""
-    if not worst:
-        return ""
-    shown: list[str] = []
-    for entry in worst:
-        block = fenced(entry_lines(entry, _WIDTH))
-        room -= len(block) + 2
-        if room < 0:
-            break
-        shown.append(block)
-    first = worst[0].finding
-    more = f"{code(f'tito-audit explain {first.code}')} says what it means and what fixes it."
-    more += " " + code("tito-audit scan … --report json=findings.json") + " lists every finding."
-    opened = first.severity is not Severity.NOTE
-    return folded("The worst of each cause", "\n\n".join([*shown, more]), open=opened)
-
-
 def _tail(summary: Summary) -> Iterator[str]:
     """What was not checked, fixed baseline entries, notices."""
     lines = skip_lines(summary)
@@ -182,7 +176,7 @@ def code(text: str, limit: int = 120) -> str:
 
 def fenced(lines: Iterable[str]) -> str:
     """The lines as a code block; each is made visible and cut."""
-    shown = [cut(inert(visible(line)), _LINE) for line in lines]
+    shown = [cut(inert(visible(line)), 400) for line in lines]
     fence = "`" * max(3, max(map(_longest, shown), default=0) + 1)
     return "\n".join([f"{fence}text", *shown, fence])
 

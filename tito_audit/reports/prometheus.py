@@ -28,9 +28,8 @@ _FAMILY = 3
 
 def write(results: Iterable[Result], summary: Summary, out: TextIO, options: ReportOptions) -> None:
     """Read all results, counting what each family of rules covers, then write the gauges."""
-    lacking: Counter[str] = Counter()
+    lacking: Counter[str] = Counter()  # rollouts that a family of rules does not cover; "": none does
     for result in results:
-        # The families that do not cover a rollout; "" if none does.
         if result.of_log:
             continue
         if result.rollout is None or not result.counts.get("tokens"):
@@ -51,7 +50,20 @@ def _lines(summary: Summary, lacking: Counter[str]) -> Iterator[str]:
     yield from _gauge("open_rows", "Rows that could not be judged.", [({}, summary.open_rows)])
     yield from _gauge("tokens", "Tokens that were read.", [({}, summary.tokens)])
     yield from _gauge("generated_tokens", "Tokens that were sampled.", [({}, summary.generated_tokens)])
-    yield from _findings(summary)
+    severities = sorted(Severity, reverse=True)
+    codes = sorted(summary.codes | summary.findings.keys())
+    new, in_baseline = [], []
+    for code in codes:
+        count = summary.findings.get(code)
+        for severity in severities:
+            labels = {"code": code, "severity": severity.word}
+            new.append((labels, 0 if count is None else count.new[severity]))
+        in_baseline.append(({"code": code}, 0 if count is None else count.known))
+    yield from _gauge("findings", "Findings that are not in the baseline.", new)
+    yield from _gauge("known_findings", "Findings that are in the baseline.", in_baseline)
+    hit = [(severity, summary.new[severity].rollouts if severity in summary.new else 0) for severity in severities]
+    labelled = [({"severity": severity.word}, number) for severity, number in hit]
+    yield from _gauge("rollouts_with_findings", "Rollouts with findings that are not in the baseline.", labelled)
     families = sorted({code[:_FAMILY] for code in summary.codes})
     covered = [({"family": name}, rows - lacking[""] - lacking[name]) for name in families]
     yield from _gauge("covered_rollouts", "Rollouts that a family of rules covers.", covered)
@@ -72,43 +84,18 @@ def _lines(summary: Summary, lacking: Counter[str]) -> Iterator[str]:
     yield from _gauge("scan_seconds", "How long the scan took.", [({}, round(summary.seconds, 3))])
 
 
-def _findings(summary: Summary) -> Iterator[str]:
-    severities = sorted(Severity, reverse=True)
-    codes = sorted(summary.codes | summary.findings.keys())
-    new, in_baseline = [], []
-    for code in codes:
-        count = summary.findings.get(code)
-        for severity in severities:
-            labels = {"code": code, "severity": severity.word}
-            new.append((labels, 0 if count is None else count.new[severity]))
-        in_baseline.append(({"code": code}, 0 if count is None else count.known))
-    yield from _gauge("findings", "Findings that are not in the baseline.", new)
-    yield from _gauge("known_findings", "Findings that are in the baseline.", in_baseline)
-    hit = [(severity, summary.new[severity].rollouts if severity in summary.new else 0) for severity in severities]
-    labelled = [({"severity": severity.word}, number) for severity, number in hit]
-    yield from _gauge("rollouts_with_findings", "Rollouts with findings that are not in the baseline.", labelled)
-
-
 def _gauge(name: str, what: str, samples: Iterable[tuple[dict[str, str], float]]) -> Iterator[str]:
     """One gauge with its help; nothing without samples."""
-    lines = {f"tito_audit_{name}{_labels(labels)}": _number(value) for labels, value in samples}
+    lines = {}
+    for labels, value in samples:
+        shown = {key: visible(text).replace("\\", "\\\\").replace('"', '\\"') for key, text in labels.items()}
+        quoted = ",".join(f'{key}="{text}"' for key, text in shown.items())
+        number = f"{int(value)}" if isinstance(value, int) else "+Inf" if math.isinf(value) else f"{value:.12g}"
+        lines[f"tito_audit_{name}{{{quoted}}}" if labels else f"tito_audit_{name}"] = number
     if lines:
         yield f"# HELP tito_audit_{name} {what}"
         yield f"# TYPE tito_audit_{name} gauge"
-        yield from (f"{sample} {value}" for sample, value in lines.items())
-
-
-def _labels(labels: dict[str, str]) -> str:
-    if not labels:
-        return ""
-    quoted = {name: visible(value).replace("\\", "\\\\").replace('"', '\\"') for name, value in labels.items()}
-    return "{" + ",".join(f'{name}="{value}"' for name, value in quoted.items()) + "}"
-
-
-def _number(value: float) -> str:
-    if isinstance(value, int):
-        return f"{int(value)}"
-    return "+Inf" if math.isinf(value) else f"{value:.12g}"
+        yield from (f"{sample} {number}" for sample, number in lines.items())
 
 
 PROMETHEUS = Report(

@@ -77,26 +77,16 @@ def _rule(code: str, worst: Severity, options: ReportOptions) -> dict[str, Any]:
     manual = options.docs.get(code, "")
     more = f"`tito-audit explain {code}` says what it means and what fixes it."
     problem = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.NOTE: "recommendation"}[worst]
+    _, _, finds = f"\n{manual}".partition("\n## What it finds\n")
+    finds = " ".join(finds.partition("\n## ")[0].split())
     return {
         "id": code,
         "shortDescription": {"text": cut(title, _TEXT)},
-        "fullDescription": {"text": cut(_section(manual, "What it finds") or title, _TEXT)},
+        "fullDescription": {"text": cut(finds or title, _TEXT)},
         "help": {"text": manual or more, "markdown": manual or more},
         "defaultConfiguration": {"level": worst.word},
         "properties": {"tags": ["token-in-token-out"], "precision": "high", "problem.severity": problem},
     }
-
-
-def _section(manual: str, heading: str) -> str:
-    """The text under a heading, on one line; empty without that heading."""
-    words: list[str] = []
-    inside = False
-    for line in manual.splitlines():
-        if line.startswith("## "):
-            inside = line.removeprefix("## ").strip() == heading
-        elif inside:
-            words += line.split()
-    return " ".join(words)
 
 
 def _results(findings: Shortlist[Finding], codes: list[str], gate: Gate | None) -> Iterator[dict[str, Any]]:
@@ -105,25 +95,29 @@ def _results(findings: Shortlist[Finding], codes: list[str], gate: Gate | None) 
     for finding in findings:
         fingerprint = finding.fingerprint
         seen[finding.place.file, fingerprint] += 1
-        # What is wrong, then where in the row; `[text](address)` is escaped, as it would be a link.
-        place = f" ({place_words(finding)})"
+        hit, where = finding.hit, f" ({place_words(finding)})"
+        message = cut(visible(hit.message) or finding.code, _TEXT - len(where))
         result = {
             "ruleId": finding.code,
             "ruleIndex": index[finding.code],
             "level": finding.severity.word,
-            "message": {
-                "text": (
-                    cut(visible(finding.hit.message) or finding.code, _TEXT - len(place)).replace("](", "]\\x28")
-                    + place
-                )
-            },
+            # `[text](address)` would be a link.
+            "message": {"text": message.replace("](", "]\\x28") + where},
             "locations": [_location(finding)],
             # Code scanning recognizes an alert by primaryLocationLineHash only.
             "partialFingerprints": {
                 "titoAudit/v1": fingerprint,
                 "primaryLocationLineHash": f"{fingerprint}:{seen[finding.place.file, fingerprint]}",
             },
-            "properties": _details(finding),
+            "properties": {
+                **fields(finding.place, "row item"),
+                **fields(hit, "turn where start end"),
+                "cause": cut(hit.cause, _PIECE),
+                "recorded": _side(hit.recorded) | {"label": hit.labels[0]},
+                "canonical": _side(hit.canonical) | {"label": hit.labels[1]},
+                "becauseOf": finding.because_of,
+                "repair": finding.repair,
+            },
         }
         if finding.folded is not None:
             result["occurrenceCount"] = finding.times
@@ -165,19 +159,6 @@ def _within_sources(file: str) -> PurePath:
     """The path, relative to the source root if it is inside: that folder differs by machine."""
     path, root = PurePath(file), os.getcwd()  # noqa: PTH109
     return path.relative_to(root) if path.is_absolute() and path.is_relative_to(root) else path
-
-
-def _details(finding: Finding) -> dict[str, Any]:
-    place, hit = finding.place, finding.hit
-    return {
-        **fields(place, "row item"),
-        **fields(hit, "turn where start end"),
-        "cause": cut(hit.cause, _PIECE),
-        "recorded": _side(hit.recorded) | {"label": hit.labels[0]},
-        "canonical": _side(hit.canonical) | {"label": hit.labels[1]},
-        "becauseOf": finding.because_of,
-        "repair": finding.repair,
-    }
 
 
 def _side(side: Side) -> dict[str, Any]:

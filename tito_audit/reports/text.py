@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 from typing import TextIO
 
 from rich.console import Console
@@ -14,7 +13,7 @@ from tito_audit.evidence.sft import ROWS
 from tito_audit.record.finding import Result, Severity
 from tito_audit.report import Report, ReportOptions
 from tito_audit.reports._verdict import CauseLine, cause_lines, rate_words, skip_lines, skip_words, verdict
-from tito_audit.reports._worst import Curable, WorstEntry, by_weight, more_words, next_steps
+from tito_audit.reports._worst import Curable, by_weight, more_words, next_steps
 from tito_audit.summary import Summary
 from tito_audit.terminal.coverage import coverage_words, sft_words
 from tito_audit.terminal.escape import visible
@@ -41,40 +40,33 @@ _WORST_FIRST = sorted(Severity, reverse=True)
 _VERDICTS = {"failed": "bold red", "passed": "bold green", "clean": "bold green", "findings": "bold yellow"}
 
 
-@dataclass(slots=True)
-class _PageCounts:
-    """What the page needs besides the summary."""
-
-    curable: Curable = field(default_factory=Curable)
-    in_baseline: int = 0
-    """Findings in the baseline; they are counted and not shown."""
-
-    def add(self, result: Result) -> None:
-        self.curable.add(result)
-        self.in_baseline += sum(finding.known for finding in result.findings)
-
-
 def write(results: Iterable[Result], summary: Summary, out: TextIO, options: ReportOptions) -> None:
     """Read all results, then write one page; only the worst findings are kept in memory.
 
     Notes are shown where `options` say so or where they decide whether the scan fails.
     """
-    gathered = _PageCounts()
+    curable, in_baseline = Curable(), 0
     for result in results:
-        gathered.add(result)
+        curable.add(result)
+        in_baseline += sum(finding.known for finding in result.findings)
     gate = summary.gate
     counting = gate is not None and (gate.fail_on == Severity.NOTE.word or any(rate.failed for rate in gate.rates))
     least = Severity.NOTE if options.notes or counting else Severity.WARNING
     causes = cause_lines(summary, least=least)
     with page_to(out, options) as console:
-        for line in (*_header(summary), *_known_lines(summary, gathered.in_baseline)):
+        for line in (*_header(summary), *_known_lines(summary, in_baseline)):
             console.print(line)
         _print_causes(console, causes)
         if len(causes) > _CAUSES or (options.notes and causes):
             console.print()
             console.print(_table(summary, options, least))
-        worst = gathered.curable.worst.pick(options.worst, least)
-        _print_worst(console, worst)
+        worst = curable.worst.pick(options.worst, least)
+        for entry in worst:
+            console.print()
+            for line in finding_lines(entry.finding, console):
+                console.print(line, soft_wrap=True)
+            if more := more_words(entry):
+                console.print(Text(f"  {visible(more)}", style="dim"), soft_wrap=True)
         for title, lines in (*_mismatch_lists(summary), *_gate_lists(summary)):
             print_list(console, title, lines)
         if summary.skipped and (summary.compared or summary.uncompared):  # else one notice is enough
@@ -83,9 +75,12 @@ def write(results: Iterable[Result], summary: Summary, out: TextIO, options: Rep
             else:
                 console.print()
                 console.print(Text.assemble(("Not checked: ", "bold"), visible(skip_words(summary))))
-        print_list(console, "Notices", _notice_lines(summary))
+        notices = [visible(notice) for notice in summary.notices if notice not in summary.joined]
+        if len(notices) > _NOTICES:
+            notices[_NOTICES:] = [f"… and {len(notices) - _NOTICES:,} more notices"]
+        print_list(console, "Notices", notices)
         first, browse = (worst[0].finding if worst else None), len(causes) > _CAUSES
-        steps = next_steps(first, gathered.curable, summary, browse=browse, least=least)
+        steps = next_steps(first, curable, summary, browse=browse, least=least)
         print_commands(console, "Next", [f"{step.command}   {step.says}" for step in steps])
         console.print()
         judged = verdict(summary, see_notes="" if least is Severity.NOTE else ": see --notes")
@@ -99,7 +94,25 @@ def _header(summary: Summary) -> Iterator[Text]:
     if len(summary.files) > _FILES:
         files += f" and {many(len(summary.files) - _FILES, 'more file')}"
     yield Text("tito-audit ", style="bold").append(visible(files))
-    yield from _read_as_lines(summary)
+    # `read as nemo_gym: responses_create_params, response.output (12 rows)`; similar files share a line.
+    alike: dict[tuple[tuple[str, tuple[str, ...]], ...], list[str]] = {}
+    for file, formats in summary.taken.items():
+        alike.setdefault(tuple((name, taken.told_by) for name, taken in formats.items()), []).append(file)
+    # First what a reader should check: files read as several formats, or by plain column names.
+    doubtful = sorted(alike.items(), key=lambda item: (len(item[0]) == 1, all(n != "generic" for n, _ in item[0])))
+    for kinds, logs in doubtful[:_TAKEN]:
+        line = Text()
+        if len(alike) > 1:
+            line.append(visible(logs[0]) + (f" and {len(logs) - 1:,} more" if len(logs) > 1 else "") + " ")
+        line.append("read as ")
+        for index, (name, keys) in enumerate(kinds):
+            line.append("; " if index else "").append(name, style="bold")
+            named = ", ".join(keys[:_KEYS]) + (f" and {len(keys) - _KEYS} more" if len(keys) > _KEYS else "")
+            line.append(visible(f": {named}" if named else ""))
+            line.append(f" ({many(sum(summary.taken[log][name].rows for log in logs), 'row')})")
+        yield line
+    if len(alike) > _TAKEN:
+        yield Text(f"and {len(alike) - _TAKEN:,} more kinds of files; tito-audit inspect FILE explains each")
     for sentence in summary.joined:
         yield Text(visible(sentence))
     parts = [many(summary.rollouts, "rollout")]
@@ -119,28 +132,6 @@ def _header(summary: Summary) -> Iterator[Text]:
         pace += f", {summary.tokens / summary.seconds:,.0f} tokens/s"
     encoder = f" · encoder {summary.encoder}" if summary.encoder not in (None, "tokenizers") else ""
     yield Text(visible(f"tokenizer {summary.tokenizer_words or 'none'}{encoder} · {pace}"))
-
-
-def _read_as_lines(summary: Summary) -> Iterator[Text]:
-    """`read as nemo_gym: responses_create_params, response.output (12 rows)`; similar files share a line."""
-    alike: dict[tuple[tuple[str, tuple[str, ...]], ...], list[str]] = {}
-    for file, formats in summary.taken.items():
-        alike.setdefault(tuple((name, taken.told_by) for name, taken in formats.items()), []).append(file)
-    # First what a reader should check: files read as several formats, or by plain column names.
-    doubtful = sorted(alike.items(), key=lambda item: (len(item[0]) == 1, all(n != "generic" for n, _ in item[0])))
-    for kinds, files in doubtful[:_TAKEN]:
-        line = Text()
-        if len(alike) > 1:
-            line.append(visible(files[0]) + (f" and {len(files) - 1:,} more" if len(files) > 1 else "") + " ")
-        line.append("read as ")
-        for index, (name, keys) in enumerate(kinds):
-            line.append("; " if index else "").append(name, style="bold")
-            named = ", ".join(keys[:_KEYS]) + (f" and {len(keys) - _KEYS} more" if len(keys) > _KEYS else "")
-            line.append(visible(f": {named}" if named else ""))
-            line.append(f" ({many(sum(summary.taken[file][name].rows for file in files), 'row')})")
-        yield line
-    if len(alike) > _TAKEN:
-        yield Text(f"and {len(alike) - _TAKEN:,} more kinds of files; tito-audit inspect FILE explains each")
 
 
 def _known_lines(summary: Summary, number: int) -> Iterator[Text]:
@@ -174,12 +165,12 @@ def _gate_lists(summary: Summary) -> Iterator[tuple[str, list[str]]]:
     gate = summary.gate
     if gate is None:
         return
-    fixed = []
-    for finding in gate.fixed[:_FIXED]:
-        times = f", {finding.times:,} times" if finding.times > 1 else ""
-        fixed.append(
-            f"{finding.code} {visible(finding.file)} row {finding.row}{times}: {visible(finding.message)}"
-        )
+    fixed = [
+        f"{each.code} {visible(each.file)} row {each.row}"
+        + (f", {each.times:,} times: " if each.times > 1 else ": ")
+        + visible(each.message)
+        for each in gate.fixed[:_FIXED]
+    ]
     if len(gate.fixed) > _FIXED:
         fixed.append(f"… and {len(gate.fixed) - _FIXED:,} more")
     yield "Fixed since the baseline", fixed
@@ -226,23 +217,6 @@ def _table(summary: Summary, options: ReportOptions, least: Severity) -> Table:
             Text(code, style=STYLES[worst]), what, *(f"{number:,}" for number in numbers[: len(columns)])
         )
     return table
-
-
-def _print_worst(console: Console, worst: list[WorstEntry]) -> None:
-    for entry in worst:
-        console.print()
-        for line in finding_lines(entry.finding, console):
-            console.print(line, soft_wrap=True)
-        if more := more_words(entry):
-            console.print(Text(f"  {visible(more)}", style="dim"), soft_wrap=True)
-
-
-def _notice_lines(summary: Summary) -> list[str]:
-    notices = [notice for notice in summary.notices if notice not in summary.joined]
-    lines = [visible(notice) for notice in notices[:_NOTICES]]
-    if len(notices) > _NOTICES:
-        lines.append(f"… and {len(notices) - _NOTICES:,} more notices")
-    return lines
 
 
 TEXT = Report("text", "a page for people: the causes, the worst findings, what to do next, the verdict", write)

@@ -18,7 +18,7 @@ from typing import Any
 
 from tito_audit.errors import SetupError
 from tito_audit.settings.options import FLAG_ONLY, KEYS, options_of
-from tito_audit.settings.values import JSON, TEXT, joined, words
+from tito_audit.settings.values import joined, words
 from tito_audit.unknown import did_you_mean, quoted
 
 _OWN_NAME = "tito-audit.toml"
@@ -30,7 +30,7 @@ PATHS = "paths"
 _PER_LOG = [name for name, key in KEYS.items() if key.per_log]
 _PATHS_TAKE = 'a pattern of files or a list of patterns, such as ["legacy/**", "*.parquet"]'
 _EXTEND_TAKES = 'the path of a file or a list of paths, such as "../base.toml"'
-_MEANINGLESS = r"(?:^|[^\\])(?:\[[^/]*\]|\{[^/]*,[^/]*\})|^!|\\[A-Za-z0-9]"
+MEANINGLESS = r"(?:^|[^\\])(?:\[[^/]*\]|\{[^/]*,[^/]*\})|^!|\\[A-Za-z0-9]"
 """Syntax of other tools' patterns that ours lack: sets, alternatives, exceptions, backslashes between folders.
 Taken literally, it would silently match nothing."""
 
@@ -206,7 +206,7 @@ def _overrides(path: Path, prefix: str, table: Mapping[str, Any]) -> Iterator[Fi
         if not paths:
             raise SetupError(f"{path}: {inside}.{PATHS} is an empty list.\nIt takes {_PATHS_TAKE}.")
         for text in paths:
-            if re.search(_MEANINGLESS, text) is not None:
+            if re.search(MEANINGLESS, text) is not None:
                 raise SetupError(
                     f"{path}: {inside}.{PATHS} has {words(text)}, which matches no log.\n"
                     "Patterns know only *, ? and **, with / between folders: list several patterns for several "
@@ -407,47 +407,3 @@ def toml_value(value: Any) -> str:
 def toml_key(name: str) -> str:
     """A key as TOML writes it."""
     return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else toml_value(name)
-
-
-def config_schema() -> dict[str, Any]:
-    """A JSON schema (draft 2020-12) of `tito-audit.toml` and of the table in `pyproject.toml`."""
-    keys = {}
-    for name, option in KEYS.items():
-        description = f"{option.help.replace(' Repeatable.', '')} Takes {option.kind.takes}."
-        default = {"default": option.default} if option.default is not None else {}
-        keys[name] = {"title": name, "description": description, **option.kind.schema, **default}
-    some = {name: {"$ref": f"#/properties/{name}"} for name, option in KEYS.items() if option.per_log}
-    pattern = {**TEXT, "not": {"pattern": _MEANINGLESS}}
-    paths = {
-        "title": PATHS,
-        "description": "Patterns of the logs that these settings are for, from this file's folder: * and ? match "
-        "within one name, ** through folders; one without a slash is the name of a file anywhere.",
-        "anyOf": [pattern, {"type": "array", "items": pattern, "minItems": 1}],
-    }
-    override = {
-        "type": "object",
-        "properties": {PATHS: paths, **some},
-        "required": [PATHS],
-        "additionalProperties": False,
-    }
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": "tito-audit.toml, and the table [tool.tito-audit] of pyproject.toml",
-        "type": "object",
-        "properties": {
-            EXTEND: {
-                "title": EXTEND,
-                "description": "Files whose settings apply where this one sets none.",
-                "anyOf": [TEXT, {"type": "array", "items": TEXT}],
-            },
-            **keys,
-            OVERRIDES: {
-                "title": OVERRIDES,
-                "description": "Settings for some of the logs; where several match a log, the last one wins.",
-                "type": "array",
-                "items": override,
-            },
-        },
-        "additionalProperties": False,
-        "$defs": {"json": JSON},
-    }

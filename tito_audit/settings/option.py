@@ -94,7 +94,6 @@ class Option:
 
     @property
     def flag(self) -> str:
-        """The long flag."""
         return f"--{self.flag_name or self.name.replace('_', '-')}"
 
     @property
@@ -106,17 +105,14 @@ class Option:
 
     @property
     def key(self) -> str:
-        """Its key in the configuration file."""
         return self.key_name or self.flag[2:]
 
     @property
     def kind(self) -> Kind:
-        """What its key takes."""
         assert self.key_takes is not None, f"{self.flag} has no key"
         return self.key_takes
 
     def help_for(self, command: str) -> str:
-        """Its help text for a command."""
         return self.helps.get(command, self.help)
 
     def read(self, value: Any) -> Any:

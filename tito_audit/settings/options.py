@@ -39,21 +39,7 @@ COMMANDS = (
 _AUDITS = ("scan", "repair", "show", "rescore", "view")
 _RENDERED = (*_AUDITS, "convert", "sft", "template", "serve")
 _JOINED = (*_AUDITS, "identify", "template")
-_EVERY = (
-    *(
-        "scan",
-        "repair",
-        "convert",
-        "show",
-        "sft",
-        "inspect",
-        "validate",
-        "identify",
-        "template",
-        "rescore",
-        "view",
-    ),
-)
+_EVERY = tuple(name for name in COMMANDS if name not in ("conformance", "serve"))
 _WRITERS = ("repair", "convert")
 
 _of_log = partial(flag, fills=Settings, per_log=True)
@@ -64,6 +50,12 @@ _of_one_repair = partial(flag, commands=("repair",), fills=RepairChoices, panel=
 _of_show = partial(flag, commands=("show",))
 _of_serve = partial(flag, commands=("serve",), flag_only=FlagOnly.PURPOSE)
 _place = partial(_of_show, panel="Place", metavar="N", takes=int, least=0, flag_only=FlagOnly.PLACE)
+_of_conformance = partial(flag, commands=("conformance",))
+_of_rescore = partial(flag, commands=("rescore",), flag_only=FlagOnly.PURPOSE)
+_of_identify = partial(flag, commands=("identify",), repeats=True)
+_report = partial(flag, "report", short="-r", panel="Reports", metavar="NAME[=FILE]", repeats=True)
+_shape = partial(flag, "shape", flag_name="output-format", short="-f", takes=("text", "json"), default="text")
+_printed = partial(flag, "output_format", short="-f", panel="Reports", metavar="NAME")
 _codes = partial(
     _of_log,
     commands=_AUDITS,
@@ -74,7 +66,6 @@ _codes = partial(
     codes=tuple,
     key_takes=values.CODES,
 )
-
 
 _SERVING = under(
     "Server",
@@ -113,66 +104,58 @@ _SERVING = under(
     ),
 )
 
-
 _RESCORING = under(
     "Model",
-    flag("provider", ("rescore",), metavar="KIND=WHERE", required=True, flag_only=FlagOnly.PURPOSE)(
+    _of_rescore("provider", metavar="KIND=WHERE", required=True)(
         "The model that scores: hf=PATH, vllm=URL, sglang=URL or trl=URL."
     ),
     flag("provider", ("repair",), metavar="KIND=WHERE", panel="Repairs", flag_only=FlagOnly.PURPOSE)(
         "The model that scores for --with rescore: hf=PATH, vllm=URL, sglang=URL or trl=URL."
     ),
-    flag("model", ("rescore",), metavar="NAME", flag_only=FlagOnly.PURPOSE)(
-        "The model to ask for where a server has several. [default: its first]"
-    ),
+    _of_rescore("model", metavar="NAME")("The model to ask for where a server has several. [default: its first]"),
     flag(
         "requests",
         ("rescore",),
-        panel="Running",
         flag_name="jobs",
+        panel="Running",
         short="-j",
+        default=8,
         metavar="N",
         takes=int,
         least=1,
-        default=8,
     )("How many requests to send at once."),
-    flag(
-        "tolerance", ("rescore",), metavar="NUMBER", takes=float, least=0, default=0.05, flag_only=FlagOnly.PURPOSE
-    )("The largest mean absolute logprob difference that counts as agreement."),
-    flag("prompts", ("rescore",), takes=bool, flag_only=FlagOnly.PURPOSE)(
+    _of_rescore("tolerance", metavar="NUMBER", takes=float, least=0, default=0.05)(
+        "The largest mean absolute logprob difference that counts as agreement."
+    ),
+    _of_rescore("prompts", takes=bool)(
         "Score nothing: send each prompt back as ids and as messages, and report where the server's is another."
     ),
-    flag("replay", ("rescore",), metavar="N", takes=int, least=0, default=8, flag_only=FlagOnly.PURPOSE)(
+    _of_rescore("replay", metavar="N", takes=int, least=0, default=8)(
         "With --prompts, how many tokens of each greedy answer to sample again."
     ),
-    flag("journal", ("rescore",), metavar="FILE", flag_only=FlagOnly.WRITTEN)(
+    _of_rescore("journal", metavar="FILE", flag_only=FlagOnly.WRITTEN)(
         "Keep every score in this file as soon as it is known. [default: OUT.scores, until OUT is written]"
     ),
-    flag("resume", ("rescore",), takes=bool, flag_only=FlagOnly.PURPOSE)(
-        "Reuse the scores that an earlier run kept."
-    ),
-    flag("out", ("rescore",), short="-o", metavar="OUT", panel="Output", flag_only=FlagOnly.WRITTEN)(
+    _of_rescore("resume", takes=bool)("Reuse the scores that an earlier run kept."),
+    _of_rescore("out", short="-o", metavar="OUT", panel="Output", flag_only=FlagOnly.WRITTEN)(
         "Write a copy of the log with missing logprobs filled; for several logs, a folder."
     ),
-    flag("unsafe", ("rescore",), takes=bool, panel="Output", flag_only=FlagOnly.SAFEGUARD)(
+    _of_rescore("unsafe", takes=bool, panel="Output", flag_only=FlagOnly.SAFEGUARD)(
         "With -o, replace logprobs that the log has; the old ones are kept in recorded_logprobs."
     ),
-    flag("force", ("rescore",), takes=bool, panel="Output", flag_only=FlagOnly.SAFEGUARD)(
-        "Replace existing files."
-    ),
+    _of_rescore("force", takes=bool, panel="Output", flag_only=FlagOnly.SAFEGUARD)("Replace existing files."),
     flag("worst", ("rescore",), panel="Reports", metavar="N", takes=int, least=0, default=10)(
         "How many findings to show with what they cost."
     ),
 )
 
-
 _IDENTIFYING = under(
     "Tokenizer and template",
-    flag("tokenizers", ("identify",), flag_name="tokenizer", short="-t", metavar="DIR|NAME", repeats=True)(
+    _of_identify("tokenizers", flag_name="tokenizer", short="-t", metavar="DIR|NAME")(
         "A tokenizer that may have written the log: a folder with tokenizer.json, or a Hugging Face name. "
         "Repeatable. [default: the configured one, those that the log names, and those in the hub cache]"
     ),
-    flag("chat_templates", ("identify",), flag_name="chat-template", metavar="FILE", repeats=True)(
+    _of_identify("chat_templates", flag_name="chat-template", metavar="FILE")(
         "A Jinja file that may be the chat template, in addition to the tokenizer's own. Repeatable."
     ),
     flag("write", ("identify",), short="-w", metavar="FILE", panel="Output", flag_only=FlagOnly.WRITTEN)(
@@ -180,17 +163,11 @@ _IDENTIFYING = under(
     ),
 )
 
-
-_TEMPLATES = under(
-    "Input",
-    flag("logs", ("template",), flag_name="log", metavar="LOG", repeats=True, flag_only=FlagOnly.READ)(
-        "A log whose first 64 rollouts are tried in addition to the built-in conversations. Repeatable."
-    ),
-)
-
-
 _OF_TEMPLATES = under(
     "Output",
+    flag(
+        "logs", ("template",), flag_name="log", metavar="LOG", panel="Input", repeats=True, flag_only=FlagOnly.READ
+    )("A log whose first 64 rollouts are tried in addition to the built-in conversations. Repeatable."),
     flag("training", ("template",), metavar="FILE", flag_only=FlagOnly.WRITTEN)(
         "Write a variant of the template that keeps history as it was sampled, if its edits can be proved."
     ),
@@ -210,33 +187,31 @@ _OF_TEMPLATES = under(
     flag("force", ("template",), takes=bool, flag_only=FlagOnly.SAFEGUARD)("Replace an existing file."),
 )
 
-
 _CONFORMANCE = (
     *under(
         "Tokenizer and template",
-        flag("tokenizers", ("conformance",), flag_name="tokenizer", short="-t", metavar="DIR|NAME", repeats=True)(
+        _of_conformance("tokenizers", flag_name="tokenizer", short="-t", metavar="DIR|NAME", repeats=True)(
             "A tokenizer with its template: a folder with tokenizer.json, or a Hugging Face name. Repeatable."
         ),
-        flag("chat_templates", ("conformance",), flag_name="chat-template", metavar="FILE|DIR", repeats=True)(
+        _of_conformance("chat_templates", flag_name="chat-template", metavar="FILE|DIR", repeats=True)(
             "A Jinja file, or a folder of them, tried with bytes and control tokens in place of a vocabulary. "
             "Repeatable."
         ),
-        flag("installed", ("conformance",), takes=bool, flag_only=FlagOnly.PURPOSE)(
+        _of_conformance("installed", takes=bool, flag_only=FlagOnly.PURPOSE)(
             "Try the templates that installed packages ship: TRL, vLLM, SGLang, axolotl, LLaMA-Factory."
         ),
     ),
     *under(
         "Output",
-        flag("out", ("conformance",), short="-o", metavar="DIR", flag_only=FlagOnly.WRITTEN)(
+        _of_conformance("out", short="-o", metavar="DIR", flag_only=FlagOnly.WRITTEN)(
             "A folder for index.html, drift.jsonl, drift.parquet and badge.svg."
         ),
-        flag("against", ("conformance",), metavar="OLD", flag_only=FlagOnly.READ)(
+        _of_conformance("against", metavar="OLD", flag_only=FlagOnly.READ)(
             "The drift.jsonl of an earlier run: exit 1 if a cell got worse."
         ),
-        flag("force", ("conformance",), takes=bool, flag_only=FlagOnly.SAFEGUARD)("Replace existing files."),
+        _of_conformance("force", takes=bool, flag_only=FlagOnly.SAFEGUARD)("Replace existing files."),
     ),
 )
-
 
 _WRITING = under(
     "Output",
@@ -294,7 +269,6 @@ _WRITING = under(
     _of_one_repair("padding", takes=Padding, unset="unchanged")("Where normalize puts padding."),
 )
 
-
 _SHOWING = under(
     "View",
     _place("row")("Row of the file, counted from 0; the same as LOG:ROW."),
@@ -318,7 +292,6 @@ _SHOWING = under(
     _of_show("no_pager", takes=bool, key_takes=values.FLAG)("Do not page long output through $PAGER or less."),
 )
 
-
 _VIEWING = under(
     "Output",
     flag("out", ("view",), short="-o", metavar="DIR", required=True, flag_only=FlagOnly.WRITTEN)(
@@ -329,39 +302,25 @@ _VIEWING = under(
     ),
 )
 
-
 _LOOKING_UP = under(
     "Reports",
     numbered(
         "rows", ("inspect",), "a number of rows", 1, short="-n", default=100, aliases=("--limit",), panel="Input"
     )("Rows to read."),
-    flag(
-        "shape",
-        ("inspect", "validate", "config", "identify", "template", "conformance", "show", "sft", "explain"),
-        flag_name="output-format",
-        short="-f",
-        takes=("text", "json"),
-        default="text",
-    )(
+    _shape(("inspect", "validate", "config", "identify", "template", "conformance", "show", "sft", "explain"))(
         "A page to read, or one JSON object with everything.",
         config="Lines to read, or one JSON object with everything.",
         show="A page to read, or one JSON object: every sequence and finding of the rollout.",
     ),
-    flag(
-        "shape",
-        ("list",),
-        flag_name="output-format",
-        short="-f",
-        takes=("text", "json", "markdown"),
-        default="text",
-    )("A table to read, one JSON object, or a Markdown table."),
+    _shape(("list",), takes=("text", "json", "markdown"))(
+        "A table to read, one JSON object, or a Markdown table."
+    ),
     flag("schema", ("config",), takes=bool)(
         "Print the JSON schema of the configuration file, for editors; or of what is named instead of a log: "
         "record, report, rescore, rescore-prompts or validate."
     ),
     flag("markdown", ("list",), takes=bool, hidden=True)("Print a Markdown table."),
 )
-
 
 _TEXT = under(
     "Tokenizer and template",
@@ -421,7 +380,7 @@ _TEXT = under(
     ),
     _of_log(
         "sampled_roles",
-        ("scan", "repair", "convert", "show", "sft", "identify", "template", "rescore", "view"),
+        (*_JOINED, "convert", "sft"),
         flag_name="sampled-role",
         metavar="ROLE",
         repeats=True,
@@ -461,7 +420,6 @@ _TEXT = under(
         "Repeatable. [default: only what a row proves]"
     ),
 )
-
 
 _LOG = under(
     "Input",
@@ -530,7 +488,6 @@ _LOG = under(
     ),
 )
 
-
 _RULES = under(
     "Rules",
     _codes("select", unset="all rules")("Rules to run, by code or prefix: TOK,TPL203. [default: all]"),
@@ -583,54 +540,26 @@ _RULES = under(
     ),
 )
 
-
 _RUNNING = under(
     "Running",
-    flag(
-        "report",
+    _report(("scan",), completes="reports", key_takes=values.REPORTS, key_after="jobs", unset="text")(
+        "A report, to stdout or a file; `list reports` names them. Repeatable."
+    ),
+    _report(("repair",), completes="repair_reports")(
+        "text or json, to stdout or a file. Repeatable. [default: text]"
+    ),
+    _report(("rescore",), completes="rescore_reports")(
+        "text, json or html, to stdout or a file. Repeatable. [default: text]"
+    ),
+    _printed(
         ("scan",),
-        short="-r",
-        panel="Reports",
-        metavar="NAME[=FILE]",
-        repeats=True,
-        completes="reports",
-        key_takes=values.REPORTS,
-        key_after="jobs",
-        unset="text",
-    )("A report, to stdout or a file; `list reports` names them. Repeatable."),
-    flag(
-        "report",
-        ("repair",),
-        short="-r",
-        panel="Reports",
-        metavar="NAME[=FILE]",
-        repeats=True,
-        completes="repair_reports",
-    )("text or json, to stdout or a file. Repeatable. [default: text]"),
-    flag(
-        "report",
-        ("rescore",),
-        short="-r",
-        panel="Reports",
-        metavar="NAME[=FILE]",
-        repeats=True,
-        completes="rescore_reports",
-    )("text, json or html, to stdout or a file. Repeatable. [default: text]"),
-    flag(
-        "output_format",
-        ("scan",),
-        short="-f",
-        panel="Reports",
-        metavar="NAME",
         completes="reports",
         key_takes=values.text("the name of a report"),
         key_after="report",
         unset="text",
     )("The report on stdout; everything else goes to stderr. [default: text]"),
-    flag("output_format", ("repair",), short="-f", panel="Reports", metavar="NAME", completes="repair_reports")(
-        "The report on stdout: text or json. [default: text]"
-    ),
-    flag("output_format", ("rescore",), short="-f", panel="Reports", metavar="NAME", completes="rescore_reports")(
+    _printed(("repair",), completes="repair_reports")("The report on stdout: text or json. [default: text]"),
+    _printed(("rescore",), completes="rescore_reports")(
         "The report on stdout: text, json or html. [default: text]"
     ),
     numbered(
@@ -735,21 +664,9 @@ _RUNNING = under(
     ),
 )
 
-
 OPTIONS: Final[tuple[Option, ...]] = (
-    *(
-        *_SERVING,
-        *_RESCORING,
-        *_IDENTIFYING,
-        *_TEMPLATES,
-        *_OF_TEMPLATES,
-        *_CONFORMANCE,
-        *_WRITING,
-        *_SHOWING,
-        *_VIEWING,
-        *_LOOKING_UP,
-    ),
-    *(*_TEXT, *_LOG, *_RULES, *_RUNNING),
+    *(*_SERVING, *_RESCORING, *_IDENTIFYING, *_OF_TEMPLATES, *_CONFORMANCE, *_WRITING, *_SHOWING),
+    *(*_VIEWING, *_LOOKING_UP, *_TEXT, *_LOG, *_RULES, *_RUNNING),
 )
 
 

@@ -134,7 +134,19 @@ def rates(texts: Sequence[str], flag: str) -> tuple[MaxRate, ...]:
     """Rates from comma-separated lists, one per code prefix."""
     by_prefix: dict[str, MaxRate] = {}
     for text in (part for entry in texts for part in entry.split(",") if part.strip()):
-        rate = _rate(text, flag)
+        # CODES=RATE or CODES=RATE%, either with /rollout
+        codes, equals, value = (part.strip() for part in text.partition("="))
+        if not equals or not codes or not value:
+            raise SetupError(f"{flag} {text}: not of the form CODES=RATE.\n{_HOW}")
+        number, slash, per = (part.strip() for part in value.partition("/"))
+        if slash and per not in ("token", "rollout"):
+            raise SetupError(f"{flag} {text}: a rate is per token or per rollout, not per {per!r}.\n{_HOW}")
+        limit = _number(number.removesuffix("%"))
+        if limit is None:
+            raise SetupError(f"{flag} {text}: {number!r} is not a number of 0 or more.\n{_HOW}")
+        limit = limit / 100 if number.endswith("%") else limit
+        prefix = "" if codes.upper() == "ALL" else codes.upper()
+        rate = MaxRate(prefix, limit, "rollout" if per == "rollout" else "token")
         if (other := by_prefix.setdefault(rate.prefix, rate)) is not rate:
             raise SetupError(
                 f"{flag} {text}: {rate.prefix or 'ALL'} already has a rate, {other}.\n"
@@ -192,22 +204,6 @@ def json_or_text(text: str) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError):
         return text
-
-
-def _rate(text: str, flag: str) -> MaxRate:
-    """One rate, from CODES=RATE or CODES=RATE%, either with /rollout."""
-    codes, equals, rate = (part.strip() for part in text.partition("="))
-    if not equals or not codes or not rate:
-        raise SetupError(f"{flag} {text}: not of the form CODES=RATE.\n{_HOW}")
-    number, slash, per = (part.strip() for part in rate.partition("/"))
-    if slash and per not in ("token", "rollout"):
-        raise SetupError(f"{flag} {text}: a rate is per token or per rollout, not per {per!r}.\n{_HOW}")
-    limit = _number(number.removesuffix("%"))
-    if limit is None:
-        raise SetupError(f"{flag} {text}: {number!r} is not a number of 0 or more.\n{_HOW}")
-    limit = limit / 100 if number.endswith("%") else limit
-    prefix = "" if codes.upper() == "ALL" else codes.upper()
-    return MaxRate(prefix, limit, "rollout" if per == "rollout" else "token")
 
 
 def _number(text: str) -> float | None:

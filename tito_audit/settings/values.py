@@ -18,15 +18,6 @@ from tito_audit.settings.readers import MOMENT, json_or_text, moment, required_s
 LARGEST = 2**63 - 1
 """The largest whole number that a setting takes."""
 TEXT = {"type": "string", "minLength": 1}
-JSON = {
-    "description": "A value that JSON can hold.",
-    "anyOf": [
-        {"type": ["string", "number", "boolean"]},
-        {"type": "array", "items": {"$ref": "#/$defs/json"}},
-        {"type": "object", "additionalProperties": {"$ref": "#/$defs/json"}},
-    ],
-}
-"""The definition that other schemas refer to."""
 _ONE_OR_SEVERAL = {"anyOf": [TEXT, {"type": "array", "items": TEXT}]}
 _RATE = r"[0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]{1,2})?%?(?:/(?:token|rollout))?"
 _LIMIT = rf"^[A-Za-z]+[0-9]*={_RATE}$"
@@ -77,10 +68,15 @@ def words(value: Any) -> str:
     return f"the number {value}" if isinstance(value, int | float) else f"a {type(value).__name__}"
 
 
-def _text(value: Any, folder: Path) -> str:
-    if not isinstance(value, str) or not value:
+def _right(value: Any, is_right: bool) -> Any:
+    if not is_right:
         raise ValueError
     return value
+
+
+def _text(value: Any, folder: Path) -> str:
+    text: str = _right(value, isinstance(value, str) and bool(value))
+    return text
 
 
 def _path(value: Any, folder: Path) -> str:
@@ -109,13 +105,6 @@ def _near_or_none(value: str, folder: Path) -> str:
     """The path relative to a folder, written so that it cannot be mistaken for the word for no tools."""
     near = value if value == NO_TOOLS else _near(value, folder)
     return f"./{near}" if near == NO_TOOLS != value else near
-
-
-def _moment(value: Any, folder: Path) -> str:
-    text = _text(value, folder)
-    if text != RECORDED and moment(text) is None:
-        raise ValueError
-    return text
 
 
 def _texts(value: Any, folder: Path) -> list[str]:
@@ -156,12 +145,6 @@ def _is_number(value: Any) -> bool:
     return (type(value) is int and abs(value) <= LARGEST) or (type(value) is float and math.isfinite(value))
 
 
-def _flag(value: Any, folder: Path) -> bool:
-    if not isinstance(value, bool):
-        raise ValueError
-    return value
-
-
 def _pairs(value: Any, folder: Path) -> list[str]:
     """`ours = "theirs"` as `--map` takes it."""
     if not isinstance(value, dict) or not all(isinstance(theirs, str) and theirs for theirs in value.values()):
@@ -184,12 +167,6 @@ def _arguments(value: Any, folder: Path) -> list[str]:
         raise ValueError("one of its values is a date or not a finite number, which JSON cannot hold") from None
 
 
-def _sentinel(value: Any, folder: Path) -> str:
-    if value != "null" and not _is_number(value):
-        raise ValueError
-    return value if isinstance(value, str) else repr(value)
-
-
 def _by_code(pattern: str, right: Callable[[Any], bool]) -> Callable[[Any, Path], list[str]]:
     """A reader of tables such as `TOK = 0.001`, and of texts such as `TOK=0.001` that match a pattern."""
 
@@ -206,14 +183,6 @@ def _by_code(pattern: str, right: Callable[[Any], bool]) -> Callable[[Any, Path]
         ]
 
     return read
-
-
-def _is_rate(rate: Any) -> bool:
-    return _fits(_RATE, rate) if isinstance(rate, str) else _is_number(rate) and rate >= 0
-
-
-def _is_required(share: Any) -> bool:
-    return _fits(_REQUIRED, share) if isinstance(share, str) else _is_number(share) and 0 < share <= 1
 
 
 def _fits(pattern: str, text: str) -> bool:
@@ -303,19 +272,17 @@ def seconds(takes: str) -> Kind:
 
 def one_of(*choices: str) -> Kind:
     """One of the given words."""
-
-    def read(value: Any, folder: Path) -> str:
-        if value not in choices or not isinstance(value, str):
-            raise ValueError
-        return value
-
-    return Kind(f"one of {', '.join(choices)}", {"enum": list(choices)}, read)
+    return Kind(
+        f"one of {', '.join(choices)}",
+        {"enum": list(choices)},
+        lambda value, _: _right(value, isinstance(value, str) and value in choices),
+    )
 
 
 CLOCK = Kind(
     'a date, such as "2024-07-26", or with a time "2024-07-26T14:30", or "recorded" for the date of each prompt',
     {"type": "string", "pattern": f"^(?:{MOMENT}|{RECORDED})$"},
-    _moment,
+    lambda value, folder: _right(_text(value, folder), value == RECORDED or moment(value) is not None),
 )
 TOOLS = Kind(
     'the path of a file, or "none"',
@@ -330,7 +297,7 @@ ARGUMENTS = Kind(
     lambda pairs, folder: {name: json_or_text(value) for name, value in _table(pairs, folder).items()},
 )
 CODES = texts('a list of codes or prefixes, such as ["TOK", "TPL203"]')
-FLAG = Kind("true or false", {"type": "boolean"}, _flag)
+FLAG = Kind("true or false", {"type": "boolean"}, lambda value, _: _right(value, isinstance(value, bool)))
 SHARE = Kind(
     'a number above 0 and at most 1, or a text such as "5%"',
     {
@@ -344,20 +311,23 @@ SHARE = Kind(
 SENTINEL = Kind(
     'a number, or "null"',
     {"anyOf": [{"type": "number"}, {"const": "null"}]},
-    _sentinel,
+    lambda value, _: value if value == "null" else repr(_right(value, _is_number(value))),
     lambda value, _: json_or_text(value) if value != "null" else value,
 )
 REQUIREMENTS = Kind(
     'a list of codes or prefixes, such as ["LPR", "SEQ=95%"], or a table such as {LPR = 1, SEQ = "95%"}',
     _by_code_schema({"exclusiveMinimum": 0, "maximum": 1}, _REQUIRED, _REQUIREMENT),
-    _by_code(_REQUIREMENT, _is_required),
+    _by_code(
+        _REQUIREMENT,
+        lambda share: _fits(_REQUIRED, share) if isinstance(share, str) else _is_number(share) and 0 < share <= 1,
+    ),
     _split,
 )
 REQUIRED_SHARE = Kind(SHARE.takes, SHARE.schema, _required_share)
 RATES = Kind(
     'a table of codes and rates, such as {TOK = 0.001, SEQ = "0.1/rollout"}, or a list such as ["TOK=0.1%"]',
     _by_code_schema({"minimum": 0}, _RATE, _LIMIT),
-    _by_code(_LIMIT, _is_rate),
+    _by_code(_LIMIT, lambda rate: _fits(_RATE, rate) if isinstance(rate, str) else _is_number(rate) and rate >= 0),
     _shown_rates,
 )
 REPORTS = Kind(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 from tito_audit.errors import SetupError, TitoAuditError
@@ -27,9 +26,6 @@ if TYPE_CHECKING:
     import pyarrow
 
     from tito_audit.reports import NotebookPage
-
-
-# What a repair offers besides iterating: a line about it, and a notebook's display.
 
 
 class ShownRepairs:
@@ -67,15 +63,6 @@ class ShownRepairs:
 _NOT_KEPT = "The findings were not kept: findings_table() reads the log again."
 
 
-@dataclass(frozen=True, slots=True)
-class _Kept:
-    """All that one run found."""
-
-    findings: FindingsBuilder
-    page: NotebookPage
-    summary: Summary
-
-
 class Shown:
     """Results that can be displayed, tabled and counted, before, after or without being iterated.
 
@@ -83,7 +70,7 @@ class Shown:
     audit, from the start if it was iterated before, and keeps them as Arrow columns: later calls cost nothing.
     """
 
-    _kept: _Kept | None = None
+    _kept: tuple[FindingsBuilder, NotebookPage, Summary] | None = None
 
     @abstractmethod
     def __iter__(self) -> Iterator[Result]:
@@ -104,7 +91,7 @@ class Shown:
 
         Runs the audit unless it was iterated.
         """
-        return verdict_word(self._counted() or self._run().summary)
+        return verdict_word(self._counted() or self._run()[2])
 
     def _refusal(self) -> str:
         """Why displaying may not start a run: what the run would write; empty if it writes nothing."""
@@ -115,7 +102,7 @@ class Shown:
 
         Runs the audit unless its findings are kept already. Raises what iterating raises.
         """
-        return self._run().findings.table()
+        return self._run()[0].table()
 
     def to_pandas(self) -> pandas.DataFrame:
         """The findings table as a pandas frame; SetupError without pandas."""
@@ -134,10 +121,10 @@ class Shown:
 
     def metrics(self) -> dict[str, float]:
         """The counts by name, all floats, as trackers log them; runs the audit unless it was iterated."""
-        return (self._counted() or self._run().summary).metrics()
+        return (self._counted() or self._run()[2]).metrics()
 
     def __repr__(self) -> str:
-        summary = self._counted() or (None if self._kept is None else self._kept.summary)
+        summary = self._counted() or (None if self._kept is None else self._kept[2])
         words = "not run yet; print it or call run()" if summary is None else verdict_line(summary)
         return f"<{type(self).__name__}: {words}>"
 
@@ -145,7 +132,8 @@ class Shown:
         """The verdict with its causes, the worst findings and the notices. Runs the audit if needed."""
         summary = self._counted()
         if self._kept is not None:
-            return "\n".join([*verdict_lines(self._kept.summary), *self._kept.page.lines(self._kept.summary)])
+            _, page, kept_summary = self._kept
+            return "\n".join([*verdict_lines(kept_summary), *page.lines(kept_summary)])
         if summary is not None:
             return "\n".join([*verdict_lines(summary), *notebook_page(_titles).lines(summary), "", _NOT_KEPT])
         return repr(self) if self._refusal() else str(self.run())
@@ -158,18 +146,18 @@ class Shown:
         if self._kept is None and summary is not None:
             return notebook_page(_titles).html(summary, _NOT_KEPT)
         try:
-            run = self._run()
+            _, page, summary = self._run()
         except TitoAuditError as error:
             return notebook_error(f"{type(self).__name__}: not run", str(error))
-        return run.page.html(run.summary)
+        return page.html(summary)
 
     def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
         """The same with the line of `repr`, which notebooks would ask for before it ran."""
         html = self._repr_html_()
         return {"text/html": html, "text/plain": repr(self)}
 
-    def _run(self) -> _Kept:
-        """The kept run; run now if there is none."""
+    def _run(self) -> tuple[FindingsBuilder, NotebookPage, Summary]:
+        """All that one run found; run now if nothing is kept."""
         if self._kept is None:
             findings, page = FindingsBuilder(), notebook_page(_titles)
             for result in self:
@@ -177,12 +165,11 @@ class Shown:
                 page.add(result.findings)
             summary = self._counted()
             assert summary is not None, "the run came to its end"
-            self._kept = _Kept(findings, page, summary)
+            self._kept = findings, page, summary
         return self._kept
 
 
 def _titles() -> dict[str, str]:
-    """What each rule finds, by code."""
     return {rule.code: rule.title for rule in all_rules()}
 
 

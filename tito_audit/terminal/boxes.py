@@ -11,9 +11,9 @@ If both sides are the same text, tokens that begin and end together are aligned.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import accumulate, takewhile
+from itertools import accumulate, pairwise, takewhile
 
 from rich.cells import cell_len
 from rich.text import Text
@@ -43,7 +43,6 @@ class Cell:
 
     @property
     def width(self) -> int:
-        """Terminal columns it takes, without the border."""
         return max(cell_len(self.piece), cell_len(self.token_id))
 
 
@@ -89,9 +88,13 @@ def boxes(hit: Hit, width: int, encoding: str = "utf-8") -> Iterator[Text]:
             after = _common(top[before:][::-1], bottom[before:][::-1])
             edges = [(i, i) for i in range(1, before + 1)]
             edges += [(len(top) - i, len(bottom) - i) for i in range(after, -1, -1)]
-        blocks = _elided(_cut(top, bottom, edges), encoding)
+        ends = ((*start, *end) for start, end in pairwise([(0, 0), *edges]) if start != end)
+        blocks = _elided([_Block(top[i:end], bottom[j:other]) for i, j, end, other in ends], encoding)
         if all(block.width < room for block in blocks):
-            yield from _aligned(blocks, labels, room)
+            for line in _lines(blocks, room):
+                styled = [(block, block.width, "" if block.same else f"not dim {DIFFERS}") for block in line]
+                yield from _drawn(labels[0], [(block.recorded, size, style) for block, size, style in styled])
+                yield from _drawn(labels[1], [(block.canonical, size, style) for block, size, style in styled])
             return
     for label, cells in zip(labels, (top, bottom), strict=True):
         if cells:
@@ -129,16 +132,6 @@ def _common(top: tuple[Cell, ...], bottom: tuple[Cell, ...]) -> int:
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(top, bottom, strict=False)))
 
 
-def _cut(top: tuple[Cell, ...], bottom: tuple[Cell, ...], edges: Iterable[tuple[int, int]]) -> list[_Block]:
-    blocks = []
-    at, also = 0, 0
-    for end, other in edges:
-        if end > at or other > also:
-            blocks.append(_Block(top[at:end], bottom[also:other]))
-        at, also = end, other
-    return blocks
-
-
 def _elided(blocks: list[_Block], encoding: str) -> list[_Block]:
     """The blocks, with the middle of long ones and of a long sequence of blocks left out."""
     short = [_Block(_short(block.recorded, encoding), _short(block.canonical, encoding)) for block in blocks]
@@ -163,13 +156,6 @@ def _left_out(number: int, encoding: str) -> tuple[Cell, ...]:
 
 def _width(cells: tuple[Cell, ...]) -> int:
     return sum(cell.width for cell in cells) + max(len(cells) - 1, 0)
-
-
-def _aligned(blocks: list[_Block], labels: tuple[str, str], room: int) -> Iterator[Text]:
-    for line in _lines(blocks, room):
-        styled = [(block, block.width, "" if block.same else f"not dim {DIFFERS}") for block in line]
-        yield from _drawn(labels[0], [(block.recorded, width, style) for block, width, style in styled])
-        yield from _drawn(labels[1], [(block.canonical, width, style) for block, width, style in styled])
 
 
 def _lines(blocks: list[_Block], room: int) -> Iterator[list[_Block]]:

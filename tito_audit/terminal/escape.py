@@ -11,7 +11,7 @@ import json
 import re
 import unicodedata
 
-_SHOWN = {"\n": "⏎", "\t": "⇥", "\x7f": "␡"}
+_SHOWN = {code: chr(0x2400 + code) for code in range(0x20)} | {ord("\n"): "⏎", ord("\t"): "⇥", 0x7F: "␡"}
 # Letters that print as nothing: the combining grapheme joiner, Korean and Khmer fillers.
 _BLANKS = re.compile("[\u034f\u115f\u1160\u17b4\u17b5\u3164\uffa0]")
 # DEL, C1 controls, bidi and zero-width characters, line separators, tags: legal in JSON, but unwanted in a
@@ -35,7 +35,7 @@ def visible(text: str, *, edges: bool = False) -> str:
     and an empty token `∅`.
     """
     if not text.isprintable():
-        text = "".join(char if char.isprintable() else _mark(char) for char in text)
+        text = "".join(char if char.isprintable() else _code(char) for char in text.translate(_SHOWN))
     if not text.isascii():
         text = _BLANKS.sub(lambda match: _code(match[0]), text)
         text = _FLOOD.sub(lambda match: "".join(map(_code, match[0])), text)
@@ -64,12 +64,6 @@ def escaped_json(text: str) -> str:
     if text.isascii() and "\x7f" not in text:
         return text
     return _UNSAFE_IN_JSON.sub(lambda match: json.dumps(match[0])[1:-1].replace("\x7f", "\\u007f"), text)
-
-
-def _mark(char: str) -> str:
-    if char in _SHOWN:
-        return _SHOWN[char]
-    return chr(0x2400 + ord(char)) if ord(char) < 0x20 else _code(char)
 
 
 def _code(char: str) -> str:

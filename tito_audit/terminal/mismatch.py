@@ -30,30 +30,23 @@ def cause_words(mismatch: RowMismatch | Mismatch) -> Iterator[str]:
 
 def estimate_words(mismatch: RowMismatch | Mismatch, cause: str) -> str:
     """What is known of a cause: `the sampler's is 0.70 (0.66 to 0.74) times the trainer's; the log says …`."""
-    return "; ".join(filter(None, (_estimate(mismatch, cause), _note(mismatch, cause))))
-
-
-def _note(mismatch: RowMismatch | Mismatch, cause: str) -> str:
-    """What else the log says on a cause; of a log, what most of its rollouts have."""
+    note = ""
     if isinstance(mismatch, RowMismatch):
-        return dict(mismatch.notes).get(cause, "")
-    counts = mismatch.notes.get(cause)
-    if not counts:
-        return ""
-    words, times = min(counts.items(), key=lambda item: (-item[1], item[0]))
-    return words if len(counts) == 1 else f"{words}, in {times:,} of {many(counts.total(), 'rollout')}"
-
-
-def _estimate(mismatch: RowMismatch | Mismatch, cause: str) -> str:
+        note = dict(mismatch.notes).get(cause, "")
+    elif counts := mismatch.notes.get(cause):  # of a log: what most of its rollouts have
+        note, times = min(counts.items(), key=lambda item: (-item[1], item[0]))
+        note += f", in {times:,} of {many(counts.total(), 'rollout')}" if len(counts) > 1 else ""
+    estimate = ""
     if cause == MismatchCause.TEMPERATURE and mismatch.temperature is not None:
-        return f"the sampler's is {_interval(mismatch.temperature)} times the trainer's"
-    if cause == MismatchCause.TRUNCATED and mismatch.mass is not None:
-        return f"top-p {_interval(mismatch.mass)}"
-    if cause == MismatchCause.TRUNCATED:
+        estimate = f"the sampler's is {_interval(mismatch.temperature)} times the trainer's"
+    elif cause == MismatchCause.TRUNCATED and mismatch.mass is not None:
+        estimate = f"top-p {_interval(mismatch.mass)}"
+    elif cause == MismatchCause.TRUNCATED:
         kinds = mismatch.truncations if isinstance(mismatch, Mismatch) else {mismatch.truncation: 1}
         kind = max(kinds, key=lambda kind: kinds[kind], default="")
-        return {"top-k": "as top-k does", "min-p": "as min-p does, or several limits"}.get(kind, "")
-    return ""
+        ways = {"top-k": "as top-k does", "min-p": "as min-p does, or several limits"}
+        estimate = ways.get(kind, "")
+    return "; ".join(filter(None, (estimate, note)))
 
 
 def _interval(interval: Interval) -> str:

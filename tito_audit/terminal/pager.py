@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 from typing import TextIO
@@ -28,12 +28,17 @@ def show_page(lines: Iterable[str], out: TextIO, *, paged: bool = True) -> None:
     if command is None:
         out.writelines(lines)
         return
-    rest = iter(lines)
-    first, fits = _screenful(rest)
-    if fits:
-        out.writelines(first)
-    else:
-        _through(command, chain(first, rest), out)
+    from rich.text import Text
+
+    columns, height = shutil.get_terminal_size()
+    rest, first, used = iter(lines), list[str](), 0
+    for line in rest:
+        first.append(line)
+        used += max(-(-Text.from_ansi(line).cell_len // columns), 1)
+        if used >= height:  # with the shell prompt they do not fit the screen
+            _through(command, chain(first, rest), out)
+            return
+    out.writelines(first)
 
 
 def pager_command() -> list[str] | None:
@@ -54,21 +59,6 @@ def pager_command() -> list[str] | None:
     return [*words, "-R"] if Path(words[0]).name == "less" else words
 
 
-def _screenful(lines: Iterator[str]) -> tuple[list[str], bool]:
-    """The lines, and whether they and the shell prompt fit the screen; stops reading once they do not."""
-    from rich.text import Text
-
-    columns, height = shutil.get_terminal_size()
-    first: list[str] = []
-    used = 0
-    for line in lines:
-        first.append(line)
-        used += max(-(-Text.from_ansi(line).cell_len // columns), 1)
-        if used >= height:
-            return first, False
-    return first, True
-
-
 def _through(command: list[str], lines: Iterator[str], out: TextIO) -> None:
     encoding = out.encoding or "utf-8"
     environment = {"LESS": "FRX", "LV": "-c", **os.environ}
@@ -81,27 +71,18 @@ def _through(command: list[str], lines: Iterator[str], out: TextIO) -> None:
         out.writelines(lines)
         return
     written: list[str] = []
-    with _keyboard_to_the_pager():
-        assert pager.stdin is not None
-        try:
-            for line in lines:
-                written.append(line)
-                pager.stdin.write(line.encode(encoding, FALLBACK))
-        except BrokenPipeError:
-            pass  # the user quit the pager
-        finally:
-            with suppress(BrokenPipeError):
-                pager.stdin.close()
-            ended = pager.wait()
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the pager's while it runs
+    assert pager.stdin is not None
+    try:
+        for line in lines:
+            written.append(line)
+            pager.stdin.write(line.encode(encoding, FALLBACK))
+    except BrokenPipeError:
+        pass  # the user quit the pager
+    finally:
+        with suppress(BrokenPipeError):
+            pager.stdin.close()
+        ended = pager.wait()
+        signal.signal(signal.SIGINT, before)
     if ended in _NOT_FOUND:
         out.writelines(chain(written, lines))
-
-
-@contextmanager
-def _keyboard_to_the_pager() -> Iterator[None]:
-    """Leave Ctrl-C to the pager while it runs."""
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)

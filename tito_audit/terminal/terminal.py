@@ -116,21 +116,14 @@ class ProgressLine:
         if self._pace.phase != self._phase:
             self._begin()
         here, phase = self._pace.moment(now), [self._phase] if self._phase else []
-        clock = _clock(now - self._started)
+        minutes, seconds = divmod(int(now - self._started), 60)
+        hours, minutes = divmod(minutes, 60)
+        clock = f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
         if not here.rows:
             return [clock, *(phase or ["loading"])], 0.0
         if not (here.done or self._pace.total):
             return [clock, f"{here.rows:,} rows read, to join calls"], 0.0
-        self._note(here)
-        parts = [clock, *([f"{here.share:.0%}"] if here.share else []), *phase]
-        if 0 < here.share < 1 and self._speed > 0 and self._first and now - self._first.time > _EARLY:
-            parts.append(f"about {_duration((1 - here.share) / self._speed)} left")
-        parts.append(f"{here.rows:,} rows")
-        parts += _rates(self._lately[0], here)
-        return parts, here.share
-
-    def _note(self, here: Moment) -> None:
-        """Measure speed up to now."""
+        # The speed up to now.
         last = self._lately[-1] if self._lately else here
         self._first = self._first or here
         self._lately.append(here)
@@ -142,6 +135,16 @@ class ProgressLine:
             elapsed = here.time - self._first.time
             over = max(min(elapsed, max(elapsed / 3, _LATELY), _STEADY), passed)
             self._speed += passed / over * ((here.share - last.share) / passed - self._speed)
+        parts = [clock, *([f"{here.share:.0%}"] if here.share else []), *phase]
+        if 0 < here.share < 1 and self._speed > 0 and self._first and now - self._first.time > _EARLY:
+            # `40 s`, `3 min`, `2 h 10 min`: as exact as an estimate is.
+            rest = (1 - here.share) / self._speed
+            minutes = round(rest / 60)
+            left = f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60 // 10 * 10} min"
+            parts.append(f"about {left if rest >= 90 else f'{max(round(rest / 5) * 5, 5)} s'} left")
+        parts.append(f"{here.rows:,} rows")
+        parts += _rates(self._lately[0], here)
+        return parts, here.share
 
 
 def compute_first(results: Generator[_Item, None, None]) -> Generator[_Item, None, None]:
@@ -232,18 +235,3 @@ def _rates(then: Moment, now: Moment) -> Iterator[str]:
             yield f"{number / 1e6:,.1f}M {unit}" if number >= 1e6 else f"{number / 1e3:.0f}k {unit}"
         else:
             yield f"{number:,.0f} {unit}" if number >= 100 else f"{number:,.1f} {unit}"
-
-
-def _duration(seconds: float) -> str:
-    """`40 s`, `3 min`, `2 h 10 min`: as exact as an estimate is."""
-    if seconds < 90:
-        return f"{max(round(seconds / 5) * 5, 5)} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60 // 10 * 10} min"
-
-
-def _clock(seconds: float) -> str:
-    """`1:05`, `2:00:00`."""
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

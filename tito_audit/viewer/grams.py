@@ -44,7 +44,6 @@ class Grams:
             self._present[slots] = True
 
     def end_block(self) -> None:
-        """Begin another block."""
         self._file.write(np.packbits(self._present).tobytes())
         self._present[:] = False
         self._blocks += 1

@@ -17,7 +17,6 @@ from tito_audit.evidence.model import Evidence
 from tito_audit.evidence.roles import UNKNOWN, Roles
 from tito_audit.record.arrays import Logprobs, Mask, Offsets
 from tito_audit.record.finding import Finding, Where
-from tito_audit.record.rollout import Turn
 from tito_audit.record.runs import trained_runs
 from tito_audit.record.speakers import ASSISTANT
 from tito_audit.viewer.model import LOGPROB_EDGES, POSITION_EDGES, STATES, TURNS, Counts, Measures
@@ -50,37 +49,39 @@ def measure(evidence: Evidence, findings: Sequence[Finding]) -> Measures:
     training row, generated tokens count as trained and nothing else is counted. If neither mask nor messages say
     what was sampled, nothing is counted.
     """
-    spans = _of_calls(evidence.rollout.turns) if evidence.rollout.turns else _of_row(evidence)
+    spans = _of_row(evidence)
+    if turns := evidence.rollout.turns:  # one span each; empty for completions that the log does not hold
+        spans = _Spans(
+            list(range(len(turns))),
+            [0 if turn.prompt_ids is None else len(turn.prompt_ids) for turn in turns],
+            [0 if turn.completion_ids is None else len(turn.completion_ids) for turn in turns],
+            [None if turn.completion_ids is None else turn.completion_logprobs for turn in turns],
+        )
     # By role: how many tokens of the training row are trained and how many are not.
-    generated = spans.total
     row, columns = evidence.rollout.training_row, evidence.row
+    trained = None if row is None else row.loss_mask
+    out = Measures()
     if row is None:
-        roles = {ASSISTANT: (generated, 0)} if generated else {}
+        out.roles = {ASSISTANT: (spans.total, 0)} if spans.total else {}
+    elif columns is None:
+        if trained is not None and len(trained):
+            count = int(np.count_nonzero(trained))
+            out.roles = {UNKNOWN: (count, len(trained) - count)}
     else:
-        trained = row.loss_mask
-        if columns is None:
-            if trained is None or not len(trained):
-                roles = {}
-            else:
-                count = int(np.count_nonzero(trained))
-                roles = {UNKNOWN: (count, len(trained) - count)}
+        trained = columns.sampled if trained is None else trained
+        if isinstance(columns.roles, Roles):
+            out.roles = columns.roles.token_counts(trained)
         else:
-            if trained is None:
-                trained = columns.sampled
-            if isinstance(columns.roles, Roles):
-                roles = columns.roles.token_counts(trained)
-            else:
-                every, those = Counter(columns.roles), Counter(compress(columns.roles, trained.tolist()))
-                roles = {role: (those[role], count - those[role]) for role, count in every.items()}
-    out = Measures(roles=roles)
+            every, those = Counter(columns.roles), Counter(compress(columns.roles, trained.tolist()))
+            out.roles = {role: (those[role], count - those[role]) for role, count in every.items()}
     if not spans.total:
         return out
     bins = spans.logprob_bins()
-    turns = [0] * TURNS
     for turn, length in zip(spans.turns, spans.lengths, strict=True):
-        turns[min(turn, TURNS - 1)] += length
-    out.by_turn[:, 0] = turns
-    out.by_position[:, 0] = spans.positions()
+        out.by_turn[min(turn, TURNS - 1), 0] += length
+    first = np.array(spans.starts, np.int64)[:, None]
+    last = first + np.array(spans.lengths, np.int64)[:, None]
+    out.by_position[:, 0] = np.diff(_POSITION_CUTS.clip(first, last), axis=1).sum(axis=0)
     if bins is None:
         out.without_logprob[0] = spans.total
     else:
@@ -123,23 +124,6 @@ class _Spans:
         ]
         values = parts[0] if len(parts) == 1 else np.concatenate(parts)
         return _LOGPROBS.searchsorted(values, side="right")
-
-    def positions(self) -> Counts:
-        """`[len(POSITION_EDGES)]` int64: how many generated tokens are in each position bin."""
-        first = np.array(self.starts, np.int64)[:, None]
-        last = first + np.array(self.lengths, np.int64)[:, None]
-        counts: Counts = np.diff(_POSITION_CUTS.clip(first, last), axis=1).sum(axis=0)
-        return counts
-
-
-def _of_calls(turns: Sequence[Turn]) -> _Spans:
-    """The completions, one span each; empty for those that the log does not hold."""
-    return _Spans(
-        list(range(len(turns))),
-        [0 if turn.prompt_ids is None else len(turn.prompt_ids) for turn in turns],
-        [0 if turn.completion_ids is None else len(turn.completion_ids) for turn in turns],
-        [None if turn.completion_ids is None else turn.completion_logprobs for turn in turns],
-    )
 
 
 def _of_row(evidence: Evidence) -> _Spans:

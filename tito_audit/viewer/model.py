@@ -21,21 +21,7 @@ POSITION_EDGES = (0, *(1 << power for power in range(5, 21)))
 """Lower edges of position bins: 0, 32, 64, … 2^20; the last bin has no end."""
 LOGPROB_EDGES = (
     -np.inf,
-    -20.0,
-    -15.0,
-    -10.0,
-    -8.0,
-    -6.0,
-    -5.0,
-    -4.0,
-    -3.0,
-    -2.0,
-    -1.5,
-    -1.0,
-    -0.5,
-    -0.2,
-    -0.1,
-    -0.01,
+    *(-20.0, -15.0, -10.0, -8.0, -6.0, -5.0, -4.0, -3.0, -2.0, -1.5, -1.0, -0.5, -0.2, -0.1, -0.01),
 )
 """Lower edges of logprob bins, in nats; the last bin ends at 0 and also holds what is above."""
 
@@ -64,7 +50,6 @@ class Measures:
     """By role in the training row: how many tokens are trained, how many are not."""
 
     def add(self, other: Measures) -> None:
-        """Add the counts of another rollout."""
         self.by_turn += other.by_turn
         self.by_position += other.by_position
         self.by_logprob += other.by_logprob
@@ -82,7 +67,6 @@ class Measures:
 
     @staticmethod
     def unpacked(at: bytes, counts: bytes, roles: dict[str, tuple[int, int]]) -> Measures:
-        """The counts that were `packed`."""
         every = np.zeros(_ENDS[-1], np.int64)
         every[np.frombuffer(at, np.uint16)] = np.frombuffer(counts, np.int64)
         starts = (0, *_ENDS)
@@ -202,18 +186,10 @@ def observed_of(result: Result) -> Observed | None:
     return result.observed if isinstance(result.observed, Observed) else None
 
 
-_IDS: tuple[str, ...] = (
-    "rollout_id",
-    "_ng_rollout_id",
-    "id",
-    "uid",
-    "uuid",
-    "trajectory_id",
-    "traj_id",
-    "episode_id",
-    "sample_id",
+_IDS = (
+    *("rollout_id", "_ng_rollout_id", "id", "uid", "uuid", "trajectory_id", "traj_id", "episode_id", "sample_id"),
+    *("request_id", "session_id", "conversation_id", "example_id", "task_id", "instance_id", "problem_id"),
 )
-_IDS += ("request_id", "session_id", "conversation_id", "example_id", "task_id", "instance_id", "problem_id")
 
 
 def named(result: Result, row: Mapping[str, Any]) -> Result:

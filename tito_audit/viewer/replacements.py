@@ -69,12 +69,35 @@ def replaced(evidence: Evidence, findings: Sequence[Finding]) -> dict[Key, list[
     codes = {_place(known_cause.difference): known_cause.code for known_cause in evidence.explained}
     for difference in evidence.differences:
         key = (difference.where, None if difference.where is Where.ROW else difference.turn)
-        swaps.setdefault(key, []).append(_of(difference, codes.get(_place(difference), ""), evidence.rollout))
+        code = codes.get(_place(difference), "")
+        before = _before(difference, evidence.rollout)
+        inside = difference.end - difference.start
+        swaps.setdefault(key, []).append(
+            Replaced(
+                difference.start,
+                difference.end,
+                difference.canonical.ids,
+                code,
+                difference.against.value,
+                difference.severity,
+                before,
+                len(difference.recorded.ids) - inside - before,
+                difference.recorded.data == difference.canonical.data,
+            )
+        )
     for turn, swap in _of_history(evidence, findings):
         swaps.setdefault((Where.PROMPT, turn), []).append(swap)
     for swap in _of_row(evidence, codes):
         swaps.setdefault((Where.ROW, None), []).append(swap)
-    return {key: _apart(several) for key, several in swaps.items()}
+    for key, several in swaps.items():
+        apart: list[Replaced] = []
+        for swap in sorted(several, key=attrgetter("rank")):
+            at = bisect_left(apart, (swap.start, swap.end), key=attrgetter("start", "end"))
+            # Those in it do not overlap, so only neighbours can.
+            if not any(swap.overlaps(other) for other in apart[max(at - 1, 0) : at + 1]):
+                apart.insert(at, swap)
+        swaps[key] = apart
+    return swaps
 
 
 def _place(difference: Difference) -> _Place:
@@ -100,22 +123,6 @@ def same_as(evidence: Evidence, key: Key) -> str:
     if evidence.rollout.turns:
         return ""
     return str(Against.TEMPLATE if None in evidence.rendered else Against.REENCODED)
-
-
-def _of(difference: Difference, code: str, rollout: Rollout) -> Replaced:
-    before = _before(difference, rollout)
-    inside = difference.end - difference.start
-    return Replaced(
-        difference.start,
-        difference.end,
-        difference.canonical.ids,
-        code,
-        difference.against.value,
-        difference.severity,
-        before,
-        len(difference.recorded.ids) - inside - before,
-        difference.recorded.data == difference.canonical.data,
-    )
 
 
 def _before(difference: Difference, rollout: Rollout) -> int:
@@ -184,14 +191,3 @@ def _start_in_row(places: Mapping[int, int], difference: Difference, size: int) 
     if before is None:
         return None if after is None or after < size else after - size
     return before + 1 if after is None or after == before + 1 + size else None
-
-
-def _apart(several: list[Replaced]) -> list[Replaced]:
-    """Those that do not overlap a higher-ranked one, in order."""
-    apart: list[Replaced] = []
-    for swap in sorted(several, key=attrgetter("rank")):
-        at = bisect_left(apart, (swap.start, swap.end), key=attrgetter("start", "end"))
-        # The kept ones do not overlap, so only neighbours can.
-        if not any(swap.overlaps(other) for other in apart[max(at - 1, 0) : at + 1]):
-            apart.insert(at, swap)
-    return apart

@@ -61,7 +61,6 @@ class ViewQuota:
         return self.size if wanted else None
 
     def copy(self) -> ViewQuota:
-        """A copy of the counts, to continue elsewhere."""
         other = ViewQuota(self._rows, self.size)
         other._seen, other._taken = dict(self._seen), self._taken
         return other

@@ -28,12 +28,8 @@ from tito_audit.viewer.model import ShownStretch, Swap, View, ViewSequence
 from tito_audit.viewer.replacements import Key, Replaced, replaced, same_as
 from tito_audit.viewer.selection import REPORTED, ViewSize
 
-# Chooses the tokens of a long rollout that are shown.
-
 _MARGIN = 20
 """Tokens shown on each side of a finding or a swap."""
-_WHOLE = 512
-"""Ranges up to this length are shown whole, if there is room."""
 _GAP = 12
 """Shorter gaps are shown: a note about them would take as much room."""
 _FILL = (32, 128, 512, 2048, 8192, 1 << 20)
@@ -68,7 +64,10 @@ class Excerpt:
                 continue
             following = self.starts[inside + 1] if inside + 1 < len(self.starts) else end
             until = min(end, following, at + room - used)
-            self._insert(at, until)
+            # Joined with the ranges that it touches.
+            low, high = bisect_left(self.ends, at), bisect_right(self.starts, until)
+            self.starts[low:high] = [min([at, *self.starts[low:high]])]
+            self.ends[low:high] = [max([until, *self.ends[low:high]])]
             used += until - at
             at = until
         return used
@@ -77,18 +76,6 @@ class Excerpt:
         """Whether a range, or an empty range between two tokens, is in what is shown or at its edge."""
         at = bisect_left(self.ends, start if start == end else start + 1)
         return at < len(self.starts) and self.starts[at] < max(end, start + 1)
-
-    def gaps(self) -> list[tuple[int, int]]:
-        """The gaps between ranges that are too short to leave out."""
-        between = zip(self.ends[:-1], self.starts[1:], strict=True)
-        return [(end, start) for end, start in between if start - end < _GAP]
-
-    def _insert(self, start: int, end: int) -> None:
-        """Insert a range that overlaps no other, joined with those it touches."""
-        first, last = bisect_left(self.ends, start), bisect_right(self.starts, end)
-        if first < last:
-            start, end = min(start, self.starts[first]), max(end, self.ends[last - 1])
-        self.starts[first:last], self.ends[first:last] = [start], [end]
 
 
 def choose_excerpts(
@@ -110,15 +97,16 @@ def choose_excerpts(
     for spot in ranked:
         show(spot.sequence, spot.start - _MARGIN, spot.start + _MARGIN)
     for spot in ranked:
-        if spot.end - spot.start <= _WHOLE:
+        if spot.end - spot.start <= 512:
             show(spot.sequence, spot.start, spot.end)
         show(spot.sequence, spot.end - _MARGIN, spot.end + _MARGIN)
     for far in _FILL:
         for sequence, start in fill:
             show(sequence, start, start + far)
     for sequence, excerpt in enumerate(excerpts):
-        for start, end in excerpt.gaps():
-            show(sequence, start, end)
+        for start, end in zip(excerpt.ends[:-1], excerpt.starts[1:], strict=True):
+            if end - start < _GAP:
+                show(sequence, start, end)
     return excerpts
 
 
@@ -130,16 +118,10 @@ MAX_PIECE = 200
 """Maximum characters (and bytes) shown of a token or a string of the log."""
 CONTEXT = 8
 """Tokens already seen that are shown before what a prompt adds."""
-_ROLES_OF = 200_000
-"""Maximum prompt tokens per rollout whose roles are determined."""
-_COLUMNS = 8
-"""Maximum columns shown of a sequence, besides its mask and its logprobs."""
 
 
 @dataclass(frozen=True, slots=True)
 class _ViewedSequence:
-    """One complete recorded sequence."""
-
     key: Key
     ids: Ids
     new: int = 0
@@ -159,12 +141,11 @@ def view(evidence: Evidence, findings: Sequence[Finding], size: ViewSize = REPOR
     """
     swaps = replaced(evidence, findings)
     severity: dict[Key, int] = {}
-    about: list[tuple[Key, int, int, int]] = []
-    for finding in findings:
-        hit = finding.hit
-        about.append(
-            ((hit.where, None if hit.where is Where.ROW else hit.turn), hit.start, hit.end, int(finding.severity))
-        )
+    about: list[tuple[Key, int, int, int]] = [
+        ((hit.where, None if hit.where is Where.ROW else hit.turn), hit.start, hit.end, int(finding.severity))
+        for finding in findings
+        for hit in [finding.hit]
+    ]
     for key, several in swaps.items():
         about += [(key, swap.start, swap.end, int(swap.severity)) for swap in several]
     for key, _, _, worst in about:
@@ -214,7 +195,7 @@ def _digest(every: Sequence[_ViewedSequence]) -> str:
 def _sequences(evidence: Evidence) -> Iterator[_ViewedSequence]:
     """Every recorded sequence in the order of the calls, the training row last."""
     links = {link.turn: link for link in evidence.links}
-    room = _ROLES_OF
+    room = 200_000
     for number, turn in enumerate(evidence.rollout.turns):
         prompt = turn.prompt_ids
         if prompt is not None:
@@ -265,7 +246,7 @@ def _columns(
             length = alignment_by_length(len(value), full=size, prompt_length=prompt, trained=count)
             named.append((name, np.asarray(value), length))
     for name, values, alignment in named:
-        if name in shown or len(shown) == _COLUMNS or values.ndim != 1 or values.dtype.kind not in "fiu":
+        if name in shown or len(shown) == 8 or values.ndim != 1 or values.dtype.kind not in "fiu":
             continue
         fits = Alignment.FULL if alignment is Alignment.CALL else alignment
         try:
@@ -377,5 +358,4 @@ def _swaps(
 
 
 def _cut(text: str) -> str:
-    """A string of the log or the vocabulary, cut to a bounded length."""
     return text if len(text) <= MAX_PIECE else text[: MAX_PIECE - 1] + "…"

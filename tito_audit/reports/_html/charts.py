@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
@@ -17,8 +17,6 @@ from tito_audit.viewer.model import LOGPROB_EDGES, POSITION_EDGES, STATES, TURNS
 
 _ROLES = 12
 """Maximum roles drawn; rarer ones are counted together."""
-_NAME = 18
-"""Maximum characters of a role's name in the drawing."""
 _DRIFT = ("error", "warning", "note")
 _WORDS = {"error": "drifted, error", "warning": "drifted, warning", "note": "would drift (note)"}
 _TOP, _BASE, _LOW = 10, 170, 190
@@ -56,7 +54,10 @@ def charts(measures: Measures) -> list[Chart]:
     """The charts, without those for which no token was counted."""
     names = [*(str(turn) for turn in range(TURNS - 1)), f"{TURNS - 1}+"]
     says = "Share of the generated tokens of each turn that drifted."
-    edges = [f"{_short(edge)}+" for edge in POSITION_EDGES]
+    edges = [
+        f"{edge >> 20}M+" if edge >= 1 << 20 else f"{edge >> 10}k+" if edge >= 1 << 10 else f"{edge}+"
+        for edge in POSITION_EDGES
+    ]
     along = "Share of the generated tokens that drifted, by position in the conversation."
     drawn = (
         _shares("turns", "Drift by turn", says, "turn", names, measures.by_turn),
@@ -209,7 +210,7 @@ def _roles(measures: Measures) -> Chart | None:
         for at, word in enumerate(("trained", "not trained"))
     ]
     # A name and a bar on each line.
-    names = [elided(role, _NAME) for role, _ in ranked]
+    names = [elided(role, 18) for role, _ in ranked]
     drawn = zip(names, lying(series), strict=True)
     svg = "".join(f'<span class="name">{escape(name)}</span><div class="plot">{bar}</div>' for name, bar in drawn)
     rows = [(role, f"{a:,}", f"{b:,}", share(a, a + b)) for role, (a, b) in ranked]
@@ -221,16 +222,8 @@ def _roles(measures: Measures) -> Chart | None:
 
 def _point(part: int, whole: int, of: str, what: str) -> Bar | None:
     """A bar: the share, and `turn 2: 3 of 120 tokens drifted (2.5 %)`; None if there is nothing to share."""
-    if not whole:
-        return None
-    return Bar(part / whole, f"{of}: {part:,} of {whole:,} {what} ({share(part, whole)})")
-
-
-def _short(number: int) -> str:
-    for size, unit in ((1 << 20, "M"), (1 << 10, "k")):
-        if number >= size:
-            return f"{number // size}{unit}"
-    return str(number)
+    words = f"{of}: {part:,} of {whole:,} {what} ({share(part, whole)})"
+    return Bar(part / whole, words) if whole else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,27 +254,23 @@ def _upright(names: Sequence[str], series: Series, *, stacked: bool = True) -> s
     for at, name in enumerate(names):
         kind = ' class="minor"' if at % every else ""
         labels.append(f'<text{kind} x="{100 * (at + 0.5) / len(names):.3f}%" y="{_LOW}">{escape(name)}</text>')
-    drawing = _svg(_LOW + 8, [*lines, *_columns(series, steps[-1], stacked), *labels])
+    # Each bar in its place; several that do not stack share the width of one.
+    place, bars = 100 / len(names), []
+    width = place * _FULL / (1 if stacked else len(series))
+    below = [0.0] * len(names)
+    for number, column in enumerate(series):
+        beside = 0 if stacked else number * width
+        for at, bar in enumerate(column):
+            if bar is not None and bar.value:
+                x, height = at * place + place * (1 - _FULL) / 2 + beside, _height(bar.value, steps[-1])
+                bars.append(_bar(number, bar, f"{x:.3f}%", _BASE - height - below[at], f"{width:.3f}%", height))
+                below[at] += height if stacked else 0
+    drawing = _svg(_LOW + 8, [*lines, *bars, *labels])
     return f'<div class="axis">{_svg(_LOW + 8, words)}</div><div class="plot">{drawing}</div>'
 
 
 def _height(value: float, top: float) -> float:
     return round((_BASE - _TOP) * value / top, 2)
-
-
-def _columns(series: Series, top: float, stacked: bool) -> Iterator[str]:
-    """The bars, each in its place; several that do not stack share the width of one."""
-    place = 100 / len(series[0])
-    width = place * _FULL / (1 if stacked else len(series))
-    below = [0.0] * len(series[0])
-    for number, bars in enumerate(series):
-        beside = 0 if stacked else number * width
-        for at, bar in enumerate(bars):
-            if bar is None or not bar.value:
-                continue
-            x, height = at * place + place * (1 - _FULL) / 2 + beside, _height(bar.value, top)
-            yield _bar(number, bar, f"{x:.3f}%", _BASE - height - below[at], f"{width:.3f}%", height)
-            below[at] += height if stacked else 0
 
 
 def lying(series: Series) -> list[str]:

@@ -24,18 +24,8 @@ if TYPE_CHECKING:
 CUT = "<!-- data -->\n"
 """The marker that the data blocks replace."""
 _SCRIPTS = (
-    "store",
-    "words",
-    "state",
-    "copy",
-    "tokens",
-    "rows",
-    "findings",
-    "sequence",
-    "over",
-    "viewer",
-    "keys",
-    "page",
+    *("store", "words", "state", "copy", "tokens", "rows"),
+    *("findings", "sequence", "over", "viewer", "keys", "page"),
 )
 SITE_SCRIPTS = (*_SCRIPTS[:-1], "files", "search", "logs", "compare", _SCRIPTS[-1])
 """Of the pages of a site: `page` starts what the page is for."""

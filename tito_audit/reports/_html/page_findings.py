@@ -11,7 +11,7 @@ from typing import Any
 
 import orjson
 
-from tito_audit.record.finding import Finding, Severity, Side
+from tito_audit.record.finding import Finding, Severity
 from tito_audit.report_objects import as_json
 from tito_audit.terminal.escape import visible
 
@@ -23,8 +23,6 @@ _TEXT = 2_000
 """Maximum characters shown of a message or a cause."""
 _TOKENS = 64
 """Maximum tokens shown of one side."""
-_PIECE = 200
-"""Maximum characters shown of one token."""
 
 Row = list[Any]
 _COLUMNS: tuple[str, ...] = ("severity", "code", "file", "row", "item", "turn", "where", "start", "end", "cause")
@@ -47,37 +45,43 @@ def finding_rows(findings: Sequence[Finding]) -> Iterator[Row]:
     roots = {own: finding for own, finding in zip(prints, findings, strict=True) if finding.because_of is None}
     for own, finding in zip(prints, findings, strict=True):
         root = finding if finding.because_of is None else roots.get(finding.because_of, finding)
-        yield [*_columns(finding, headline_name(root.headline, root.unit)), own]
+        headline = headline_name(root.headline, root.unit)
+        hit, place = finding.hit, finding.place
+        first, other = hit.sampled_first
+        # `[id, piece]` of each token; either is None if unknown.
+        sides = [
+            [
+                [number, None if piece is None else piece[:200]]
+                for number, piece in zip_longest(side.ids[:_TOKENS], side.pieces[:_TOKENS])
+            ]
+            for side in (first, other, hit.before, hit.after)
+        ]
+        yield [
+            int(finding.severity),
+            finding.code,
+            place.file,
+            place.row,
+            place.item,
+            hit.turn,
+            str(hit.where),
+            hit.start,
+            hit.end,
+            _cut(hit.cause),
+            _cut(hit.message),
+            finding.repair or "",
+            int(finding.known),
+            _cut(headline),
+            finding.because_of,
+            first.label,
+            other.label,
+            *sides,
+            own,
+        ]
 
 
 def headline_name(text: str, unit: str) -> str:
     """A headline without its count, as people choose it: `prompts re-tokenized`."""
     return text.replace("{n}", f"{unit}s")
-
-
-def _columns(finding: Finding, headline: str) -> Row:
-    hit, place = finding.hit, finding.place
-    first, other = hit.sampled_first
-    return [
-        int(finding.severity),
-        finding.code,
-        place.file,
-        place.row,
-        place.item,
-        hit.turn,
-        str(hit.where),
-        hit.start,
-        hit.end,
-        _cut(hit.cause),
-        _cut(hit.message),
-        finding.repair or "",
-        int(finding.known),
-        _cut(headline),
-        finding.because_of,
-        first.label,
-        other.label,
-        *(_side(side) for side in (first, other, hit.before, hit.after)),
-    ]
 
 
 def linked(rows: Iterable[Row], start: int = 0) -> Iterator[Row]:
@@ -95,12 +99,6 @@ def linked(rows: Iterable[Row], start: int = 0) -> Iterator[Row]:
 
 def _cut(text: str) -> str:
     return text if len(text) <= _TEXT else text[:_TEXT] + "…"
-
-
-def _side(side: Side) -> list[list[Any]]:
-    """`[id, piece]` of each token; either is None if unknown."""
-    pairs = zip_longest(side.ids[:_TOKENS], side.pieces[:_TOKENS])
-    return [[number, None if piece is None else piece[:_PIECE]] for number, piece in pairs]
 
 
 def tables(rows: list[Row]) -> dict[str, Any]:

@@ -56,8 +56,6 @@ ROOM = 12_000_000
 """Maximum characters that all rollouts together take in the page."""
 _FINDINGS = 500
 """Maximum findings listed for one rollout."""
-_PIECE = 200
-"""Maximum characters shown of one token."""
 
 _LABELS = {SEEN: "previous call", REPLACED_SAMPLED: SAMPLED, str(Against.REENCODED): RE_ENCODED}
 """Other sides of sequences, as people read them."""
@@ -153,7 +151,7 @@ def _sequence(sequence: ViewSequence, *, columns: bool) -> dict[str, Any]:
 def _shown(number: int, piece: str | None, raw: str | None) -> list[Any]:
     return [
         number,
-        None if piece is None else visible(piece[: _PIECE + 1], edges=True),
+        None if piece is None else visible(piece[:201], edges=True),
         None if raw is None else visible(raw),
     ]
 
@@ -189,8 +187,6 @@ def _runs(values: Sequence[Any]) -> list[list[Any]]:
 MARK = "tito-audit-site"
 _SHARD = 1 << 19
 """Characters of JSON from which the rows of a file are enough."""
-_SHARDS = 8
-"""Files of rows that the index of the search tells apart only together."""
 _CODES = 40
 """Maximum codes that the index names of one log."""
 
@@ -246,8 +242,12 @@ class Site:
         shutil.rmtree(self._draft, ignore_errors=True)
 
     def add(self, results: Iterable[Result], summary: Summary, name: str, options: ReportOptions) -> None:
-        """Write the page of one log."""
-        files = self._free_name(name)
+        # A name for the files of a log that no other has, on systems that do not tell cases apart either.
+        plain = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.")[-80:] or "log"
+        files, number = plain, 2
+        while files.lower() in self._pages:
+            files, number = f"{plain}-{number}", number + 1
+        self._pages.append(files.lower())
         path = self._draft / "logs" / f"{files}.html"
         with (
             closing(SiteRows(self, files)) as rows,
@@ -328,7 +328,7 @@ class Site:
                 for stretch in sequence.stretches:
                     self._grams.add(stretch.ids, stretch.data)
         self._open_block += [len(self._logs), number]
-        if len(self._open_block) == 2 * _SHARDS:
+        if len(self._open_block) == 16:  # eight files, which the search tells apart only together
             self._end_block()
 
     def at(self, files: str) -> SitePage:
@@ -355,15 +355,6 @@ class Site:
         self._size += len(raw)
         return len(raw)
 
-    def _free_name(self, name: str) -> str:
-        """A name for the files of a log that no other has, on systems that do not tell cases apart either."""
-        plain = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.")[-80:] or "log"
-        files, number = plain, 2
-        while files.lower() in self._pages:
-            files, number = f"{plain}-{number}", number + 1
-        self._pages.append(files.lower())
-        return files
-
 
 class SiteRows(ViewBlocks):
     """The rollouts of one log that have a view, in files of a site."""
@@ -381,7 +372,6 @@ class SiteRows(ViewBlocks):
         self._written = self._long = 0
 
     def add(self, result: Result) -> None:
-        """Add a rollout if it has a view."""
         observed = observed_of(result)
         if observed is None or observed.view is None:
             return
