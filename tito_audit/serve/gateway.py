@@ -62,7 +62,6 @@ class Threads:
     _continued: set[Answer] = field(default_factory=set)
 
     def begin(self, call_id: str, prompt: Prompt, answers: int) -> tuple[str, ...]:
-        """The thread of each answer to a prompt."""
         names = [new_thread(call_id, choice) for choice in range(answers)]
         parent = prompt.parent if prompt.branch is Branch.CONTINUES else None
         if parent is not None:
@@ -74,7 +73,6 @@ class Threads:
         return tuple(names)
 
     def of(self, node: Node) -> str:
-        """The thread of an answer."""
         return self._of[node.call_id, node.choice]
 
 
@@ -105,18 +103,15 @@ class AnswerReader:
 
     @property
     def wires(self) -> list[dict[str, Any]]:
-        """All deltas so far."""
         return [wire for delta in self._deltas if (wire := to_delta(delta, self._call_id))]
 
     @property
     def parsed(self) -> Parsed:
-        """The parsed answer so far."""
         self._parsed = self._parsed or collected(self._deltas)
         return self._parsed
 
     @property
     def text(self) -> str:
-        """The content so far."""
         return self.parsed.content or ""
 
     def message(self) -> dict[str, Any]:
@@ -124,7 +119,6 @@ class AnswerReader:
         return to_message(self.parsed, self._call_id)
 
     def say(self, deltas: Sequence[Delta]) -> list[dict[str, Any]]:
-        """The next deltas as OpenAI writes them."""
         self._deltas += deltas
         self._parsed = None
         return [wire for delta in deltas if (wire := to_delta(delta, self._call_id))]
@@ -176,7 +170,6 @@ class Metrics:
         self.log_errors = Counter("tito_audit_log_errors", "Calls that could not be logged", registry=own)
 
     def text(self) -> bytes:
-        """All numbers in the text format of Prometheus."""
         return generate_latest(self._registry)
 
 
@@ -244,11 +237,6 @@ def answer_lines(call: Call, sampler: Facts, status: Status, threads: Mapping[in
         for choice, thread in threads.items()
         for answer in (call.answers[choice],)
     ]
-
-
-def closed_line(session_id: str, now: float, reward: float | None) -> dict[str, Any]:
-    """The line that ends a session."""
-    return {"tito_audit_gateway": VERSION, "session_id": session_id, "closed": now, "reward": reward}
 
 
 def _request(call: Call, sampler: Facts) -> dict[str, Any]:
@@ -344,7 +332,6 @@ class PartialAnswer:
     weight_spans: WeightSpans = ()
 
     def take(self, chunk: GenerationChunk | GenerationResult) -> list[dict[str, Any]]:
-        """The deltas that the next tokens add."""
         self.ids += chunk.output_ids
         self.logprobs += chunk.logprobs
         self.weight_version = chunk.weight_version or self.weight_version
@@ -428,25 +415,31 @@ class Gateway:
         if self.facts_of(session).closed is not None:
             raise Refused(f"session {session.id} is closed", status=409, code="session_closed")
         try:
-            prompt = await self._prompt(session, fields)
+            if isinstance(fields, ChatAsked):
+                draft = session.draft(fields.call)
+                await self._apart.encode(draft.prompt.added)
+                prompt = session.encoded(draft)
+            else:
+                assert isinstance(fields, TextAsked)
+                prompt = session.text_prompt(fields.prompt)
         except RenderError as error:
             raise Refused(f"the chat template cannot write these messages: {error}", "messages") from None
         except EncodeError as error:
             raise Refused(str(error).split("\n")[0]) from None
-        self._count(prompt, time.perf_counter() - started)
+        seconds = time.perf_counter() - started
+        metrics = self.metrics
+        metrics.prompt_seconds.observe(seconds)
+        metrics.prompt_tokens.inc(prompt.length)
+        metrics.kept_tokens.inc(prompt.kept)
+        metrics.branches.labels(prompt.branch).inc()
+        if prompt.branch is Branch.FORK and prompt.fork is not None:
+            metrics.forks.labels(prompt.fork.reason).inc()
+        metrics.sessions.set(len(self.conversations))
         ids = PromptIds(prompt.ids)
         if isinstance(fields, ChatAsked) and fields.forced:
             fields = self._forcing(fields, self.tokenizer.vocabulary.text(ids.tail(_PROMPT_END)))
         answers = [PartialAnswer(self._reading(fields, ids)) for _ in range(fields.sampling.n)]
         return Call(session, fields, prompt, ids, f"{fields.id_prefix}{uuid4().hex}", self.clock(), answers)
-
-    async def _prompt(self, session: Session, fields: Asked) -> Prompt:
-        if not isinstance(fields, ChatAsked):
-            assert isinstance(fields, TextAsked)
-            return session.text_prompt(fields.prompt)
-        draft = session.draft(fields.call)
-        await self._apart.encode(draft.prompt.added)
-        return session.encoded(draft)
 
     async def prompt_length(self, fields: Asked, session_id: str | None) -> int:
         """How many ids the prompt of a call would have; Refused as for the call."""
@@ -492,7 +485,14 @@ class Gateway:
             raise of_provider(error) from error
         finally:
             if status is not Status.ANSWERED:
-                self._log_partial(call, status)
+                self.metrics.unfinished.labels(status).inc()
+                threads = {
+                    choice: new_thread(call.call_id, choice) for choice, a in enumerate(call.answers) if a.ids
+                }
+                try:
+                    self.log.append_now(answer_lines(call, {"model": self.model, **self.digests}, status, threads))
+                except StorageError:  # Its client has left or already has an error.
+                    self.metrics.log_errors.inc()
         await self._finish(call, [_result(call, answer) for answer in call.answers])
 
     async def _parsed_by_server(self, call: Call, results: Sequence[GenerationResult]) -> tuple[Parsed, ...]:
@@ -514,15 +514,6 @@ class Gateway:
             answer_lines(call, {"model": self.model, **self.digests}, status, dict(enumerate(threads)))
         )
         call.session.commit(call.call_id, call.prompt, chat.call if chat else None, results, messages)
-
-    def _log_partial(self, call: Call, status: Status) -> None:
-        """Log the part of an answer that was sampled before the client left or the provider failed."""
-        self.metrics.unfinished.labels(status).inc()
-        threads = {choice: new_thread(call.call_id, choice) for choice, a in enumerate(call.answers) if a.ids}
-        try:
-            self.log.append_now(answer_lines(call, {"model": self.model, **self.digests}, status, threads))
-        except StorageError:  # Its client has left or already has an error.
-            self.metrics.log_errors.inc()
 
     async def _log(self, lines: Sequence[dict[str, Any]]) -> None:
         try:
@@ -553,7 +544,8 @@ class Gateway:
         if facts.closed is not None:
             raise Refused(f"session {session_id} is closed", status=409, code="session_closed")
         now = self.clock()
-        await self._log([closed_line(session_id, now, reward)])
+        line = {"tito_audit_gateway": VERSION, "session_id": session_id, "closed": now, "reward": reward}
+        await self._log([line])
         facts.closed, facts.reward = now, reward
         return session
 
@@ -606,16 +598,6 @@ class Gateway:
             keep_stop=bool(sampling.extra.get("include_stop_str_in_output")),
         )
         return AnswerReader(text, run)
-
-    def _count(self, prompt: Prompt, seconds: float) -> None:
-        metrics = self.metrics
-        metrics.prompt_seconds.observe(seconds)
-        metrics.prompt_tokens.inc(prompt.length)
-        metrics.kept_tokens.inc(prompt.kept)
-        metrics.branches.labels(prompt.branch).inc()
-        if prompt.branch is Branch.FORK and prompt.fork is not None:
-            metrics.forks.labels(prompt.fork.reason).inc()
-        metrics.sessions.set(len(self.conversations))
 
 
 def _result(call: Call, answer: PartialAnswer) -> GenerationResult:

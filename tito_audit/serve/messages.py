@@ -108,10 +108,22 @@ class Messages:
         stops = body.get("stop_sequences")
         if stops is not None and not (isinstance(stops, list) and all(isinstance(stop, str) for stop in stops)):
             raise Refused("stop_sequences: a list of texts is expected")
-        thinks, messages = _thinks(body), self._messages(body)
-        chat = {
-            **{name: value for name, value in body.items() if name not in _OURS},
-            **_output(body),
+        thinks: bool | None = None  # left to the template
+        if body.get("thinking") is not None:
+            kind = _object(body["thinking"], "thinking").get("type")
+            if kind not in ("enabled", "adaptive", "between_tools", "disabled"):
+                raise Refused(f"thinking.type: {kind!r} is not enabled, adaptive or disabled")
+            thinks = kind != "disabled"
+        messages = self._messages(body)
+        chat = {name: value for name, value in body.items() if name not in _OURS}
+        config = _object(body.get("output_config") or {}, "output_config")
+        effort, form = config.get("effort"), config.get("format") or body.get("output_format")
+        if effort is not None:
+            chat["reasoning_effort"] = _EFFORTS.get(str(effort), effort)
+        if form is not None:
+            schema = _object(_object(form, "output_config.format").get("schema"), "output_config.format.schema")
+            chat["response_format"] = as_schema(name="answer", schema=schema)
+        chat |= {
             **_tool_choice(body),
             "messages": messages,
             "tools": _tools(body),
@@ -162,24 +174,20 @@ class Messages:
                         )
                     thoughts.append(thought)
                 case "tool_use":
-                    calls.append(self._called(block, where))
+                    # A call in chat form, with the arguments that were sampled unless the client changed them.
+                    name, call_id = _field(block, "name", where), _field(block, "id", where)
+                    value = _object(block.get("input"), f"{where}.input")
+                    arguments = self._arguments.get(call_id)
+                    if arguments is None or _input(arguments) != value:
+                        arguments = _arguments(value)
+                    calls.append({"id": call_id, **as_function(name, arguments=arguments)})
                 case _:
                     texts.append(_text(where, block))
         return as_answer(texts, thoughts, calls)
 
-    def _called(self, block: Block, where: str) -> dict[str, Any]:
-        """A call in chat form, with the arguments that were sampled unless the client changed them."""
-        name, call_id = _field(block, "name", where), _field(block, "id", where)
-        value = _object(block.get("input"), f"{where}.input")
-        arguments = self._arguments.get(call_id)
-        if arguments is None or _input(arguments) != value:
-            arguments = _arguments(value)
-        return {"id": call_id, **as_function(name, arguments=arguments)}
-
     # Answers
 
     def answer(self, gateway: Gateway, call: Call, results: Sequence[GenerationResult]) -> dict[str, Any]:
-        """A whole message."""
         message = call.answers[0].reading.message()
         content: list[dict[str, Any]] = []
         if (thought := message.get("reasoning_content")) and _shows_thinking(call):
@@ -375,27 +383,6 @@ def _user_messages(blocks: Sequence[Placed]) -> Iterator[dict[str, Any]]:
             yield as_result(call_id, text)
     if not blocks:
         yield {"role": "user", "content": ""}
-
-
-def _thinks(body: Body) -> bool | None:
-    """Whether the client asks for reasoning; None if it leaves that to the template."""
-    if body.get("thinking") is None:
-        return None
-    kind = _object(body["thinking"], "thinking").get("type")
-    if kind not in ("enabled", "adaptive", "between_tools", "disabled"):
-        raise Refused(f"thinking.type: {kind!r} is not enabled, adaptive or disabled")
-    return bool(kind != "disabled")
-
-
-def _output(body: Body) -> dict[str, Any]:
-    """The effort and the form that the client asks for."""
-    config = _object(body.get("output_config") or {}, "output_config")
-    effort, form = config.get("effort"), config.get("format") or body.get("output_format")
-    fields = {} if effort is None else {"reasoning_effort": _EFFORTS.get(str(effort), effort)}
-    if form is None:
-        return fields
-    schema = _object(_object(form, "output_config.format").get("schema"), "output_config.format.schema")
-    return {**fields, "response_format": as_schema(name="answer", schema=schema)}
 
 
 def _tools(body: Body) -> list[dict[str, Any]] | None:
