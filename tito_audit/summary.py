@@ -361,9 +361,6 @@ class Summary:
             count.rollouts += by * (not result.of_log)
         for finding in new:
             self.findings[finding.code].new[finding.severity] += by * finding.times
-        self._count_headlines(result, new, by)
-
-    def _count_headlines(self, result: Result, new: list[Finding], by: int) -> None:
         prints = {id(each): each.fingerprint for each in result.findings if each.because_of is None}
         roots = {prints[id(each)]: each for each in result.findings if each.because_of is None}
         worst: dict[str, tuple[Severity, Headline, Finding]] = {}

@@ -259,7 +259,23 @@ class _Episode:
         rows = []
         for node in nodes:
             row = node.as_sample(total, metadata={**metadata, **node.metadata}, **stated)
-            row.turns = self._turns(row)
+            # The answers that a row trains, each with the reward of its turn at the turn's last answer.
+            answers = self.running.recorder.answers
+            lasts = {answer.turn: answer.call for answer in answers}
+            turns = {}
+            for answer in answers:
+                result = answer.result
+                start, end = len(result.input_ids), len(result.input_ids) + len(result.output_ids)
+                if start == end or not row.loss_mask[start:end] or not all(row.loss_mask[start:end]):
+                    continue
+                if row.tokens[:end] != [*result.input_ids, *result.output_ids]:
+                    continue
+                is_last = lasts[answer.turn] == answer.call and answer.turn < len(self.rewards)
+                reward = self.rewards[answer.turn] if is_last else 0.0
+                turns[start] = SampledTurn(
+                    answer.turn, start, end, reward, result.finish_reason, result.weight_version
+                )
+            row.turns = [turns[start] for start in sorted(turns)]
             row.findings = audit.of(row, recorder.answers)
             rows.append(row)
         if not rows:
@@ -270,25 +286,6 @@ class _Episode:
         main = (same or last)[-1]
         main.others = [row for row in rows if row is not main]
         return main
-
-    def _turns(self, row: Sample) -> list[SampledTurn]:
-        """The answers that a row trains, each with the reward of its turn at the turn's last answer."""
-        answers = self.running.recorder.answers
-        lasts = {answer.turn: answer.call for answer in answers}
-        turns = {}
-        for answer in answers:
-            result = answer.result
-            start, end = len(result.input_ids), len(result.input_ids) + len(result.output_ids)
-            if start == end or not row.loss_mask[start:end] or not all(row.loss_mask[start:end]):
-                continue
-            if row.tokens[:end] != [*result.input_ids, *result.output_ids]:
-                continue
-            is_last = lasts[answer.turn] == answer.call and answer.turn < len(self.rewards)
-            reward = self.rewards[answer.turn] if is_last else 0.0
-            turns[start] = SampledTurn(
-                answer.turn, start, end, reward, result.finish_reason, result.weight_version
-            )
-        return [turns[start] for start in sorted(turns)]
 
 
 def _text(value: Any) -> str:

@@ -40,7 +40,14 @@ def difference(before: Rollout, after: Rollout) -> str | None:
     if before.training_row is not None:
         if after.training_row is None:
             return "no training row"
-        return _row_difference(before.training_row, after.training_row)
+        if not np.array_equal(before.training_row.token_ids, after.training_row.token_ids):
+            return "other token ids"
+        old, new = loss_weights(before.training_row), loss_weights(after.training_row)
+        if (old is None) != (new is None) or (
+            old is not None and new is not None and not np.array_equal(old, new)
+        ):
+            return "another loss mask"
+        return None if _same_logprobs(before.training_row, after.training_row) else "other logprobs"
     if len(before.turns) != len(after.turns):
         return f"{len(after.turns)} calls instead of {len(before.turns)}"
     for number, (old, new) in enumerate(zip(before.turns, after.turns, strict=True)):
@@ -106,15 +113,6 @@ def digest(rollouts: Sequence[Rollout]) -> int:
 def _plain_nan(values: Logprobs | None) -> Logprobs | None:
     """Logprobs with one bit pattern for every unknown entry and no negative zeros."""
     return None if values is None else np.where(np.isnan(values), np.nan, values) + 0.0
-
-
-def _row_difference(before: TrainingRow, after: TrainingRow) -> str | None:
-    if not np.array_equal(before.token_ids, after.token_ids):
-        return "other token ids"
-    old, new = loss_weights(before), loss_weights(after)
-    if (old is None) != (new is None) or (old is not None and new is not None and not np.array_equal(old, new)):
-        return "another loss mask"
-    return None if _same_logprobs(before, after) else "other logprobs"
 
 
 def _same_logprobs(before: TrainingRow, after: TrainingRow) -> bool:

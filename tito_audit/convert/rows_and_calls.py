@@ -187,13 +187,8 @@ def _row_part(rollout: Rollout, forked: ForkedRow, *, alone: bool) -> ConvertedP
         columns=tuple(_columns_of_calls(turns, forked, len(ids))),
     )
     messages = rollout.messages if alone else _messages_up_to(rollout, turns[forked.calls[-1]])
-    facts = _facts_of([turns[k] for k in forked.trained])
-    row_rollout = replace(rollout, messages=messages, turns=(), training_row=row)
-    return ConvertedPart(row_rollout, facts, calls=forked.trained)
-
-
-def _facts_of(trained: Sequence[Turn]) -> dict[str, Any]:
-    """Why each call that a row trains ended, and the version of the weights if one version sampled them all."""
+    # Why each call that a row trains ended, and the version of the weights if one version sampled them all.
+    trained = [turns[k] for k in forked.trained]
     reasons = [turn.finish_reason for turn in trained]
     facts: dict[str, Any] = {}
     if any(reason is not None for reason in reasons):
@@ -201,7 +196,9 @@ def _facts_of(trained: Sequence[Turn]) -> dict[str, Any]:
     versions = {turn.weight_versions for turn in trained}
     if len(versions) == 1 and (version := versions.pop()) and len(version) == 1:
         facts[WEIGHTS] = list(version)
-    return facts
+    facts = facts
+    row_rollout = replace(rollout, messages=messages, turns=(), training_row=row)
+    return ConvertedPart(row_rollout, facts, calls=forked.trained)
 
 
 def _length(ids: Ids | None) -> int:

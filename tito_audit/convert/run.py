@@ -106,7 +106,14 @@ class Conversion:
                     f"{file}: this is a pipe or a device, which cannot be read twice; save it to a file first."
                 )
         if self.out is not None:
-            _refuse_target(self.out, files, overwrite=self.overwrite)
+            # SetupError or StorageError where the new log must not be written.
+            out = self.out
+            if any(same_place(out, file) for file in files):
+                which = "the log" if len(files) == 1 else "one of the logs"
+                raise SetupError(f"-o {out}: this is {which}, and a log is never overwritten.\nName another file.")
+            once = isinstance(out, RemoteFile) or not out.exists()
+            for file in files[:1] if once else files:
+                refuse_target(out, overwrite=self.overwrite, source=file)
         self._flow = RowFlow(files, self.settings, audits=False)
         self._flow.progress = self.progress
         self._size = self._flow.size
@@ -321,13 +328,3 @@ def _group_key(facts: Mapping[str, Any], place: Place) -> object:
     """What adjacent samples of a group share; the same group number in another log is another group."""
     group = next((facts[name] for name in GROUPS if facts.get(name) is not None), None)
     return ("row", place) if group is None else ("group", place.file, repr(group))
-
-
-def _refuse_target(out: Path, files: Sequence[Path], *, overwrite: bool) -> None:
-    """SetupError or StorageError where the new log must not be written."""
-    if any(same_place(out, file) for file in files):
-        which = "the log" if len(files) == 1 else "one of the logs"
-        raise SetupError(f"-o {out}: this is {which}, and a log is never overwritten.\nName another file.")
-    once = isinstance(out, RemoteFile) or not out.exists()
-    for file in files[:1] if once else files:
-        refuse_target(out, overwrite=overwrite, source=file)

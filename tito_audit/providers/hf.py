@@ -6,7 +6,6 @@ import asyncio
 import inspect
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -22,8 +21,7 @@ from tito_audit.provider import (
     ScoredTokens,
     TopLogprobs,
 )
-from tito_audit.providers._collect import collect, one_answer
-from tito_audit.providers._sampling import choose, choosing_of, refusal
+from tito_audit.providers._answers import collect, one_answer
 from tito_audit.settings.home import user_path
 from tito_audit.tokens.load import load_tokenizer
 
@@ -144,29 +142,168 @@ def load_model(name: str, dtype: str, device: str) -> CausalModel:
         ) from None
     where = str(path) if path.is_dir() else name
     key = "torch_dtype" if transformers.__version__.startswith("4.") else "dtype"
-    with _no_progress_bars():
-        try:
-            model = transformers.AutoModelForCausalLM.from_pretrained(where, **{key: getattr(torch, dtype)})
-        except (OSError, ValueError, RuntimeError, KeyError, ImportError) as error:
-            raise SetupError(f"{name}: the model cannot be loaded: {str(error).splitlines()[0]}") from error
+    progress = transformers.utils.logging
+    shown = progress.is_progress_bar_enabled()
+    progress.disable_progress_bar()
+    try:
+        model = transformers.AutoModelForCausalLM.from_pretrained(where, **{key: getattr(torch, dtype)})
+    except (OSError, ValueError, RuntimeError, KeyError, ImportError) as error:
+        raise SetupError(f"{name}: the model cannot be loaded: {str(error).splitlines()[0]}") from error
+    finally:
+        if shown:
+            progress.enable_progress_bar()
     return CausalModel(model.to(device).eval(), where)
 
 
-@contextmanager
-def _no_progress_bars() -> Iterator[None]:
-    """No progress bars on stderr while a model loads."""
-    from transformers.utils import logging
+# How a token is chosen from a model's logits, in vLLM's order: edits, temperature, min_p, top_k, top_p.
 
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
+_NO_EFFECT = {"include_stop_str_in_output", "skip_special_tokens", "spaces_between_special_tokens", "user"}
+"""Server fields that change the text but no token."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choosing:
+    """What changes the distribution that a token is drawn from."""
+
+    temperature: float = 1.0
+    """0 is greedy."""
+    top_p: float = 1.0
+    top_k: int = 0
+    """0: any number of tokens."""
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    allowed_token_ids: tuple[int, ...] | None = None
+    """None: any token."""
+    min_tokens: int = 0
+    """No end token is drawn before this many tokens."""
+    ignore_eos: bool = False
+
+
+def choosing_of(sampling: SamplingParams, defaults: Mapping[str, Any]) -> Choosing:
+    """The settings of `sampling`, its `extra` included; `defaults` fill what it leaves unset.
+
+    ProviderError with status 400 for an invalid value or an unknown field.
+    """
+    settings = {name: getattr(sampling, name) for name in ("temperature", "top_p", "top_k", "min_p")}
+    settings |= {name: value for name, value in sampling.extra.items() if name not in _NO_EFFECT}
+    settings = {name: value for name, value in settings.items() if value is not None}
+    fields = Choosing.__dataclass_fields__
+    unknown = sorted(settings.keys() - fields.keys())
+    if unknown:
+        raise refusal(f"an in-process model does not support {', '.join(unknown)}; it knows {', '.join(fields)}")
     try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()
+        choosing = _typed({name: value for name, value in defaults.items() if name in fields} | settings)
+    except (TypeError, ValueError, AttributeError) as error:
+        raise refusal(f"a sampling parameter has the wrong type: {error}") from None
+    ranges = {
+        "temperature": (0 <= choosing.temperature < float("inf"), "at least 0"),
+        "top_p": (0 < choosing.top_p <= 1, "above 0 and at most 1"),
+        "min_p": (0 <= choosing.min_p <= 1, "between 0 and 1"),
+        "repetition_penalty": (0 < choosing.repetition_penalty < float("inf"), "above 0"),
+        "allowed_token_ids": (choosing.allowed_token_ids != (), "at least one id"),
+    }
+    for name, (fits, range_) in ranges.items():
+        if not fits:
+            raise refusal(f"{name} is {getattr(choosing, name)}; it has to be {range_}")
+    return choosing
 
 
-# Samples answers and scores ids with a model in this process, one forward pass at a time.
+def refusal(message: str) -> ProviderError:
+    """A ProviderError with status 400, for a bad request."""
+    return ProviderError(message, status=400)
+
+
+def _typed(settings: dict[str, Any]) -> Choosing:
+    """The values as numbers; TypeError or ValueError if they are not."""
+    if "logit_bias" in settings:
+        settings["logit_bias"] = {int(token): float(bias) for token, bias in settings["logit_bias"].items()}
+    if "allowed_token_ids" in settings:
+        settings["allowed_token_ids"] = tuple(int(token) for token in settings["allowed_token_ids"])
+    for name in ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"):
+        if name in settings:
+            settings[name] = float(settings[name])
+    for name in ("top_k", "min_tokens"):
+        if name in settings:
+            settings[name] = max(0, int(settings[name]))
+    return Choosing(**settings)
+
+
+def choose(
+    logits_V: torch.Tensor,
+    choosing: Choosing,
+    generator: torch.Generator | None,
+    prompt_ids: Sequence[int],
+    output_ids: Sequence[int],
+    end_ids: Collection[int],
+) -> int:
+    """The next token; `logits_V`, `[V]` float32, is not changed."""
+    import torch
+
+    logits = _edited(logits_V, choosing, prompt_ids, output_ids, end_ids)
+    if choosing.temperature == 0:
+        return int(logits.argmax())
+    probabilities = _truncated(logits / choosing.temperature, choosing).double().softmax(0)
+    # Drawn by probability, and never of probability 0.
+    bounds = probabilities.cumsum(0)
+    point = torch.rand((), dtype=torch.float64, generator=generator) * bounds[-1]
+    token = int(torch.searchsorted(bounds, point, right=True))
+    return min(token, int(probabilities.nonzero()[-1]))
+
+
+def _edited(
+    logits: torch.Tensor,
+    choosing: Choosing,
+    prompt_ids: Sequence[int],
+    output_ids: Sequence[int],
+    end_ids: Collection[int],
+) -> torch.Tensor:
+    """The logits with allowed tokens, biases and penalties applied; the same tensor if there are none."""
+    import torch
+
+    edited = logits
+    if choosing.allowed_token_ids is not None:
+        allowed = torch.tensor(choosing.allowed_token_ids)
+        edited = torch.full_like(logits, float("-inf")).index_copy_(0, allowed, logits[allowed])
+    if choosing.logit_bias:
+        edited = edited.clone()
+        for token, bias in choosing.logit_bias.items():
+            edited[token] += bias
+    if len(output_ids) < choosing.min_tokens and end_ids:
+        edited = edited.index_fill(0, torch.tensor(sorted(end_ids)), float("-inf"))
+    if choosing.repetition_penalty != 1:
+        # Tokens that occurred become less likely.
+        occurred, factor = torch.tensor([*{*prompt_ids, *output_ids}]), choosing.repetition_penalty
+        values = edited[occurred]
+        values = values.where(values < 0, values / factor).where(values > 0, values * factor)
+        edited = edited.index_copy(0, occurred, values)
+    if output_ids and (choosing.presence_penalty or choosing.frequency_penalty):
+        seen, counts = torch.tensor(output_ids).unique(return_counts=True)
+        penalty = choosing.presence_penalty + choosing.frequency_penalty * counts.float()
+        edited = edited.index_add(0, seen, -penalty)
+    return edited
+
+
+def _truncated(logits: torch.Tensor, choosing: Choosing) -> torch.Tensor:
+    """The logits with -inf for what min_p, top_k and then top_p exclude; the likeliest token always stays."""
+    import torch
+
+    nothing = float("-inf")
+    if choosing.min_p > 0:
+        probabilities = logits.softmax(0)
+        logits = logits.masked_fill(probabilities < choosing.min_p * probabilities.max(), nothing)
+    if 0 < choosing.top_k < len(logits):
+        logits = logits.masked_fill(logits < logits.topk(choosing.top_k).values[-1], nothing)
+    if choosing.top_p < 1:
+        ordered, places = logits.sort(descending=True)
+        before = ordered.softmax(0).cumsum(0).roll(1)
+        before[0] = 0
+        out = torch.zeros_like(logits, dtype=torch.bool).index_copy_(0, places, before >= choosing.top_p)
+        logits = logits.masked_fill(out, nothing)
+    return logits
+
 
 # When an answer ends, decided token by token as vLLM decides it.
 
@@ -202,22 +339,14 @@ class Endings:
             return StopCause("stop")
         if token in self.stop_ids:
             return StopCause("stop", token)
-        text = self._stop_text(token)
-        if text is not None:
-            return StopCause("stop", text)
+        if self.stop:
+            self._tail += self.token_bytes(token)
+            for text in self.stop:  # It may end inside the token.
+                if text.encode() in self._tail:
+                    return StopCause("stop", text)
+            longest = max(len(text.encode()) for text in self.stop)
+            self._tail = self._tail[max(0, len(self._tail) - longest + 1) :]
         return StopCause("length") if self._tokens >= self.max_tokens else None
-
-    def _stop_text(self, token: int) -> str | None:
-        """The first stop text that this token completes; it may end inside the token."""
-        if not self.stop:
-            return None
-        self._tail += self.token_bytes(token)
-        for text in self.stop:
-            if text.encode() in self._tail:
-                return text
-        longest = max(len(text.encode()) for text in self.stop)
-        self._tail = self._tail[max(0, len(self._tail) - longest + 1) :]
-        return None
 
 
 _PIECE = 1 << 24
@@ -308,13 +437,15 @@ class Sampling:
                 generator.seed()
             else:
                 generator.manual_seed(sampling.seed + index)
-            stops = Endings(self._eos, sampling.stop_token_ids, sampling.stop, room, self._spelled)
+            stops = Endings(
+                self._eos,
+                sampling.stop_token_ids,
+                sampling.stop,
+                room,
+                lambda token: self._model.token_bytes(token),  # The tokenizer is loaded only for stop texts.
+            )
             answers.append(_OpenAnswer(index, stops, generator))
         return answers
-
-    def _spelled(self, token: int) -> bytes:
-        """The text of a token; the tokenizer is loaded only for stop texts."""
-        return self._model.token_bytes(token)
 
     def _logits(self) -> torch.Tensor:
         """`[N, V]` for the next token of each answer."""
@@ -407,7 +538,6 @@ class Scoring:
         yield from ((at, min(at + size, last)) for at in range(before, last, size))
 
     def scored(self, weight_version: str | None) -> ScoredTokens:
-        """All of it, after the last step."""
         tops = tuple(self._tops) if self._top > 0 else None
         return ScoredTokens(self._ids, self._start, tuple(self._logprobs), tops, weight_version)
 
@@ -451,7 +581,6 @@ class HuggingFaceProvider:
         return self.name.removeprefix("hf=")
 
     async def generate(self, input_ids: Sequence[int], sampling: SamplingParams) -> GenerationResult:
-        """The one answer to a prompt."""
         return await one_answer(self, input_ids, sampling)
 
     async def generate_n(self, input_ids: Sequence[int], sampling: SamplingParams) -> tuple[GenerationResult, ...]:
@@ -459,7 +588,6 @@ class HuggingFaceProvider:
         return await collect(self.stream(input_ids, sampling), input_ids, sampling)
 
     async def stream(self, input_ids: Sequence[int], sampling: SamplingParams) -> AsyncIterator[GenerationChunk]:
-        """The answers token by token."""
         run = await self._in_thread(lambda model: Sampling(model, input_ids, sampling, self.weight_version))
         while not run.done:
             for chunk in await self._in_thread(lambda _: run.step()):

@@ -27,9 +27,9 @@ from tito_audit.providers._answers import (
     answered_logprobs,
     checked_sampling,
     likeliest,
+    one_answer,
     plain_ids,
 )
-from tito_audit.providers._collect import one_answer
 from tito_audit.providers._http import Http
 
 _GENERATE, _SCORE = "/generate/", "/get_sequence_logprobs/"
@@ -80,14 +80,27 @@ class TRLProvider:
         self._sending: asyncio.Task[None] | None = None
 
     async def generate(self, input_ids: Sequence[int], sampling: SamplingParams) -> GenerationResult:
-        """The one answer to a prompt."""
         return await one_answer(self, input_ids, sampling)
 
     async def generate_n(self, input_ids: Sequence[int], sampling: SamplingParams) -> tuple[GenerationResult, ...]:
-        """All answers to a prompt."""
         checked_sampling(sampling, _OURS)
         ids, where, n = plain_ids(input_ids), f"{self.name}{_GENERATE}", sampling.n
-        answer, number = await self._answered(_Waiting(ids, _parameters(sampling)))
+        # The request without its prompts. `generation_kwargs` override the other fields, which know no null.
+        names = ("temperature", "top_p", "top_k", "min_p", "max_tokens")
+        stated = {name: getattr(sampling, name) for name in names if getattr(sampling, name) is not None}
+        more = {
+            "seed": sampling.seed,
+            "stop": list(sampling.stop) or None,
+            "stop_token_ids": [int(token) for token in sampling.stop_token_ids] or None,
+        }
+        kwargs = {name: value for name, value in more.items() if value is not None} | dict(sampling.extra)
+        if sampling.max_tokens is None:
+            kwargs["max_tokens"] = None
+        answer, number = await self._answered(
+            _Waiting(
+                ids, {**stated, "n": sampling.n, "logprobs": sampling.top_logprobs, "generation_kwargs": kwargs}
+            )
+        )
         prompts = _rows(answer, "prompt_ids", number, 1, where)
         if prompts != [ids]:
             raise ProviderError(f"{where}: the answer belongs to another prompt than the one that was sent")
@@ -129,11 +142,9 @@ class TRLProvider:
         return ScoredTokens(tuple(plain), first, values, tops)
 
     def forcing(self, structural_tag: Mapping[str, Any]) -> dict[str, Any]:
-        """The extra parameters that keep an answer to a structural tag of xgrammar."""
         return {"structured_outputs": {"structural_tag": json.dumps(structural_tag)}}
 
     async def close(self) -> None:
-        """Close all connections."""
         await self._http.close()
 
     async def _answered(self, call: _Waiting) -> tuple[Any, int]:
@@ -202,21 +213,6 @@ class TRLProvider:
         if len(output_ids) == sampling.max_tokens or (self.end_ids and not sampling.stop):
             return "length", None
         return "stop", None
-
-
-def _parameters(sampling: SamplingParams) -> dict[str, Any]:
-    """The request without its prompts. `generation_kwargs` override the other fields, which know no null."""
-    names = ("temperature", "top_p", "top_k", "min_p", "max_tokens")
-    stated = {name: getattr(sampling, name) for name in names if getattr(sampling, name) is not None}
-    more = {
-        "seed": sampling.seed,
-        "stop": list(sampling.stop) or None,
-        "stop_token_ids": [int(token) for token in sampling.stop_token_ids] or None,
-    }
-    kwargs = {name: value for name, value in more.items() if value is not None} | dict(sampling.extra)
-    if sampling.max_tokens is None:
-        kwargs["max_tokens"] = None
-    return {**stated, "n": sampling.n, "logprobs": sampling.top_logprobs, "generation_kwargs": kwargs}
 
 
 def _rows(answer: Any, key: str, number: int, each: int, where: str) -> list[Any]:

@@ -19,16 +19,6 @@ _FORMAT = "tito_audit_scores"
 _VERSION = 1
 
 
-def _parsed(path: Path, line: bytes) -> dict[str, Any]:
-    try:
-        record = orjson.loads(line)
-    except orjson.JSONDecodeError:
-        record = None
-    if not isinstance(record, dict):
-        raise SetupError(f"{path} is not a journal of scores: name another file.")
-    return record
-
-
 def _mixed(path: Path | None, whose: str) -> SetupError:
     return SetupError(
         f"{path}: these scores are of {whose}.\nScores of two models do not mix: delete the file, or name another."
@@ -75,7 +65,13 @@ class ScoreJournal:
             for number, line in enumerate(file):
                 if not line.endswith(b"\n"):
                     break  # a kill cut it off
-                record = _parsed(path, line)
+                try:
+                    record = orjson.loads(line)
+                except orjson.JSONDecodeError:
+                    record = None
+                if not isinstance(record, dict):
+                    raise SetupError(f"{path} is not a journal of scores: name another file.")
+                record = record
                 if not number and record != header:
                     raise _mixed(path, f"the provider {record.get('provider')!r}")
                 if "model" in record:

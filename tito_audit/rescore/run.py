@@ -205,7 +205,13 @@ def priced(pairs: Iterable[tuple[OtherTokens, PairScores | None]], drift: Sequen
         by_finding.setdefault(id(piece.finding), []).append(piece)
     for finding in drift:
         if id(finding) in by_finding:
-            out.prices.append(_price(finding, _in_own_context(by_finding[id(finding)])))
+            pieces = _in_own_context(by_finding[id(finding)])
+            behind = sum((piece.behind for piece in pieces), Behind())
+            total = sum({id(piece.pair): piece.total for piece in pieces}.values())
+            change = float(np.nansum([abs(piece.segment.difference) for piece in pieces]))
+            share = change / total if total else float("nan")
+            segments = tuple(piece.segment for piece in pieces)
+            out.prices.append(Price(finding, pieces[0].against, segments, behind, share))
         else:
             why = "could not be scored" if id(finding) in failed else "the log does not hold the other tokens"
             out.unpriced[why] = out.unpriced.get(why, 0) + 1
@@ -221,15 +227,6 @@ def _in_own_context(pieces: list[_Piece]) -> list[_Piece]:
         return row or call
     trained, sampled = row[0], call[0].segment
     return [replace(trained, segment=replace(trained.segment, sampled=sampled.sampled))]
-
-
-def _price(finding: Finding, pieces: Sequence[_Piece]) -> Price:
-    behind = sum((piece.behind for piece in pieces), Behind())
-    total = sum({id(piece.pair): piece.total for piece in pieces}.values())
-    change = float(np.nansum([abs(piece.segment.difference) for piece in pieces]))
-    share = change / total if total else float("nan")
-    segments = tuple(piece.segment for piece in pieces)
-    return Price(finding, pieces[0].against, segments, behind, share)
 
 
 def _pieces(pair: OtherTokens, scores: PairScores, out: Priced) -> Iterator[_Piece]:

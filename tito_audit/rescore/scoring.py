@@ -105,7 +105,12 @@ class Scorer:
             try:
                 answer = await self.provider.score(want.ids.tolist(), start=want.start)
             except ProviderError as error:
-                return self._refused(error)
+                # Handles a refused sequence; raises if the server refuses all.
+                self.counts.failed += 1
+                none_yet = not self.counts.requests and self.counts.failed >= _IN_A_ROW
+                if error.status not in REFUSALS and (error.status is not None or none_yet):
+                    raise error
+                return Scores(None, str(error).split("\n")[0])
         if len(answer.logprobs) != len(want.ids) - want.start or answer.start != want.start:
             raise ProviderError(
                 f"{self.provider.name} was asked for the logprobs of {len(want.ids) - want.start} tokens from "
@@ -120,14 +125,6 @@ class Scorer:
         scores = np.full(len(want.ids), np.nan)
         scores[want.start :] = answer.logprobs
         return Scores(scores, weight_version=answer.weight_version)
-
-    def _refused(self, error: ProviderError) -> Scores:
-        """Handles a refused sequence; raises if the server refuses all."""
-        self.counts.failed += 1
-        none_yet = not self.counts.requests and self.counts.failed >= _IN_A_ROW
-        if error.status not in REFUSALS and (error.status is not None or none_yet):
-            raise error
-        return Scores(None, str(error).split("\n")[0])
 
 
 def shared(wants: Sequence[Want]) -> tuple[list[Want], list[int]]:

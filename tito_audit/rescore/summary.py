@@ -171,7 +171,14 @@ class RescoreSummary:
         self.scored_tokens += result.scored_tokens
         self.missing += result.missing
         self.disagreeing += result.agreement is not None and result.agreement.disagrees
-        self._compare(result)
+        for sequence in used(result.compared):
+            undrifted = ~sequence.drifted
+            differences = (sequence.model - sequence.recorded)[undrifted]
+            self.sums.add(differences)
+            for turn in np.unique(sequence.turns[undrifted]).tolist():
+                self.by_turn.setdefault(turn, Sums()).add(differences[sequence.turns[undrifted] == turn])
+            squares = zip(_bins(sequence.recorded[undrifted]), _bins(sequence.model[undrifted]), strict=True)
+            self.plot.update(squares)
         for price in result.prices:
             key = (price.finding.code, price.finding.hit.cause)
             self.causes.setdefault(key, CausePrice(*key)).add(price)
@@ -192,16 +199,6 @@ class RescoreSummary:
         if result.explanation:
             self.explanations[result.explanation] += 1
         self.weight_versions.update(result.weight_versions)
-
-    def _compare(self, result: RescoredRollout) -> None:
-        for sequence in used(result.compared):
-            undrifted = ~sequence.drifted
-            differences = (sequence.model - sequence.recorded)[undrifted]
-            self.sums.add(differences)
-            for turn in np.unique(sequence.turns[undrifted]).tolist():
-                self.by_turn.setdefault(turn, Sums()).add(differences[sequence.turns[undrifted] == turn])
-            squares = zip(_bins(sequence.recorded[undrifted]), _bins(sequence.model[undrifted]), strict=True)
-            self.plot.update(squares)
 
     def most_expensive(self, most: int) -> list[tuple[Place, Price]]:
         """The findings with the largest change, the worst first."""
