@@ -17,8 +17,6 @@ from tito_audit.rescore.plan import Scorable
 _ROUNDING = 1e-3
 _CERTAIN = -1.0
 """A recorded 0.0 is a logprob if the model's is above this; else it is a placeholder."""
-_FARTHEST = 2
-"""The largest offset tried between a column and its tokens."""
 _BASES = {math.log(2): "base 2", math.log(10): "base 10"}
 
 
@@ -98,7 +96,7 @@ def explained(sequences: Sequence[ScorePair], tolerance: float = BOUND) -> str:
 
 
 def _explanations(sequences: Sequence[ScorePair]) -> Iterable[tuple[str, Logprobs]]:
-    for far in (1, -1, 2, -2)[: 2 * _FARTHEST]:
+    for far in (1, -1, 2, -2):
         sizes = [_slid(sequence, far) for sequence in sequences]
         place = "place" if abs(far) == 1 else "places"
         side = "behind" if far > 0 else "ahead of"

@@ -63,34 +63,7 @@ def _parts(summary: RescoreSummary, verdict: str, worst: int, pieces: Pieces) ->
     if summary.plot:
         rows = list(agreement_rows(summary, len(summary.by_turn)))
         table = _table(AGREEMENT_HEADS, rows) + _legend(AGREEMENT_LEGEND)
-        # The density of tokens by both logprobs; equal ones lie on the line.
-        size = BINS * _SIDE
-        most = math.log1p(max(summary.plot.values()))
-        squares = "".join(
-            f'<rect class="shade{1 + min(int(math.log1p(number) / most * _SHADES), _SHADES - 1)}" '
-            f'x="{_EDGE + x * _SIDE}" y="{(BINS - 1 - y) * _SIDE}" width="{_SIDE}" height="{_SIDE}">'
-            f"<title>recorded {_from(x)}, rescored {_from(y)}: {many(number, 'token')}</title></rect>"
-            for (x, y), number in sorted(summary.plot.items())
-        )
-        marks = "".join(
-            f'<text x="{_EDGE + at * size // 4}" y="{size + 16}" text-anchor="middle">{value}</text>'
-            f'<text x="{_EDGE - 6}" y="{size - at * size // 4 + 4}" text-anchor="end">{value}</text>'
-            for at, value in enumerate(range(LOWEST, 1, -LOWEST // 4))
-        )
-        yield _section(
-            "recorded",
-            "Recorded against rescored logprobs",
-            (
-                f'<figure><svg viewBox="0 0 {_EDGE + size + 16} {size + 40}" role="img" '
-                f'aria-label="Recorded logprobs across, rescored ones up">'
-                f'<rect class="frame" x="{_EDGE}" y="0" width="{size}" height="{size}"/>{squares}'
-                f'<path class="equal" d="M{_EDGE} {size}L{_EDGE + size} 0"/>{marks}'
-                f'<text x="{_EDGE + size // 2}" y="{size + 34}" text-anchor="middle">recorded logprob, nats</text></svg>'
-                "<figcaption>Tokens by recorded logprob (across) and the model's (up); on the line both are equal. "
-                f"Darker: more tokens (logarithmic). Values below {LOWEST} count as {LOWEST}.</figcaption></figure>"
-            )
-            + table,
-        )
+        yield _section("recorded", "Recorded against rescored logprobs", _plot(summary) + table)
     if shares := list(mismatch_cells(summary)):
         yield _section("mismatch", "Why they differ: shares of the difference", _table(MISMATCH_HEADS, shares))
     if summary.causes:
@@ -99,7 +72,19 @@ def _parts(summary: RescoreSummary, verdict: str, worst: int, pieces: Pieces) ->
     if after := list(after_rows(summary)):
         inside = _table(AFTER_HEADS, after) + _legend(AFTER_LEGEND, *around(summary))
         yield _section("after", "What drift does to the sampled tokens after it", inside)
-    if rows := [_worst_row(place, price, pieces) for place, price in most_expensive(summary, worst)]:
+    rows = [
+        (
+            place_words(place, price),
+            pieces(price.segments[0].sampled_ids),
+            f"{price.sampled:.2f}",
+            pieces(price.segments[0].other_ids),
+            f"{price.other:.2f}",
+            f"{price.difference:+.2f}",
+            percent(price.share),
+        )
+        for place, price in most_expensive(summary, worst)
+    ]
+    if rows:
         heads = ("finding", "sampled", "logprob", "instead", "logprob", "difference", "share of the change")
         yield _section("worst", "The most expensive findings", _table(heads, rows))
     if notes := list(_notes(summary)):
@@ -122,6 +107,32 @@ def place_words(place: Place, price: Price) -> str:
 def _section(name: str, title: str, inside: str) -> str:
     return (
         f'<section id="{name}" aria-labelledby="{name}-title"><h2 id="{name}-title">{title}</h2>{inside}</section>'
+    )
+
+
+def _plot(summary: RescoreSummary) -> str:
+    """The density of tokens by both logprobs; equal ones lie on the line."""
+    size = BINS * _SIDE
+    most = math.log1p(max(summary.plot.values()))
+    squares = "".join(
+        f'<rect class="shade{1 + min(int(math.log1p(number) / most * _SHADES), _SHADES - 1)}" '
+        f'x="{_EDGE + x * _SIDE}" y="{(BINS - 1 - y) * _SIDE}" width="{_SIDE}" height="{_SIDE}">'
+        f"<title>recorded {_from(x)}, rescored {_from(y)}: {many(number, 'token')}</title></rect>"
+        for (x, y), number in sorted(summary.plot.items())
+    )
+    marks = "".join(
+        f'<text x="{_EDGE + at * size // 4}" y="{size + 16}" text-anchor="middle">{value}</text>'
+        f'<text x="{_EDGE - 6}" y="{size - at * size // 4 + 4}" text-anchor="end">{value}</text>'
+        for at, value in enumerate(range(LOWEST, 1, -LOWEST // 4))
+    )
+    return (
+        f'<figure><svg viewBox="0 0 {_EDGE + size + 16} {size + 40}" role="img" '
+        f'aria-label="Recorded logprobs across, rescored ones up">'
+        f'<rect class="frame" x="{_EDGE}" y="0" width="{size}" height="{size}"/>{squares}'
+        f'<path class="equal" d="M{_EDGE} {size}L{_EDGE + size} 0"/>{marks}'
+        f'<text x="{_EDGE + size // 2}" y="{size + 34}" text-anchor="middle">recorded logprob, nats</text></svg>'
+        "<figcaption>Tokens by recorded logprob (across) and the model's (up); on the line both are equal. "
+        f"Darker: more tokens (logarithmic). Values below {LOWEST} count as {LOWEST}.</figcaption></figure>"
     )
 
 
@@ -159,19 +170,6 @@ def _bars(summary: RescoreSummary) -> str:
 
 def _legend(*lines: str) -> str:
     return "".join(f"<p class='quiet'>{_shown(line)}</p>" for line in lines)
-
-
-def _worst_row(place: Place, price: Price, pieces: Pieces) -> tuple[str, ...]:
-    first = price.segments[0]
-    return (
-        place_words(place, price),
-        pieces(first.sampled_ids),
-        f"{price.sampled:.2f}",
-        pieces(first.other_ids),
-        f"{price.other:.2f}",
-        f"{price.difference:+.2f}",
-        percent(price.share),
-    )
 
 
 def _notes(summary: RescoreSummary) -> Iterator[str]:

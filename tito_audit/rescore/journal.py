@@ -71,7 +71,6 @@ class ScoreJournal:
                     record = None
                 if not isinstance(record, dict):
                     raise SetupError(f"{path} is not a journal of scores: name another file.")
-                record = record
                 if not number and record != header:
                     raise _mixed(path, f"the provider {record.get('provider')!r}")
                 if "model" in record:
@@ -107,7 +106,6 @@ class ScoreJournal:
         return scores, record["weight_version"]
 
     def put(self, want: Want, logprobs: tuple[float, ...], weight_version: str | None) -> None:
-        """Keep the logprobs of `want.ids[want.start:]`."""
         key = key_of(want)
         record = {"ids": key, "start": want.start, "logprobs": logprobs, "weight_version": weight_version}
         line = orjson.dumps(record) + b"\n"

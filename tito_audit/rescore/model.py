@@ -93,7 +93,6 @@ class Behind:
 
     @classmethod
     def of(cls, changes: Logprobs) -> Behind:
-        """The counts of some changes."""
         sizes = np.abs(changes)
         if not len(sizes):
             return cls()

@@ -46,8 +46,6 @@ _CHANGES_CHOICE = (
 )
 """Fields of requests and of the gateway's log with which a likely token need not be the model's own top choice."""
 _STATED_IN = ("sampling", "sampling_params", "request", "extra_body")
-_MOST_SEEN = 1 << 18
-"""How many calls are remembered, whose ids later prompts may keep."""
 
 
 class Question(StrEnum):
@@ -123,7 +121,6 @@ class PromptSummary:
     replayed: int = 0
 
     def add(self, result: AskedRollout) -> None:
-        """Count one rollout."""
         self.rollouts += 1
         self.compared.update(result.compared)
         self.differing.update(question for question, _ in {(d.question, d.turn) for d in result.differences})
@@ -167,7 +164,6 @@ class PromptRun(ModelRun[AskedRollout]):
             raise ProviderError(f"No prompt was compared. {place}: {because} ({number} in all).")
 
     async def compare(self, work: ModelWork) -> AskedRollout:
-        """What the server says of every call of a rollout."""
         evidence = work.evidence
         if evidence is None:
             return AskedRollout(work.place, skipped=((Question.IDS, f"the row cannot be read: {work.error}"),))
@@ -185,7 +181,7 @@ class PromptRun(ModelRun[AskedRollout]):
         # Before the first question: a prompt of a later rollout may keep the ids of these calls.
         for seen in [ids for turn in evidence.rollout.turns if (ids := turn.seen_ids) is not None]:
             self._seen[len(seen), blake2b(seen.tobytes(), digest_size=8).digest()] = None
-        while len(self._seen) > _MOST_SEEN:
+        while len(self._seen) > 1 << 18:
             del self._seen[next(iter(self._seen))]
         for k, turn in enumerate(evidence.rollout.turns):
             if turn.prompt_ids is None or not len(turn.prompt_ids):
@@ -312,16 +308,13 @@ def _sent(message: Message) -> dict[str, Any]:
     if message.reasoning is not None:
         sent["reasoning"] = message.reasoning
     if message.tool_calls:
-        sent["tool_calls"] = [_with_text(call) for call in sent["tool_calls"]]
+        sent["tool_calls"] = calls = [dict(call) for call in sent["tool_calls"]]
+        for call in calls:
+            function = call.get("function")
+            if isinstance(function, Mapping) and not isinstance(function.get("arguments"), str):
+                text = json.dumps(function.get("arguments") or {}, ensure_ascii=False)
+                call["function"] = {**function, "arguments": text}
     return sent
-
-
-def _with_text(call: Mapping[str, Any]) -> dict[str, Any]:
-    function = call.get("function")
-    if not isinstance(function, Mapping) or isinstance(function.get("arguments"), str):
-        return dict(call)
-    arguments = json.dumps(function.get("arguments") or {}, ensure_ascii=False)
-    return {**call, "function": {**function, "arguments": arguments}}
 
 
 def _differences(
@@ -382,21 +375,20 @@ def stated_greedy(raw: RawRow, calls: int) -> list[bool | None]:
     row = lines[0] if len(lines) == 1 else None
     if isinstance(row, Mapping):
         lines = next((row[name] for name in ("calls", "records") if isinstance(row.get(name), list)), lines)
-    own = lines if len(lines) == calls else [None] * calls
-    return [_is_greedy(call, row) for call in own]
-
-
-def _is_greedy(*holders: Any) -> bool | None:
-    """What these objects state; the first of them that states a temperature has the say."""
-    stated: list[Mapping[str, Any]] = []
-    waiting = [holder for holder in holders[::-1] if isinstance(holder, Mapping)]
-    while waiting:
-        stated.append(waiting.pop())
-        waiting += [inner for name in _STATED_IN[::-1] if isinstance(inner := stated[-1].get(name), Mapping)]
-    if any(_changes_choice(place) for place in stated):
-        return False
-    temperature = next((place["temperature"] for place in stated if place.get("temperature") is not None), None)
-    return True if type(temperature) in (int, float) and not temperature else None
+    greedy: list[bool | None] = []
+    for call in lines if len(lines) == calls else [None] * calls:
+        # The first object that states a temperature has the say.
+        stated: list[Mapping[str, Any]] = []
+        waiting = [holder for holder in (row, call) if isinstance(holder, Mapping)]
+        while waiting:
+            stated.append(waiting.pop())
+            waiting += [inner for name in _STATED_IN[::-1] if isinstance(inner := stated[-1].get(name), Mapping)]
+        temperature = next(
+            (place["temperature"] for place in stated if place.get("temperature") is not None), None
+        )
+        zero = True if type(temperature) in (int, float) and not temperature else None
+        greedy.append(False if any(map(_changes_choice, stated)) else zero)
+    return greedy
 
 
 def _changes_choice(stated: Mapping[str, Any]) -> bool:

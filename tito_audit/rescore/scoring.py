@@ -91,14 +91,15 @@ class Scorer:
         if task is None or start > want.start:
             task = asyncio.ensure_future(self._ask(want))
             self._asked[key] = (want.start, task)
-            task.add_done_callback(lambda done: self._forget(key, done))
+
+            def forget(done: asyncio.Task[Scores]) -> None:
+                if self._asked.get(key, (0, None))[1] is done:
+                    del self._asked[key]
+
+            task.add_done_callback(forget)
         else:
             self.counts.saved += 1
         return await asyncio.shield(task)
-
-    def _forget(self, key: str, task: asyncio.Task[Scores]) -> None:
-        if self._asked.get(key, (0, None))[1] is task:
-            del self._asked[key]
 
     async def _ask(self, want: Want) -> Scores:
         async with self._gate:

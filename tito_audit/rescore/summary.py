@@ -46,7 +46,6 @@ class Sums:
     above: list[int] = field(default_factory=lambda: [0] * len(EDGES))
 
     def add(self, differences: Logprobs) -> None:
-        """Count the differences of some tokens."""
         if not len(differences):
             return
         sizes = np.abs(differences)
@@ -93,7 +92,6 @@ class CausePrice:
     behind: Behind = field(default_factory=Behind)
 
     def add(self, price: Price) -> None:
-        """Count the price of one finding."""
         self.findings += 1
         self.behind += price.behind
         for segment in price.segments:
@@ -161,7 +159,6 @@ class RescoreSummary:
         return disagrees or bool(self.unscored) or self.unreadable > 0
 
     def add(self, result: RescoredRollout) -> None:
-        """Count one rollout."""
         if result.error:
             self.unreadable += 1
             self._unscored(f"the row cannot be read: {result.error}", result.place)
