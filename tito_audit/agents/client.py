@@ -71,7 +71,6 @@ class RecordingProvider:
         return results
 
     async def score(self, ids: Sequence[int], *, start: int = 0, top: int = 0) -> ScoredTokens:
-        """The provider's scores."""
         return await self._provider.score(ids, start=start, top=top)
 
 

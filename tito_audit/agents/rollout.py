@@ -92,10 +92,12 @@ async def rollout(
             source.end_ids = loaded.eos_ids
         recorder = RecordingProvider(source, sampling or SamplingParams(), max_length)
         template = None if renderer is None else renderer.template(True).source
-        parsers = [
-            _parser_name(name, reads, template)
-            for name, reads in ((tool_parser, Reads.TOOLS), (reasoning_parser, Reads.REASONING))
-        ]
+        parsers = []
+        for name, reads in ((tool_parser, Reads.TOOLS), (reasoning_parser, Reads.REASONING)):
+            if name == "auto":
+                guessed = guess_parser(template, reads).parser
+                name = None if guessed is None else guessed.name
+            parsers.append(name)
         source_of_ids: Any = recorder  # it streams nothing
         managed = ManagedServer(source_of_ids, loaded, False, *parsers, renderer=renderer)
         running = Running(managed, recorder)
@@ -105,7 +107,7 @@ async def rollout(
             await episode.run([dict(message) for message in messages], task or {})
         if running.refused is not None:
             raise running.refused
-        sample = episode.sample(_Audit(auditor), dict(metadata or {}))
+        sample = episode.sample(auditor, dict(metadata or {}))
     finally:
         if opened is not None:
             await opened.close()
@@ -140,13 +142,6 @@ def _auditor_of(tokenizer: Tokenizer, chat_template: str | None) -> Auditor:
         while len(_AUDITORS) > 8:
             del _AUDITORS[next(iter(_AUDITORS))]
     return _AUDITORS[key]
-
-
-def _parser_name(name: str | None, reads: Reads, template: str | None) -> str | None:
-    if name != "auto":
-        return name
-    parser = guess_parser(template, reads).parser
-    return None if parser is None else parser.name
 
 
 @asynccontextmanager
@@ -246,7 +241,7 @@ class _Episode:
         self.messages = [*self.messages, message, *step.messages]
         return step.done
 
-    def sample(self, audit: _Audit, metadata: dict[str, Any]) -> Sample:
+    def sample(self, auditor: Auditor, metadata: dict[str, Any]) -> Sample:
         """What was sampled, as the row of the last answer and further rows."""
         recorder = self.running.recorder
         total, error = sum(self.rewards, 0.0), None if recorder.is_full else self.error
@@ -276,7 +271,7 @@ class _Episode:
                     answer.turn, start, end, reward, result.finish_reason, result.weight_version
                 )
             row.turns = [turns[start] for start in sorted(turns)]
-            row.findings = audit.of(row, recorder.answers)
+            row.findings = _findings(auditor, row, recorder.answers)
             rows.append(row)
         if not rows:
             return Sample(self.messages, reward=total, metadata=metadata, messages=self.messages, **stated)
@@ -300,37 +295,30 @@ def _text(value: Any) -> str:
     raise TypeError(f"an agent returns a text or a message, not {type(value).__name__}")
 
 
-# The audit of a row: what it trains against what the provider was sent and returned
-
-
-@dataclass(frozen=True, slots=True)
-class _Audit:
-    auditor: Auditor
-
-    def of(self, row: Sample, answers: Sequence[RecordedAnswer]) -> tuple[Any, ...]:
-        """The findings of a row beside the calls that it holds."""
-        calls = {}
-        for answer in answers:
-            result = answer.result
-            seen = [*result.input_ids, *result.output_ids]
-            if row.tokens[: len(seen)] == seen:
-                calls[len(seen)] = Turn(
-                    np.array(result.input_ids, np.int32),
-                    np.array(result.output_ids, np.int32),
-                    np.array(result.logprobs, np.float64),
-                    finish_reason=result.finish_reason,
-                )
-        record = Rollout(
-            Place("rollout", 0),
-            "tito_sample",
-            as_messages(row.messages, "messages"),
-            turns=tuple(calls[size] for size in sorted(calls)),
-            training_row=training_row(
-                np.array(row.tokens, np.int32),
-                mask=("loss_mask", row.loss_mask),
-                logprobs=("rollout_log_probs", row.rollout_log_probs or []),
-                sentinel=0.0,
-                whole=True,
-            ),
-        )
-        return audit_rollout(record, self.auditor).findings
+def _findings(auditor: Auditor, row: Sample, answers: Sequence[RecordedAnswer]) -> tuple[Any, ...]:
+    """What the audit finds in a row beside the calls that it holds, as they were sent and returned."""
+    calls = {}
+    for answer in answers:
+        result = answer.result
+        seen = [*result.input_ids, *result.output_ids]
+        if row.tokens[: len(seen)] == seen:
+            calls[len(seen)] = Turn(
+                np.array(result.input_ids, np.int32),
+                np.array(result.output_ids, np.int32),
+                np.array(result.logprobs, np.float64),
+                finish_reason=result.finish_reason,
+            )
+    record = Rollout(
+        Place("rollout", 0),
+        "tito_sample",
+        as_messages(row.messages, "messages"),
+        turns=tuple(calls[size] for size in sorted(calls)),
+        training_row=training_row(
+            np.array(row.tokens, np.int32),
+            mask=("loss_mask", row.loss_mask),
+            logprobs=("rollout_log_probs", row.rollout_log_probs or []),
+            sentinel=0.0,
+            whole=True,
+        ),
+    )
+    return audit_rollout(record, auditor).findings

@@ -148,13 +148,11 @@ class World:
         return Breaks(self.renderer)
 
     def ids(self, text: str) -> Tokens:
-        """The ids of a text."""
         if text not in self._ids:
             self._ids[text] = tuple(self.tokenizer.encode(text).tolist())
         return self._ids[text]
 
     def shown(self, ids: Sequence[int]) -> str:
-        """The text of ids."""
         return self.tokenizer.vocabulary.text(np.array(ids, np.int32))
 
     def sample(self, conversation: CorpusConversation, answer: int) -> Drawn:
@@ -192,9 +190,16 @@ class World:
         elif form is SamplingForm.OTHER_SPACE:
             text = message.text + end
         elif form is SamplingForm.OTHER_JSON and message.tool_calls:
-            text = _compact(text)
+            compact, wide = '{"city":"Paris"}', '{"city": "Paris"}'
+            if wide not in text and compact not in text:
+                raise Unsampled("the template writes no JSON of arguments")
+            text = text.replace(wide, compact) if wide in text else text.replace(compact, '{ "city": "Paris" }')
         elif form is SamplingForm.OTHER_STOP:
-            return self._stopped(text.removesuffix(end), end)
+            others = [i for i in self.tokenizer.eos_ids if self.shown([i]) != end]
+            if not others:
+                raise Unsampled("the tokenizer states no other end token")
+            text = text.removesuffix(end)
+            return Drawn((*self.ids(text), others[0]), text + self.shown([others[0]]))
         elif form is SamplingForm.PREFILLED:
             begun = len(" ".join(text.split(" ")[:2]))
             return Drawn(self.ids(text[begun:]), text[begun:], self.ids(text[:begun]), ended)
@@ -213,12 +218,6 @@ class World:
         lines = prompt[len(prompt.rstrip()) :]
         return f"{'' if lines else chr(10)}{message.reasoning or ''}\n</think>\n\n{message.text}{end}"
 
-    def _stopped(self, text: str, end: str) -> Drawn:
-        others = [i for i in self.tokenizer.eos_ids if self.shown([i]) != end]
-        if not others:
-            raise Unsampled("the tokenizer states no other end token")
-        return Drawn((*self.ids(text), others[0]), text + self.shown([others[0]]))
-
     def _halved(self, ids: Tokens) -> Tokens:
         """The ids with the longest word in two tokens."""
         vocabulary = self.tokenizer.vocabulary
@@ -232,15 +231,6 @@ class World:
                     first, second = (min(half) for half in halves)
                     return (*ids[:at], first, second, *ids[at + 1 :])
         raise Unsampled("no word of it can be written in other tokens")
-
-
-def _compact(text: str) -> str:
-    """The text with the JSON of arguments without spaces, or with spaces where it has none."""
-    for spaced in ('{"city": "Paris"}', '{"city":"Paris"}'):
-        if spaced in text:
-            other = '{"city":"Paris"}' if ": " in spaced else '{ "city": "Paris" }'
-            return text.replace(spaced, other)
-    raise Unsampled("the template writes no JSON of arguments")
 
 
 def of_tokenizer(name: str, tokenizer: Tokenizer, renderer: Renderer) -> World:

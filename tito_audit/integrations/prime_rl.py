@@ -7,9 +7,11 @@ logprobs are not known yet.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from tito_audit.errors import GateError
+from tito_audit.format import Row
 from tito_audit.integrations.batch_gate import BatchGate, refuse_other_versions
 
 __all__ = ["install"]
@@ -31,13 +33,7 @@ def install(gate: BatchGate) -> None:
         step = self.progress.step
         if batch.samples and gate.due(step):
             try:
-                gated = gate.check(
-                    step,
-                    [
-                        {name: value for name in _COLUMNS if (value := getattr(sample, name, None)) is not None}
-                        for sample in batch.samples
-                    ],
-                )
+                gated = gate.check(step, _rows(batch.samples))
             except GateError as error:
                 await _log(self, dict(error.metrics), step)
                 raise
@@ -56,3 +52,10 @@ async def _log(orchestrator: Any, metrics: dict[str, float], step: int) -> None:
         from prime_rl import monitors
 
         await monitors.log(metrics, step=step)
+
+
+def _rows(samples: Sequence[Any]) -> Sequence[Row]:
+    return [
+        {name: value for name in _COLUMNS if (value := getattr(sample, name, None)) is not None}
+        for sample in samples
+    ]
