@@ -102,7 +102,6 @@ class Environment:
             )
 
     async def begin(self, prompt: list[dict[str, Any]], task: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """The first messages."""
         if hasattr(self._environment, "init"):
             value = await self._call(self._environment.init, prompt)
             return _observed(value[0] if isinstance(value, tuple) else value)
@@ -126,7 +125,6 @@ class Environment:
         return [*prompt, *_observed(value)]
 
     async def step(self, message: Mapping[str, Any]) -> _StepResult:
-        """What it says to a message of the agent."""
         if not self.tools:
             return _as_step(await self._call(self._step, message.get("content") or ""))
         calls = message.get("tool_calls") or ()

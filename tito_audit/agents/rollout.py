@@ -117,7 +117,6 @@ async def rollout(
 
 
 async def _tokenizer_of(provider: TokenProvider, tokenizer: Tokenizer | str | Path | None) -> Tokenizer:
-    """The tokenizer of a rollout, loaded once in a process."""
     if isinstance(tokenizer, Tokenizer):
         return tokenizer
     if tokenizer is None:
@@ -201,7 +200,6 @@ class _Episode:
     error: Exception | None = None
 
     async def run(self, prompt: list[dict[str, Any]], task: Mapping[str, Any]) -> None:
-        """Run to the end; an error is kept."""
         self.running.tools = self.environment.schemas()
         clients = _clients(self.agent, self.running)
         try:

@@ -55,7 +55,6 @@ class AnsweredTurn:
 
     @property
     def new(self) -> tuple[Message, ...]:
-        """The messages after the answer."""
         return self.probe.messages[self.answer + 1 : self.until]
 
     @property
@@ -296,7 +295,6 @@ def _peer(world: World) -> tuple[Any, str]:
 
 
 def _each(build: Callable[[World, AnsweredTurn], Tokens]) -> Callable[[World], Next]:
-    """The beginning of a builder that keeps nothing between the turns."""
     return lambda world: partial(build, world)
 
 
@@ -314,7 +312,7 @@ BUILDERS: tuple[PromptBuilder, ...] = (
     PromptBuilder(
         "trl",
         "TRL 1.16, `trl/trainer/grpo_trainer.py`: `_get_tool_suffix_ids`",
-        lambda world: partial(_tool_suffix, world),
+        _each(_tool_suffix),
     ),
     PromptBuilder(
         "verl",
@@ -326,9 +324,7 @@ BUILDERS: tuple[PromptBuilder, ...] = (
         "miles 0.0.2, `miles/utils/chat_template_utils/tito_tokenizer.py`: `TITOTokenizer` and its classes",
         _each(_text_suffix),
     ),
-    PromptBuilder(
-        "nemo-rl", "NeMo-RL, `openai_server_utils.replace_prefix_tokens`", lambda world: partial(_replaced, world)
-    ),
+    PromptBuilder("nemo-rl", "NeMo-RL, `openai_server_utils.replace_prefix_tokens`", _each(_replaced)),
 )
 """Every builder, in the order of the columns."""
 if find_spec("renderers") is not None:

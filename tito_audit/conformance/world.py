@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 import orjson
@@ -63,25 +64,12 @@ class _Once(Renderer):
     texts: dict[bytes, tuple[Chat, str] | RenderError] = field(init=False, default_factory=dict, repr=False)
 
     def accepted(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[ToolSpec] = (),
-        *,
-        add_generation_prompt: bool,
-        template_kwargs: Mapping[str, object] | None = None,
+        self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), **how: Any
     ) -> tuple[Chat, str]:
-        """The form of the messages that the template accepted, and the text that it wrote for them."""
-        what = [message.wire for message in messages], tools, add_generation_prompt, template_kwargs
-        key = orjson.dumps(what, default=dict)
+        key = orjson.dumps(([message.wire for message in messages], tools, how), default=dict)
         if key not in self.texts:
             try:
-                self.texts[key] = Renderer.accepted(
-                    self,
-                    messages,
-                    tools,
-                    add_generation_prompt=add_generation_prompt,
-                    template_kwargs=template_kwargs,
-                )
+                self.texts[key] = Renderer.accepted(self, messages, tools, **how)
             except RenderError as error:
                 self.texts[key] = error
         written = self.texts[key]
@@ -136,7 +124,6 @@ class World:
         return self.renderer.render(messages, tools, add_generation_prompt=opens)
 
     def explained(self, step: Step) -> Break:
-        """What the template changes at a step, and the lines that decide it."""
         key = step.probe.name, step.answer, step.until
         if key not in self._explained:
             self._explained[key] = self.breaks.explain(step)
@@ -144,7 +131,6 @@ class World:
 
     @cached_property
     def breaks(self) -> Breaks:
-        """The explainer of this template."""
         return Breaks(self.renderer)
 
     def ids(self, text: str) -> Tokens:

@@ -25,7 +25,7 @@ from tito_audit.convert.rows_and_calls import (
 from tito_audit.convert.unread import row_facts
 from tito_audit.errors import RecordError
 from tito_audit.join import form_of_calls, lines_of, whole_calls
-from tito_audit.record.arrays import Ids, Logprobs
+from tito_audit.record.arrays import Logprobs
 from tito_audit.record.column import ColumnRole
 from tito_audit.record.message import Message
 from tito_audit.record.rollout import Place, Rollout, TrainingRow, Turn, with_speakers
@@ -42,10 +42,7 @@ def difference(before: Rollout, after: Rollout) -> str | None:
             return "no training row"
         if not np.array_equal(before.training_row.token_ids, after.training_row.token_ids):
             return "other token ids"
-        old, new = loss_weights(before.training_row), loss_weights(after.training_row)
-        if (old is None) != (new is None) or (
-            old is not None and new is not None and not np.array_equal(old, new)
-        ):
+        if not _same_arrays(loss_weights(before.training_row), loss_weights(after.training_row)):
             return "another loss mask"
         return None if _same_logprobs(before.training_row, after.training_row) else "other logprobs"
     if len(before.turns) != len(after.turns):
@@ -130,16 +127,16 @@ def _equal(old: Logprobs, new: Logprobs) -> NDArray[np.bool_]:
 
 
 def _turn_difference(old: Turn, new: Turn) -> str | None:
-    if not _same_ids(old.prompt_ids, new.prompt_ids):
+    if not _same_arrays(old.prompt_ids, new.prompt_ids):
         return "prompt ids"
-    if not _same_ids(old.completion_ids, new.completion_ids):
+    if not _same_arrays(old.completion_ids, new.completion_ids):
         return "completion ids"
     blank = np.full(0 if old.completion_ids is None else len(old.completion_ids), np.nan)
     values = [blank if turn.completion_logprobs is None else turn.completion_logprobs for turn in (old, new)]
     return None if bool(_equal(*values).all()) else "logprobs"
 
 
-def _same_ids(old: Ids | None, new: Ids | None) -> bool:
+def _same_arrays(old: NDArray[Any] | None, new: NDArray[Any] | None) -> bool:
     if old is None or new is None:
         return old is new
     return np.array_equal(old, new)

@@ -170,8 +170,6 @@ def _names(sample: MakerInput, maker: Maker) -> list[str]:
 
 
 def _stripped(sample: MakerInput, names: Collection[str]) -> MakerInput:
-    """The sample without these facts and columns."""
-
     def without(columns: tuple[Column, ...]) -> tuple[Column, ...]:
         return tuple(c for c in columns if c.role is not ColumnRole.OTHER or c.name not in names)
 
@@ -218,7 +216,6 @@ class ConversionOutcome:
 
     @property
     def lossless(self) -> bool:
-        """Whether nothing is lost."""
         return not self.lost and not self.not_converted
 
     def lose(self, names: Iterable[str], place: Place) -> None:

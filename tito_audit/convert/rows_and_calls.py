@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -100,18 +100,15 @@ def as_calls(rollout: Rollout, facts: Mapping[str, Any]) -> Converted:
     ]
     turns, used = _with_facts(turns, facts)
     if versions is not None:
-        turns = [_of_versions(turn, versions[start:end]) for turn, (start, end) in zip(turns, runs, strict=True)]
+        for number, (start, end) in enumerate(runs):
+            # Spans unless one version sampled all of the call.
+            spans = spans_of_versions(versions[start:end])
+            whole = len(spans) == 1 and spans[0][1:] == (0, end - start)
+            names = tuple(dict.fromkeys(version for version, _, _ in spans))
+            turns[number] = replace(turns[number], weight_versions=names, weight_spans=() if whole else spans)
         used |= {WEIGHTS}
     part = ConvertedPart(replace(rollout, turns=tuple(turns), training_row=None), used_facts=used)
     return Converted((part,), tuple(lost_columns))
-
-
-def _of_versions(turn: Turn, versions: NDArray[Any]) -> Turn:
-    """The call with the versions of its tokens: spans unless one version sampled all of them."""
-    spans = spans_of_versions(versions)
-    whole = len(spans) == 1 and spans[0][1:] == (0, len(versions))
-    names = tuple(dict.fromkeys(version for version, _, _ in spans))
-    return replace(turn, weight_versions=names, weight_spans=() if whole else spans)
 
 
 def sampled_calls(rollout: Rollout) -> list[SampledCall]:
@@ -196,7 +193,6 @@ def _row_part(rollout: Rollout, forked: ForkedRow, *, alone: bool) -> ConvertedP
     versions = {turn.weight_versions for turn in trained}
     if len(versions) == 1 and (version := versions.pop()) and len(version) == 1:
         facts[WEIGHTS] = list(version)
-    facts = facts
     row_rollout = replace(rollout, messages=messages, turns=(), training_row=row)
     return ConvertedPart(row_rollout, facts, calls=forked.trained)
 
@@ -219,17 +215,14 @@ def _columns_of_calls(turns: Sequence[Turn], forked: ForkedRow, size: int) -> It
             whole[start : start + len(column.values)] = column.values
         yield Column(name, ColumnRole.OTHER, whole, Alignment.FULL, policy)
     if len({version for k in forked.calls for version in turns[k].weight_versions}) > 1:
-        yield version_of_tokens(_spans_in_row(turns, forked), size)
-
-
-def _spans_in_row(turns: Sequence[Turn], forked: ForkedRow) -> Iterator[tuple[str, int, int]]:
-    """Which version sampled which tokens of a row of calls; no call that names several without spans."""
-    for k in forked.calls:
-        turn, start = turns[k], _length(turns[k].prompt_ids)
-        whole = (
-            [(turn.weight_versions[0], 0, _length(turn.completion_ids))] if len(turn.weight_versions) == 1 else []
-        )
-        yield from ((version, start + at, start + end) for version, at, end in turn.weight_spans or whole)
+        spans: list[tuple[str, int, int]] = []
+        for k in forked.calls:  # no call that names several versions without spans
+            turn, start = turns[k], _length(turns[k].prompt_ids)
+            own = turn.weight_spans
+            if not own and len(turn.weight_versions) == 1:
+                own = ((turn.weight_versions[0], 0, _length(turn.completion_ids)),)
+            spans += [(version, start + at, start + end) for version, at, end in own]
+        yield version_of_tokens(spans, size)
 
 
 def _messages_up_to(rollout: Rollout, turn: Turn) -> tuple[Message, ...]:
@@ -332,11 +325,8 @@ def _with_facts(turns: list[Turn], facts: Mapping[str, Any]) -> tuple[list[Turn]
     """The calls of a row with what the row says about them, and the names of those facts."""
     used: set[str] = set()
     reasons = [facts.get(_FINISH)] if len(turns) == 1 and _FINISH in facts else facts.get(_EACH_FINISH)
-    if (
-        isinstance(reasons, list)
-        and len(reasons) == len(turns)
-        and all(isinstance(entry, str | None) for entry in reasons)
-    ):
+    are_reasons = isinstance(reasons, list) and all(isinstance(entry, str | None) for entry in reasons)
+    if are_reasons and len(reasons) == len(turns):
         turns = [replace(turn, finish_reason=reason) for turn, reason in zip(turns, reasons, strict=True)]
         used.add(_FINISH if len(turns) == 1 and _FINISH in facts else _EACH_FINISH)
     versions = facts.get(WEIGHTS)

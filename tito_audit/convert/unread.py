@@ -143,7 +143,6 @@ class _HeldValues:
         self._counts.add(_row_tokens(rollouts))
 
     def start(self) -> None:
-        """Reset the counts."""
         self.hits, self.misses = 0, []
 
     def look(self, value: Any, key: str, path: tuple[str, ...], place: Path) -> None:
@@ -163,7 +162,15 @@ class _HeldValues:
         elif value is None or (key in _COUNTS and type(value) is int and value in self._counts):
             return  # nothing, or a count of what the rollouts hold
         elif isinstance(value, str) and value[:1] in ("{", "[") and (_kind(key), value) not in self._pairs:
-            self._json(value, key, path, place)
+            # JSON as text, which tables use for what they have no type for.
+            try:
+                parsed = parsed_json(value)
+            except ValueError:
+                parsed = None
+            if isinstance(parsed, dict | list):
+                self.look(parsed, key, path, place)
+            else:
+                self._note(self._scalar(value, key, nested=len(path) > 1), path)
         else:
             self._note(self._scalar(value, key, nested=len(path) > 1), path)
 
@@ -172,17 +179,6 @@ class _HeldValues:
             self.hits += 1
         else:
             self.misses.append("".join(path))
-
-    def _json(self, text: str, key: str, path: tuple[str, ...], place: Path) -> None:
-        """Look into a string that is JSON, which tables use for what they have no type for."""
-        try:
-            value = parsed_json(text)
-        except ValueError:
-            value = None
-        if isinstance(value, dict | list):
-            self.look(value, key, path, place)
-        else:
-            self._note(self._scalar(text, key, nested=len(path) > 1), path)
 
     def _list(self, value: Any, key: str, path: tuple[str, ...], place: Path) -> None:
         if not len(value):
@@ -310,7 +306,6 @@ def _is_ids(value: Iterable[Any]) -> bool:
 
 
 def _inside(part: Ids, whole: Ids) -> bool:
-    """Whether one sequence of ids is contained in another."""
     if not 0 < len(part) <= len(whole):
         return False
     data, wanted = whole.tobytes(), part.tobytes()

@@ -169,7 +169,6 @@ class BatchGate:
         return self.quarantine if process is None else self.quarantine.with_suffix(f".{process}.jsonl")
 
     def _write(self, step: int, rows: Sequence[Row], audit: BatchAudit, process: int | None) -> None:
-        """Append the failing rows to the file of this process."""
         by_row: dict[int, list[Finding]] = {}
         for finding in audit.findings:
             by_row.setdefault(finding.place.row, []).append(finding)

@@ -69,7 +69,6 @@ class CausalModel:
 
     @cached_property
     def token_bytes(self) -> Callable[[int], bytes]:
-        """The bytes of each token."""
         return load_tokenizer(self.folder).vocabulary.token_bytes
 
     @cached_property
@@ -393,7 +392,6 @@ class Sampling:
 
     @property
     def done(self) -> bool:
-        """Whether all answers have ended."""
         return not self._answers
 
     def step(self) -> list[GenerationChunk]:
@@ -464,7 +462,6 @@ class Sampling:
         return logits[:, -1]
 
     def _next(self, answer: _OpenAnswer, logits_V: torch.Tensor) -> GenerationChunk:
-        """The next token of one answer, chosen and scored."""
         if not bool(logits_V.isfinite().any()) or bool(logits_V.isnan().any()):
             raise ProviderError("the model's logits are not numbers (NaN): its weights are broken")
         token = choose(logits_V, self._choosing, answer.generator, self._prompt, answer.output_ids, self._end_ids)
@@ -581,6 +578,7 @@ class HuggingFaceProvider:
         return self.name.removeprefix("hf=")
 
     async def generate(self, input_ids: Sequence[int], sampling: SamplingParams) -> GenerationResult:
+        """The one answer to a prompt."""
         return await one_answer(self, input_ids, sampling)
 
     async def generate_n(self, input_ids: Sequence[int], sampling: SamplingParams) -> tuple[GenerationResult, ...]:
@@ -588,6 +586,7 @@ class HuggingFaceProvider:
         return await collect(self.stream(input_ids, sampling), input_ids, sampling)
 
     async def stream(self, input_ids: Sequence[int], sampling: SamplingParams) -> AsyncIterator[GenerationChunk]:
+        """The answers token by token."""
         run = await self._in_thread(lambda model: Sampling(model, input_ids, sampling, self.weight_version))
         while not run.done:
             for chunk in await self._in_thread(lambda _: run.step()):

@@ -58,9 +58,11 @@ class SGLangProvider:
         self._where = f"{self.name}{_PATH}"
 
     async def generate(self, input_ids: Sequence[int], sampling: SamplingParams) -> GenerationResult:
+        """The one answer to a prompt."""
         return await one_answer(self, input_ids, sampling)
 
     async def generate_n(self, input_ids: Sequence[int], sampling: SamplingParams) -> tuple[GenerationResult, ...]:
+        """All answers to a prompt, by one request."""
         ids = plain_ids(input_ids)
         answer = await self._http.json("POST", _PATH, await self._body(ids, sampling))
         answers = answer if isinstance(answer, list) else [answer]
@@ -87,6 +89,7 @@ class SGLangProvider:
         return tuple(results)
 
     async def stream(self, input_ids: Sequence[int], sampling: SamplingParams) -> AsyncIterator[GenerationChunk]:
+        """The answers as they are sampled."""
         ids = plain_ids(input_ids)
         body = {**await self._body(ids, sampling), "stream": True}
         seen = [0] * sampling.n
@@ -165,13 +168,14 @@ class SGLangProvider:
         return await self.find_model()
 
     def forcing(self, structural_tag: Mapping[str, Any]) -> dict[str, Any]:
+        """The extra parameters that keep an answer to a structural tag of xgrammar."""
         return {"structural_tag": json.dumps(structural_tag)}
 
     async def close(self) -> None:
+        """Close all connections."""
         await self._http.close()
 
     async def _body(self, ids: list[int], sampling: SamplingParams) -> dict[str, Any]:
-        """The request, with a stated length."""
         checked_sampling(sampling, _OURS)
         served = await self._finder.find()
         self.model = served.model
@@ -195,7 +199,6 @@ class SGLangProvider:
         }
 
     def _meta(self, answer: Any, ids: list[int]) -> _Object:
-        """The `meta_info` of an answer to this prompt."""
         meta = answer.get("meta_info") if isinstance(answer, dict) else None
         if not isinstance(meta, dict):
             raise ProviderError(f"{self._where}: not an answer of SGLang: it has no meta_info")
@@ -250,7 +253,6 @@ class SGLangProvider:
         return entries[len(entries) - size :]
 
     def _likeliest(self, entries: Any, top: int) -> TopLogprobs:
-        """The alternatives at one place."""
         checked = self._entries({"top_logprobs": entries}, "top_logprobs")
         ids = answered_ids([entry[1] for entry in checked], f"{self._where}: alternatives")
         values = answered_logprobs([entry[0] for entry in checked], f"{self._where}: alternatives", ids)
@@ -258,21 +260,18 @@ class SGLangProvider:
 
 
 def _reason(meta: _Object) -> str | None:
-    """Why the answer ended, None if it goes on."""
     reason = meta.get("finish_reason")
     kind = reason.get("type") if isinstance(reason, dict) else reason
     return None if kind is None else str(kind)
 
 
 def _stop_reason(meta: _Object) -> str | int | None:
-    """The text or token that ended the answer."""
     reason = meta.get("finish_reason")
     matched = reason.get("matched") if isinstance(reason, dict) else None
     return matched if isinstance(matched, str | int) else None
 
 
 def _version(meta: _Object) -> str | None:
-    """The version of the weights."""
     version = meta.get("weight_version")
     return None if version is None else str(version)
 

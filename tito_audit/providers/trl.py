@@ -50,7 +50,6 @@ class _Waiting:
     """What the server answers, and which of its prompts was this one."""
 
     def goes_with(self, other: _Waiting) -> bool:
-        """Whether both can be sent at once."""
         return self.path == other.path and (self.path == _SCORE or self.body == other.body)
 
 
@@ -80,9 +79,11 @@ class TRLProvider:
         self._sending: asyncio.Task[None] | None = None
 
     async def generate(self, input_ids: Sequence[int], sampling: SamplingParams) -> GenerationResult:
+        """The one answer to a prompt."""
         return await one_answer(self, input_ids, sampling)
 
     async def generate_n(self, input_ids: Sequence[int], sampling: SamplingParams) -> tuple[GenerationResult, ...]:
+        """All answers to a prompt."""
         checked_sampling(sampling, _OURS)
         ids, where, n = plain_ids(input_ids), f"{self.name}{_GENERATE}", sampling.n
         # The request without its prompts. `generation_kwargs` override the other fields, which know no null.
@@ -142,9 +143,11 @@ class TRLProvider:
         return ScoredTokens(tuple(plain), first, values, tops)
 
     def forcing(self, structural_tag: Mapping[str, Any]) -> dict[str, Any]:
+        """The extra parameters that keep an answer to a structural tag of xgrammar."""
         return {"structured_outputs": {"structural_tag": json.dumps(structural_tag)}}
 
     async def close(self) -> None:
+        """Close all connections."""
         await self._http.close()
 
     async def _answered(self, call: _Waiting) -> tuple[Any, int]:

@@ -130,7 +130,6 @@ def _tokens_body(model: str, ids: PromptIds, sampling: SamplingParams) -> dict[s
 
 
 def _parameters(sampling: SamplingParams) -> dict[str, Any]:
-    """The sampling parameters that are set."""
     names = ("temperature", "top_p", "top_k", "min_p", "max_tokens", "seed")
     parameters: dict[str, Any] = {
         name: getattr(sampling, name) for name in names if getattr(sampling, name) is not None
@@ -267,9 +266,11 @@ class VLLMProvider:
         self._finder = Finder(self._http, self.name, self._options.model, self._check_mode)
 
     async def generate(self, input_ids: Sequence[int], sampling: SamplingParams) -> GenerationResult:
+        """The one answer to a prompt."""
         return await one_answer(self, input_ids, sampling)
 
     async def generate_n(self, input_ids: Sequence[int], sampling: SamplingParams) -> tuple[GenerationResult, ...]:
+        """All answers to a prompt, by one request."""
         ids = prompt_ids(input_ids)
         body = await self._body(ids, sampling)
         answer = await self._http.json("POST", self._endpoint.path, body, sent=ids)
@@ -295,6 +296,7 @@ class VLLMProvider:
         return tuple(results)
 
     async def stream(self, input_ids: Sequence[int], sampling: SamplingParams) -> AsyncIterator[GenerationChunk]:
+        """The answers as they are sampled."""
         ids = prompt_ids(input_ids)
         body = {**await self._body(ids, sampling), "stream": True}
         ended: list[int] = []
@@ -424,9 +426,11 @@ class VLLMProvider:
         return ids if isinstance(ids, list) else None
 
     def forcing(self, structural_tag: Mapping[str, Any]) -> dict[str, Any]:
+        """The extra parameters that keep an answer to a structural tag of xgrammar."""
         return {"structured_outputs": {"structural_tag": json.dumps(structural_tag)}}
 
     async def close(self) -> None:
+        """Close all connections."""
         await self._http.close()
 
     @property

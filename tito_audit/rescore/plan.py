@@ -282,7 +282,6 @@ def _touched(sampled: Mask, start: int, end: int) -> bool:
 
 
 def _belongs(evidence: Evidence, key: Key, swap: Replaced, finding: Finding) -> bool:
-    """Whether a replacement is one of a finding's."""
     hit, (where, turn) = finding.hit, key
     if swap.against == SEEN:
         return hit.turn == turn

@@ -157,7 +157,6 @@ class PromptRun(ModelRun[AskedRollout]):
         return result
 
     def finish(self, seconds: float) -> None:
-        """Complete the summary; ProviderError if nothing was compared."""
         self.summary.model = self.provider.model or self.summary.model
         if not self.summary.compared and self.summary.skipped:
             (_, because), (number, place) = next(iter(self.summary.skipped.items()))

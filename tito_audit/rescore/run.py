@@ -75,7 +75,6 @@ class Temperature:
         self._asked = 0
 
     async def explained(self, scored: Sequence[tuple[Scorable, Logprobs]], sequences: Sequence[ScorePair]) -> str:
-        """The temperature in words, if proved; else ""."""
         if self._asked >= 4 or not sequences:
             return ""
         longest = max(sequences, key=lambda sequence: len(sequence.at))

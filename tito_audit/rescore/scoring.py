@@ -57,7 +57,6 @@ class Scorer:
         """Sequences that are being scored, with their start."""
 
     async def scores(self, wants: Sequence[Want]) -> list[Scores]:
-        """The scores of each sequence, in order."""
         holders, owners = shared(wants)
         of_holders = await asyncio.gather(*(self._once(want) for want in holders))
         out = []

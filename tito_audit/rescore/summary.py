@@ -12,11 +12,9 @@ from tito_audit.record.arrays import Logprobs
 from tito_audit.record.finding import Finding
 from tito_audit.record.mismatch import Mismatch
 from tito_audit.record.rollout import Place
-from tito_audit.rescore.compare import used
+from tito_audit.rescore.compare import Sums, used
 from tito_audit.rescore.model import (
     BOUND,
-    EDGES,
-    FEWEST,
     NEAR,
     Agreement,
     Behind,
@@ -31,44 +29,6 @@ LOWEST = -20
 BINS = 40
 WORST = 20
 """Prices kept in full."""
-
-
-@dataclass(slots=True)
-class Sums:
-    """Sums over differences, model minus recorded, from which an `Agreement` is made."""
-
-    tokens: int = 0
-    total: float = 0.0
-    size: float = 0.0
-    squares: float = 0.0
-    k3: float = 0.0
-    largest: float = 0.0
-    above: list[int] = field(default_factory=lambda: [0] * len(EDGES))
-
-    def add(self, differences: Logprobs) -> None:
-        if not len(differences):
-            return
-        sizes = np.abs(differences)
-        self.tokens += len(sizes)
-        self.total += float(differences.sum())
-        self.size += float(sizes.sum())
-        self.squares += float((sizes**2).sum())
-        with np.errstate(over="ignore"):
-            self.k3 += float((np.expm1(differences) - differences).sum())
-        self.largest = max(self.largest, float(sizes.max()))
-        for number, edge in enumerate(EDGES):
-            self.above[number] += int((sizes > edge).sum())
-
-    def agreement(self, tolerance: float) -> Agreement | None:
-        """How all of them agree; None without any."""
-        n = self.tokens
-        if not n:
-            return None
-        mean, size = self.total / n, self.size / n
-        spread = math.sqrt(max(self.squares - n * size * size, 0) / (n - 1)) if n > 1 else 0.0
-        above = n >= FEWEST and size - 2 * spread / math.sqrt(n) > tolerance
-        shares = tuple(count / n for count in self.above)
-        return Agreement(n, mean, size, self.largest, -mean, self.k3 / n, shares, above)
 
 
 @dataclass(slots=True)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tito_audit.record.mismatch import MismatchCause
+from tito_audit.rescore.compare import Sums
 from tito_audit.rescore.model import EDGES, NEAR
-from tito_audit.rescore.summary import CausePrice, RescoreSummary, Sums
+from tito_audit.rescore.summary import CausePrice, RescoreSummary
 from tito_audit.terminal.escape import visible
 from tito_audit.terminal.mismatch import mismatch_rows
 from tito_audit.terminal.words import percent, unsigned

@@ -291,7 +291,6 @@ class _Completions:
     """What a stream ends with."""
 
     async def respond(self, request: web.Request) -> web.StreamResponse:
-        """The answer to a request."""
         gateway, body = request.app[GATEWAY], await _body(request)
         await gateway.ready()
         began, waits = time.perf_counter(), count_waits()

@@ -115,7 +115,6 @@ class AnswerReader:
         return self.parsed.content or ""
 
     def message(self) -> dict[str, Any]:
-        """The assistant message so far."""
         return to_message(self.parsed, self._call_id)
 
     def say(self, deltas: Sequence[Delta]) -> list[dict[str, Any]]:
@@ -341,7 +340,6 @@ class PartialAnswer:
         return self.reading.feed(chunk.output_ids)
 
     def why(self) -> str | None:
-        """The finish reason that the client gets."""
         return finish_reason(self.reading.parsed, self.finish_reason)
 
 
@@ -503,7 +501,6 @@ class Gateway:
         return await self.provider.derender(results, chat_request(call.fields))
 
     async def _finish(self, call: Call, results: Sequence[GenerationResult]) -> None:
-        """Keep the answers in their session, and log them."""
         chat = call.fields if isinstance(call.fields, ChatAsked) else None
         messages = [answer.reading.message() if chat else {"text": answer.reading.text} for answer in call.answers]
         threads = self.facts_of(call.session).threads.begin(call.call_id, call.prompt, len(results))
@@ -527,7 +524,6 @@ class Gateway:
     # Sessions
 
     def facts_of(self, session: Session) -> SessionFacts:
-        """What is known of a session besides its answers."""
         return self._kept.setdefault(session, SessionFacts())
 
     def session(self, session_id: str) -> Session:

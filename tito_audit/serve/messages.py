@@ -221,7 +221,6 @@ class Messages:
         yield {"type": "message_stop"}
 
     def signed(self, thought: str) -> str:
-        """The signature of a text of reasoning."""
         return hmac.new(self._key, thought.encode("utf-8", "surrogatepass"), "sha256").hexdigest()
 
     def shown(self, call_id: str, arguments: str) -> dict[str, Any]:
@@ -249,7 +248,6 @@ class _Blocks:
         """What the open block holds so far; of a tool call, its arguments, which are sent when they are whole."""
 
     def take(self, delta: Mapping[str, Any]) -> Iterator[Event]:
-        """The events of one delta of a chat completion."""
         if (thought := delta.get("reasoning_content")) and self._shows_thinking:
             yield from self._begin({"type": "thinking", "thinking": "", "signature": ""})
             yield self._add({"type": "thinking_delta", "thinking": thought}, thought)
@@ -263,7 +261,6 @@ class _Blocks:
             self._text.append(call["function"]["arguments"])
 
     def end(self) -> Iterator[Event]:
-        """The events that end the open block."""
         if self._open is None:
             return
         text = "".join(self._text)
@@ -299,7 +296,6 @@ def _begun(gateway: Gateway, call: Call) -> dict[str, Any]:
 
 
 def _end(call: Call) -> dict[str, Any]:
-    """Why the answer ended."""
     (answer,) = call.answers
     reason, sequence = answer.why(), answer.stop_reason
     if reason == "stop" and isinstance(sequence, str) and sequence in call.fields.sampling.stop:
@@ -330,7 +326,6 @@ def _input(arguments: str) -> dict[str, Any]:
 
 
 def _arguments(value: Mapping[str, Any]) -> str:
-    """The text of an object of arguments."""
     text = value.get(_NOT_JSON)
     return text if isinstance(text, str) and len(value) == 1 else json.dumps(value, ensure_ascii=False)
 
@@ -356,7 +351,6 @@ def _field(block: Block, name: str, where: str) -> str:
 
 
 def _blocks(content: object, where: str) -> list[Placed]:
-    """Content as blocks; a text is a block too."""
     if content is None or isinstance(content, str):
         return [] if content is None else [(where, {"type": "text", "text": content})]
     if not isinstance(content, list):

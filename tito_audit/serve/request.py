@@ -185,7 +185,6 @@ def body_of(data: bytes) -> Body:
 
 
 def _shared_fields(body: Body, logprobs: bool, top: int) -> dict[str, Any]:
-    """The fields that both endpoints have."""
     options = value_of(body, "stream_options", dict, "an object", default={}) or {}
 
     def flag(name: str) -> bool:

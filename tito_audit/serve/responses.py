@@ -99,7 +99,6 @@ class ResponseAsked(ChatAsked):
 
     @property
     def seals(self) -> bool:
-        """Whether reasoning items have `encrypted_content`."""
         return _ENCRYPTED in (self.own.get("include") or ())
 
 
@@ -289,7 +288,6 @@ class Responses:
 
 
 def _chat_body(body: Body) -> dict[str, Any]:
-    """The other fields as those of a chat completion."""
     chat = {name: value for name, value in body.items() if name not in _OWN}
     chat["max_completion_tokens"] = count_of(body, "max_output_tokens", 1)
     if tools := _tools(value_of(body, "tools", list, "a list of tool definitions", default=[])):
@@ -351,7 +349,6 @@ def _namespaced(body: Body) -> dict[str, tuple[str, str]]:
 
 
 def _input_items(body: Body) -> list[Item]:
-    """The input as items, each with an id."""
     sent = body.get("input")
     if isinstance(sent, str):
         sent = [{"role": "user", "content": [{"type": "input_text", "text": sent}]}]

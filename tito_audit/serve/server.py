@@ -98,7 +98,6 @@ def _is_ours(record: logging.LogRecord) -> bool:
 
 
 async def _sweep(gateway: Gateway, idle: float) -> None:
-    """Drop idle sessions from memory, periodically."""
     while True:
         await asyncio.sleep(min(_SWEEPS, max(idle / 2, 0.05)))
         gateway.conversations.drop_idle(gateway.clock() - idle)
