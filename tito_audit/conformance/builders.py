@@ -78,6 +78,25 @@ class PromptBuilder:
     """Called once a template."""
 
 
+_BUILDERS: list[PromptBuilder] = []
+
+
+def _begins(name: str, source: str) -> Callable[[Callable[[World], Next]], None]:
+    """Adds a function of a world as a builder."""
+    return lambda begin: _BUILDERS.append(PromptBuilder(name, source, begin))
+
+
+def _builds(name: str, source: str) -> Callable[[Callable[[World, AnsweredTurn], Tokens]], None]:
+    """The same of a function that keeps nothing between the turns."""
+    return lambda build: _begins(name, source)(lambda world: partial(build, world))
+
+
+@_builds("render", "every server that takes messages: all of them rendered and encoded again")
+def _rendered(world: World, turn: AnsweredTurn) -> Tokens:
+    return world.ids(world.text(turn.probe.messages[: turn.until], turn.probe.tools, opens=True))
+
+
+@_begins("splice", "`tito-audit serve` and `managed_server`")
 def _spliced(world: World) -> Next:
     """The sessions of our gateway: stored ids, and what the template adds, proved."""
     conversations = Conversations(world.tokenizer, world.renderer)
@@ -106,6 +125,7 @@ def _dummies(*wires: Mapping[str, object]) -> tuple[Message, ...]:
     return as_messages(list(wires), "a dummy")
 
 
+@_builds("trl", "TRL 1.16, `trl/trainer/grpo_trainer.py`: `_get_tool_suffix_ids`")
 def _tool_suffix(world: World, turn: AnsweredTurn) -> Tokens:
     """A tool's result after a dummy call, cut behind the last end token; other messages it does not take."""
     if not turn.new or any(message.role != "tool" for message in turn.new):
@@ -124,6 +144,9 @@ def _tool_suffix(world: World, turn: AnsweredTurn) -> Tokens:
     return (*turn.seen, *whole[len(before) :])
 
 
+@_builds(
+    "verl", "verl 0.9, `verl/utils/tokenizer/chat_template.py`: new messages alone, and the separator of turns"
+)
 def _alone(world: World, turn: AnsweredTurn) -> Tokens:
     """The new messages rendered alone, without what the template writes before a first message."""
     empty = {"role": "user", "content": ""}
@@ -139,6 +162,9 @@ def _alone(world: World, turn: AnsweredTurn) -> Tokens:
     return (*turn.seen, *_separator(world), *alone)
 
 
+@_builds(
+    "miles", "miles 0.0.2, `miles/utils/chat_template_utils/tito_tokenizer.py`: `TITOTokenizer` and its classes"
+)
 def _text_suffix(world: World, turn: AnsweredTurn) -> Tokens:
     """Each new message after dummies: the text that the template adds for it, encoded alone.
 
@@ -175,6 +201,7 @@ def _text_suffix(world: World, turn: AnsweredTurn) -> Tokens:
     return (*seen, *added)
 
 
+@_builds("nemo-rl", "NeMo-RL, `openai_server_utils.replace_prefix_tokens`")
 def _replaced(world: World, turn: AnsweredTurn) -> Tokens:
     """All messages rendered again, with everything up to the answer's end token replaced by the stored ids."""
     if world.eos_id is None:
@@ -294,41 +321,11 @@ def _peer(world: World) -> tuple[Any, str]:
     return best
 
 
-def _each(build: Callable[[World, AnsweredTurn], Tokens]) -> Callable[[World], Next]:
-    return lambda world: partial(build, world)
-
-
-BUILDERS: tuple[PromptBuilder, ...] = (
-    PromptBuilder(
-        "render",
-        "every server that takes messages: all of them rendered and encoded again",
-        _each(
-            lambda world, turn: world.ids(
-                world.text(turn.probe.messages[: turn.until], turn.probe.tools, opens=True)
-            )
-        ),
-    ),
-    PromptBuilder("splice", "`tito-audit serve` and `managed_server`", _spliced),
-    PromptBuilder(
-        "trl",
-        "TRL 1.16, `trl/trainer/grpo_trainer.py`: `_get_tool_suffix_ids`",
-        _each(_tool_suffix),
-    ),
-    PromptBuilder(
-        "verl",
-        "verl 0.9, `verl/utils/tokenizer/chat_template.py`: new messages alone, and the separator of turns",
-        _each(_alone),
-    ),
-    PromptBuilder(
-        "miles",
-        "miles 0.0.2, `miles/utils/chat_template_utils/tito_tokenizer.py`: `TITOTokenizer` and its classes",
-        _each(_text_suffix),
-    ),
-    PromptBuilder("nemo-rl", "NeMo-RL, `openai_server_utils.replace_prefix_tokens`", _each(_replaced)),
-)
-"""Every builder, in the order of the columns."""
 if find_spec("renderers") is not None:
     source = (
         f"renderers {version('renderers')}, the package: `bridge_to_next_turn` of its renderer for the template"
     )
-    BUILDERS = (*BUILDERS, PromptBuilder("renderers", source, _bridged))
+    _begins("renderers", source)(_bridged)
+
+BUILDERS = tuple(_BUILDERS)
+"""Every builder, in the order of the columns."""

@@ -36,14 +36,9 @@ class ConvertedPart:
     """What the log says about each single call."""
 
 
-@dataclass(frozen=True, slots=True)
-class Converted:
-    """A rollout in the other form."""
-
-    parts: tuple[ConvertedPart, ...]
-    """Several where calls do not continue one another."""
-    lost: tuple[str, ...] = ()
-    """What has no place in that form, by name."""
+Converted = tuple[tuple[ConvertedPart, ...], tuple[str, ...]]
+"""A rollout in the other form, as several where calls do not continue one another; and the names of what has no
+place in that form."""
 
 
 def as_rows(rollout: Rollout) -> Converted:
@@ -53,16 +48,16 @@ def as_rows(rollout: Rollout) -> Converted:
     """
     row, alone = rollout.training_row, replace(rollout, turns=())
     if row is not None and not rollout.turns:
-        return Converted((ConvertedPart(alone),))
+        return (ConvertedPart(alone),), ()
     if row is not None and not _is_row_of(rollout, row):
-        return Converted((ConvertedPart(alone),), (_OTHER_CALLS,))
+        return (ConvertedPart(alone),), (_OTHER_CALLS,)
     forked = fork_rows(sampled_calls(rollout))
     if not forked:
         raise RecordError("no call sampled a token, so there is nothing to train")
     parts = tuple(_row_part(rollout, forked_row, alone=len(forked) == 1) for forked_row in forked)
     if row is not None:
         parts = (ConvertedPart(alone, parts[0].facts),)
-    return Converted(parts, tuple(dict.fromkeys(_lost_of_calls(rollout, forked))))
+    return parts, tuple(dict.fromkeys(_lost_of_calls(rollout, forked)))
 
 
 def as_calls(rollout: Rollout, facts: Mapping[str, Any]) -> Converted:
@@ -75,7 +70,7 @@ def as_calls(rollout: Rollout, facts: Mapping[str, Any]) -> Converted:
     if rollout.turns:
         sampled_calls(rollout)
         lost = (_OTHER_ROW,) if row is not None and not _is_row_of(rollout, row) else ()
-        return Converted((ConvertedPart(replace(rollout, training_row=None)),), lost)
+        return (ConvertedPart(replace(rollout, training_row=None)),), lost
     if row is None:
         raise RecordError(_NO_IDS)
     runs = _runs(row)
@@ -108,7 +103,7 @@ def as_calls(rollout: Rollout, facts: Mapping[str, Any]) -> Converted:
             turns[number] = replace(turns[number], weight_versions=names, weight_spans=() if whole else spans)
         used |= {WEIGHTS}
     part = ConvertedPart(replace(rollout, turns=tuple(turns), training_row=None), used_facts=used)
-    return Converted((part,), tuple(lost_columns))
+    return (part,), tuple(lost_columns)
 
 
 def sampled_calls(rollout: Rollout) -> list[SampledCall]:
@@ -325,8 +320,11 @@ def _with_facts(turns: list[Turn], facts: Mapping[str, Any]) -> tuple[list[Turn]
     """The calls of a row with what the row says about them, and the names of those facts."""
     used: set[str] = set()
     reasons = [facts.get(_FINISH)] if len(turns) == 1 and _FINISH in facts else facts.get(_EACH_FINISH)
-    are_reasons = isinstance(reasons, list) and all(isinstance(entry, str | None) for entry in reasons)
-    if are_reasons and len(reasons) == len(turns):
+    if (
+        isinstance(reasons, list)
+        and len(reasons) == len(turns)
+        and all(isinstance(entry, str | None) for entry in reasons)
+    ):
         turns = [replace(turn, finish_reason=reason) for turn, reason in zip(turns, reasons, strict=True)]
         used.add(_FINISH if len(turns) == 1 and _FINISH in facts else _EACH_FINISH)
     versions = facts.get(WEIGHTS)

@@ -238,15 +238,15 @@ class Conversion:
                 auditor, _ = self._auditor(rollout.place.file)
                 reference = None if auditor.tokenizer is None else Reference(auditor.tokenizer, auditor.renderer)
                 rollout = replace(rollout, training_row=as_sft_row(rollout, reference, texts_of(row)))
-            converted = as_rows(rollout) if self.maker.holds is Holds.ROWS else as_calls(rollout, facts)
+            parts, lost = as_rows(rollout) if self.maker.holds is Holds.ROWS else as_calls(rollout, facts)
         except RecordError as error:
             tally.refuse(rollout.place, str(error))
             return
-        tally.lose(() if self.maker.tokens_only else converted.lost, rollout.place)
-        if len(converted.parts) > 1:
+        tally.lose(() if self.maker.tokens_only else lost, rollout.place)
+        if len(parts) > 1:
             tally.forked += 1
             tally.repeated.update(() if self.maker.tokens_only else facts.keys())
-        for part in converted.parts:
+        for part in parts:
             own = {name: value for name, value in facts.items() if name not in part.used_facts}
             yield builder.sample(part.rollout, {**own, **part.facts})
 

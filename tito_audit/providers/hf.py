@@ -307,16 +307,6 @@ def _truncated(logits: torch.Tensor, choosing: Choosing) -> torch.Tensor:
 # When an answer ends, decided token by token as vLLM decides it.
 
 
-@dataclass(frozen=True, slots=True)
-class StopCause:
-    """Why an answer ended."""
-
-    finish_reason: str
-    """`stop` or `length`."""
-    stop_reason: str | int | None = None
-    """The stop text or stop token of the request that was found; None for an end token of the model."""
-
-
 @dataclass(slots=True)
 class Endings:
     """Decides when one answer ends: at an end token, a stop token, a stop text or the limit, in this order."""
@@ -331,21 +321,23 @@ class Endings:
     _tail: bytes = field(default=b"", repr=False)
     """The last text of the answer, as far as a stop text can reach back."""
 
-    def after(self, token: int) -> StopCause | None:
-        """The end after this next token; None if the answer goes on."""
+    def after(self, token: int) -> tuple[str | None, str | int | None]:
+        """The finish reason after this next token, None if the answer goes on; and the stop text or stop token of
+        the request that was found, None for an end token of the model.
+        """
         self._tokens += 1
         if token in self.eos_ids:
-            return StopCause("stop")
+            return "stop", None
         if token in self.stop_ids:
-            return StopCause("stop", token)
+            return "stop", token
         if self.stop:
             self._tail += self.token_bytes(token)
             for text in self.stop:  # It may end inside the token.
                 if text.encode() in self._tail:
-                    return StopCause("stop", text)
+                    return "stop", text
             longest = max(len(text.encode()) for text in self.stop)
             self._tail = self._tail[max(0, len(self._tail) - longest + 1) :]
-        return StopCause("length") if self._tokens >= self.max_tokens else None
+        return "length" if self._tokens >= self.max_tokens else None, None
 
 
 _PIECE = 1 << 24
@@ -467,14 +459,14 @@ class Sampling:
         token = choose(logits_V, self._choosing, answer.generator, self._prompt, answer.output_ids, self._end_ids)
         logprobs = logits_V.log_softmax(-1)
         answer.output_ids.append(token)
-        end = answer.endings.after(token)
+        finish_reason, stop_reason = answer.endings.after(token)
         return GenerationChunk(
             index=answer.index,
             output_ids=(token,),
             logprobs=(float(logprobs[token]),),
             top_logprobs=_tops(logprobs[None], self._top),
-            finish_reason=end.finish_reason if end else None,
-            stop_reason=end.stop_reason if end else None,
+            finish_reason=finish_reason,
+            stop_reason=stop_reason,
             weight_version=self._version,
         )
 

@@ -42,28 +42,6 @@ from tito_audit.record.prompt_ids import PromptIds
 RENDER, DERENDER = "/v1/chat/completions/render", "/v1/chat/completions/derender"
 
 
-def derender_body(
-    model: str, results: Sequence[GenerationResult], chat_request: Mapping[str, Any]
-) -> dict[str, Any]:
-    """The request to parse the answers to one prompt."""
-    choices = [
-        {
-            "index": index,
-            "token_ids": list(result.output_ids),
-            "finish_reason": result.finish_reason,
-            "stop_reason": result.stop_reason,
-        }
-        for index, result in enumerate(results)
-    ]
-    return {
-        "model": model,
-        "generate_response": {"request_id": "derender", "model": model, "choices": choices},
-        "chat_request": {**chat_request, "model": model, "stream": False},
-        "prompt_tokens": len(results[0].input_ids),
-        "prompt_token_ids": list(results[0].input_ids),
-    }
-
-
 def derendered(answer: object, count: int, where: str) -> tuple[Parsed, ...]:
     """The answers as the server parsed them, in the order of their index; ProviderError for anything else."""
     choices = answer.get("choices") if isinstance(answer, Mapping) else None
@@ -375,7 +353,23 @@ class VLLMProvider:
         """
         if not results:
             return ()
-        body = derender_body(await self.find_model(), results, chat_request)
+        model = await self.find_model()
+        choices = [
+            {
+                "index": index,
+                "token_ids": list(result.output_ids),
+                "finish_reason": result.finish_reason,
+                "stop_reason": result.stop_reason,
+            }
+            for index, result in enumerate(results)
+        ]
+        body = {
+            "model": model,
+            "generate_response": {"request_id": "derender", "model": model, "choices": choices},
+            "chat_request": {**chat_request, "model": model, "stream": False},
+            "prompt_tokens": len(results[0].input_ids),
+            "prompt_token_ids": list(results[0].input_ids),
+        }
         where = f"vllm={self._http.base_url}{DERENDER}"
         try:
             answer = await self._http.json("POST", DERENDER, body)

@@ -372,24 +372,28 @@ class ModelRun(Generic[_Result]):
     def __iter__(self) -> Iterator[_Result]:
         """The same for a caller without an event loop; closes the provider."""
         results = self.results()
+
+        async def following() -> _Result:
+            return await anext(results)
+
+        async def close() -> None:
+            await results.aclose()
+            await self.provider.close()
+
         with asyncio.Runner() as runner:
             try:
                 while True:
                     try:
-                        yield runner.run(_next(results))
+                        yield runner.run(following())
                     except StopAsyncIteration:
                         return
             finally:
-                runner.run(self._close(results))
+                runner.run(close())
 
     def pieces(self, ids: tuple[int, ...]) -> str:
         """Ids as the text of each token, `' Skin'+'ny'`, or as numbers without a tokenizer."""
         vocab = self._vocabulary
         return "+".join(str(i) if vocab is None else repr(vocab.piece(i)) for i in ids) or "nothing"
-
-    async def _close(self, results: AsyncGenerator[_Result, None]) -> None:
-        await results.aclose()
-        await self.provider.close()
 
     async def compare(self, work: ModelWork) -> _Result:
         """What the model says of one rollout, or that its row cannot be read."""
@@ -512,10 +516,6 @@ class Rescoring(ModelRun[RescoredRollout]):
             missing,
             tuple(sorted({s.weight_version for s in scores if s.weight_version is not None})),
         )
-
-
-async def _next(results: AsyncGenerator[_Result, None]) -> _Result:
-    return await anext(results)
 
 
 def _vocabulary(auditor: Auditor) -> int | None:

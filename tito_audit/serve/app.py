@@ -36,7 +36,7 @@ async def send_stream(
     request: web.Request,
     headers: Mapping[str, str],
     pieces: AsyncGenerator[dict[str, Any], None],
-    last: bytes = _DONE,
+    last: bytes,
 ) -> web.StreamResponse:
     """Sends all pieces; the response.
 
@@ -259,19 +259,19 @@ def make_app(gateway: Gateway, options: HttpOptions | None = None) -> web.Applic
     app = web.Application(client_max_size=options.max_body, middlewares=[_observed, _errors, _with_key])
     app[GATEWAY], app[OPTIONS] = gateway, options
     messages = Messages(options.api_key)
-    message = _Completions(messages.request, messages.answer, messages.stream, last=b"")
-    chat = _Completions(chat_asked, chat_answer, chat_stream)
-    text = _Completions(text_asked, text_answer, text_stream)
     responses = Responses()
-    response = _Completions(responses.read_fields, responses.answer, responses.stream, last=b"")
+    chat = partial(_respond, chat_asked, chat_answer, chat_stream, _DONE)
+    text = partial(_respond, text_asked, text_answer, text_stream, _DONE)
+    message = partial(_respond, messages.request, messages.answer, messages.stream, b"")
+    response = partial(_respond, responses.read_fields, responses.answer, responses.stream, b"")
     for prefix in ("", "/s/{session}"):
-        app.router.add_post(f"{prefix}/v1/chat/completions", chat.respond)
-        app.router.add_post(f"{prefix}/v1/completions", text.respond)
-        app.router.add_post(f"{prefix}/v1/responses", response.respond)
+        app.router.add_post(f"{prefix}/v1/chat/completions", chat)
+        app.router.add_post(f"{prefix}/v1/completions", text)
+        app.router.add_post(f"{prefix}/v1/responses", response)
         app.router.add_get(f"{prefix}/v1/responses/{{response}}", _object(responses.retrieve))
         app.router.add_delete(f"{prefix}/v1/responses/{{response}}", _object(responses.delete))
         app.router.add_get(f"{prefix}/v1/responses/{{response}}/input_items", _object(responses.input_items))
-        app.router.add_post(f"{prefix}/v1/messages", message.respond)
+        app.router.add_post(f"{prefix}/v1/messages", message)
         app.router.add_post(f"{prefix}/v1/messages/count_tokens", partial(_count_tokens, messages))
     app.add_routes(_ROUTES)
     return app
@@ -280,35 +280,32 @@ def make_app(gateway: Gateway, options: HttpOptions | None = None) -> web.Applic
 # Completions
 
 
-@dataclass(frozen=True, slots=True)
-class _Completions:
-    """One endpoint that samples."""
-
-    read_fields: Callable[[bytes], Asked]
-    answer: Callable[..., dict[str, Any]]
-    pieces: Callable[..., Any]
-    last: bytes = _DONE
-    """What a stream ends with."""
-
-    async def respond(self, request: web.Request) -> web.StreamResponse:
-        gateway, body = request.app[GATEWAY], await _body(request)
-        await gateway.ready()
-        began, waits = time.perf_counter(), count_waits()
-        fields = self.read_fields(body)
-        _check_model(gateway, fields)
-        call = await gateway.begin(fields, _session_id(request) or fields.session_id)
-        branch, fork = call.prompt.branch, call.prompt.fork
-        headers = {SESSION_HEADER: call.session.id, "X-Tito-Branch": str(branch), "request-id": call.call_id}
-        if fork is not None:
-            headers["X-Tito-Fork"] = str(fork.reason)
-        if fields.stream:
-            return await send_stream(request, headers, self.pieces(gateway, call), self.last)
-        results = await gateway.sample(call)
-        response = _json(self.answer(gateway, call, results), headers=headers)
-        overhead = time.perf_counter() - began - waits.seconds
-        gateway.metrics.overhead.labels(branch).observe(overhead)
-        response.headers["X-Tito-Overhead-Ms"] = f"{overhead * 1000:.2f}"
-        return response
+async def _respond(
+    read_fields: Callable[[bytes], Asked],
+    answer: Callable[..., dict[str, Any]],
+    pieces: Callable[..., Any],
+    last: bytes,
+    request: web.Request,
+) -> web.StreamResponse:
+    """The answer of an endpoint that samples; a stream ends with `last`."""
+    gateway, body = request.app[GATEWAY], await _body(request)
+    await gateway.ready()
+    began, waits = time.perf_counter(), count_waits()
+    fields = read_fields(body)
+    _check_model(gateway, fields)
+    call = await gateway.begin(fields, _session_id(request) or fields.session_id)
+    branch, fork = call.prompt.branch, call.prompt.fork
+    headers = {SESSION_HEADER: call.session.id, "X-Tito-Branch": str(branch), "request-id": call.call_id}
+    if fork is not None:
+        headers["X-Tito-Fork"] = str(fork.reason)
+    if fields.stream:
+        return await send_stream(request, headers, pieces(gateway, call), last)
+    results = await gateway.sample(call)
+    response = _json(answer(gateway, call, results), headers=headers)
+    overhead = time.perf_counter() - began - waits.seconds
+    gateway.metrics.overhead.labels(branch).observe(overhead)
+    response.headers["X-Tito-Overhead-Ms"] = f"{overhead * 1000:.2f}"
+    return response
 
 
 def _object(answer: Callable[[web.Request], Mapping[str, Any]]) -> Handler:
