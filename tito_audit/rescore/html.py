@@ -11,15 +11,17 @@ from importlib.resources import files
 
 from tito_audit.record.rollout import Place
 from tito_audit.rescore.model import Price
-from tito_audit.rescore.summary import BINS, LOWEST, RescoreSummary
-from tito_audit.rescore.tables import (
+from tito_audit.rescore.summary import (
     AFTER_HEADS,
     AFTER_LEGEND,
     AGREEMENT_HEADS,
     AGREEMENT_LEGEND,
+    BINS,
     DRIFTED_HEADS,
     DRIFTED_LEGEND,
+    LOWEST,
     MISMATCH_HEADS,
+    RescoreSummary,
     after_rows,
     agreement_rows,
     around,

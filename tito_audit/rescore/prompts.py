@@ -26,9 +26,9 @@ from tito_audit.record.finding import Severity, Where
 from tito_audit.record.message import Message
 from tito_audit.record.prefix import common_prefix, same_ids
 from tito_audit.record.rollout import IdsFrom, Place, Turn
+from tito_audit.rescore.journal import REFUSALS
 from tito_audit.rescore.model import BOUND
 from tito_audit.rescore.run import ModelRun, ModelWork
-from tito_audit.rescore.scoring import REFUSALS
 from tito_audit.run.check import explain
 from tito_audit.run.progress import Progress
 from tito_audit.settings.model import Settings

@@ -27,7 +27,7 @@ from tito_audit.record.finding import Finding, Where
 from tito_audit.record.mismatch import MISMATCH, RowMismatch
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.rescore.compare import agreement, compared, explained, is_above, is_logprob, used
-from tito_audit.rescore.journal import ScoreJournal
+from tito_audit.rescore.journal import ScoreJournal, Scorer
 from tito_audit.rescore.model import (
     BOUND,
     FEWEST,
@@ -41,7 +41,6 @@ from tito_audit.rescore.model import (
     Unscored,
 )
 from tito_audit.rescore.plan import Cut, OtherTokens, Scorable, plan_of
-from tito_audit.rescore.scoring import Scorer
 from tito_audit.rescore.summary import RescoreSummary
 from tito_audit.rule import Rule
 from tito_audit.run.auditor import Auditor
