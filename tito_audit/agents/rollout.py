@@ -39,6 +39,12 @@ from tito_audit.settings.model import Settings
 from tito_audit.tokens.load import load_tokenizer
 from tito_audit.tokens.tokenizer import Tokenizer
 
+# An environment in any of the usual shapes, as its first messages and its reply to each text.
+#
+# `reset` and `step` of Gymnasium (also rLLM, OpenEnv), `init` and `step` of SkyRL (NovaSky-AI/SkyRL
+# `skyrl_gym/envs/base_text_env.py`: BaseTextEnv), `reset`, tools and `get_reward` of TRL (huggingface/trl
+# `trl/trainer/grpo_trainer.py`: environment_factory), or a function that scores a text.
+
 
 @dataclass(frozen=True, slots=True)
 class _StepResult:

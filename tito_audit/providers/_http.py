@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,8 @@ from uuid import uuid4
 import orjson
 
 from tito_audit.errors import ProviderError, SetupError
-from tito_audit.provider import ProviderOptions, waiting
+from tito_audit.provider import GenerationResult, ProviderOptions, SamplingParams, TokenProvider, waiting
+from tito_audit.providers._answers import one_answer
 from tito_audit.record.prompt_ids import PromptIds
 
 if TYPE_CHECKING:
@@ -270,6 +271,24 @@ def one_line(text: str) -> str:
     """A text without line breaks, of at most 500 characters."""
     text = " ".join(text.split())
     return text if len(text) <= 500 else f"{text[:500]}…"
+
+
+class ServerProvider(TokenProvider):
+    """What the providers of servers have in common."""
+
+    def __init__(self, kind: str, root: str, options: ProviderOptions | None) -> None:
+        self._options = options or ProviderOptions()
+        self._http = Http(root, self._options)
+        self.name = f"{kind}={self._http.base_url}"
+        self.model: str | None = self._options.model
+
+    async def generate(self, input_ids: Sequence[int], sampling: SamplingParams) -> GenerationResult:
+        """The one answer to a prompt."""
+        return await one_answer(self, input_ids, sampling)
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._http.close()
 
 
 # The prompt that an answer repeats is compared as bytes, which saves parsing its ids.

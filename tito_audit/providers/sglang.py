@@ -24,18 +24,17 @@ from tito_audit.providers._answers import (
     counted,
     finished,
     likeliest,
-    one_answer,
     plain_ids,
     weight_spans,
 )
-from tito_audit.providers._http import Finder, Http
+from tito_audit.providers._http import Finder, ServerProvider
 
 _Object: TypeAlias = Mapping[str, Any]
 _PATH = "/generate"
 _OURS = ("n", "max_new_tokens", "stop", "stop_token_ids")
 
 
-class SGLangProvider:
+class SGLangProvider(ServerProvider):
     """An SGLang server. The prompt is sent as ids; `meta_info` holds the sampled ids with their logprobs, and the
     version of the weights.
 
@@ -49,17 +48,9 @@ class SGLangProvider:
 
     def __init__(self, base_url: str, options: ProviderOptions | None = None) -> None:
         """`base_url` with or without the path of the endpoint."""
-        self._options = options or ProviderOptions()
-        root = base_url.rstrip("/").removesuffix(_PATH).removesuffix("/v1")
-        self._http = Http(root, self._options)
-        self.name = f"sglang={self._http.base_url}"
-        self.model: str | None = self._options.model
+        super().__init__("sglang", base_url.rstrip("/").removesuffix(_PATH).removesuffix("/v1"), options)
         self._finder = Finder(self._http, self.name, self._options.model)
         self._where = f"{self.name}{_PATH}"
-
-    async def generate(self, input_ids: Sequence[int], sampling: SamplingParams) -> GenerationResult:
-        """The one answer to a prompt."""
-        return await one_answer(self, input_ids, sampling)
 
     async def generate_n(self, input_ids: Sequence[int], sampling: SamplingParams) -> tuple[GenerationResult, ...]:
         """All answers to a prompt, by one request."""
@@ -170,10 +161,6 @@ class SGLangProvider:
     def forcing(self, structural_tag: Mapping[str, Any]) -> dict[str, Any]:
         """The extra parameters that keep an answer to a structural tag of xgrammar."""
         return {"structural_tag": json.dumps(structural_tag)}
-
-    async def close(self) -> None:
-        """Close all connections."""
-        await self._http.close()
 
     async def _body(self, ids: list[int], sampling: SamplingParams) -> dict[str, Any]:
         checked_sampling(sampling, _OURS)

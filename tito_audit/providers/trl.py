@@ -27,10 +27,9 @@ from tito_audit.providers._answers import (
     answered_logprobs,
     checked_sampling,
     likeliest,
-    one_answer,
     plain_ids,
 )
-from tito_audit.providers._http import Http
+from tito_audit.providers._http import ServerProvider
 
 _GENERATE, _SCORE = "/generate/", "/get_sequence_logprobs/"
 _OURS = ("n", "logprobs", "max_tokens", "stop", "stop_token_ids", "seed")
@@ -53,7 +52,7 @@ class _Waiting:
         return self.path == other.path and (self.path == _SCORE or self.body == other.body)
 
 
-class TRLProvider:
+class TRLProvider(ServerProvider):
     """The server that TRL 1.0 to 1.10 start. Weight updates are the trainer's, and not touched here.
 
     This server answers one request after the other, so calls that wait go out together: those with the same
@@ -68,19 +67,11 @@ class TRLProvider:
 
     def __init__(self, base_url: str, options: ProviderOptions | None = None) -> None:
         """`base_url` with or without the path of the endpoint."""
-        options = options or ProviderOptions()
-        self._http = Http(base_url.rstrip("/").removesuffix(_GENERATE.rstrip("/")), options)
-        self.name = f"trl={self._http.base_url}"
-        self.model: str | None = options.model
-        """The server does not state it."""
+        super().__init__("trl", base_url.rstrip("/").removesuffix(_GENERATE.rstrip("/")), options)
         self.end_ids: Collection[int] = ()
         """Ids that end an answer: those of the tokenizer, set by whoever holds it."""
         self._waiting: list[_Waiting] = []
         self._sending: asyncio.Task[None] | None = None
-
-    async def generate(self, input_ids: Sequence[int], sampling: SamplingParams) -> GenerationResult:
-        """The one answer to a prompt."""
-        return await one_answer(self, input_ids, sampling)
 
     async def generate_n(self, input_ids: Sequence[int], sampling: SamplingParams) -> tuple[GenerationResult, ...]:
         """All answers to a prompt."""
@@ -145,10 +136,6 @@ class TRLProvider:
     def forcing(self, structural_tag: Mapping[str, Any]) -> dict[str, Any]:
         """The extra parameters that keep an answer to a structural tag of xgrammar."""
         return {"structured_outputs": {"structural_tag": json.dumps(structural_tag)}}
-
-    async def close(self) -> None:
-        """Close all connections."""
-        await self._http.close()
 
     async def _answered(self, call: _Waiting) -> tuple[Any, int]:
         """What the server answers to a call, sent as soon as the calls before it are answered."""

@@ -29,12 +29,11 @@ from tito_audit.providers._answers import (
     finished,
     in_order,
     likeliest,
-    one_answer,
     plain_ids,
     prompt_ids,
     weight_spans,
 )
-from tito_audit.providers._http import SAME, Finder, Http, objects
+from tito_audit.providers._http import SAME, Finder, ServerProvider, objects
 from tito_audit.record.prompt_ids import PromptIds
 
 # vLLM's own parsers: sampled ids are sent back and returned as reasoning, content and tool calls.
@@ -216,7 +215,7 @@ def prompt_columns(
 _LOGITS = ("raw_logits", "processed_logits")
 
 
-class VLLMProvider:
+class VLLMProvider(ServerProvider):
     """A vLLM server. The prompt is sent as ids; the answer holds ids, logprobs, and the prompt's ids for
     comparison.
 
@@ -232,20 +231,13 @@ class VLLMProvider:
 
     def __init__(self, base_url: str, options: ProviderOptions | None = None) -> None:
         """`base_url` with or without the path of an endpoint."""
-        self._options = options or ProviderOptions()
         root = base_url.rstrip("/")
         self._endpoint = TOKENS if root.endswith(TOKENS.path) else COMPLETIONS
         root = root.removesuffix(self._endpoint.path)
-        self._http = Http(root if self._endpoint is TOKENS else root.removesuffix("/v1"), self._options)
-        self.name = f"vllm={self._http.base_url}"
-        self.model: str | None = self._options.model
+        super().__init__("vllm", root if self._endpoint is TOKENS else root.removesuffix("/v1"), options)
         self.logprobs_mode: str | None = None
         """As the server states it (in its development mode); None: not stated."""
         self._finder = Finder(self._http, self.name, self._options.model, self._check_mode)
-
-    async def generate(self, input_ids: Sequence[int], sampling: SamplingParams) -> GenerationResult:
-        """The one answer to a prompt."""
-        return await one_answer(self, input_ids, sampling)
 
     async def generate_n(self, input_ids: Sequence[int], sampling: SamplingParams) -> tuple[GenerationResult, ...]:
         """All answers to a prompt, by one request."""
@@ -422,10 +414,6 @@ class VLLMProvider:
     def forcing(self, structural_tag: Mapping[str, Any]) -> dict[str, Any]:
         """The extra parameters that keep an answer to a structural tag of xgrammar."""
         return {"structured_outputs": {"structural_tag": json.dumps(structural_tag)}}
-
-    async def close(self) -> None:
-        """Close all connections."""
-        await self._http.close()
 
     @property
     def _where(self) -> str:

@@ -277,9 +277,6 @@ def make_app(gateway: Gateway, options: HttpOptions | None = None) -> web.Applic
     return app
 
 
-# Completions
-
-
 async def _respond(
     read_fields: Callable[[bytes], Asked],
     answer: Callable[..., dict[str, Any]],

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import partial
 from typing import Any
 from uuid import uuid4
 from weakref import WeakKeyDictionary
@@ -139,34 +140,25 @@ class Metrics:
     """The numbers of one gateway."""
 
     def __init__(self) -> None:
-        self._registry = own = CollectorRegistry()
-        self.requests = Counter("tito_audit_requests", "Answered requests", ("endpoint", "status"), registry=own)
-        self.in_flight = Gauge("tito_audit_in_flight", "Requests in progress", registry=own)
-        self.seconds = Histogram(
-            "tito_audit_request_seconds", "Time to answer a request", ("endpoint",), registry=own, buckets=_SECONDS
-        )
-        self.prompt_seconds = Histogram(
-            "tito_audit_prompt_seconds", "Time to make a prompt", registry=own, buckets=_OVERHEAD
-        )
-        self.overhead = Histogram(
-            "tito_audit_overhead_seconds",
-            "Time that the gateway itself takes for a request that does not stream",
-            ("branch",),
-            registry=own,
-            buckets=_OVERHEAD,
-        )
-        self.prompt_tokens = Counter("tito_audit_prompt_tokens", "Prompt tokens", registry=own)
-        self.kept_tokens = Counter(
-            "tito_audit_kept_tokens", "Prompt tokens that came from stored answers", registry=own
-        )
-        self.sampled_tokens = Counter("tito_audit_sampled_tokens", "Sampled tokens", registry=own)
-        self.branches = Counter(
-            "tito_audit_prompts", "Prompts by branch: start, continues or fork", ("branch",), registry=own
-        )
-        self.forks = Counter("tito_audit_forks", "Forks by reason", ("reason",), registry=own)
-        self.unfinished = Counter("tito_audit_unfinished", "Answers that were cut off", ("status",), registry=own)
-        self.sessions = Gauge("tito_audit_sessions", "Sessions in memory", registry=own)
-        self.log_errors = Counter("tito_audit_log_errors", "Calls that could not be logged", registry=own)
+        self._registry = CollectorRegistry()
+        own: Any = {"namespace": "tito_audit", "registry": self._registry}
+        counter: Callable[..., Counter] = partial(Counter, **own)
+        gauge: Callable[..., Gauge] = partial(Gauge, **own)
+        histogram: Callable[..., Histogram] = partial(Histogram, **own)
+        self.requests = counter("requests", "Answered requests", ("endpoint", "status"))
+        self.in_flight = gauge("in_flight", "Requests in progress")
+        self.seconds = histogram("request_seconds", "Time to answer a request", ("endpoint",), buckets=_SECONDS)
+        self.prompt_seconds = histogram("prompt_seconds", "Time to make a prompt", buckets=_OVERHEAD)
+        text = "Time that the gateway itself takes for a request that does not stream"
+        self.overhead = histogram("overhead_seconds", text, ("branch",), buckets=_OVERHEAD)
+        self.prompt_tokens = counter("prompt_tokens", "Prompt tokens")
+        self.kept_tokens = counter("kept_tokens", "Prompt tokens that came from stored answers")
+        self.sampled_tokens = counter("sampled_tokens", "Sampled tokens")
+        self.branches = counter("prompts", "Prompts by branch: start, continues or fork", ("branch",))
+        self.forks = counter("forks", "Forks by reason", ("reason",))
+        self.unfinished = counter("unfinished", "Answers that were cut off", ("status",))
+        self.sessions = gauge("sessions", "Sessions in memory")
+        self.log_errors = counter("log_errors", "Calls that could not be logged")
 
     def text(self) -> bytes:
         return generate_latest(self._registry)
@@ -399,8 +391,6 @@ class Gateway:
             raise of_provider(error) from error
         self.unchecked = None
 
-    # Calls
-
     async def begin(self, fields: Asked, session_id: str | None) -> Call:
         """A call with its prompt; Refused if no prompt can be made."""
         started = time.perf_counter()
@@ -453,11 +443,11 @@ class Gateway:
             parsed = await self._parsed_by_server(call, results)
         except ProviderError as error:
             raise of_provider(error) from error
-        for partial, result in zip(call.answers, results, strict=True):
-            partial.take(result)
-            partial.reading.close()
-        for partial, answer in zip(call.answers, parsed, strict=False):
-            partial.reading.say(deltas_of(answer))
+        for answer, result in zip(call.answers, results, strict=True):
+            answer.take(result)
+            answer.reading.close()
+        for answer, by_server in zip(call.answers, parsed, strict=False):
+            answer.reading.say(deltas_of(by_server))
         await self._finish(call, results)
         return results
 
@@ -472,9 +462,9 @@ class Gateway:
                 async for chunk in chunks:
                     yield chunk, call.answers[chunk.index].take(chunk)
             parsed = await self._parsed_by_server(call, [_result(call, answer) for answer in call.answers])
-            for index, partial in enumerate(call.answers):
-                deltas = partial.reading.close()
-                deltas += partial.reading.say(deltas_of(parsed[index])) if parsed else []
+            for index, answer in enumerate(call.answers):
+                deltas = answer.reading.close()
+                deltas += answer.reading.say(deltas_of(parsed[index])) if parsed else []
                 if deltas:
                     yield GenerationChunk(index, (), ()), deltas
             status = Status.ANSWERED
@@ -521,8 +511,6 @@ class Gateway:
                 f"the answer was sampled but could not be logged: {error}", status=507, code="log_failed"
             ) from error
 
-    # Sessions
-
     def facts_of(self, session: Session) -> SessionFacts:
         return self._kept.setdefault(session, SessionFacts())
 
@@ -556,8 +544,6 @@ class Gateway:
             session = self.conversations.find_text(fields.prompt, now=now)
         # The closed session had no name: the same history begins a new one.
         return session if self.facts_of(session).closed is None else self.conversations.open(None, now=now)
-
-    # Parts of a call
 
     def _forcing(self, fields: ChatAsked, end: str) -> ChatAsked:
         """The request with a grammar: in the template's own syntax if it has one, else as vLLM forces calls."""

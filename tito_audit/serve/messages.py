@@ -86,8 +86,6 @@ class Messages:
         self._arguments: OrderedDict[str, str] = OrderedDict()
         """The arguments of calls by id, where what a client makes of their JSON may come back different."""
 
-    # Requests
-
     def request(self, data: bytes) -> MessagesAsked:
         """The request in a body of `/v1/messages`; Refused names the field that is wrong."""
         body = body_of(data)
@@ -184,8 +182,6 @@ class Messages:
                 case _:
                     texts.append(_text(where, block))
         return as_answer(texts, thoughts, calls)
-
-    # Answers
 
     def answer(self, gateway: Gateway, call: Call, results: Sequence[GenerationResult]) -> dict[str, Any]:
         message = call.answers[0].reading.message()

@@ -225,9 +225,6 @@ def _shared_fields(body: Body, logprobs: bool, top: int) -> dict[str, Any]:
     }
 
 
-# Single fields
-
-
 def value_of(body: Body, name: str, kind: type[_T], what: str, *, default: Any) -> Any:
     """A field; Refused if it is not of this kind."""
     value = body.get(name)
@@ -264,9 +261,6 @@ def _list(body: Body, name: str, kind: type, what: str) -> Sequence[Any]:
     if not isinstance(entries, list) or not all(type(entry) is kind for entry in entries):
         raise Refused(f"`{name}` is not {what}", name)
     return entries
-
-
-# Chats
 
 
 def _messages(body: Body) -> Sequence[Mapping[str, Any]]:
