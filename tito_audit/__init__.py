@@ -96,9 +96,7 @@ if TYPE_CHECKING:
         extract_tokens_and_logprobs_from_choice as extract_tokens_and_logprobs_from_choice,
     )
     from tito_audit.sessions.marin import rollout_from_choice as rollout_from_choice
-    from tito_audit.sessions.marin import (
-        tokenize_prompt_with_chat_template as tokenize_prompt_with_chat_template,
-    )
+    from tito_audit.sessions.marin import tokenize_prompt_with_chat_template as tokenize_prompt_with_chat_template
     from tito_audit.sessions.sample import Sample as Sample
     from tito_audit.sessions.sample import SampledTurn as SampledTurn
     from tito_audit.sessions.sample import SampleStatus as SampleStatus

@@ -21,7 +21,7 @@ from tito_audit.provider import (
     ScoredTokens,
     TopLogprobs,
 )
-from tito_audit.providers._answers import collect, one_answer
+from tito_audit.providers._answers import checked_sampling, collect, one_answer
 from tito_audit.settings.home import user_path
 from tito_audit.tokens.load import load_tokenizer
 
@@ -241,7 +241,26 @@ def choose(
     """The next token; `logits_V`, `[V]` float32, is not changed."""
     import torch
 
-    logits = _edited(logits_V, choosing, prompt_ids, output_ids, end_ids)
+    logits = logits_V
+    if choosing.allowed_token_ids is not None:
+        allowed = torch.tensor(choosing.allowed_token_ids)
+        logits = torch.full_like(logits_V, float("-inf")).index_copy_(0, allowed, logits_V[allowed])
+    if choosing.logit_bias:
+        logits = logits.clone()
+        for token, bias in choosing.logit_bias.items():
+            logits[token] += bias
+    if len(output_ids) < choosing.min_tokens and end_ids:
+        logits = logits.index_fill(0, torch.tensor(sorted(end_ids)), float("-inf"))
+    if choosing.repetition_penalty != 1:
+        # Tokens that occurred become less likely.
+        occurred, factor = torch.tensor([*{*prompt_ids, *output_ids}]), choosing.repetition_penalty
+        values = logits[occurred]
+        values = values.where(values < 0, values / factor).where(values > 0, values * factor)
+        logits = logits.index_copy(0, occurred, values)
+    if output_ids and (choosing.presence_penalty or choosing.frequency_penalty):
+        seen, counts = torch.tensor(output_ids).unique(return_counts=True)
+        penalty = choosing.presence_penalty + choosing.frequency_penalty * counts.float()
+        logits = logits.index_add(0, seen, -penalty)
     if choosing.temperature == 0:
         return int(logits.argmax())
     probabilities = _truncated(logits / choosing.temperature, choosing).double().softmax(0)
@@ -250,39 +269,6 @@ def choose(
     point = torch.rand((), dtype=torch.float64, generator=generator) * bounds[-1]
     token = int(torch.searchsorted(bounds, point, right=True))
     return min(token, int(probabilities.nonzero()[-1]))
-
-
-def _edited(
-    logits: torch.Tensor,
-    choosing: Choosing,
-    prompt_ids: Sequence[int],
-    output_ids: Sequence[int],
-    end_ids: Collection[int],
-) -> torch.Tensor:
-    """The logits with allowed tokens, biases and penalties applied; the same tensor if there are none."""
-    import torch
-
-    edited = logits
-    if choosing.allowed_token_ids is not None:
-        allowed = torch.tensor(choosing.allowed_token_ids)
-        edited = torch.full_like(logits, float("-inf")).index_copy_(0, allowed, logits[allowed])
-    if choosing.logit_bias:
-        edited = edited.clone()
-        for token, bias in choosing.logit_bias.items():
-            edited[token] += bias
-    if len(output_ids) < choosing.min_tokens and end_ids:
-        edited = edited.index_fill(0, torch.tensor(sorted(end_ids)), float("-inf"))
-    if choosing.repetition_penalty != 1:
-        # Tokens that occurred become less likely.
-        occurred, factor = torch.tensor([*{*prompt_ids, *output_ids}]), choosing.repetition_penalty
-        values = edited[occurred]
-        values = values.where(values < 0, values / factor).where(values > 0, values * factor)
-        edited = edited.index_copy(0, occurred, values)
-    if output_ids and (choosing.presence_penalty or choosing.frequency_penalty):
-        seen, counts = torch.tensor(output_ids).unique(return_counts=True)
-        penalty = choosing.presence_penalty + choosing.frequency_penalty * counts.float()
-        edited = edited.index_add(0, seen, -penalty)
-    return edited
 
 
 def _truncated(logits: torch.Tensor, choosing: Choosing) -> torch.Tensor:
@@ -304,42 +290,6 @@ def _truncated(logits: torch.Tensor, choosing: Choosing) -> torch.Tensor:
     return logits
 
 
-# When an answer ends, decided token by token as vLLM decides it.
-
-
-@dataclass(slots=True)
-class Endings:
-    """Decides when one answer ends: at an end token, a stop token, a stop text or the limit, in this order."""
-
-    eos_ids: Collection[int]
-    stop_ids: Collection[int]
-    stop: Sequence[str]
-    max_tokens: int
-    token_bytes: Callable[[int], bytes]
-    """The text of a token, special tokens included; called only if there are stop texts."""
-    _tokens: int = 0
-    _tail: bytes = field(default=b"", repr=False)
-    """The last text of the answer, as far as a stop text can reach back."""
-
-    def after(self, token: int) -> tuple[str | None, str | int | None]:
-        """The finish reason after this next token, None if the answer goes on; and the stop text or stop token of
-        the request that was found, None for an end token of the model.
-        """
-        self._tokens += 1
-        if token in self.eos_ids:
-            return "stop", None
-        if token in self.stop_ids:
-            return "stop", token
-        if self.stop:
-            self._tail += self.token_bytes(token)
-            for text in self.stop:  # It may end inside the token.
-                if text.encode() in self._tail:
-                    return "stop", text
-            longest = max(len(text.encode()) for text in self.stop)
-            self._tail = self._tail[max(0, len(self._tail) - longest + 1) :]
-        return "length" if self._tokens >= self.max_tokens else None, None
-
-
 _PIECE = 1 << 24
 """Logits per piece when scoring: 64 MiB of float32."""
 _PIECE_OF_ALL = 1 << 28
@@ -353,9 +303,10 @@ class _OpenAnswer:
     """One answer that is being sampled."""
 
     index: int
-    endings: Endings
     generator: torch.Generator
     output_ids: list[int] = field(default_factory=list)
+    tail: bytes = b""
+    """Its last text, as far as a stop text can reach back."""
 
 
 class Sampling:
@@ -367,12 +318,13 @@ class Sampling:
         self._model, self._version = model, weight_version
         self._prompt = model.checked(input_ids)
         self._choosing = choosing_of(sampling, model.defaults)
-        self._top = sampling.top_logprobs
+        self._sampling = sampling
         self._eos: tuple[int, ...] = () if self._choosing.ignore_eos else model.eos_ids
         self._end_ids = {*self._eos, *sampling.stop_token_ids}
         self._cache: Any = None
+        self._room = 0
+        """The most tokens that an answer may have."""
         self._answers = self._begun(sampling)
-        # ProviderError if a parameter names a token that the model does not have.
         choosing = self._choosing
         size = model.vocabulary_size
         named = [*(choosing.allowed_token_ids or ()), *choosing.logit_bias, *sampling.stop_token_ids]
@@ -402,16 +354,12 @@ class Sampling:
         """The answers before their first token; answer k with seed s equals the first answer with seed s + k."""
         import torch
 
-        if sampling.n < 1:
-            raise refusal(f"n is {sampling.n}; it has to be at least 1")
-        # The most tokens that an answer may have.
+        checked_sampling(sampling, ())
         wanted = sampling.max_tokens
-        if wanted is not None and wanted < 1:
-            raise refusal(f"max_tokens is {wanted}; it has to be at least 1")
         if self._model.context is None:
             if wanted is None:
                 raise refusal("max_tokens is needed: the model does not say how long its context is")
-            room = wanted
+            self._room = wanted
         else:
             left = self._model.context - len(self._prompt)
             if left < (wanted or 1):
@@ -419,7 +367,7 @@ class Sampling:
                     f"{len(self._prompt)} tokens of prompt and {wanted or 1} to sample do not fit into the "
                     f"model's context of {self._model.context}"
                 )
-            room = left if wanted is None else wanted
+            self._room = left if wanted is None else wanted
         answers = []
         for index in range(sampling.n):
             generator = torch.Generator()
@@ -427,14 +375,7 @@ class Sampling:
                 generator.seed()
             else:
                 generator.manual_seed(sampling.seed + index)
-            stops = Endings(
-                self._eos,
-                sampling.stop_token_ids,
-                sampling.stop,
-                room,
-                lambda token: self._model.token_bytes(token),  # The tokenizer is loaded only for stop texts.
-            )
-            answers.append(_OpenAnswer(index, stops, generator))
+            answers.append(_OpenAnswer(index, generator))
         return answers
 
     def _logits(self) -> torch.Tensor:
@@ -459,16 +400,34 @@ class Sampling:
         token = choose(logits_V, self._choosing, answer.generator, self._prompt, answer.output_ids, self._end_ids)
         logprobs = logits_V.log_softmax(-1)
         answer.output_ids.append(token)
-        finish_reason, stop_reason = answer.endings.after(token)
+        finish_reason, stop_reason = self._ended(answer)
         return GenerationChunk(
             index=answer.index,
             output_ids=(token,),
             logprobs=(float(logprobs[token]),),
-            top_logprobs=_tops(logprobs[None], self._top),
+            top_logprobs=_tops(logprobs[None], self._sampling.top_logprobs),
             finish_reason=finish_reason,
             stop_reason=stop_reason,
             weight_version=self._version,
         )
+
+    def _ended(self, answer: _OpenAnswer) -> tuple[str | None, str | int | None]:
+        """Why an answer ends with its last token, as vLLM decides it; and which stop text or stop token of the
+        request it is, None for an end token of the model. Both are None if the answer goes on.
+        """
+        token, sampling = answer.output_ids[-1], self._sampling
+        if token in self._eos:
+            return "stop", None
+        if token in sampling.stop_token_ids:
+            return "stop", token
+        if sampling.stop:
+            answer.tail += self._model.token_bytes(token)
+            for text in sampling.stop:  # It may end inside the token.
+                if text.encode() in answer.tail:
+                    return "stop", text
+            longest = max(len(text.encode()) for text in sampling.stop)
+            answer.tail = answer.tail[max(0, len(answer.tail) - longest + 1) :]
+        return "length" if len(answer.output_ids) >= self._room else None, None
 
 
 def _tops(logprobs_TV: torch.Tensor, count: int) -> tuple[TopLogprobs, ...] | None:

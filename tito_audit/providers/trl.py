@@ -22,13 +22,7 @@ from tito_audit.provider import (
     ScoredTokens,
     TopLogprobs,
 )
-from tito_audit.providers._answers import (
-    answered_ids,
-    answered_logprobs,
-    checked_sampling,
-    likeliest,
-    plain_ids,
-)
+from tito_audit.providers._answers import answered_ids, answered_logprobs, checked_sampling, likeliest, plain_ids
 from tito_audit.providers._http import ServerProvider
 
 _GENERATE, _SCORE = "/generate/", "/get_sequence_logprobs/"

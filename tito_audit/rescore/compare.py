@@ -27,13 +27,7 @@ def compared(part: Scorable, scores: Logprobs) -> ScorePair:
     recorded = part.recorded if part.recorded is not None else np.full(len(model), np.nan)
     at = np.flatnonzero(part.sampled & is_logprob(recorded, model, part.sentinel) & np.isfinite(model))
     return ScorePair(
-        part.where,
-        part.turn,
-        at.astype(np.int32),
-        part.turns[at],
-        recorded[at],
-        model[at],
-        part.drifted[at],
+        part.where, part.turn, at.astype(np.int32), part.turns[at], recorded[at], model[at], part.drifted[at]
     )
 
 

@@ -46,6 +46,8 @@ _CHANGES_CHOICE = (
 )
 """Fields of requests and of the gateway's log with which a likely token need not be the model's own top choice."""
 _STATED_IN = ("sampling", "sampling_params", "request", "extra_body")
+_MOST_SEEN = 1 << 18
+"""How many calls are remembered, whose ids later prompts may keep."""
 
 
 class Question(StrEnum):
@@ -180,7 +182,7 @@ class PromptRun(ModelRun[AskedRollout]):
         # Before the first question: a prompt of a later rollout may keep the ids of these calls.
         for seen in [ids for turn in evidence.rollout.turns if (ids := turn.seen_ids) is not None]:
             self._seen[len(seen), blake2b(seen.tobytes(), digest_size=8).digest()] = None
-        while len(self._seen) > 1 << 18:
+        while len(self._seen) > _MOST_SEEN:
             del self._seen[next(iter(self._seen))]
         for k, turn in enumerate(evidence.rollout.turns):
             if turn.prompt_ids is None or not len(turn.prompt_ids):
@@ -289,11 +291,7 @@ def _skip(result: AskedRollout, question: Question, because: str) -> AskedRollou
 
 
 def _add(result: AskedRollout, question: Question, differences: Iterable[PromptDifference]) -> AskedRollout:
-    return replace(
-        result,
-        compared=(*result.compared, question),
-        differences=(*result.differences, *differences),
-    )
+    return replace(result, compared=(*result.compared, question), differences=(*result.differences, *differences))
 
 
 def _as_ids(server: Sequence[int]) -> Ids:

@@ -15,15 +15,7 @@ from tito_audit.record.mismatch import Mismatch, MismatchCause
 from tito_audit.record.rollout import Place
 from tito_audit.rescore.compare import Sums, used
 from tito_audit.rescore.journal import Counts
-from tito_audit.rescore.model import (
-    BOUND,
-    EDGES,
-    NEAR,
-    Agreement,
-    Behind,
-    Price,
-    RescoredRollout,
-)
+from tito_audit.rescore.model import BOUND, EDGES, NEAR, Agreement, Behind, Price, RescoredRollout
 from tito_audit.summary import Summary
 from tito_audit.terminal.escape import visible
 from tito_audit.terminal.mismatch import mismatch_rows

@@ -33,10 +33,7 @@ _HEADERS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control":
 
 
 async def send_stream(
-    request: web.Request,
-    headers: Mapping[str, str],
-    pieces: AsyncGenerator[dict[str, Any], None],
-    last: bytes,
+    request: web.Request, headers: Mapping[str, str], pieces: AsyncGenerator[dict[str, Any], None], last: bytes
 ) -> web.StreamResponse:
     """Sends all pieces; the response.
 
