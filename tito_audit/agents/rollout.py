@@ -325,8 +325,7 @@ def _is_async(function: Callable[..., Any]) -> bool:
 
 
 def _clients(agent: Callable[..., Any], running: Running) -> dict[str, Any]:
-    """The client as the agent's arguments take it: by the name `client`, or as the second of two; {} if it takes
-    none."""
+    """The client as the agent takes it: by the name `client`, or as the second of two; {} if it takes none."""
     try:
         parameters = list(inspect.signature(agent).parameters.values())
     except (TypeError, ValueError):

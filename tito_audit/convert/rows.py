@@ -204,8 +204,7 @@ class ConversionOutcome:
     repeated: Counter[str] = field(default_factory=Counter)
     """What the log says once and several new rows repeat, with the number of rollouts affected."""
     missing: Counter[str] = field(default_factory=Counter)
-    """What the new form has a place for but the log lacks, with the number of rollouts that lack it; no value is
-    made up."""
+    """What the new form has a place for but the log lacks, by rollouts that lack it; no value is made up."""
     forked: int = 0
     """Rollouts that became several rows because their calls do not all continue one another."""
     refused: list[tuple[Place, str]] = field(default_factory=list)

@@ -146,8 +146,7 @@ class _HeldValues:
         self.hits, self.misses = 0, []
 
     def look(self, value: Any, key: str, path: tuple[str, ...], place: Path) -> None:
-        """Count the parts of a value that are held, and collect the paths of the rest; `path` is `place` as
-        text."""
+        """Count the parts of a value that are held, and collect the paths (`place` as text) of the rest."""
         if isinstance(value, Mapping):
             if value.keys() == _SPAN and tuple(map(value.__getitem__, ("version", "start", "end"))) in self._spans:
                 self.hits += 1
@@ -281,9 +280,7 @@ def _is_list(value: object) -> bool:
 
 
 def _has_list_of_each(row: Mapping[str, Any], rollouts: Sequence[Rollout]) -> bool:
-    """Whether the row's lists have an entry for each rollout: one is a list of lists of ids, or one list of ids
-    holds several training rows.
-    """
+    """Whether the row's lists have an entry for each rollout: lists of ids, or one list of several rows."""
     lists = [value for value in row.values() if _is_list(value)]
     of_each = (value for value in lists if len(value) == len(rollouts))
     if any(all(_is_list(own) and _is_ids(own) for own in value) for value in of_each):

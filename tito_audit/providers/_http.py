@@ -1,6 +1,4 @@
-"""Requests to a model server: timeouts, a limit on concurrent calls, retries that sample nothing twice, one-line
-errors; and what the server says it serves.
-"""
+"""Requests to a model server, with retries that sample nothing twice, and what the server says it serves."""
 
 from __future__ import annotations
 
@@ -91,9 +89,7 @@ class Http:
     async def json(
         self, method: str, path: str, body: Mapping[str, Any] | None = None, *, sent: PromptIds | None = None
     ) -> Any:
-        """The JSON answer to a request; ProviderError for anything else. `sent`: a prompt that the answer repeats;
-        it is `SAME` in the returned value.
-        """
+        """The JSON answer to a request, with `SAME` for the prompt `sent`; ProviderError for anything else."""
         async with self._answer(method, path, body) as response:
             pieces, size = [], 0
             with waiting():
@@ -130,13 +126,22 @@ class Http:
     async def _answer(
         self, method: str, path: str, body: Mapping[str, Any] | None
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """An answer of status 200, its body not read yet."""
+        """An answer of status 200, its body not read yet; ProviderError, with what the server says, for others."""
         session = self._opened()
         assert self._calls is not None, "opened"
         async with self._calls:
             response = await self._sent(session, method, path, body)
             try:
-                await self._refuse_others(response, path)
+                where, kind = f"{self.base_url}{path}", response.content_type
+                if response.status == 200 and kind == "text/html":
+                    raise ProviderError(f"{where} answers with a web page: is this the address of the API?")
+                if 300 <= response.status < 400:
+                    to = response.headers.get("Location", "nowhere")
+                    raise ProviderError(f"{where} redirects to {to}: use that address", status=response.status)
+                if response.status != 200:
+                    text = (await response.content.read(_ERROR_BYTES)).decode(errors="replace")
+                    message = f"{where} answers {response.status}: {error_in(text, kind)}"
+                    raise ProviderError(message, status=response.status, body=text)
                 yield response
             except (self._aiohttp.ClientError, TimeoutError) as error:
                 raise self._failed(path, error) from error
@@ -174,23 +179,6 @@ class Http:
             with waiting():
                 await asyncio.sleep(seconds)
         raise AssertionError("the last attempt returns or raises")
-
-    async def _refuse_others(self, response: aiohttp.ClientResponse, path: str) -> None:
-        """ProviderError for every status but 200, with what the server says."""
-        where = f"{self.base_url}{path}"
-        if response.status == 200:
-            if response.content_type == "text/html":
-                raise ProviderError(f"{where} answers with a web page: is this the address of the API?")
-            return
-        if 300 <= response.status < 400:
-            to = response.headers.get("Location", "nowhere")
-            raise ProviderError(f"{where} redirects to {to}: use that address", status=response.status)
-        text = (await response.content.read(_ERROR_BYTES)).decode(errors="replace")
-        raise ProviderError(
-            f"{where} answers {response.status}: {error_in(text, response.content_type)}",
-            status=response.status,
-            body=text,
-        )
 
     def _parsed(self, data: bytes, path: str, sent: PromptIds | None = None) -> Any:
         """JSON; NaN is allowed here, so that a later check names it."""
@@ -336,9 +324,7 @@ class Served:
     """The folder or hub name that it was loaded from; None if not stated."""
 
     def room(self, prompt: int, name: str) -> int:
-        """Tokens that a prompt leaves for an answer; at least 1, because servers report themselves what is too
-        long.
-        """
+        """Tokens that a prompt leaves for an answer; at least 1, because servers report what is too long."""
         if self.context is None:
             raise ProviderError(f"{name} does not state its context: max_tokens is needed", status=400)
         return max(1, self.context - prompt)

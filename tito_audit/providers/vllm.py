@@ -121,23 +121,18 @@ def _parameters(sampling: SamplingParams) -> dict[str, Any]:
 
 
 def _completions_logprobs(logged: Object, top: int) -> tuple[list[Any], list[dict[int, float]]]:
-    values = logged.get("token_logprobs") or []
-    if not top:
-        return values, []
-    return values, [_by_id(at) for at in logged.get("top_logprobs") or []]
-
-
-def _by_id(candidates: Object | None) -> dict[int, float]:
-    """The logprobs of candidates written `token_id:123`, by id."""
-    by_id = {}
-    for token, value in (candidates or {}).items():
-        number = token.removeprefix(_TOKEN_ID)
-        if number == token or not number.isdecimal():
-            raise ProviderError(
-                f"an alternative is the text {token!r}: the server ignores return_tokens_as_token_ids"
-            )
-        by_id[int(number)] = value
-    return by_id
+    candidates = []
+    for written in (logged.get("top_logprobs") or []) if top else ():
+        by_id = {}
+        for token, value in (written or {}).items():
+            number = token.removeprefix(_TOKEN_ID)
+            if number == token or not number.isdecimal():
+                raise ProviderError(
+                    f"an alternative is the text {token!r}: the server ignores return_tokens_as_token_ids"
+                )
+            by_id[int(number)] = value
+        candidates.append(by_id)
+    return logged.get("token_logprobs") or [], candidates
 
 
 def _tokens_logprobs(logged: Object, top: int) -> tuple[list[Any], list[dict[int, float]]]:

@@ -115,7 +115,7 @@ def parts_of(evidence: Evidence, vocabulary: int | None) -> tuple[list[Scorable]
     """The calls and the row of a rollout that can be scored, and those that cannot."""
     parts: list[Scorable] = []
     unscored: list[Unscored] = []
-    for part in (*_calls(evidence), *_row(evidence)):
+    for part in _calls_and_row(evidence):
         if isinstance(part, Unscored):
             unscored.append(part)
         elif not _in_range(part.ids, vocabulary):
@@ -135,7 +135,7 @@ def plan_of(evidence: Evidence, findings: Sequence[Finding], vocabulary: int | N
     return Plan(tuple(parts), pairs, tuple(unscored), drift)
 
 
-def _calls(evidence: Evidence) -> Iterator[Scorable | Unscored]:
+def _calls_and_row(evidence: Evidence) -> Iterator[Scorable | Unscored]:
     for number, turn in enumerate(evidence.rollout.turns):
         if turn.completion_ids is None:
             yield Unscored(Where.COMPLETION, number, "the log does not hold the ids that were sampled")
@@ -158,24 +158,20 @@ def _calls(evidence: Evidence) -> Iterator[Scorable | Unscored]:
                 np.full(size, number, np.int32),
                 sentinel,
             )
-
-
-def _row(evidence: Evidence) -> Iterator[Scorable | Unscored]:
     row, view = evidence.rollout.training_row, evidence.row
     if row is None or not len(row.token_ids):
         return
-    sampled = trained_in_row(evidence, row)
-    if sampled is None:
+    in_loss = trained_in_row(evidence, row)
+    if in_loss is None:
         yield Unscored(Where.ROW, None, "neither a mask nor roles say which tokens were sampled")
         return
-    sampled = sampled.copy()
-    sampled[:1] = False
-    proven = view is not None and view.proven
-    drifted = np.zeros(len(sampled), np.bool_)
-    if proven and view is not None:
+    trained = in_loss.copy()
+    trained[:1] = False
+    drifted = np.zeros(len(trained), np.bool_)
+    if view is not None and view.proven:
         drifted = np.logical_or.accumulate(view.drifted)
-    turns = view.turn if view is not None else np.full(len(sampled), -1, np.int32)
-    yield Scorable(Where.ROW, None, row.token_ids, 0, row.logprobs, sampled, drifted, turns, row.sentinel)
+    turns = view.turn if view is not None else np.full(len(trained), -1, np.int32)
+    yield Scorable(Where.ROW, None, row.token_ids, 0, row.logprobs, trained, drifted, turns, row.sentinel)
 
 
 def trained_in_row(evidence: Evidence, row: TrainingRow) -> Mask | None:

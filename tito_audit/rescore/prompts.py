@@ -365,9 +365,7 @@ def _key(explained: Explained) -> tuple[int, int, tuple[int, ...], tuple[int, ..
 
 
 def stated_greedy(raw: RawRow, calls: int) -> list[bool | None]:
-    """For each call: True if its row states temperature 0 and nothing that changes the top choice, False if it
-    states something that does, else None.
-    """
+    """For each call, whether its row states temperature 0; False if it states what changes the choice, or None."""
     lines: list[Any] = [line.value for line in lines_of(raw)]
     row = lines[0] if len(lines) == 1 else None
     if isinstance(row, Mapping):

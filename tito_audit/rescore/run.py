@@ -20,7 +20,7 @@ from tito_audit.evidence.judgement import JUDGEMENT
 from tito_audit.evidence.model import Evidence
 from tito_audit.evidence.needs import Needs
 from tito_audit.provider import TokenProvider
-from tito_audit.record.arrays import Ids, Logprobs
+from tito_audit.record.arrays import Logprobs
 from tito_audit.record.by_name import RESCORED, TRAINERS
 from tito_audit.record.column import Alignment, Column, ColumnRole, MovePolicy
 from tito_audit.record.finding import Finding, Where
@@ -40,7 +40,7 @@ from tito_audit.rescore.model import (
     Segment,
     Unscored,
 )
-from tito_audit.rescore.plan import Cut, OtherTokens, Scorable, plan_of
+from tito_audit.rescore.plan import OtherTokens, Scorable, plan_of
 from tito_audit.rescore.summary import RescoreSummary
 from tito_audit.rule import Rule
 from tito_audit.run.auditor import Auditor
@@ -117,9 +117,7 @@ def fitted(recorded: _Floats, model: _Floats, top: _Floats, tolerance: float) ->
 
 
 def _error(recorded: _Floats, model: _Floats, top: _Floats, temperature: float) -> tuple[float, float]:
-    """The mean |difference| from the middle of the possible values at a temperature, and the mean width of their
-    range.
-    """
+    """The mean |difference| from the middle of the possible values, and the mean width of their range."""
     power = 1 / temperature
     rest = np.clip(1 - np.exp(top).sum(axis=1), 0, 1)
     inside = np.exp(top * power).sum(axis=1)
@@ -205,9 +203,17 @@ def _pieces(pair: OtherTokens, scores: PairScores, out: Priced) -> Iterator[_Pie
     if pair.swapped:
         change = -change
     equal = np.isfinite(change)
-    segments = [_segment(pair, cut, recorded, other) for cut in pair.cuts]
-    apart = [abs(priced_segment.difference) for priced_segment in segments]
-    total = float(np.nansum(apart) + np.abs(change[equal]).sum())
+    segments = []
+    for cut in pair.cuts:
+        # What was sampled first; NaN for tokens that were given. The first token of all has no logprob.
+        ids = [pair.ids[cut.start : cut.end].tolist(), pair.other[cut.other_start : cut.other_end].tolist()]
+        sums = [float("nan")] * 2
+        if cut.sampled:
+            values = recorded[max(cut.start, 1) : cut.end], other[max(cut.other_start, 1) : cut.other_end]
+            sums = [float(side.sum()) for side in values]
+        (ours, theirs), (own, instead) = (ids[::-1], sums[::-1]) if pair.swapped else (ids, sums)
+        segments.append(Segment(tuple(ours), tuple(theirs), own, instead))
+    total = float(np.nansum([abs(segment.difference) for segment in segments]) + np.abs(change[equal]).sum())
     if where is not Where.PROMPT:
         sides = float(recorded[equal].sum()), float(other[moved[equal]].sum())
         sampled, instead = sides[::-1] if pair.swapped else sides
@@ -224,26 +230,6 @@ def _pieces(pair: OtherTokens, scores: PairScores, out: Priced) -> Iterator[_Pie
         if cut.finding is not None:
             against = _AGAINST.get(cut.replaced.against, cut.replaced.against)
             yield _Piece(cut.finding, against, segment, Behind.of(behind[np.isfinite(behind)]), pair, total)
-
-
-def _segment(pair: OtherTokens, cut: Cut, recorded: Logprobs, other: Logprobs) -> Segment:
-    """Both sides of a cut, what was sampled first; NaN for tokens that were given."""
-    ids, theirs = pair.ids[cut.start : cut.end], pair.other[cut.other_start : cut.other_end]
-    sums = (_sum(recorded, cut.start, cut.end), _sum(other, cut.other_start, cut.other_end))
-    if not cut.sampled:
-        sums = (float("nan"), float("nan"))
-    if pair.swapped:
-        return Segment(_tuple(theirs), _tuple(ids), sums[1], sums[0])
-    return Segment(_tuple(ids), _tuple(theirs), *sums)
-
-
-def _sum(scores: Logprobs, start: int, end: int) -> float:
-    """The summed logprob; the first token of a sequence has none."""
-    return float(scores[max(start, 1) : end].sum())
-
-
-def _tuple(ids: Ids) -> tuple[int, ...]:
-    return tuple(ids.tolist())
 
 
 # The rules on drifted logprobs (LPR507) and on two engines (LPR509), applied to the model's values.

@@ -380,9 +380,7 @@ class Gateway:
             self.provider.end_ids = self.tokenizer.eos_ids
 
     async def ready(self) -> None:
-        """Refused while calls cannot be served: the provider's server was never reached, or its tokenizer does not
-        fit.
-        """
+        """Refused while calls cannot be served: the server was never reached, or its tokenizer does not fit."""
         if self.unchecked is None:
             return
         try:

@@ -79,9 +79,7 @@ class Messages:
     """The endpoint of one gateway."""
 
     def __init__(self, api_key: str | None = None) -> None:
-        """Reasoning is signed with a key that is made from the gateway's API key, so that signatures outlive a
-        restart.
-        """
+        """Reasoning is signed with a key made from the gateway's API key, so signatures outlive a restart."""
         self._key = f"tito-audit {api_key or ''}".encode()
         self._arguments: OrderedDict[str, str] = OrderedDict()
         """The arguments of calls by id, where what a client makes of their JSON may come back different."""
