@@ -94,7 +94,7 @@ class CausalModel:
         return "logits_to_keep" in inspect.signature(self.model.forward).parameters
 
     def forward(self, ids_NT: Sequence[Sequence[int]], cache: Any, keep: int) -> tuple[torch.Tensor, Any]:
-        """The logits `[N, keep, V]` float32 of the last `keep` ids after the cache, and the new cache if it has one."""
+        """The logits `[N, keep, V]` float32 of the last `keep` ids, and the new cache if it has one."""
         import torch
 
         ids = torch.tensor(ids_NT, device=self.model.device)
@@ -470,7 +470,7 @@ class Scoring:
         return True
 
     def _planned(self) -> Iterator[tuple[int, int]]:
-        """The start and end of each piece: those before `start`, which only fill the cache, then those to score."""
+        """Start and end of each piece: those before `start`, which only fill the cache, and those to score."""
         model, before = self._model, self._start - 1
         numbers = _PIECE if model.has_cache else _PIECE_OF_ALL
         size = max(1, numbers // model.vocabulary_size)
