@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Iterator
 from html import escape
 from importlib.resources import files
+from string import Template
 
 from tito_audit.record.rollout import Place
 from tito_audit.rescore.model import Price
@@ -43,18 +44,13 @@ Pieces = Callable[[tuple[int, ...]], str]
 
 def page(summary: RescoreSummary, verdict: str, worst: int, pieces: Pieces) -> str:
     """The page; every text from a log is escaped."""
-    style = files("tito_audit.rescore").joinpath("assets", "page.css").read_text(encoding="utf-8")
+    assets = files("tito_audit.rescore").joinpath("assets")
+    style, html = (assets.joinpath(name).read_text(encoding="utf-8") for name in ("page.css", "page.html"))
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
     body = "\n".join(part for part in _parts(summary, verdict, worst, pieces) if part)
-    return (
-        '<!DOCTYPE html>\n<html lang="en" data-ready="yes">\n<head>\n<meta charset="utf-8">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        '<meta name="color-scheme" content="light dark">\n<meta name="referrer" content="no-referrer">\n'
-        f"<title>rescore · {_shown(summary.model or summary.provider)} · tito-audit</title>\n"
-        f"<style>{style}</style>\n</head>\n<body>\n<main>\n{body}\n</main>\n</body>\n</html>\n"
-    )
+    model = _shown(summary.model or summary.provider)
+    return Template(html).substitute(policy=policy, model=model, style=style, body=body)
 
 
 def _parts(summary: RescoreSummary, verdict: str, worst: int, pieces: Pieces) -> Iterator[str]:
