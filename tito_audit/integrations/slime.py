@@ -54,8 +54,8 @@ def log_rollout_data(
         row["status"] = sample.status.value
         if sample.remove_sample:  # left out of the loss already
             row["loss_mask"] = [0] * row["response_length"]
-        known = sample.metadata or {}
-        row["metadata"] = {name: known[name] for name in ("messages", "tools") if name in known}
+        metadata = sample.metadata or {}
+        row["metadata"] = {name: metadata[name] for name in ("messages", "tools") if name in metadata}
         rows.append(row)
     gated = gate.check(rollout_id, rows)
     for sample, out in zip(flat, gated.masked, strict=True):
