@@ -395,7 +395,8 @@ class _Episode:
 
     def sample(self, auditor: Auditor, metadata: dict[str, Any]) -> Sample:
         """What was sampled, as the row of the last answer and further rows."""
-        recorder = self.running.recorder
+        recorder, answers = self.running.recorder, self.running.recorder.answers
+        lasts = {answer.turn: answer.call for answer in answers}
         total, error = sum(self.rewards, 0.0), None if recorder.is_full else self.error
         status = SampleStatus.TRUNCATED if self.truncated or recorder.is_full else SampleStatus.COMPLETED
         status = SampleStatus.ABORTED if error is not None else status
@@ -406,9 +407,6 @@ class _Episode:
         rows = []
         for node in nodes:
             row = node.as_sample(total, metadata={**metadata, **node.metadata}, **stated)
-            # The answers that a row trains, each with the reward of its turn at the turn's last answer.
-            answers = self.running.recorder.answers
-            lasts = {answer.turn: answer.call for answer in answers}
             turns = {}
             for answer in answers:
                 result = answer.result
@@ -417,18 +415,19 @@ class _Episode:
                     continue
                 if row.tokens[:end] != [*result.input_ids, *result.output_ids]:
                     continue
+                # The reward of a turn stands at its last answer.
                 is_last = lasts[answer.turn] == answer.call and answer.turn < len(self.rewards)
                 reward = self.rewards[answer.turn] if is_last else 0.0
                 turns[start] = SampledTurn(
                     answer.turn, start, end, reward, result.finish_reason, result.weight_version
                 )
             row.turns = [turns[start] for start in sorted(turns)]
-            row.findings = _findings(auditor, row, recorder.answers)
+            row.findings = _findings(auditor, row, answers)
             rows.append(row)
         if not rows:
             return Sample(self.messages, reward=total, metadata=metadata, messages=self.messages, **stated)
-        ends = [[*each.result.input_ids, *each.result.output_ids] for each in recorder.answers]
-        last = [row for row in rows if row.tokens == ends[-1]] or rows[-1:]
+        end = [*answers[-1].result.input_ids, *answers[-1].result.output_ids]
+        last = [row for row in rows if row.tokens == end] or rows[-1:]
         same = [row for row in rows if row.messages and row.messages[-1].get("content") == self.text]
         main = (same or last)[-1]
         main.others = [row for row in rows if row is not main]

@@ -71,7 +71,7 @@ class TRLProvider(ServerProvider):
         """All answers to a prompt."""
         checked_sampling(sampling, _OURS)
         ids, where, n = plain_ids(input_ids), f"{self.name}{_GENERATE}", sampling.n
-        # The request without its prompts. `generation_kwargs` override the other fields, which know no null.
+        # `generation_kwargs` override the other fields, which know no null.
         names = ("temperature", "top_p", "top_k", "min_p", "max_tokens")
         stated = {name: getattr(sampling, name) for name in names if getattr(sampling, name) is not None}
         more = {
@@ -82,11 +82,8 @@ class TRLProvider(ServerProvider):
         kwargs = {name: value for name, value in more.items() if value is not None} | dict(sampling.extra)
         if sampling.max_tokens is None:
             kwargs["max_tokens"] = None
-        answer, number = await self._answered(
-            _Waiting(
-                ids, {**stated, "n": sampling.n, "logprobs": sampling.top_logprobs, "generation_kwargs": kwargs}
-            )
-        )
+        body = {**stated, "n": n, "logprobs": sampling.top_logprobs, "generation_kwargs": kwargs}
+        answer, number = await self._answered(_Waiting(ids, body))
         prompts = _rows(answer, "prompt_ids", number, 1, where)
         if prompts != [ids]:
             raise ProviderError(f"{where}: the answer belongs to another prompt than the one that was sent")

@@ -229,11 +229,10 @@ class Scorer:
             try:
                 answer = await self.provider.score(want.ids.tolist(), start=want.start)
             except ProviderError as error:
-                # Handles a refused sequence; raises if the server refuses all.
                 self.counts.failed += 1
                 none_yet = not self.counts.requests and self.counts.failed >= _IN_A_ROW
                 if error.status not in REFUSALS and (error.status is not None or none_yet):
-                    raise error
+                    raise
                 return Scores(None, str(error).split("\n")[0])
         if len(answer.logprobs) != len(want.ids) - want.start or answer.start != want.start:
             raise ProviderError(

@@ -459,7 +459,20 @@ class Gateway:
             async with aclosing(_generator(self.provider.stream(call.ids, call.fields.sampling))) as chunks:
                 async for chunk in chunks:
                     yield chunk, call.answers[chunk.index].take(chunk)
-            parsed = await self._parsed_by_server(call, [_result(call, answer) for answer in call.answers])
+            results = [
+                GenerationResult(
+                    call.ids,
+                    tuple(answer.ids),
+                    tuple(answer.logprobs),
+                    None,
+                    answer.finish_reason,
+                    answer.stop_reason,
+                    answer.weight_version,
+                    answer.weight_spans,
+                )
+                for answer in call.answers
+            ]
+            parsed = await self._parsed_by_server(call, results)
             for index, answer in enumerate(call.answers):
                 deltas = answer.reading.close()
                 deltas += answer.reading.say(deltas_of(parsed[index])) if parsed else []
@@ -479,7 +492,7 @@ class Gateway:
                     self.log.append_now(answer_lines(call, {"model": self.model, **self.digests}, status, threads))
                 except StorageError:  # Its client has left or already has an error.
                     self.metrics.log_errors.inc()
-        await self._finish(call, [_result(call, answer) for answer in call.answers])
+        await self._finish(call, results)
 
     async def _parsed_by_server(self, call: Call, results: Sequence[GenerationResult]) -> tuple[Parsed, ...]:
         """The answers as the server parses them; () if they are parsed here."""
@@ -578,19 +591,6 @@ class Gateway:
             keep_stop=bool(sampling.extra.get("include_stop_str_in_output")),
         )
         return AnswerReader(text, run)
-
-
-def _result(call: Call, answer: PartialAnswer) -> GenerationResult:
-    return GenerationResult(
-        call.ids,
-        tuple(answer.ids),
-        tuple(answer.logprobs),
-        None,
-        answer.finish_reason,
-        answer.stop_reason,
-        answer.weight_version,
-        answer.weight_spans,
-    )
 
 
 async def _generator(chunks: AsyncIterator[GenerationChunk]) -> AsyncGenerator[GenerationChunk, None]:
