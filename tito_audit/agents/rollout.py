@@ -426,8 +426,8 @@ class _Episode:
             rows.append(row)
         if not rows:
             return Sample(self.messages, reward=total, metadata=metadata, messages=self.messages, **stated)
-        end = [*answers[-1].result.input_ids, *answers[-1].result.output_ids]
-        last = [row for row in rows if row.tokens == end] or rows[-1:]
+        latest = [*answers[-1].result.input_ids, *answers[-1].result.output_ids]
+        last = [row for row in rows if row.tokens == latest] or rows[-1:]
         same = [row for row in rows if row.messages and row.messages[-1].get("content") == self.text]
         main = (same or last)[-1]
         main.others = [row for row in rows if row is not main]
