@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.tiers import examples
 from tito_audit.errors import ProviderError
 from tito_audit.providers._answers import plain_ids, prompt_ids
-from tito_audit.providers._echo import SAME, without_echo
+from tito_audit.providers._http import SAME, without_echo
 from tito_audit.record.prompt_ids import PromptIds
 
 IDS = st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=6)

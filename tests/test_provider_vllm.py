@@ -363,7 +363,7 @@ def test_a_connection_that_breaks_is_not_tried_again():
 
 
 def test_a_server_that_is_not_there_is_named(monkeypatch):
-    monkeypatch.setattr("tito_audit.providers._http._pause", lambda *_: 0.0)
+    monkeypatch.setattr("random.uniform", lambda *_: 0.0)
 
     async def work():
         provider = VLLMProvider("http://127.0.0.1:9")

@@ -15,15 +15,17 @@ from tito_audit.cli._rescored import page_parts, summary_object
 from tito_audit.errors import PluginError, ProviderError
 from tito_audit.provider import ScoredTokens
 from tito_audit.report import ReportOptions
+from tito_audit.rescore.compare import Sums
 from tito_audit.rescore.html import page
+from tito_audit.rescore.journal import shared
 from tito_audit.rescore.model import Behind, Want
 from tito_audit.rescore.run import fitted
-from tito_audit.rescore.scoring import shared
-from tito_audit.rescore.summary import CausePrice, RescoreSummary, Sums
-from tito_audit.rescore.tables import (
+from tito_audit.rescore.summary import (
     AFTER_HEADS,
     AGREEMENT_HEADS,
     DRIFTED_HEADS,
+    CausePrice,
+    RescoreSummary,
     after_rows,
     agreement_rows,
     drifted_rows,

@@ -96,9 +96,7 @@ if TYPE_CHECKING:
         extract_tokens_and_logprobs_from_choice as extract_tokens_and_logprobs_from_choice,
     )
     from tito_audit.sessions.marin import rollout_from_choice as rollout_from_choice
-    from tito_audit.sessions.marin import (
-        tokenize_prompt_with_chat_template as tokenize_prompt_with_chat_template,
-    )
+    from tito_audit.sessions.marin import tokenize_prompt_with_chat_template as tokenize_prompt_with_chat_template
     from tito_audit.sessions.sample import Sample as Sample
     from tito_audit.sessions.sample import SampledTurn as SampledTurn
     from tito_audit.sessions.sample import SampleStatus as SampleStatus
@@ -120,75 +118,46 @@ if TYPE_CHECKING:
 __version__ = VERSION
 
 _HOMES = {
-    "settings.model": (
-        "GateSettings",
-        "MaxRate",
-        "Override",
-        "RepairChoices",
-        "RepairSettings",
-        "Requirement",
-        "Settings",
-    ),
-    "agents.client": ("rollout_client",),
-    "agents.rollout": ("rollout",),
-    "convert.run": ("Conversion", "convert_rollouts"),
-    "errors": (
-        "ChoiceError",
-        "EncodeError",
-        "ProviderError",
-        "RecordError",
-        "RenderError",
-        "SetupError",
-        "SpliceError",
-        "StorageError",
-        "TitoAuditError",
-        "TokenizerError",
-    ),
-    "gate": ("GatedScan", "gate_rollouts"),
-    "inspect.page": ("InspectedLog", "inspect_rollouts"),
-    "levels.facts": ("RecordLevel",),
-    "levels.tally": ("LogRecord",),
-    "align.mask_drift": ("mask_drift",),
-    "chains.fork": ("ForkedRow", "fork_cost", "fork_rows"),
-    "chains.splice": ("splice_prefix",),
-    "provider": (
-        "GenerationChunk",
-        "GenerationResult",
-        "ProviderOptions",
-        "SamplingParams",
-        "ScoredTokens",
-        "TokenProvider",
-    ),
-    "providers": ("open_provider",),
-    "providers.hf": ("HuggingFaceProvider",),
-    "providers.sglang": ("SGLangProvider",),
-    "providers.trl": ("TRLProvider",),
-    "providers.vllm": ("VLLMProvider",),
-    "rescore.close": ("FirstDifference", "LogprobComparison", "TokenGap", "check_logprobs_close"),
-    "run.auditor": ("load_renderer",),
-    "run.batch": ("BatchAudit", "BatchAuditor", "audit_batch"),
-    "run.scan": ("Scan", "read_rollouts", "scan_rollouts"),
-    "record.finding": ("Finding", "Hit", "Result", "Severity", "Side", "Skip", "Where"),
-    "record.message": ("Message", "ToolCall"),
-    "record.outcome": ("Outcome",),
-    "record.rollout": ("Place", "Rollout", "TrainingRow", "Turn"),
-    "sessions.delimiters": ("Delimiter", "Delimiters", "StoredTurn", "build_multi_turn_ids", "delimiters"),
-    "sessions.managed": ("ManagedServer", "SequenceNode", "as_group", "managed_server"),
-    "sessions.marin": (
-        "MarinRollout",
-        "extract_tokens_and_logprobs_from_choice",
-        "rollout_from_choice",
-        "tokenize_prompt_with_chat_template",
-    ),
-    "sessions.sample": ("Sample", "SampleStatus", "SampledTurn"),
-    "rows": ("CallRecord", "CallRow", "RolloutRecord", "RolloutRow", "record_digest"),
-    "run.repair": ("Repairs", "repair_rollouts"),
-    "summary": ("CoverageCount", "Fixed", "Gate", "RateCount", "Summary"),
-    "tables.findings": ("findings_schema", "findings_table"),
-    "run.validate": ("Validated", "validate_rollouts"),
-    "run.write": ("write_rollouts",),
+    "settings.model": "GateSettings MaxRate Override RepairChoices RepairSettings Requirement Settings",
+    "agents.client": "rollout_client",
+    "agents.rollout": "rollout",
+    "convert.run": "Conversion convert_rollouts",
+    "errors": "ChoiceError EncodeError ProviderError RecordError RenderError SetupError SpliceError "
+    "StorageError TitoAuditError TokenizerError",
+    "gate": "GatedScan gate_rollouts",
+    "inspect.page": "InspectedLog inspect_rollouts",
+    "levels.facts": "RecordLevel",
+    "levels.tally": "LogRecord",
+    "align.mask_drift": "mask_drift",
+    "chains.fork": "ForkedRow fork_cost fork_rows",
+    "chains.splice": "splice_prefix",
+    "provider": "GenerationChunk GenerationResult ProviderOptions SamplingParams ScoredTokens TokenProvider",
+    "providers": "open_provider",
+    "providers.hf": "HuggingFaceProvider",
+    "providers.sglang": "SGLangProvider",
+    "providers.trl": "TRLProvider",
+    "providers.vllm": "VLLMProvider",
+    "rescore.close": "FirstDifference LogprobComparison TokenGap check_logprobs_close",
+    "run.auditor": "load_renderer",
+    "run.batch": "BatchAudit BatchAuditor audit_batch",
+    "run.scan": "Scan read_rollouts scan_rollouts",
+    "record.finding": "Finding Hit Result Severity Side Skip Where",
+    "record.message": "Message ToolCall",
+    "record.outcome": "Outcome",
+    "record.rollout": "Place Rollout TrainingRow Turn",
+    "sessions.delimiters": "Delimiter Delimiters StoredTurn build_multi_turn_ids delimiters",
+    "sessions.managed": "ManagedServer SequenceNode as_group managed_server",
+    "sessions.marin": "MarinRollout extract_tokens_and_logprobs_from_choice rollout_from_choice "
+    "tokenize_prompt_with_chat_template",
+    "sessions.sample": "Sample SampleStatus SampledTurn",
+    "rows": "CallRecord CallRow RolloutRecord RolloutRow record_digest",
+    "run.repair": "Repairs repair_rollouts",
+    "summary": "CoverageCount Fixed Gate RateCount Summary",
+    "tables.findings": "findings_schema findings_table",
+    "run.validate": "Validated validate_rollouts",
+    "run.write": "write_rollouts",
 }
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
 
 __all__ = ["__version__", *sorted(_HOME_OF)]
 

@@ -144,15 +144,7 @@ class ProviderError(TitoAuditError):
         self.prompt_seen = prompt_seen
 
 
-ODD_VALUES = (
-    ArithmeticError,
-    AssertionError,
-    AttributeError,
-    LookupError,
-    RuntimeError,
-    TypeError,
-    ValueError,
-)
+ODD_VALUES = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 """What Python raises where code meets a value that it does not expect; RecursionError is a RuntimeError."""
 
 

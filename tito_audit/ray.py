@@ -38,8 +38,6 @@ ROW_ID = "row_id"
 _NAME = "dataset"
 _HEAD = 64
 """How many rows show whether tokenizer and template fit, as for a log."""
-_PLACES = ("file", "row")
-"""Columns of a table of findings that mean nothing in a dataset, whose rows have no numbers."""
 
 
 def audit(
@@ -119,16 +117,16 @@ class AuditBatches:
         group, detection = self._flow.group(_NAME), Detection()
         for raw in group.open_quick(_path(plain)):
             for result in self._flow.audit(raw, Place(_NAME, raw.index), detection, None):
-                if result.findings:
-                    all_findings += result.findings
-                    ids += [self._id(plain, raw.index)] * len(result.findings)
+                if not result.findings:
+                    continue
+                if self._id_column is None:
+                    name = row_id(plain.slice(raw.index, 1).to_pylist()[0])
+                else:
+                    value = plain.column(self._id_column)[raw.index].as_py()
+                    name = value if isinstance(value, str) else _json(value).decode()
+                all_findings += result.findings
+                ids += [name] * len(result.findings)
         return _table(all_findings, ids)
-
-    def _id(self, batch: pyarrow.Table, number: int) -> str:
-        if self._id_column is None:
-            return row_id(batch.slice(number, 1).to_pylist()[0])
-        value = batch.column(self._id_column)[number].as_py()
-        return value if isinstance(value, str) else _json(value).decode()
 
 
 class RepairBatches:
@@ -197,10 +195,10 @@ def _plain(batch: pyarrow.Table) -> pyarrow.Table:
 
 
 def _table(findings: Sequence[Finding], ids: Sequence[str | None]) -> pyarrow.Table:
-    """Findings as a table, with the ids of their rows."""
     import pyarrow as pa
 
     builder = FindingsBuilder()
     builder.add(findings)
-    table = builder.table().drop_columns(list(_PLACES))
+    # The rows of a dataset have no numbers.
+    table = builder.table().drop_columns(["file", "row"])
     return table.add_column(0, pa.field(ROW_ID, pa.string()), pa.array(ids, pa.string()))

@@ -40,8 +40,7 @@ def module_names(package: str) -> tuple[str, ...]:
 
 
 def plugin_of_module(package: str, kind: type[T], module: str) -> T | None:
-    """The plugin of one public module of `package`, imported without its siblings; None if there is no such
-    module."""
+    """The plugin of one public module of `package`, imported without its siblings; None if there is none."""
     path = f"{package}.{module}"
     if not module.isidentifier() or module.startswith("_") or importlib.util.find_spec(path) is None:
         return None

@@ -80,7 +80,6 @@ class Repair:
         return self.doc.splitlines()[0].rstrip(".")
 
     def claims(self, code: str) -> bool:
-        """Whether it claims this code."""
         return code.startswith(self.cures) if self.cures else False
 
 
@@ -102,19 +101,16 @@ def repair(
     `## When it is safe`, `## What it costs` and `## Example`.
     """
 
-    def decorate(mend: _Propose) -> Repair:
-        return Repair(
-            name,
-            safety,
-            cures,
-            precedence,
-            inspect.getdoc(mend) or "",
-            mend,
-            fits or (lambda _evidence, _finding: True),
-            chosen or (lambda _choices: False),
-            removes_rows,
-            named_only,
-            by_model,
-        )
-
-    return decorate
+    return lambda mend: Repair(
+        name,
+        safety,
+        cures,
+        precedence,
+        inspect.getdoc(mend) or "",
+        mend,
+        fits or (lambda _evidence, _finding: True),
+        chosen or (lambda _choices: False),
+        removes_rows,
+        named_only,
+        by_model,
+    )

@@ -174,7 +174,6 @@ def fields(value: object, names: str) -> dict[str, Any]:
 
 
 def _covered(count: CoverageCount) -> dict[str, Any]:
-    """Required coverage as an object."""
     of_rules = "codes idle " if count.codes else ""
     return fields(count, f"{of_rules}share covered of rate because lacking first failed")
 

@@ -49,22 +49,18 @@ class KeyWay:
 
     @property
     def required(self) -> tuple[KeyGroup, ...]:
-        """The groups that must each be there."""
         return tuple(keys for keys in self.keys if keys.presence is Presence.REQUIRED)
 
     @property
     def optional(self) -> tuple[KeyGroup, ...]:
-        """The groups that may be there."""
         return tuple(keys for keys in self.keys if keys.presence is Presence.OPTIONAL)
 
     @property
     def absent(self) -> tuple[KeyGroup, ...]:
-        """The groups that must not be there."""
         return tuple(keys for keys in self.keys if keys.presence is Presence.ABSENT)
 
     @property
     def text(self) -> str:
-        """The way for people."""
         return self.words or "".join(keys.text(first=not index) for index, keys in enumerate(self.keys))
 
 
@@ -76,7 +72,6 @@ class Signature:
 
     @classmethod
     def of(cls, *ways: KeyWay) -> Signature:
-        """The signature of these ways."""
         return cls(ways)
 
     @property

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from tito_audit.record.finding import Finding, Result, Severity
@@ -13,8 +12,6 @@ from tito_audit.record.rollout import Place
 SCHEMA_VERSION = 1
 METRICS = "tito_audit/"
 """What the names of all metrics begin with, so that a tracker shows them together."""
-_COMMIT = 12
-"""How many digits of a commit people are shown."""
 
 
 @dataclass(slots=True)
@@ -286,7 +283,7 @@ class Summary:
     @property
     def tokenizer_words(self) -> str | None:
         """The tokenizer with its commit on the hub: `org/model@v2 (commit 0123456789ab)`."""
-        commits = [commit[:_COMMIT] for name, commit in self.tokenizer_commits.items() if commit not in name]
+        commits = [commit[:12] for name, commit in self.tokenizer_commits.items() if commit not in name]
         words = f" (commit{'s' if len(commits) > 1 else ''} {', '.join(commits)})" if commits else ""
         return None if self.tokenizer is None else self.tokenizer + words
 
@@ -361,9 +358,6 @@ class Summary:
             count.rollouts += by * (not result.of_log)
         for finding in new:
             self.findings[finding.code].new[finding.severity] += by * finding.times
-        self._count_headlines(result, new, by)
-
-    def _count_headlines(self, result: Result, new: list[Finding], by: int) -> None:
         prints = {id(each): each.fingerprint for each in result.findings if each.because_of is None}
         roots = {prints[id(each)]: each for each in result.findings if each.because_of is None}
         worst: dict[str, tuple[Severity, Headline, Finding]] = {}
@@ -418,26 +412,22 @@ class Summary:
         Findings in the baseline are left out. Shares are between 0 and 1. Only codes that were found have a
         `findings/CODE`.
         """
-        return {f"{METRICS}{name}": float(value) for name, value in self._numbers()}
-
-    def _numbers(self) -> Iterator[tuple[str, float]]:
         rows = self.rollouts + self.rows_unreadable
-        for name in ("rollouts", "rows_unreadable", "tokens", "generated_tokens"):
-            yield name, getattr(self, name)
+        names = ("rollouts", "rows_unreadable", "tokens", "generated_tokens")
+        numbers: dict[str, float] = {name: getattr(self, name) for name in names}
         for severity in sorted(Severity, reverse=True):
             new = self.new.get(severity, New())
-            yield f"{severity.word}s", new.findings
+            numbers[f"{severity.word}s"] = new.findings
             if rows:
-                yield f"share_with_{severity.word}s", min(new.rollouts / rows, 1)
+                numbers[f"share_with_{severity.word}s"] = min(new.rollouts / rows, 1)
         if rows:
-            yield "share_compared", self.compared / rows
-        for code, count in sorted(self.findings.items()):
-            yield f"findings/{code}", count.new.total()
+            numbers["share_compared"] = self.compared / rows
+        numbers |= {f"findings/{code}": count.new.total() for code, count in sorted(self.findings.items())}
         if self.gate is not None:
-            yield "gate/failed", self.gate.failed
-            yield "gate/failing", self.gate.failing
-            yield "gate/known", self.gate.known
-        yield "seconds", self.seconds
+            for name in ("failed", "failing", "known"):
+                numbers[f"gate/{name}"] = getattr(self.gate, name)
+        numbers["seconds"] = self.seconds
+        return {f"{METRICS}{name}": float(value) for name, value in numbers.items()}
 
     def worst(self) -> Severity | None:
         """The highest severity found; None when nothing was."""

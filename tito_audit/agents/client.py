@@ -47,7 +47,6 @@ class RecordingProvider:
         self._provider, self._sampling, self._max_length = provider, sampling, max_length
 
     async def generate_n(self, input_ids: Sequence[int], sampling: SamplingParams) -> tuple[GenerationResult, ...]:
-        """The provider's answers, no longer than the rollout may be."""
         defaults = self._sampling
         names = ("temperature", "top_p", "top_k", "min_p", "max_tokens", "seed")
         how = replace(
@@ -71,7 +70,6 @@ class RecordingProvider:
         return results
 
     async def score(self, ids: Sequence[int], *, start: int = 0, top: int = 0) -> ScoredTokens:
-        """The provider's scores."""
         return await self._provider.score(ids, start=start, top=top)
 
 

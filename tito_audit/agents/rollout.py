@@ -6,6 +6,7 @@ The agent is not changed: it gets messages, asks a model by an `openai` client, 
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import AsyncIterator, Callable, Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -19,7 +20,6 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from tito_audit.agents.client import CURRENT, RecordedAnswer, RecordingProvider, Running, open_client
-from tito_audit.agents.environment import Environment
 from tito_audit.errors import SetupError
 from tito_audit.parser import Reads
 from tito_audit.parsers import guess_parser
@@ -38,6 +38,161 @@ from tito_audit.sessions.sample import Sample, SampledTurn, SampleStatus
 from tito_audit.settings.model import Settings
 from tito_audit.tokens.load import load_tokenizer
 from tito_audit.tokens.tokenizer import Tokenizer
+
+# An environment in any of the usual shapes, as its first messages and its reply to each text.
+#
+# `reset` and `step` of Gymnasium (also rLLM, OpenEnv), `init` and `step` of SkyRL (NovaSky-AI/SkyRL
+# `skyrl_gym/envs/base_text_env.py`: BaseTextEnv), `reset`, tools and `get_reward` of TRL (huggingface/trl
+# `trl/trainer/grpo_trainer.py`: environment_factory), or a function that scores a text.
+
+
+@dataclass(frozen=True, slots=True)
+class _StepResult:
+    """What an environment says to an agent's text."""
+
+    messages: list[dict[str, Any]] = field(default_factory=list)
+    reward: float = 0.0
+    done: bool = False
+    truncated: bool = False
+    action: str | None = None
+    """The agent's text as the environment wants it in the history; None: as it is."""
+
+
+def _as_step(value: Any) -> _StepResult:
+    """What `step` returned, in any of the usual shapes; ValueError for another.
+
+    A number is the reward of a text that ends the rollout. A text or messages are an observation. A tuple is
+    `(observation, reward, done)`, with `info`, or with `terminated, truncated, info` as in Gymnasium. An object or
+    mapping has `observation` or `observations`, `reward`, `done` or `terminated`, `truncated`.
+    """
+    if isinstance(value, bool | int | float) or hasattr(value, "item"):  # also of numpy and torch
+        return _StepResult(reward=float(value), done=True)
+    if isinstance(value, tuple):
+        if len(value) not in (3, 4, 5):
+            raise ValueError(f"step returned {len(value)} values, not (observation, reward, done)")
+        truncated = bool(value[3]) if len(value) == 5 else False
+        return _StepResult(_observed(value[0]), _reward(value[1]), bool(value[2]) or truncated, truncated)
+    if isinstance(value, str | list):
+        return _StepResult(_observed(value))
+    if isinstance(value, Mapping) and "role" in value:
+        return _StepResult(_observed(value))
+    names = ("observation", "observations", "reward", "done", "terminated", "truncated", "postprocessed_action")
+    if isinstance(value, Mapping):
+        fields = {name: value.get(name) for name in names}
+    else:
+        fields = {name: getattr(value, name, None) for name in names}
+    if all(fields[name] is None for name in names[:5]):
+        raise ValueError(f"step returned {type(value).__name__}, which holds no observation, reward or done")
+    observation = fields["observations"] if fields["observation"] is None else fields["observation"]
+    truncated = bool(fields["truncated"])
+    done = bool(fields["done"]) or bool(fields["terminated"]) or truncated
+    return _StepResult(
+        _observed(observation), _reward(fields["reward"]), done, truncated, fields["postprocessed_action"]
+    )
+
+
+def _reward(value: Any) -> float:
+    return 0.0 if value is None else float(value)
+
+
+def _observed(value: Any) -> list[dict[str, Any]]:
+    """An observation as messages: a text is the user's."""
+    if value is None:
+        return []
+    if isinstance(value, str):
+        return [{"role": "user", "content": value}]
+    if isinstance(value, Mapping):
+        return [dict(value)]
+    if isinstance(value, list) and all(isinstance(message, Mapping) for message in value):
+        return [dict(message) for message in value]
+    raise ValueError(f"an observation is a text or messages, not {type(value).__name__}")
+
+
+class Environment:
+    """An environment of any of the shapes, as `begin` and `step`."""
+
+    def __init__(self, environment: Any, call: Callable[..., Any]) -> None:
+        if isinstance(environment, type):
+            environment = environment()
+        self._environment, self._call = environment, call
+        self._step = getattr(environment, "step", None)
+        self.tools: dict[str, Callable[..., Any]] = {}
+        if self._step is None and callable(environment):
+            self._step = environment
+        elif self._step is None and hasattr(environment, "reset"):
+            # Of the class, since looking at an instance runs its properties.
+            for name, _ in inspect.getmembers(type(environment), inspect.isfunction):
+                if name[0] != "_" and name not in ("reset", "get_reward", "close"):
+                    self.tools[name] = getattr(environment, name)
+        if self._step is None and not self.tools:
+            raise SetupError(
+                f"{type(environment).__name__} has no `step`, is no function, and has no tools.\n"
+                "Pass an environment with reset and step, or a function that scores a text. Environments that run "
+                "the model themselves (verifiers, Atropos) take the gateway's address or a managed server."
+            )
+
+    async def begin(self, prompt: list[dict[str, Any]], task: Mapping[str, Any]) -> list[dict[str, Any]]:
+        if hasattr(self._environment, "init"):
+            value = await self._call(self._environment.init, prompt)
+            return _observed(value[0] if isinstance(value, tuple) else value)
+        if not hasattr(self._environment, "reset"):
+            return prompt
+        value = await self._call(self._environment.reset, **task)
+        if isinstance(value, tuple):
+            value = value[0]
+        elif isinstance(value, Mapping) and "role" not in value:
+            value = value.get("observation")
+        else:
+            value = getattr(value, "observation", value)
+        last = prompt[-1] if prompt else {}
+        if (
+            isinstance(value, str)
+            and last.get("role") == "user"
+            and self.tools
+            and isinstance(last["content"], str)
+        ):
+            return [*prompt[:-1], {**last, "content": last["content"] + value}]  # as TRL does
+        return [*prompt, *_observed(value)]
+
+    async def step(self, message: Mapping[str, Any]) -> _StepResult:
+        if not self.tools:
+            return _as_step(await self._call(self._step, message.get("content") or ""))
+        calls = message.get("tool_calls") or ()
+        if calls:
+            return _StepResult([await self._tool_message(call) for call in calls])
+        scores = getattr(self._environment, "get_reward", None)
+        return _StepResult(reward=0.0 if scores is None else _reward(await self._call(scores)), done=True)
+
+    async def _tool_message(self, call: Mapping[str, Any]) -> dict[str, Any]:
+        """What a tool returns, or how it failed: models may name tools that do not exist."""
+        function = call["function"]
+        try:
+            arguments = json.loads(function["arguments"] or "{}")
+            content = await self._call(self.tools[function["name"]], **arguments)
+        except Exception as error:  # the user's code, by a model's arguments
+            content = {"error": f"{type(error).__name__}: {error}"}
+        text = content if isinstance(content, str) else json.dumps(content, default=str)
+        return {"role": "tool", "tool_call_id": call["id"], "name": function["name"], "content": text}
+
+    def schemas(self) -> list[dict[str, Any]]:
+        """Its tools for a chat template, from their docstrings as TRL reads them."""
+        if not self.tools:
+            return []
+        try:
+            from transformers.utils import get_json_schema
+        except ImportError:
+            raise SetupError("Tools of an environment need transformers: pip install 'tito-audit[hf]'") from None
+        try:
+            return [get_json_schema(tool) for tool in self.tools.values()]
+        except Exception as error:  # transformers' own have no class in common
+            raise SetupError(
+                f"{type(self._environment).__name__}: a tool cannot be described ({error}).\n"
+                "Give each public method types and a docstring with its arguments, or begin its name with `_`."
+            ) from None
+
+
+# The agent and its rollout
+
 
 _NAMED = inspect.Parameter.POSITIONAL_OR_KEYWORD
 _LOADED: dict[str, Tokenizer] = {}
@@ -92,10 +247,12 @@ async def rollout(
             source.end_ids = loaded.eos_ids
         recorder = RecordingProvider(source, sampling or SamplingParams(), max_length)
         template = None if renderer is None else renderer.template(True).source
-        parsers = [
-            _parser_name(name, reads, template)
-            for name, reads in ((tool_parser, Reads.TOOLS), (reasoning_parser, Reads.REASONING))
-        ]
+        parsers = []
+        for name, reads in ((tool_parser, Reads.TOOLS), (reasoning_parser, Reads.REASONING)):
+            if name == "auto":
+                guessed = guess_parser(template, reads).parser
+                name = None if guessed is None else guessed.name
+            parsers.append(name)
         source_of_ids: Any = recorder  # it streams nothing
         managed = ManagedServer(source_of_ids, loaded, False, *parsers, renderer=renderer)
         running = Running(managed, recorder)
@@ -105,7 +262,7 @@ async def rollout(
             await episode.run([dict(message) for message in messages], task or {})
         if running.refused is not None:
             raise running.refused
-        sample = episode.sample(_Audit(auditor), dict(metadata or {}))
+        sample = episode.sample(auditor, dict(metadata or {}))
     finally:
         if opened is not None:
             await opened.close()
@@ -115,7 +272,6 @@ async def rollout(
 
 
 async def _tokenizer_of(provider: TokenProvider, tokenizer: Tokenizer | str | Path | None) -> Tokenizer:
-    """The tokenizer of a rollout, loaded once in a process."""
     if isinstance(tokenizer, Tokenizer):
         return tokenizer
     if tokenizer is None:
@@ -140,13 +296,6 @@ def _auditor_of(tokenizer: Tokenizer, chat_template: str | None) -> Auditor:
         while len(_AUDITORS) > 8:
             del _AUDITORS[next(iter(_AUDITORS))]
     return _AUDITORS[key]
-
-
-def _parser_name(name: str | None, reads: Reads, template: str | None) -> str | None:
-    if name != "auto":
-        return name
-    parser = guess_parser(template, reads).parser
-    return None if parser is None else parser.name
 
 
 @asynccontextmanager
@@ -176,8 +325,7 @@ def _is_async(function: Callable[..., Any]) -> bool:
 
 
 def _clients(agent: Callable[..., Any], running: Running) -> dict[str, Any]:
-    """The client as the agent's arguments take it: by the name `client`, or as the second of two; {} if it takes
-    none."""
+    """The client as the agent takes it: by the name `client`, or as the second of two; {} if it takes none."""
     try:
         parameters = list(inspect.signature(agent).parameters.values())
     except (TypeError, ValueError):
@@ -206,7 +354,6 @@ class _Episode:
     error: Exception | None = None
 
     async def run(self, prompt: list[dict[str, Any]], task: Mapping[str, Any]) -> None:
-        """Run to the end; an error is kept."""
         self.running.tools = self.environment.schemas()
         clients = _clients(self.agent, self.running)
         try:
@@ -246,9 +393,10 @@ class _Episode:
         self.messages = [*self.messages, message, *step.messages]
         return step.done
 
-    def sample(self, audit: _Audit, metadata: dict[str, Any]) -> Sample:
+    def sample(self, auditor: Auditor, metadata: dict[str, Any]) -> Sample:
         """What was sampled, as the row of the last answer and further rows."""
-        recorder = self.running.recorder
+        recorder, answers = self.running.recorder, self.running.recorder.answers
+        lasts = {answer.turn: answer.call for answer in answers}
         total, error = sum(self.rewards, 0.0), None if recorder.is_full else self.error
         status = SampleStatus.TRUNCATED if self.truncated or recorder.is_full else SampleStatus.COMPLETED
         status = SampleStatus.ABORTED if error is not None else status
@@ -259,36 +407,31 @@ class _Episode:
         rows = []
         for node in nodes:
             row = node.as_sample(total, metadata={**metadata, **node.metadata}, **stated)
-            row.turns = self._turns(row)
-            row.findings = audit.of(row, recorder.answers)
+            turns = {}
+            for answer in answers:
+                result = answer.result
+                start, end = len(result.input_ids), len(result.input_ids) + len(result.output_ids)
+                if start == end or not row.loss_mask[start:end] or not all(row.loss_mask[start:end]):
+                    continue
+                if row.tokens[:end] != [*result.input_ids, *result.output_ids]:
+                    continue
+                # The reward of a turn stands at its last answer.
+                is_last = lasts[answer.turn] == answer.call and answer.turn < len(self.rewards)
+                reward = self.rewards[answer.turn] if is_last else 0.0
+                turns[start] = SampledTurn(
+                    answer.turn, start, end, reward, result.finish_reason, result.weight_version
+                )
+            row.turns = [turns[start] for start in sorted(turns)]
+            row.findings = _findings(auditor, row, answers)
             rows.append(row)
         if not rows:
             return Sample(self.messages, reward=total, metadata=metadata, messages=self.messages, **stated)
-        ends = [[*each.result.input_ids, *each.result.output_ids] for each in recorder.answers]
-        last = [row for row in rows if row.tokens == ends[-1]] or rows[-1:]
+        latest = [*answers[-1].result.input_ids, *answers[-1].result.output_ids]
+        last = [row for row in rows if row.tokens == latest] or rows[-1:]
         same = [row for row in rows if row.messages and row.messages[-1].get("content") == self.text]
         main = (same or last)[-1]
         main.others = [row for row in rows if row is not main]
         return main
-
-    def _turns(self, row: Sample) -> list[SampledTurn]:
-        """The answers that a row trains, each with the reward of its turn at the turn's last answer."""
-        answers = self.running.recorder.answers
-        lasts = {answer.turn: answer.call for answer in answers}
-        turns = {}
-        for answer in answers:
-            result = answer.result
-            start, end = len(result.input_ids), len(result.input_ids) + len(result.output_ids)
-            if start == end or not row.loss_mask[start:end] or not all(row.loss_mask[start:end]):
-                continue
-            if row.tokens[:end] != [*result.input_ids, *result.output_ids]:
-                continue
-            is_last = lasts[answer.turn] == answer.call and answer.turn < len(self.rewards)
-            reward = self.rewards[answer.turn] if is_last else 0.0
-            turns[start] = SampledTurn(
-                answer.turn, start, end, reward, result.finish_reason, result.weight_version
-            )
-        return [turns[start] for start in sorted(turns)]
 
 
 def _text(value: Any) -> str:
@@ -303,37 +446,30 @@ def _text(value: Any) -> str:
     raise TypeError(f"an agent returns a text or a message, not {type(value).__name__}")
 
 
-# The audit of a row: what it trains against what the provider was sent and returned
-
-
-@dataclass(frozen=True, slots=True)
-class _Audit:
-    auditor: Auditor
-
-    def of(self, row: Sample, answers: Sequence[RecordedAnswer]) -> tuple[Any, ...]:
-        """The findings of a row beside the calls that it holds."""
-        calls = {}
-        for answer in answers:
-            result = answer.result
-            seen = [*result.input_ids, *result.output_ids]
-            if row.tokens[: len(seen)] == seen:
-                calls[len(seen)] = Turn(
-                    np.array(result.input_ids, np.int32),
-                    np.array(result.output_ids, np.int32),
-                    np.array(result.logprobs, np.float64),
-                    finish_reason=result.finish_reason,
-                )
-        record = Rollout(
-            Place("rollout", 0),
-            "tito_sample",
-            as_messages(row.messages, "messages"),
-            turns=tuple(calls[size] for size in sorted(calls)),
-            training_row=training_row(
-                np.array(row.tokens, np.int32),
-                mask=("loss_mask", row.loss_mask),
-                logprobs=("rollout_log_probs", row.rollout_log_probs or []),
-                sentinel=0.0,
-                whole=True,
-            ),
-        )
-        return audit_rollout(record, self.auditor).findings
+def _findings(auditor: Auditor, row: Sample, answers: Sequence[RecordedAnswer]) -> tuple[Any, ...]:
+    """What the audit finds in a row beside the calls that it holds, as they were sent and returned."""
+    calls = {}
+    for answer in answers:
+        result = answer.result
+        seen = [*result.input_ids, *result.output_ids]
+        if row.tokens[: len(seen)] == seen:
+            calls[len(seen)] = Turn(
+                np.array(result.input_ids, np.int32),
+                np.array(result.output_ids, np.int32),
+                np.array(result.logprobs, np.float64),
+                finish_reason=result.finish_reason,
+            )
+    record = Rollout(
+        Place("rollout", 0),
+        "tito_sample",
+        as_messages(row.messages, "messages"),
+        turns=tuple(calls[size] for size in sorted(calls)),
+        training_row=training_row(
+            np.array(row.tokens, np.int32),
+            mask=("loss_mask", row.loss_mask),
+            logprobs=("rollout_log_probs", row.rollout_log_probs or []),
+            sentinel=0.0,
+            whole=True,
+        ),
+    )
+    return audit_rollout(record, auditor).findings

@@ -19,8 +19,7 @@ from tito_audit.report_objects import as_json, fields, finding_object, mismatch_
 from tito_audit.rescore.html import Pieces, most_expensive, page, place_words
 from tito_audit.rescore.model import EDGES, NEAR, Agreement, Behind, Price, RescoredRollout
 from tito_audit.rescore.prompts import PromptSummary, Question
-from tito_audit.rescore.summary import RescoreSummary
-from tito_audit.rescore.tables import (
+from tito_audit.rescore.summary import (
     AFTER_HEADS,
     AFTER_LEGEND,
     AGREEMENT_HEADS,
@@ -28,6 +27,7 @@ from tito_audit.rescore.tables import (
     DRIFTED_HEADS,
     DRIFTED_LEGEND,
     MISMATCH_HEADS,
+    RescoreSummary,
     Row,
     after_rows,
     agreement_rows,

@@ -84,7 +84,7 @@ def _worlds(
     from dataclasses import replace
 
     from tito_audit.conformance import of_template, of_tokenizer
-    from tito_audit.conformance.sources import installed_templates, template_files
+    from tito_audit.conformance.world import installed_templates, template_files
     from tito_audit.run.template import open_template
 
     files = [(file.stem, file) for name in chat_templates for file in template_files(name)]

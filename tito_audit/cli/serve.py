@@ -166,7 +166,7 @@ async def _notes(gateway: Gateway, *, renames: bool, force: bool) -> list[str]:
 
     `renames`: clients know the model by the provider's name for it.
     """
-    from tito_audit.serve.fit import fit_notice
+    from tito_audit.serve.server import fit_notice
 
     misfit, note = await fit_notice(gateway.provider, gateway.tokenizer)
     if misfit is not None and not force:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -54,7 +55,6 @@ class AnsweredTurn:
 
     @property
     def new(self) -> tuple[Message, ...]:
-        """The messages after the answer."""
         return self.probe.messages[self.answer + 1 : self.until]
 
     @property
@@ -78,6 +78,25 @@ class PromptBuilder:
     """Called once a template."""
 
 
+_BUILDERS: list[PromptBuilder] = []
+
+
+def _begins(name: str, source: str) -> Callable[[Callable[[World], Next]], None]:
+    """Adds a function of a world as a builder."""
+    return lambda begin: _BUILDERS.append(PromptBuilder(name, source, begin))
+
+
+def _builds(name: str, source: str) -> Callable[[Callable[[World, AnsweredTurn], Tokens]], None]:
+    """The same of a function that keeps nothing between the turns."""
+    return lambda build: _begins(name, source)(lambda world: partial(build, world))
+
+
+@_builds("render", "every server that takes messages: all of them rendered and encoded again")
+def _rendered(world: World, turn: AnsweredTurn) -> Tokens:
+    return world.ids(world.text(turn.probe.messages[: turn.until], turn.probe.tools, opens=True))
+
+
+@_begins("splice", "`tito-audit serve` and `managed_server`")
 def _spliced(world: World) -> Next:
     """The sessions of our gateway: stored ids, and what the template adds, proved."""
     conversations = Conversations(world.tokenizer, world.renderer)
@@ -106,46 +125,96 @@ def _dummies(*wires: Mapping[str, object]) -> tuple[Message, ...]:
     return as_messages(list(wires), "a dummy")
 
 
-def _tool_suffix(world: World) -> Next:
+@_builds("trl", "TRL 1.16, `trl/trainer/grpo_trainer.py`: `_get_tool_suffix_ids`")
+def _tool_suffix(world: World, turn: AnsweredTurn) -> Tokens:
     """A tool's result after a dummy call, cut behind the last end token; other messages it does not take."""
-
-    def following(turn: AnsweredTurn) -> Tokens:
-        if not turn.new or any(message.role != "tool" for message in turn.new):
-            raise NotTaken("it appends results of tools only")
-        name = str(turn.new[0].wire.get("name", "dummy"))
-        called = {"type": "function", "function": {"name": name, "arguments": {}}}
-        dummy = _dummies(
-            {"role": "user", "content": "dummy"}, {"role": "assistant", "content": "", "tool_calls": [called]}
-        )
-        before = world.ids(world.text(dummy, opens=False))
-        whole = world.ids(world.text((*dummy, *turn.new), opens=True))
-        ends = [at for at, token in enumerate(before) if token == world.eos_id]
-        before = before[: ends[-1] + 1] if ends else before
-        if whole[: len(before)] != before:
-            raise NotBuilt("what the template writes before the result changes with the result")
-        return (*turn.seen, *whole[len(before) :])
-
-    return following
+    if not turn.new or any(message.role != "tool" for message in turn.new):
+        raise NotTaken("it appends results of tools only")
+    name = str(turn.new[0].wire.get("name", "dummy"))
+    called = {"type": "function", "function": {"name": name, "arguments": {}}}
+    dummy = _dummies(
+        {"role": "user", "content": "dummy"}, {"role": "assistant", "content": "", "tool_calls": [called]}
+    )
+    before = world.ids(world.text(dummy, opens=False))
+    whole = world.ids(world.text((*dummy, *turn.new), opens=True))
+    ends = [at for at, token in enumerate(before) if token == world.eos_id]
+    before = before[: ends[-1] + 1] if ends else before
+    if whole[: len(before)] != before:
+        raise NotBuilt("what the template writes before the result changes with the result")
+    return (*turn.seen, *whole[len(before) :])
 
 
-def _alone(world: World) -> Next:
+@_builds(
+    "verl", "verl 0.9, `verl/utils/tokenizer/chat_template.py`: new messages alone, and the separator of turns"
+)
+def _alone(world: World, turn: AnsweredTurn) -> Tokens:
     """The new messages rendered alone, without what the template writes before a first message."""
     empty = {"role": "user", "content": ""}
+    single, double = (world.ids(world.text(_dummies(*[empty] * n), opens=False)) for n in (1, 2))
+    system = single[: -(len(double) - len(single))] if len(double) > len(single) else ()
+    if not turn.new:
+        raise NotTaken("nothing follows the answer")
+    try:
+        alone = world.ids(world.text(turn.new, opens=True))[len(system) :]
+    except RenderError:  # a template that asks for a user's message gets an empty one, and loses it again
+        whole = world.ids(world.text((*_dummies(empty), *turn.new), opens=True))
+        alone = whole[len(single) :][len(system) :]
+    return (*turn.seen, *_separator(world), *alone)
 
-    def following(turn: AnsweredTurn) -> Tokens:
-        single, double = (world.ids(world.text(_dummies(*[empty] * n), opens=False)) for n in (1, 2))
-        system = single[: -(len(double) - len(single))] if len(double) > len(single) else ()
-        if not turn.new:
-            raise NotTaken("nothing follows the answer")
-        try:
-            alone = world.ids(world.text(turn.new, opens=True))[len(system) :]
-        except RenderError:  # a template that asks for a user's message gets an empty one, and loses it again
-            dummy = _dummies(empty)
-            whole = world.ids(world.text((*dummy, *turn.new), opens=True))
-            alone = whole[len(single) :][len(system) :]
-        return (*turn.seen, *_separator(world), *alone)
 
-    return following
+@_builds(
+    "miles", "miles 0.0.2, `miles/utils/chat_template_utils/tito_tokenizer.py`: `TITOTokenizer` and its classes"
+)
+def _text_suffix(world: World, turn: AnsweredTurn) -> Tokens:
+    """Each new message after dummies: the text that the template adds for it, encoded alone.
+
+    Of the classes for families, those of Qwen, Nemotron and MiniMax add the line break behind the end token, and
+    that of GLM takes away an end token that begins the next turn.
+    """
+    system = {"role": "system", "content": "dummy system"}
+    starts = {ids[0] for ids in map(world.ids, ("<|user|>", "<|observation|>")) if len(ids) == 1}
+    breaks_lines = {ids[0] for ids in map(world.ids, ("<|im_end|>", "[e~[")) if len(ids) == 1}
+    added: list[int] = []
+    messages, tools = list(turn.new), turn.probe.tools
+    while messages:
+        size = next((at for at, each in enumerate(messages) if each.role != "tool"), len(messages)) or 1
+        part, messages = messages[:size], messages[size:]
+        base = _dummies(system)
+        if part[0].role == "tool":
+            calls = [
+                {
+                    "id": str(each.wire.get("tool_call_id") or f"call0000{number}"),
+                    "type": "function",
+                    "function": {"name": str(each.wire.get("name") or "dummy_func"), "arguments": {}},
+                }
+                for number, each in enumerate(part)
+            ]
+            answer = {"role": "assistant", "content": "", "reasoning_content": " ", "tool_calls": calls}
+            base = _dummies(system, answer)
+        added += _suffix(world, base, part, tools, opens=False)
+    added += _suffix(world, turn.probe.messages[: turn.until], (), tools, opens=True)
+    seen, between = turn.seen, _separator(world)
+    if len(starts) == 2 and "[gMASK]" in world.source and seen[-1] in starts:  # GLM
+        seen = seen[:-1]
+    elif between and seen[-1] in breaks_lines:
+        seen = (*seen, *between)
+    return (*seen, *added)
+
+
+@_builds("nemo-rl", "NeMo-RL, `openai_server_utils.replace_prefix_tokens`")
+def _replaced(world: World, turn: AnsweredTurn) -> Tokens:
+    """All messages rendered again, with everything up to the answer's end token replaced by the stored ids."""
+    if world.eos_id is None:
+        raise NotBuilt("there is no end token")
+    seen, eos = turn.seen, world.eos_id
+    whole = world.ids(world.text(turn.probe.messages[: turn.until], turn.probe.tools, opens=True))
+    history = world.ids(world.text(turn.probe.messages[: turn.answer + 1], turn.probe.tools, opens=False))
+    ends = [at for at, token in enumerate(whole) if token == eos]
+    wanted = history.count(eos)
+    if wanted > len(ends) or not wanted:
+        raise NotBuilt("the end token of the answer is not in the prompt")
+    stored = seen[:-1] if seen[-1] == eos else seen
+    return (*stored, *whole[ends[wanted - 1] :])
 
 
 def _separator(world: World) -> Tokens:
@@ -161,47 +230,6 @@ def _separator(world: World) -> Tokens:
     return suffix[ends[-1] + 1 :] if ends else suffix[1:]
 
 
-def _text_suffix(world: World) -> Next:
-    """Each new message after dummies: the text that the template adds for it, encoded alone.
-
-    Of the classes for families, those of Qwen, Nemotron and MiniMax add the line break behind the end token, and
-    that of GLM takes away an end token that begins the next turn.
-    """
-    system = {"role": "system", "content": "dummy system"}
-    starts = {ids[0] for ids in map(world.ids, ("<|user|>", "<|observation|>")) if len(ids) == 1}
-    is_glm = len(starts) == 2 and "[gMASK]" in world.source
-    breaks_lines = {ids[0] for ids in map(world.ids, ("<|im_end|>", "[e~[")) if len(ids) == 1}
-
-    def following(turn: AnsweredTurn) -> Tokens:
-        added: list[int] = []
-        messages, tools = list(turn.new), turn.probe.tools
-        while messages:
-            size = next((at for at, each in enumerate(messages) if each.role != "tool"), len(messages)) or 1
-            part, messages = messages[:size], messages[size:]
-            base = _dummies(system)
-            if part[0].role == "tool":
-                calls = [
-                    {
-                        "id": str(each.wire.get("tool_call_id") or f"call0000{number}"),
-                        "type": "function",
-                        "function": {"name": str(each.wire.get("name") or "dummy_func"), "arguments": {}},
-                    }
-                    for number, each in enumerate(part)
-                ]
-                answer = {"role": "assistant", "content": "", "reasoning_content": " ", "tool_calls": calls}
-                base = _dummies(system, answer)
-            added += _suffix(world, base, part, tools, opens=False)
-        added += _suffix(world, turn.probe.messages[: turn.until], (), tools, opens=True)
-        seen, between = turn.seen, _separator(world)
-        if is_glm and seen[-1] in starts:
-            seen = seen[:-1]
-        elif between and seen[-1] in breaks_lines:
-            seen = (*seen, *between)
-        return (*seen, *added)
-
-    return following
-
-
 def _suffix(
     world: World, base: Sequence[Message], part: Sequence[Message], tools: Sequence[object], *, opens: bool
 ) -> Tokens:
@@ -210,25 +238,6 @@ def _suffix(
     if not whole.startswith(before):
         raise NotBuilt("what the template writes before the new messages changes with them")
     return world.ids(whole[len(before) :])
-
-
-def _replaced(world: World) -> Next:
-    """All messages rendered again, with everything up to the answer's end token replaced by the stored ids."""
-
-    def following(turn: AnsweredTurn) -> Tokens:
-        if world.eos_id is None:
-            raise NotBuilt("there is no end token")
-        seen, eos = turn.seen, world.eos_id
-        whole = world.ids(world.text(turn.probe.messages[: turn.until], turn.probe.tools, opens=True))
-        history = world.ids(world.text(turn.probe.messages[: turn.answer + 1], turn.probe.tools, opens=False))
-        ends = [at for at, token in enumerate(whole) if token == eos]
-        wanted = history.count(eos)
-        if wanted > len(ends) or not wanted:
-            raise NotBuilt("the end token of the answer is not in the prompt")
-        stored = seen[:-1] if seen[-1] == eos else seen
-        return (*stored, *whole[ends[wanted - 1] :])
-
-    return following
 
 
 class _PeersTokenizer:
@@ -312,31 +321,11 @@ def _peer(world: World) -> tuple[Any, str]:
     return best
 
 
-BUILDERS: tuple[PromptBuilder, ...] = (
-    PromptBuilder(
-        "render",
-        "every server that takes messages: all of them rendered and encoded again",
-        lambda world: (
-            lambda turn: world.ids(world.text(turn.probe.messages[: turn.until], turn.probe.tools, opens=True))
-        ),
-    ),
-    PromptBuilder("splice", "`tito-audit serve` and `managed_server`", _spliced),
-    PromptBuilder("trl", "TRL 1.16, `trl/trainer/grpo_trainer.py`: `_get_tool_suffix_ids`", _tool_suffix),
-    PromptBuilder(
-        "verl",
-        "verl 0.9, `verl/utils/tokenizer/chat_template.py`: new messages alone, and the separator of turns",
-        _alone,
-    ),
-    PromptBuilder(
-        "miles",
-        "miles 0.0.2, `miles/utils/chat_template_utils/tito_tokenizer.py`: `TITOTokenizer` and its classes",
-        _text_suffix,
-    ),
-    PromptBuilder("nemo-rl", "NeMo-RL, `openai_server_utils.replace_prefix_tokens`", _replaced),
-)
-"""Every builder, in the order of the columns."""
 if find_spec("renderers") is not None:
     source = (
         f"renderers {version('renderers')}, the package: `bridge_to_next_turn` of its renderer for the template"
     )
-    BUILDERS = (*BUILDERS, PromptBuilder("renderers", source, _bridged))
+    _begins("renderers", source)(_bridged)
+
+BUILDERS = tuple(_BUILDERS)
+"""Every builder, in the order of the columns."""

@@ -6,7 +6,6 @@ compared.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -61,69 +60,59 @@ _CALL = call('{"city": "Paris"}')
 _NUMBERS = call('{"city": "Paris", "days": 3, "metric": true, "ratio": 2.50, "near": null, "of": [1, 2]}')
 
 
-def _of_results() -> Iterator[Probe]:
-    """Tool calls with results of several forms, and with arguments that are not texts."""
-    for form, content in (
-        ("text", "22 degrees, sunny.\n"),
-        ("lines with white space", "  22 degrees\n\n\tsunny  "),
-        ("markup", "<b>22</b> & {{ sun }} </tool_response>"),
-        ("nothing", ""),
-    ):
-        yield probe(
+_RESULTS = [
+    *(
+        probe(
             f"a tool result of {form}",
             [_ASKED, answering(None, None, _CALL), {**result(), "content": content}, answering(ANSWER), _AGAIN],
             TOOLS,
         )
-    yield probe(
+        for form, content in (
+            ("text", "22 degrees, sunny.\n"),
+            ("lines with white space", "  22 degrees\n\n\tsunny  "),
+            ("markup", "<b>22</b> & {{ sun }} </tool_response>"),
+            ("nothing", ""),
+        )
+    ),
+    probe(
         "a tool call with booleans and numbers",
         [_ASKED, answering(None, None, _NUMBERS), result(), answering(ANSWER), _AGAIN],
         TOOLS,
-    )
-
-
-def _of_histories() -> Iterator[Probe]:
-    """Empty reasoning, texts that look like markup, and a long history."""
-    yield probe(
-        "an answer with empty reasoning", [_ASKED, answering(ANSWER, ""), _AGAIN, answering(ANSWER, ""), _LAST]
-    )
-    yield probe(
+    ),
+]
+_TWELVE = [
+    [{**_ASKED, "content": f"Question {turn}?"}, answering(f"Answer {turn}.", REASONING)] for turn in range(12)
+]
+_HISTORIES = [
+    probe("an answer with empty reasoning", [_ASKED, answering(ANSWER, ""), _AGAIN, answering(ANSWER, ""), _LAST]),
+    probe(
         "a question with white space around it",
         [{**_ASKED, "content": f"\n  {USER} \n\n"}, answering(ANSWER), {**_AGAIN, "content": "  And? \t"}],
-    )
-    yield probe(
+    ),
+    probe(
         "texts in other scripts",
         [
             {**_ASKED, "content": "天气 in Zürich? 🌦️ e\u0301"},
             answering("Ça va: 22\u00a0°C — très bien 🌞"),
             _AGAIN,
         ],
-    )
-    turns = [
-        [{**_ASKED, "content": f"Question {turn}?"}, answering(f"Answer {turn}.", REASONING)] for turn in range(12)
-    ]
-    yield probe("twelve answers with reasoning", [message for turn in turns for message in turn] + [_LAST])
-
-
-def _of_samplings() -> Iterator[CorpusConversation]:
-    """What a model samples and a template would not write."""
-    plain = probe("plain", [_ASKED, answering(ANSWER), _AGAIN, answering(ANSWER), _LAST])
-    tools = probe("tools", [_ASKED, answering(None, None, _CALL), result(), answering(ANSWER), _AGAIN], TOOLS)
-    spaced = probe("spaced", [_ASKED, answering(f"\n {ANSWER}\n\n"), _AGAIN])
-    cut = probe("cut", [_ASKED, answering("It is sunny in Par"), _AGAIN, answering(ANSWER), _LAST])
-    for name, base, sampled in (
-        ("an answer in other tokens", plain, SamplingForm.OTHER_TOKENS),
-        ("a tool call in other tokens", tools, SamplingForm.OTHER_TOKENS),
-        ("an answer with white space around it", spaced, SamplingForm.OTHER_SPACE),
-        ("a tool call with compact JSON", tools, SamplingForm.OTHER_JSON),
-        ("an answer cut by the limit", cut, SamplingForm.CUT),
-        ("an answer with another end token", plain, SamplingForm.OTHER_STOP),
-        ("an answer after a prefill", plain, SamplingForm.PREFILLED),
-    ):
-        yield CorpusConversation(name, base, sampled)
-
+    ),
+    probe("twelve answers with reasoning", [message for turn in _TWELVE for message in turn] + [_LAST]),
+]
+_PLAIN = probe("plain", [_ASKED, answering(ANSWER), _AGAIN, answering(ANSWER), _LAST])
+_TOOLED = probe("tools", [_ASKED, answering(None, None, _CALL), result(), answering(ANSWER), _AGAIN], TOOLS)
+_SPACED = probe("spaced", [_ASKED, answering(f"\n {ANSWER}\n\n"), _AGAIN])
+_CUT = probe("cut", [_ASKED, answering("It is sunny in Par"), _AGAIN, answering(ANSWER), _LAST])
 
 CORPUS: tuple[CorpusConversation, ...] = (
-    *(CorpusConversation(each.name, each) for each in (*PROBES, *_of_results(), *_of_histories())),
-    *_of_samplings(),
+    *(CorpusConversation(each.name, each) for each in (*PROBES, *_RESULTS, *_HISTORIES)),
+    # What a model samples and a template would not write.
+    CorpusConversation("an answer in other tokens", _PLAIN, SamplingForm.OTHER_TOKENS),
+    CorpusConversation("a tool call in other tokens", _TOOLED, SamplingForm.OTHER_TOKENS),
+    CorpusConversation("an answer with white space around it", _SPACED, SamplingForm.OTHER_SPACE),
+    CorpusConversation("a tool call with compact JSON", _TOOLED, SamplingForm.OTHER_JSON),
+    CorpusConversation("an answer cut by the limit", _CUT, SamplingForm.CUT),
+    CorpusConversation("an answer with another end token", _PLAIN, SamplingForm.OTHER_STOP),
+    CorpusConversation("an answer after a prefill", _PLAIN, SamplingForm.PREFILLED),
 )
 """Every conversation, in the order of the table."""

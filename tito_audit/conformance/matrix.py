@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import pairwise
@@ -92,11 +92,8 @@ def _cell(world: World, builder: PromptBuilder, following: Next, conversation: C
         try:
             text = world.text(probe.messages[:until], probe.tools, opens=True)
             sample = world.sample(conversation, answer)
-            prompt = (
-                world.ids(world.text(probe.messages[:answer], probe.tools, opens=True))
-                if prompt is None
-                else prompt
-            )
+            if prompt is None:
+                prompt = world.ids(world.text(probe.messages[:answer], probe.tools, opens=True))
         except RenderError as error:
             return ended(TokenFate.REFUSED, number, str(error))
         except Unsampled as error:
@@ -104,16 +101,14 @@ def _cell(world: World, builder: PromptBuilder, following: Next, conversation: C
         turn = AnsweredTurn(probe, answer, until, prompt, sample, number)
         try:
             after = following(turn)
-        except RenderError as error:
-            return ended(TokenFate.RAISES, number, str(error))
         except NotTaken as error:
             outcome = TokenFate.KEPT if number else TokenFate.NOT_TAKEN
             return ended(outcome, number, f"up to here: {error}" if number else str(error))
-        except NotBuilt as error:
+        except (RenderError, NotBuilt) as error:
             return ended(TokenFate.RAISES, number, str(error))
         except Forked as error:
             return ended(TokenFate.FORKED, number, str(error))
-        broken = _broken(world, builder, conversation, turn, after, text, number)
+        broken = _broken(world, builder, conversation, turn, after, text)
         if broken is not None:
             return broken
         prompt = after
@@ -127,7 +122,6 @@ def _broken(
     turn: AnsweredTurn,
     after: Tokens,
     text: str,
-    number: int,
 ) -> DriftCell | None:
     """The cell of a prompt that does not keep the tokens, or adds what the template does not write; else None."""
     seen = turn.seen
@@ -138,9 +132,8 @@ def _broken(
     if at < len(seen):
         sides = world.shown(seen[at : at + _AROUND]), world.shown(after[at : at + _AROUND])
         cause, detail, line = _why(world, conversation, turn, after, text)
-        return DriftCell(
-            world.name, builder.name, conversation.name, TokenFate.BROKEN, number, at, cause, detail, line, *sides
-        )
+        place = (world.name, builder.name, conversation.name, TokenFate.BROKEN, turn.number, at)
+        return DriftCell(*place, cause, detail, line, *sides)
     tail = world.shown(after[len(seen) :])
     wanted = _tail_of(text, turn, world)
     if wanted is None or not tail:
@@ -153,7 +146,7 @@ def _broken(
     shared = common_start(wanted or "", tail)
     begins = len(seen) + len(world.ids(tail[:shared]))
     return DriftCell(
-        *(world.name, builder.name, conversation.name, TokenFate.OFF_TEMPLATE, number, begins),
+        *(world.name, builder.name, conversation.name, TokenFate.OFF_TEMPLATE, turn.number, begins),
         cause="what the prompt adds is not what the template writes there",
         sampled=(wanted or text)[shared : shared + 4 * _AROUND],
         next=tail[shared : shared + 4 * _AROUND],
@@ -199,12 +192,9 @@ def _why(
     return str(explained.change), detail, tags[0].line if tags else None
 
 
-Key = tuple[str, str, str]
-
-
 def worse(old: Iterable[DriftCell], new: Iterable[DriftCell]) -> list[tuple[DriftCell, DriftCell]]:
     """The cells that got worse, each with what it was; cells that only one of the tables has do not count."""
-    before: Mapping[Key, DriftCell] = {(each.template, each.builder, each.conversation): each for each in old}
+    before = {(each.template, each.builder, each.conversation): each for each in old}
     pairs = [(before.get((each.template, each.builder, each.conversation)), each) for each in new]
     return [
         (was, now) for was, now in pairs if was is not None and ORDER.index(now.outcome) > ORDER.index(was.outcome)

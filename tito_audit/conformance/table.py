@@ -10,6 +10,7 @@ from dataclasses import asdict, fields
 from html import escape
 from importlib.resources import files
 from pathlib import Path
+from string import Template
 from typing import Any
 
 from tito_audit.conformance.builders import BUILDERS
@@ -85,21 +86,14 @@ def write_table(folder: Path, table: Sequence[Tried], *, force: bool) -> list[Pa
 def page(table: Sequence[Tried]) -> str:
     """The matrix, and what stands behind each cell that is not whole. Every text of a template is escaped."""
     assets = files("tito_audit.conformance").joinpath("assets")
-    style, script = (assets.joinpath(name).read_text("utf-8") for name in ("page.css", "page.js"))
+    style, script, html = (assets.joinpath(f"page.{kind}").read_text("utf-8") for kind in ("css", "js", "html"))
     hashes = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (style, script)]
     policy = (
         f"default-src 'none'; style-src 'sha256-{hashes[0]}'; script-src 'sha256-{hashes[1]}'; "
         "base-uri 'none'; form-action 'none'"
     )
     body = "\n".join(_parts(table))
-    return (
-        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        '<meta name="color-scheme" content="light dark">\n<meta name="referrer" content="no-referrer">\n'
-        "<title>Which templates keep tokens · tito-audit</title>\n"
-        f"<style>{style}</style>\n</head>\n<body>\n<main>\n{body}\n</main>\n<script>{script}</script>\n</body>\n</html>\n"
-    )
+    return Template(html).substitute(policy=policy, style=style, script=script, body=body)
 
 
 def _shown(text: str) -> str:

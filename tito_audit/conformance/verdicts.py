@@ -63,7 +63,6 @@ class Tried:
         return replace(tried, argument=flags)
 
     def of_builder(self, builder: str) -> list[DriftCell]:
-        """The cells of one builder."""
         return [cell for cell in self.cells if cell.builder == builder]
 
     @property

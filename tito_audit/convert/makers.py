@@ -9,6 +9,7 @@ message logs alternate user and assistant slices of tokens, without text; NVIDIA
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -164,6 +165,18 @@ def spans_by_call(versions: NDArray[Any]) -> list[Any]:
     return calls
 
 
+_Make = Callable[[Sequence[MakerInput]], Row]
+
+
+def _maker(
+    name: str, *, holds: Holds, own: frozenset[str], format: str | None = None, **more: Any
+) -> Callable[[_Make], Maker]:
+    """A decorator that turns a function into a maker; its docstring is the title."""
+    return lambda make: Maker(name, format or name, inspect.getdoc(make) or "", holds, make, own, **more)
+
+
+_GROUPS = {"group_id": "group_index", "group": "group_index"}
+_SAMPLE = frozenset(("tokens", "loss_mask", "rollout_log_probs", "messages", "tools", "response_length"))
 _OF_CALLS = frozenset(
     (
         *("messages", "prompt_ids", "completion_ids", "logprobs", "prompt_text"),
@@ -174,7 +187,15 @@ _OF_CALLS = frozenset(
 _COMMON = ("messages", "tools", "chat_template_kwargs")
 
 
-def _rows(samples: Sequence[MakerInput]) -> Row:
+@_maker(
+    "rows",
+    format="generic",
+    holds=Holds.ROWS,
+    own=frozenset((*_COMMON, "prompt_length", "token_ids", "loss_mask", "logprobs")),
+    tables=True,
+)
+def rows(samples: Sequence[MakerInput]) -> Row:
+    """Training rows: token_ids, loss_mask, logprobs and every other column; messages and tools"""
     (sample,) = samples
     row = row_of(sample)
     new_row: dict[str, Any] = {**sample.facts, **_conversation(sample.rollout)}
@@ -191,19 +212,50 @@ def _rows(samples: Sequence[MakerInput]) -> Row:
     return new_row
 
 
-def _calls(samples: Sequence[MakerInput]) -> Row:
+@_maker(
+    "calls",
+    format="generic",
+    holds=Holds.CALLS,
+    own=frozenset((*_COMMON, "calls")),
+    own_of_calls=_OF_CALLS,
+    tables=True,
+)
+def calls(samples: Sequence[MakerInput]) -> Row:
+    """Calls: a list of prompt_ids, completion_ids and logprobs; messages and tools"""
     (sample,) = samples
     rollout = sample.rollout
     if not rollout.turns:
         raise RecordError("it holds no calls")
-    calls = [_call(turn) for turn in rollout.turns]
+    entries = []
+    for turn in rollout.turns:
+        assert turn.prompt_ids is not None
+        assert turn.completion_ids is not None
+        call: dict[str, Any] = {}
+        if turn.prompt_messages is not None:
+            call["messages"] = messages_as_logged(turn.prompt_messages)
+        call["prompt_ids"] = turn.prompt_ids.tolist()
+        call["completion_ids"] = turn.completion_ids.tolist()
+        if turn.completion_logprobs is not None:
+            call["logprobs"] = plain_list(turn.completion_logprobs)
+        for name, values in other_lists_of_call(turn):
+            call.setdefault(name, values)
+        stated = {
+            "prompt_text": turn.prompt_text,
+            "text": turn.completion_text,
+            "finish_reason": turn.finish_reason,
+            "stop_reason": turn.stop_string,
+        }
+        call |= {name: value for name, value in stated.items() if value is not None}
+        if turn.weight_versions:
+            spans = [dict(zip(("version", "start", "end"), span, strict=True)) for span in turn.weight_spans]
+            call["weight_versions"] = spans or list(turn.weight_versions)
+        entries.append(call)
     if sample.of_calls:
-        calls = [{**own, **call} for own, call in zip(sample.of_calls, calls, strict=True)]
-    return {**sample.facts, **_conversation(rollout), "calls": calls}
+        entries = [{**own, **call} for own, call in zip(sample.of_calls, entries, strict=True)]
+    return {**sample.facts, **_conversation(rollout), "calls": entries}
 
 
 def _conversation(rollout: Rollout) -> dict[str, Any]:
-    """The messages, tools and template arguments that the log has."""
     columns: dict[str, Any] = {}
     if rollout.messages:
         columns["messages"] = messages_as_logged(rollout.messages)
@@ -214,90 +266,49 @@ def _conversation(rollout: Rollout) -> dict[str, Any]:
     return columns
 
 
-def _call(turn: Turn) -> dict[str, Any]:
-    assert turn.prompt_ids is not None
-    assert turn.completion_ids is not None
-    call: dict[str, Any] = {}
-    if turn.prompt_messages is not None:
-        call["messages"] = messages_as_logged(turn.prompt_messages)
-    call["prompt_ids"] = turn.prompt_ids.tolist()
-    call["completion_ids"] = turn.completion_ids.tolist()
-    if turn.completion_logprobs is not None:
-        call["logprobs"] = plain_list(turn.completion_logprobs)
-    for name, values in other_lists_of_call(turn):
-        call.setdefault(name, values)
-    if turn.prompt_text is not None:
-        call["prompt_text"] = turn.prompt_text
-    if turn.completion_text is not None:
-        call["text"] = turn.completion_text
-    if turn.finish_reason is not None:
-        call["finish_reason"] = turn.finish_reason
-    if turn.stop_string is not None:
-        call["stop_reason"] = turn.stop_string
-    if turn.weight_versions:
-        spans = [dict(zip(("version", "start", "end"), span, strict=True)) for span in turn.weight_spans]
-        call["weight_versions"] = spans or list(turn.weight_versions)
-    return call
-
-
-ROWS = Maker(
-    name="rows",
-    format="generic",
-    title="Training rows: token_ids, loss_mask, logprobs and every other column; messages and tools",
-    holds=Holds.ROWS,
-    make=_rows,
-    own=frozenset((*_COMMON, "prompt_length", "token_ids", "loss_mask", "logprobs")),
-    tables=True,
-)
-CALLS = Maker(
-    name="calls",
-    format="generic",
-    title="Calls: a list of prompt_ids, completion_ids and logprobs; messages and tools",
-    holds=Holds.CALLS,
-    make=_calls,
-    own=frozenset((*_COMMON, "calls")),
-    own_of_calls=_OF_CALLS,
-    tables=True,
-)
-
-
-_NO_LOGPROB = 1.0
-"""What Atropos writes where nothing was sampled."""
 _STATUS = {"stop": "completed", "tool_calls": "completed", "length": "truncated", "abort": "aborted"}
 _AT_TOP = ("prompt", "response", "label", "group_index", "index", "reward", "status", "weight_versions")
 """Facts that slime has fields for; all others go into `metadata`."""
 
 
-def _atropos_group(samples: Sequence[MakerInput]) -> Row:
-    rows = [row_of(sample) for sample in samples]
+@_maker(
+    "atropos_group",
+    holds=Holds.ROWS,
+    own=frozenset(("tokens", "masks", "inference_logprobs", "messages")),
+    slots=reward_slots("scores"),
+    takes_facts=False,
+    grouped=True,
+)
+def atropos_group(samples: Sequence[MakerInput]) -> Row:
+    """Atropos groups (ScoredDataGroup), of adjacent rows that share a group"""
+    of_group = [row_of(sample) for sample in samples]
     new_row: dict[str, Any] = {
-        "tokens": [row.token_ids.tolist() for row in rows],
+        "tokens": [row.token_ids.tolist() for row in of_group],
         # The token's id where it is trained, else -100.
-        "masks": [np.where(np.array(weights_as(row, int), bool), row.token_ids, -100).tolist() for row in rows],
-        "scores": [_reward(sample.facts) for sample in samples],
+        "masks": [
+            np.where(np.array(weights_as(row, int), bool), row.token_ids, -100).tolist() for row in of_group
+        ],
+        "scores": [sample.facts.get("scores") for sample in samples],
     }
-    scores = [scores_as(row, _NO_LOGPROB) for row in rows]
+    if any(isinstance(reward, bool) or not isinstance(reward, int | float) for reward in new_row["scores"]):
+        raise RecordError(
+            f"the log has no number as its reward (looked for {', '.join(REWARDS)}), and a scored group "
+            "needs one for each sample; put it into the log under one of these names"
+        )
+    scores = [scores_as(row, 1.0) for row in of_group]  # what Atropos writes where nothing was sampled
     if any(column is not None for column in scores):
         new_row["inference_logprobs"] = scores
     if any(sample.rollout.messages for sample in samples):
         new_row["messages"] = [messages_as_logged(sample.rollout.messages) for sample in samples]
-    columns = [dict(other_lists(row)) for row in rows]
+    columns = [dict(other_lists(row)) for row in of_group]
     for name in dict.fromkeys(name for own in columns for name in own):
         new_row.setdefault(name, [own.get(name) for own in columns])
     return new_row
 
 
-def _reward(facts: Mapping[str, Any]) -> Any:
-    reward = facts.get("scores")
-    if isinstance(reward, bool) or not isinstance(reward, int | float):
-        raise RecordError(
-            f"the log has no number as its reward (looked for {', '.join(REWARDS)}), and a scored group "
-            "needs one for each sample; put it into the log under one of these names"
-        )
-    return reward
-
-
-def _slime(samples: Sequence[MakerInput]) -> Row:
+@_maker("slime", holds=Holds.ROWS, own=_SAMPLE, slots={**reward_slots("reward"), **_GROUPS}, wants=("reward",))
+def slime(samples: Sequence[MakerInput]) -> Row:
+    """slime samples as JSON"""
     (sample,) = samples
     row = row_of(sample)
     weights = weights_as(row, int)
@@ -324,10 +335,8 @@ def _slime(samples: Sequence[MakerInput]) -> Row:
         outside = name != WEIGHTS and all(value is None for value in values[:start])
         new_row.setdefault(name, values[start:] if outside else values)
     if reason is not None:
-        new_row.setdefault(
-            "status", _STATUS.get(str(reason), str(reason))
-        )  # the original reason stays in metadata
-    # The facts that a sample has no field for, and the conversation as slime's own agents store it.
+        status = _STATUS.get(str(reason), str(reason))  # the original reason stays in metadata
+        new_row.setdefault("status", status)
     before = facts.pop("metadata", None)
     metadata = {**before, **facts} if isinstance(before, Mapping) else facts
     if sample.rollout.messages:
@@ -338,7 +347,16 @@ def _slime(samples: Sequence[MakerInput]) -> Row:
     return new_row
 
 
-def _tito_sample(samples: Sequence[MakerInput]) -> Row:
+@_maker(
+    "tito_sample",
+    holds=Holds.ROWS,
+    own=_SAMPLE,
+    slots={**reward_slots("reward"), **_GROUPS},
+    wants=("reward",),
+    tables=True,
+)
+def tito_sample(samples: Sequence[MakerInput]) -> Row:
+    """Samples of a token-in, token-out stack"""
     (sample,) = samples
     row = row_of(sample)
     facts = dict(sample.facts)
@@ -359,48 +377,19 @@ def _tito_sample(samples: Sequence[MakerInput]) -> Row:
     return new_row
 
 
-_GROUPS = {"group_id": "group_index", "group": "group_index"}
-_SAMPLE = frozenset(("tokens", "loss_mask", "rollout_log_probs", "messages", "tools", "response_length"))
-
-ATROPOS_GROUP = Maker(
-    name="atropos_group",
-    format="atropos_group",
-    title="Atropos groups (ScoredDataGroup), of adjacent rows that share a group",
-    holds=Holds.ROWS,
-    make=_atropos_group,
-    own=frozenset(("tokens", "masks", "inference_logprobs", "messages")),
-    slots=reward_slots("scores"),
-    takes_facts=False,
-    grouped=True,
-)
-SLIME = Maker(
-    name="slime",
-    format="slime",
-    title="slime samples as JSON",
-    holds=Holds.ROWS,
-    make=_slime,
-    own=_SAMPLE,
-    slots={**reward_slots("reward"), **_GROUPS},
-    wants=("reward",),
-)
-TITO_SAMPLE = Maker(
-    name="tito_sample",
-    format="tito_sample",
-    title="Samples of a token-in, token-out stack",
-    holds=Holds.ROWS,
-    make=_tito_sample,
-    own=_SAMPLE,
-    slots={**reward_slots("reward"), **_GROUPS},
-    wants=("reward",),
-    tables=True,
-)
-
-
 _LOG_KEYS = ("role", "content", "token_ids", "token_loss_mask", "generation_logprobs", "tool_calls", "name")
 """The keys of a message log's entry that are not columns."""
 
 
-def _nemo_rl(samples: Sequence[MakerInput]) -> Row:
+@_maker(
+    "nemo_rl",
+    holds=Holds.ROWS,
+    own=frozenset(("input_lengths", "token_ids", "token_loss_mask", "generation_logprobs")),
+    slots=reward_slots("rewards"),
+    wants=("rewards",),
+)
+def nemo_rl(samples: Sequence[MakerInput]) -> Row:
+    """NeMo-RL training dumps, without padding"""
     (sample,) = samples
     row, facts = row_of(sample), dict(sample.facts)
     new_row: dict[str, Any] = {"idx": facts.pop("idx")} if "idx" in facts else {}
@@ -419,8 +408,9 @@ def _nemo_rl(samples: Sequence[MakerInput]) -> Row:
     return new_row | {name: [value] for name, value in values.items()}
 
 
-def _message_log(samples: Sequence[MakerInput]) -> Row:
-    """Alternating slices of tokens without text: trained ones as the assistant's, all others as the user's."""
+@_maker("nemo_rl_message_log", holds=Holds.ROWS, own=frozenset(("message_log", "tools")))
+def message_log(samples: Sequence[MakerInput]) -> Row:
+    """NeMo-RL message logs, alternating trained and other tokens"""
     (sample,) = samples
     row = row_of(sample)
     weights, scores = weights_as(row, int), scores_as(row, 0.0)
@@ -441,7 +431,15 @@ def _message_log(samples: Sequence[MakerInput]) -> Row:
     return new_row
 
 
-def _nemo_gym(samples: Sequence[MakerInput]) -> Row:
+@_maker(
+    "nemo_gym",
+    holds=Holds.CALLS,
+    own=frozenset(("responses_create_params", "response")),
+    slots=reward_slots("reward"),
+    wants=("reward",),
+)
+def nemo_gym(samples: Sequence[MakerInput]) -> Row:
+    """NeMo-Gym rollouts"""
     (sample,) = samples
     rollout, facts = sample.rollout, dict(sample.facts)
     if not rollout.turns:
@@ -489,9 +487,9 @@ def _items_of(message: Message, turn: Turn | None) -> Iterator[Mapping[str, Any]
         part = {"type": "output_text", "text": message.text, "annotations": []}
         items.append({"type": "message", "role": "assistant", "content": [part]})
     for call in message.tool_calls:
-        arguments = (
-            call.arguments if isinstance(call.arguments, str | None) else orjson.dumps(call.arguments).decode()
-        )
+        arguments = call.arguments
+        if not isinstance(arguments, str | None):
+            arguments = orjson.dumps(arguments).decode()
         items.append({"type": "function_call", "call_id": call.id, "name": call.name, "arguments": arguments})
     if turn is not None:
         # The token fields that NeMo-Gym puts on the last item of a call; all three or none.
@@ -512,36 +510,6 @@ def _items_of(message: Message, turn: Turn | None) -> Iterator[Mapping[str, Any]
     yield from items
 
 
-NEMO_RL = Maker(
-    name="nemo_rl",
-    format="nemo_rl",
-    title="NeMo-RL training dumps, without padding",
-    holds=Holds.ROWS,
-    make=_nemo_rl,
-    own=frozenset(("input_lengths", "token_ids", "token_loss_mask", "generation_logprobs")),
-    slots=reward_slots("rewards"),
-    wants=("rewards",),
-)
-MESSAGE_LOG = Maker(
-    name="nemo_rl_message_log",
-    format="nemo_rl_message_log",
-    title="NeMo-RL message logs, alternating trained and other tokens",
-    holds=Holds.ROWS,
-    make=_message_log,
-    own=frozenset(("message_log", "tools")),
-)
-NEMO_GYM = Maker(
-    name="nemo_gym",
-    format="nemo_gym",
-    title="NeMo-Gym rollouts",
-    holds=Holds.CALLS,
-    make=_nemo_gym,
-    own=frozenset(("responses_create_params", "response")),
-    slots=reward_slots("reward"),
-    wants=("reward",),
-)
-
-
 def _sft(mask: str, samples: Sequence[MakerInput]) -> Row:
     (sample,) = samples
     row = row_of(sample)
@@ -552,7 +520,7 @@ def _sft(mask: str, samples: Sequence[MakerInput]) -> Row:
     return {"input_ids": ids, "attention_mask": [1] * len(ids), mask: weights}
 
 
-SFT, SFT_ASSISTANT, SFT_COMPLETION = (
+_SFT = [
     Maker(
         name=name,
         format="generic",
@@ -569,7 +537,7 @@ SFT, SFT_ASSISTANT, SFT_COMPLETION = (
         ("sft_assistant_masks", "assistant_masks"),
         ("sft_completion_mask", "completion_mask"),
     )
-)
+]
 """Columns as trainers read them: huggingface/trl `trl/trainer/sft_trainer.py` (`_prepare_dataset` uses `labels` as
 they are and folds masks into them), axolotl-ai-cloud/axolotl `src/axolotl/utils/data/wrappers.py`
 (`_is_dataset_already_tokenized` asks for these three), hiyouga/LLaMA-Factory `src/llamafactory/data/loader.py`
@@ -577,17 +545,8 @@ they are and folds masks into them), axolotl-ai-cloud/axolotl `src/axolotl/utils
 """
 
 
-MAKERS = (
-    CALLS,
-    ROWS,
-    TITO_SAMPLE,
-    SLIME,
-    ATROPOS_GROUP,
-    NEMO_RL,
-    MESSAGE_LOG,
-    NEMO_GYM,
-    SFT,
-    SFT_ASSISTANT,
-    SFT_COMPLETION,
+MAKERS: tuple[Maker, ...] = (
+    *(calls, rows, tito_sample, slime, atropos_group, nemo_rl, message_log, nemo_gym),
+    *_SFT,
 )
 """Every form, in the order in which they are listed."""

@@ -170,8 +170,6 @@ def _names(sample: MakerInput, maker: Maker) -> list[str]:
 
 
 def _stripped(sample: MakerInput, names: Collection[str]) -> MakerInput:
-    """The sample without these facts and columns."""
-
     def without(columns: tuple[Column, ...]) -> tuple[Column, ...]:
         return tuple(c for c in columns if c.role is not ColumnRole.OTHER or c.name not in names)
 
@@ -206,8 +204,7 @@ class ConversionOutcome:
     repeated: Counter[str] = field(default_factory=Counter)
     """What the log says once and several new rows repeat, with the number of rollouts affected."""
     missing: Counter[str] = field(default_factory=Counter)
-    """What the new form has a place for but the log lacks, with the number of rollouts that lack it; no value is
-    made up."""
+    """What the new form has a place for but the log lacks, by rollouts that lack it; no value is made up."""
     forked: int = 0
     """Rollouts that became several rows because their calls do not all continue one another."""
     refused: list[tuple[Place, str]] = field(default_factory=list)
@@ -218,7 +215,6 @@ class ConversionOutcome:
 
     @property
     def lossless(self) -> bool:
-        """Whether nothing is lost."""
         return not self.lost and not self.not_converted
 
     def lose(self, names: Iterable[str], place: Place) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -36,14 +36,9 @@ class ConvertedPart:
     """What the log says about each single call."""
 
 
-@dataclass(frozen=True, slots=True)
-class Converted:
-    """A rollout in the other form."""
-
-    parts: tuple[ConvertedPart, ...]
-    """Several where calls do not continue one another."""
-    lost: tuple[str, ...] = ()
-    """What has no place in that form, by name."""
+Converted = tuple[tuple[ConvertedPart, ...], tuple[str, ...]]
+"""A rollout in the other form, as several where calls do not continue one another; and the names of what has no
+place in that form."""
 
 
 def as_rows(rollout: Rollout) -> Converted:
@@ -53,16 +48,16 @@ def as_rows(rollout: Rollout) -> Converted:
     """
     row, alone = rollout.training_row, replace(rollout, turns=())
     if row is not None and not rollout.turns:
-        return Converted((ConvertedPart(alone),))
+        return (ConvertedPart(alone),), ()
     if row is not None and not _is_row_of(rollout, row):
-        return Converted((ConvertedPart(alone),), (_OTHER_CALLS,))
+        return (ConvertedPart(alone),), (_OTHER_CALLS,)
     forked = fork_rows(sampled_calls(rollout))
     if not forked:
         raise RecordError("no call sampled a token, so there is nothing to train")
     parts = tuple(_row_part(rollout, forked_row, alone=len(forked) == 1) for forked_row in forked)
     if row is not None:
         parts = (ConvertedPart(alone, parts[0].facts),)
-    return Converted(parts, tuple(dict.fromkeys(_lost_of_calls(rollout, forked))))
+    return parts, tuple(dict.fromkeys(_lost_of_calls(rollout, forked)))
 
 
 def as_calls(rollout: Rollout, facts: Mapping[str, Any]) -> Converted:
@@ -75,7 +70,7 @@ def as_calls(rollout: Rollout, facts: Mapping[str, Any]) -> Converted:
     if rollout.turns:
         sampled_calls(rollout)
         lost = (_OTHER_ROW,) if row is not None and not _is_row_of(rollout, row) else ()
-        return Converted((ConvertedPart(replace(rollout, training_row=None)),), lost)
+        return (ConvertedPart(replace(rollout, training_row=None)),), lost
     if row is None:
         raise RecordError(_NO_IDS)
     runs = _runs(row)
@@ -100,18 +95,15 @@ def as_calls(rollout: Rollout, facts: Mapping[str, Any]) -> Converted:
     ]
     turns, used = _with_facts(turns, facts)
     if versions is not None:
-        turns = [_of_versions(turn, versions[start:end]) for turn, (start, end) in zip(turns, runs, strict=True)]
+        for number, (start, end) in enumerate(runs):
+            # Spans unless one version sampled all of the call.
+            spans = spans_of_versions(versions[start:end])
+            whole = len(spans) == 1 and spans[0][1:] == (0, end - start)
+            names = tuple(dict.fromkeys(version for version, _, _ in spans))
+            turns[number] = replace(turns[number], weight_versions=names, weight_spans=() if whole else spans)
         used |= {WEIGHTS}
     part = ConvertedPart(replace(rollout, turns=tuple(turns), training_row=None), used_facts=used)
-    return Converted((part,), tuple(lost_columns))
-
-
-def _of_versions(turn: Turn, versions: NDArray[Any]) -> Turn:
-    """The call with the versions of its tokens: spans unless one version sampled all of them."""
-    spans = spans_of_versions(versions)
-    whole = len(spans) == 1 and spans[0][1:] == (0, len(versions))
-    names = tuple(dict.fromkeys(version for version, _, _ in spans))
-    return replace(turn, weight_versions=names, weight_spans=() if whole else spans)
+    return (part,), tuple(lost_columns)
 
 
 def sampled_calls(rollout: Rollout) -> list[SampledCall]:
@@ -187,13 +179,8 @@ def _row_part(rollout: Rollout, forked: ForkedRow, *, alone: bool) -> ConvertedP
         columns=tuple(_columns_of_calls(turns, forked, len(ids))),
     )
     messages = rollout.messages if alone else _messages_up_to(rollout, turns[forked.calls[-1]])
-    facts = _facts_of([turns[k] for k in forked.trained])
-    row_rollout = replace(rollout, messages=messages, turns=(), training_row=row)
-    return ConvertedPart(row_rollout, facts, calls=forked.trained)
-
-
-def _facts_of(trained: Sequence[Turn]) -> dict[str, Any]:
-    """Why each call that a row trains ended, and the version of the weights if one version sampled them all."""
+    # Why each call that a row trains ended, and the version of the weights if one version sampled them all.
+    trained = [turns[k] for k in forked.trained]
     reasons = [turn.finish_reason for turn in trained]
     facts: dict[str, Any] = {}
     if any(reason is not None for reason in reasons):
@@ -201,7 +188,8 @@ def _facts_of(trained: Sequence[Turn]) -> dict[str, Any]:
     versions = {turn.weight_versions for turn in trained}
     if len(versions) == 1 and (version := versions.pop()) and len(version) == 1:
         facts[WEIGHTS] = list(version)
-    return facts
+    row_rollout = replace(rollout, messages=messages, turns=(), training_row=row)
+    return ConvertedPart(row_rollout, facts, calls=forked.trained)
 
 
 def _length(ids: Ids | None) -> int:
@@ -222,17 +210,14 @@ def _columns_of_calls(turns: Sequence[Turn], forked: ForkedRow, size: int) -> It
             whole[start : start + len(column.values)] = column.values
         yield Column(name, ColumnRole.OTHER, whole, Alignment.FULL, policy)
     if len({version for k in forked.calls for version in turns[k].weight_versions}) > 1:
-        yield version_of_tokens(_spans_in_row(turns, forked), size)
-
-
-def _spans_in_row(turns: Sequence[Turn], forked: ForkedRow) -> Iterator[tuple[str, int, int]]:
-    """Which version sampled which tokens of a row of calls; no call that names several without spans."""
-    for k in forked.calls:
-        turn, start = turns[k], _length(turns[k].prompt_ids)
-        whole = (
-            [(turn.weight_versions[0], 0, _length(turn.completion_ids))] if len(turn.weight_versions) == 1 else []
-        )
-        yield from ((version, start + at, start + end) for version, at, end in turn.weight_spans or whole)
+        spans: list[tuple[str, int, int]] = []
+        for k in forked.calls:  # no call that names several versions without spans
+            turn, start = turns[k], _length(turns[k].prompt_ids)
+            own = turn.weight_spans
+            if not own and len(turn.weight_versions) == 1:
+                own = ((turn.weight_versions[0], 0, _length(turn.completion_ids)),)
+            spans += [(version, start + at, start + end) for version, at, end in own]
+        yield version_of_tokens(spans, size)
 
 
 def _messages_up_to(rollout: Rollout, turn: Turn) -> tuple[Message, ...]:

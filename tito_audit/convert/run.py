@@ -94,7 +94,6 @@ class Conversion:
         files = find_logs(self.logs)
         self.logs = [str(file) for file in files]
         for file in files:
-            # SetupError for a log that cannot be read twice, or whose settings join messages or tools to it.
             settings = self.settings.at(file)
             if settings.messages is not None or settings.tools_file is not None:
                 raise SetupError(
@@ -106,7 +105,14 @@ class Conversion:
                     f"{file}: this is a pipe or a device, which cannot be read twice; save it to a file first."
                 )
         if self.out is not None:
-            _refuse_target(self.out, files, overwrite=self.overwrite)
+            if any(same_place(self.out, file) for file in files):
+                which = "the log" if len(files) == 1 else "one of the logs"
+                raise SetupError(
+                    f"-o {self.out}: this is {which}, and a log is never overwritten.\nName another file."
+                )
+            once = isinstance(self.out, RemoteFile) or not self.out.exists()
+            for file in files[:1] if once else files:
+                refuse_target(self.out, overwrite=self.overwrite, source=file)
         self._flow = RowFlow(files, self.settings, audits=False)
         self._flow.progress = self.progress
         self._size = self._flow.size
@@ -147,19 +153,20 @@ class Conversion:
 
     def _compare(self, draft: Path, digests: Sequence[int]) -> None:
         """Check that a file holds the rows that were made; StorageError if not."""
+        if not digests:
+            return
         read = 0
-        if digests:
-            for raw in open_log(draft, max_row_bytes=1 << 62):
-                if read >= len(digests) or digest_of(raw, self.form) != digests[read]:
-                    break
-                read += 1
-            else:
-                if read == len(digests):
-                    return
-            raise StorageError(
-                f"{self.out}: row {read} of {len(digests)} did not read back as written, so the file was not "
-                "kept.\nWrite it as .jsonl, or to another disk."
-            )
+        for raw in open_log(draft, max_row_bytes=1 << 62):
+            if read >= len(digests) or digest_of(raw, self.form) != digests[read]:
+                break
+            read += 1
+        else:
+            if read == len(digests):
+                return
+        raise StorageError(
+            f"{self.out}: row {read} of {len(digests)} did not read back as written, so the file was not "
+            "kept.\nWrite it as .jsonl, or to another disk."
+        )
 
     def _rows(self, tally: ConversionOutcome, flow: RowFlow) -> Iterator[tuple[Row | None, int, Place]]:
         """The proven rows of the new log, each with its digest; and None after each row of the old logs."""
@@ -231,15 +238,15 @@ class Conversion:
                 auditor, _ = self._auditor(rollout.place.file)
                 reference = None if auditor.tokenizer is None else Reference(auditor.tokenizer, auditor.renderer)
                 rollout = replace(rollout, training_row=as_sft_row(rollout, reference, texts_of(row)))
-            converted = as_rows(rollout) if self.maker.holds is Holds.ROWS else as_calls(rollout, facts)
+            parts, lost = as_rows(rollout) if self.maker.holds is Holds.ROWS else as_calls(rollout, facts)
         except RecordError as error:
             tally.refuse(rollout.place, str(error))
             return
-        tally.lose(() if self.maker.tokens_only else converted.lost, rollout.place)
-        if len(converted.parts) > 1:
+        tally.lose(() if self.maker.tokens_only else lost, rollout.place)
+        if len(parts) > 1:
             tally.forked += 1
             tally.repeated.update(() if self.maker.tokens_only else facts.keys())
-        for part in converted.parts:
+        for part in parts:
             own = {name: value for name, value in facts.items() if name not in part.used_facts}
             yield builder.sample(part.rollout, {**own, **part.facts})
 
@@ -321,13 +328,3 @@ def _group_key(facts: Mapping[str, Any], place: Place) -> object:
     """What adjacent samples of a group share; the same group number in another log is another group."""
     group = next((facts[name] for name in GROUPS if facts.get(name) is not None), None)
     return ("row", place) if group is None else ("group", place.file, repr(group))
-
-
-def _refuse_target(out: Path, files: Sequence[Path], *, overwrite: bool) -> None:
-    """SetupError or StorageError where the new log must not be written."""
-    if any(same_place(out, file) for file in files):
-        which = "the log" if len(files) == 1 else "one of the logs"
-        raise SetupError(f"-o {out}: this is {which}, and a log is never overwritten.\nName another file.")
-    once = isinstance(out, RemoteFile) or not out.exists()
-    for file in files[:1] if once else files:
-        refuse_target(out, overwrite=overwrite, source=file)

@@ -143,12 +143,10 @@ class _HeldValues:
         self._counts.add(_row_tokens(rollouts))
 
     def start(self) -> None:
-        """Reset the counts."""
         self.hits, self.misses = 0, []
 
     def look(self, value: Any, key: str, path: tuple[str, ...], place: Path) -> None:
-        """Count the parts of a value that are held, and collect the paths of the rest; `path` is `place` as
-        text."""
+        """Count the parts of a value that are held, and collect the paths (`place` as text) of the rest."""
         if isinstance(value, Mapping):
             if value.keys() == _SPAN and tuple(map(value.__getitem__, ("version", "start", "end"))) in self._spans:
                 self.hits += 1
@@ -163,7 +161,15 @@ class _HeldValues:
         elif value is None or (key in _COUNTS and type(value) is int and value in self._counts):
             return  # nothing, or a count of what the rollouts hold
         elif isinstance(value, str) and value[:1] in ("{", "[") and (_kind(key), value) not in self._pairs:
-            self._json(value, key, path, place)
+            # JSON as text, which tables use for what they have no type for.
+            try:
+                parsed = parsed_json(value)
+            except ValueError:
+                parsed = None
+            if isinstance(parsed, dict | list):
+                self.look(parsed, key, path, place)
+            else:
+                self._note(self._scalar(value, key, nested=len(path) > 1), path)
         else:
             self._note(self._scalar(value, key, nested=len(path) > 1), path)
 
@@ -172,17 +178,6 @@ class _HeldValues:
             self.hits += 1
         else:
             self.misses.append("".join(path))
-
-    def _json(self, text: str, key: str, path: tuple[str, ...], place: Path) -> None:
-        """Look into a string that is JSON, which tables use for what they have no type for."""
-        try:
-            value = parsed_json(text)
-        except ValueError:
-            value = None
-        if isinstance(value, dict | list):
-            self.look(value, key, path, place)
-        else:
-            self._note(self._scalar(text, key, nested=len(path) > 1), path)
 
     def _list(self, value: Any, key: str, path: tuple[str, ...], place: Path) -> None:
         if not len(value):
@@ -285,9 +280,7 @@ def _is_list(value: object) -> bool:
 
 
 def _has_list_of_each(row: Mapping[str, Any], rollouts: Sequence[Rollout]) -> bool:
-    """Whether the row's lists have an entry for each rollout: one is a list of lists of ids, or one list of ids
-    holds several training rows.
-    """
+    """Whether the row's lists have an entry for each rollout: lists of ids, or one list of several rows."""
     lists = [value for value in row.values() if _is_list(value)]
     of_each = (value for value in lists if len(value) == len(rollouts))
     if any(all(_is_list(own) and _is_ids(own) for own in value) for value in of_each):
@@ -310,7 +303,6 @@ def _is_ids(value: Iterable[Any]) -> bool:
 
 
 def _inside(part: Ids, whole: Ids) -> bool:
-    """Whether one sequence of ids is contained in another."""
     if not 0 < len(part) <= len(whole):
         return False
     data, wanted = whole.tobytes(), part.tobytes()

@@ -32,7 +32,6 @@ FITS: Mapping[str, tuple[str, str]] = {
 """Packages of trainers, with the first version that an adapter fits and the first that it does not."""
 _ABOUT = "tito_gate"
 """The column of a quarantined row that says why it is there."""
-_MISMATCH = "LPR509"
 _REPEATED = "REC009"
 """Samples of one prompt may well be equal, and each is trained."""
 _OWN = ("mask", "max_rate", "first", "every", "quarantine")
@@ -150,7 +149,7 @@ class BatchGate:
         """Counts of rows are of all processes, those of findings of this one."""
         counted = {name.removeprefix("tito_audit/"): value for name, value in audit.metrics().items()}
         # As many rows as have it, by cause; the mean, the tails and the shares of a verdict have their place here.
-        causes = Counter(finding.hit.cause for finding in audit.findings if finding.code == _MISMATCH)
+        causes = Counter(finding.hit.cause for finding in audit.findings if finding.code == "LPR509")
         mismatch = {f"mismatch/{re.sub(r'[^a-z0-9]+', '_', cause or 'other')}": n for cause, n in causes.items()}
         metrics = {
             "rows": total,
@@ -170,7 +169,6 @@ class BatchGate:
         return self.quarantine if process is None else self.quarantine.with_suffix(f".{process}.jsonl")
 
     def _write(self, step: int, rows: Sequence[Row], audit: BatchAudit, process: int | None) -> None:
-        """Append the failing rows to the file of this process."""
         by_row: dict[int, list[Finding]] = {}
         for finding in audit.findings:
             by_row.setdefault(finding.place.row, []).append(finding)

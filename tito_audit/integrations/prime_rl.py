@@ -7,11 +7,9 @@ logprobs are not known yet.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from tito_audit.errors import GateError
-from tito_audit.format import Row
 from tito_audit.integrations.batch_gate import BatchGate, refuse_other_versions
 
 __all__ = ["install"]
@@ -32,8 +30,12 @@ def install(gate: BatchGate) -> None:
     async def finalize_train_batch(self: Any, batch: Any) -> None:
         step = self.progress.step
         if batch.samples and gate.due(step):
+            rows = [
+                {name: value for name in _COLUMNS if (value := getattr(sample, name, None)) is not None}
+                for sample in batch.samples
+            ]
             try:
-                gated = gate.check(step, _rows(batch.samples))
+                gated = gate.check(step, rows)
             except GateError as error:
                 await _log(self, dict(error.metrics), step)
                 raise
@@ -52,10 +54,3 @@ async def _log(orchestrator: Any, metrics: dict[str, float], step: int) -> None:
         from prime_rl import monitors
 
         await monitors.log(metrics, step=step)
-
-
-def _rows(samples: Sequence[Any]) -> Sequence[Row]:
-    return [
-        {name: value for name in _COLUMNS if (value := getattr(sample, name, None)) is not None}
-        for sample in samples
-    ]

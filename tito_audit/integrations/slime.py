@@ -48,7 +48,16 @@ def log_rollout_data(
     if not gate.due(rollout_id):
         return False
     flat = [part for sample in samples for part in (sample if isinstance(sample, list) else [sample])]
-    gated = gate.check(rollout_id, [_sample_row(sample) for sample in flat])
+    rows = []
+    for sample in flat:
+        row: dict[str, Any] = {name: getattr(sample, name, None) for name in _COLUMNS}
+        row["status"] = sample.status.value
+        if sample.remove_sample:  # left out of the loss already
+            row["loss_mask"] = [0] * row["response_length"]
+        metadata = sample.metadata or {}
+        row["metadata"] = {name: metadata[name] for name in ("messages", "tools") if name in metadata}
+        rows.append(row)
+    gated = gate.check(rollout_id, rows)
     for sample, out in zip(flat, gated.masked, strict=True):
         sample.remove_sample = sample.remove_sample or bool(out)
     if rollout_extra_metrics is None:
@@ -99,12 +108,3 @@ def _gate(args: Any) -> BatchGate:
     if key not in _gates:
         _gates[key] = BatchGate.of(options)
     return _gates[key]
-
-
-def _sample_row(sample: Any) -> Row:
-    row: dict[str, Any] = {name: getattr(sample, name, None) for name in _COLUMNS}
-    row["status"] = sample.status.value
-    if sample.remove_sample:  # left out of the loss already
-        row["loss_mask"] = [0] * row["response_length"]
-    messages = {name: sample.metadata[name] for name in ("messages", "tools") if name in (sample.metadata or {})}
-    return {**row, "metadata": messages}

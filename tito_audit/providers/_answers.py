@@ -1,13 +1,13 @@
-"""Checks on the answers of any server: token ids, a logprob for each, the prompt that was sent."""
+"""Answers of any server: ids, logprobs and the prompt that was sent are checked, and chunks are joined."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from typing import Any
 
 from tito_audit.errors import ProviderError
-from tito_audit.provider import GenerationResult, SamplingParams, TopLogprobs
+from tito_audit.provider import GenerationChunk, GenerationResult, SamplingParams, TokenProvider, TopLogprobs
 from tito_audit.record.by_name import WeightSpans
 from tito_audit.record.prompt_ids import PromptIds
 
@@ -112,3 +112,41 @@ def counted(results: Sequence[GenerationResult], stated: Any, where: str) -> Non
     returned = sum(len(result.output_ids) for result in results)
     if type(stated) is int and stated != returned:
         raise ProviderError(f"{where}: the server sampled {stated} tokens and returned {returned}")
+
+
+async def one_answer(
+    provider: TokenProvider, input_ids: Sequence[int], sampling: SamplingParams
+) -> GenerationResult:
+    """The one answer to a prompt; ValueError if several are requested."""
+    if sampling.n != 1:
+        raise ValueError(f"generate gives one answer, and n is {sampling.n}: call generate_n")
+    (answer,) = await provider.generate_n(input_ids, sampling)
+    return answer
+
+
+async def collect(
+    chunks: AsyncIterator[GenerationChunk], input_ids: Sequence[int], sampling: SamplingParams
+) -> tuple[GenerationResult, ...]:
+    """The answers of a stream, in the order of their index."""
+    parts: list[list[GenerationChunk]] = [[] for _ in range(sampling.n)]
+    async for chunk in chunks:
+        parts[chunk.index].append(chunk)
+    prompt = tuple(int(token) for token in input_ids)
+    results = []
+    for index, pieces in enumerate(parts):
+        if not pieces:
+            raise ProviderError(f"answer {index} is missing")
+        last = pieces[-1]
+        tops = [piece.top_logprobs for piece in pieces if piece.top_logprobs is not None]
+        result = GenerationResult(
+            input_ids=prompt,
+            output_ids=tuple(token for piece in pieces for token in piece.output_ids),
+            logprobs=tuple(value for piece in pieces for value in piece.logprobs),
+            top_logprobs=tuple(top for part in tops for top in part) if tops else None,
+            finish_reason=last.finish_reason,
+            stop_reason=last.stop_reason,
+            weight_version=last.weight_version,
+            weight_spans=last.weight_spans,
+        )
+        results.append(result)
+    return tuple(results)

@@ -1,21 +1,21 @@
-"""Requests to a model server: timeouts, a limit on concurrent calls, retries that sample nothing twice, one-line
-errors.
-"""
+"""Requests to a model server, with retries that sample nothing twice, and what the server says it serves."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import random
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 import orjson
 
 from tito_audit.errors import ProviderError, SetupError
-from tito_audit.provider import ProviderOptions, waiting
-from tito_audit.providers._echo import without_echo
+from tito_audit.provider import GenerationResult, ProviderOptions, SamplingParams, TokenProvider, waiting
+from tito_audit.providers._answers import one_answer
 from tito_audit.record.prompt_ids import PromptIds
 
 if TYPE_CHECKING:
@@ -57,7 +57,6 @@ class Events:
         self._bounded(len(self._rest))
 
     def _bounded(self, size: int) -> None:
-        """ValueError if an event is too long."""
         if size > _EVENT_BYTES:
             raise ValueError(f"an event is longer than {_EVENT_BYTES >> 20} MiB")
 
@@ -65,14 +64,7 @@ class Events:
 _ANSWER_BYTES = 1 << 28
 """The longest answer that is read: no server needs 256 MiB for one call."""
 _ERROR_BYTES = 1 << 16
-_CONNECT_SECONDS = 10.0
-_IDLE_SECONDS = 3.0
-"""Idle connections are closed before the server closes them (uvicorn: after 5 s) and a request fails."""
-_READ_OUT_SECONDS = 1.0
 _RETRIES = 4
-_BUSY = {429, 503}
-"""With these statuses a server has not begun to sample."""
-_LONGEST_PAUSE = 10.0
 
 
 class Http:
@@ -97,13 +89,16 @@ class Http:
     async def json(
         self, method: str, path: str, body: Mapping[str, Any] | None = None, *, sent: PromptIds | None = None
     ) -> Any:
-        """The JSON answer to a request; ProviderError for anything else. `sent`: a prompt that the answer repeats;
-        it is `SAME` in the returned value.
-        """
+        """The JSON answer to a request, with `SAME` for the prompt `sent`; ProviderError for anything else."""
         async with self._answer(method, path, body) as response:
+            pieces, size = [], 0
             with waiting():
-                data = await self._read(response, _ANSWER_BYTES)
-            return self._parsed(data, path, sent)
+                async for piece in response.content.iter_any():
+                    size += len(piece)
+                    if size > _ANSWER_BYTES:
+                        raise ProviderError(f"{response.url}: the answer is longer than {_ANSWER_BYTES >> 20} MiB")
+                    pieces.append(piece)
+            return self._parsed(b"".join(pieces), path, sent)
 
     async def events(
         self, path: str, body: Mapping[str, Any], *, sent: PromptIds | None = None
@@ -123,7 +118,6 @@ class Http:
         raise ProviderError(f"{self.base_url}{path}: the stream ended before it was complete (no [DONE])")
 
     async def close(self) -> None:
-        """Close all connections."""
         session, self._session = self._session, None
         if session is not None:
             await session.close()
@@ -132,17 +126,24 @@ class Http:
     async def _answer(
         self, method: str, path: str, body: Mapping[str, Any] | None
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """An answer of status 200, its body not read yet."""
+        """An answer of status 200, its body not read yet; ProviderError, with what the server says, for others."""
         session = self._opened()
         assert self._calls is not None, "opened"
         async with self._calls:
             response = await self._sent(session, method, path, body)
             try:
-                await self._refuse_others(response, path)
+                where, kind = f"{self.base_url}{path}", response.content_type
+                if response.status == 200 and kind == "text/html":
+                    raise ProviderError(f"{where} answers with a web page: is this the address of the API?")
+                if 300 <= response.status < 400:
+                    to = response.headers.get("Location", "nowhere")
+                    raise ProviderError(f"{where} redirects to {to}: use that address", status=response.status)
+                if response.status != 200:
+                    text = (await response.content.read(_ERROR_BYTES)).decode(errors="replace")
+                    message = f"{where} answers {response.status}: {error_in(text, kind)}"
+                    raise ProviderError(message, status=response.status, body=text)
                 yield response
-            except self._aiohttp.ClientError as error:
-                raise self._failed(path, error) from error
-            except TimeoutError as error:
+            except (self._aiohttp.ClientError, TimeoutError) as error:
                 raise self._failed(path, error) from error
             finally:
                 response.close() if not response.content.at_eof() else response.release()
@@ -166,43 +167,18 @@ class Http:
             except (self._aiohttp.ClientError, TimeoutError) as error:
                 raise self._failed(path, error) from error
             else:
-                if response.status not in _BUSY or attempt == _RETRIES:
+                # A server that is busy has not begun to sample.
+                if response.status not in (429, 503) or attempt == _RETRIES:
                     return response
                 pause = response.headers.get("Retry-After")
                 response.release()
+            try:
+                seconds = min(10.0, max(0.0, float(pause or "")))
+            except ValueError:
+                seconds = 0.25 * float(1 << attempt) * random.uniform(0.75, 1.25)
             with waiting():
-                await asyncio.sleep(_pause(attempt, pause))
+                await asyncio.sleep(seconds)
         raise AssertionError("the last attempt returns or raises")
-
-    async def _refuse_others(self, response: aiohttp.ClientResponse, path: str) -> None:
-        """ProviderError for every status but 200, with what the server says."""
-        where = f"{self.base_url}{path}"
-        if response.status == 200:
-            if response.content_type == "text/html":
-                raise ProviderError(
-                    f"{self.base_url}{path} answers with a web page: is this the address of the API?"
-                )
-            return
-        where = f"{self.base_url}{path}"
-        if 300 <= response.status < 400:
-            to = response.headers.get("Location", "nowhere")
-            raise ProviderError(f"{where} redirects to {to}: use that address", status=response.status)
-        text = (await response.content.read(_ERROR_BYTES)).decode(errors="replace")
-        raise ProviderError(
-            f"{where} answers {response.status}: {error_in(text, response.content_type)}",
-            status=response.status,
-            body=text,
-        )
-
-    async def _read(self, response: aiohttp.ClientResponse, limit: int) -> bytes:
-        """The whole body, if it is not longer than that."""
-        pieces, size = [], 0
-        async for piece in response.content.iter_any():
-            size += len(piece)
-            if size > limit:
-                raise ProviderError(f"{response.url}: the answer is longer than {limit >> 20} MiB")
-            pieces.append(piece)
-        return b"".join(pieces)
 
     def _parsed(self, data: bytes, path: str, sent: PromptIds | None = None) -> Any:
         """JSON; NaN is allowed here, so that a later check names it."""
@@ -218,7 +194,6 @@ class Http:
             raise ProviderError(f"{self.base_url}{path}: the answer is not JSON: {text}") from None
 
     def _checked(self, event: Any, path: str) -> Any:
-        """The event; ProviderError if it is an error."""
         error = event.get("error") if isinstance(event, dict) else None
         if isinstance(event, dict) and event.get("object") == "error":  # older servers
             error = event
@@ -240,8 +215,9 @@ class Http:
             self._loop = loop
             self._calls = asyncio.Semaphore(max(1, options.connections))
             self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_IDLE_SECONDS),
-                timeout=aiohttp.ClientTimeout(total=options.timeout, sock_connect=_CONNECT_SECONDS),
+                # Idle connections are closed before the server does it (uvicorn: after 5 s) and a request fails.
+                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=3.0),
+                timeout=aiohttp.ClientTimeout(total=options.timeout, sock_connect=10.0),
                 headers={"Authorization": f"Bearer {options.api_key}"} if options.api_key else None,
                 read_bufsize=1 << 18,
             )
@@ -260,7 +236,7 @@ class Http:
 async def _read_out(response: aiohttp.ClientResponse) -> None:
     """Read what follows the last event for up to a second, so that the connection can be reused."""
     with suppress(TimeoutError):
-        async with asyncio.timeout(_READ_OUT_SECONDS):
+        async with asyncio.timeout(1.0):
             async for _ in response.content.iter_any():
                 pass
 
@@ -285,9 +261,113 @@ def one_line(text: str) -> str:
     return text if len(text) <= 500 else f"{text[:500]}…"
 
 
-def _pause(attempt: int, retry_after: str | None) -> float:
-    """Seconds until the next attempt: what the server asks for, or doubled each time."""
-    try:
-        return min(_LONGEST_PAUSE, max(0.0, float(retry_after or "")))
-    except ValueError:
-        return 0.25 * float(1 << attempt) * random.uniform(0.75, 1.25)
+class ServerProvider(TokenProvider):
+    """What the providers of servers have in common."""
+
+    def __init__(self, kind: str, root: str, options: ProviderOptions | None) -> None:
+        self._options = options or ProviderOptions()
+        self._http = Http(root, self._options)
+        self.name = f"{kind}={self._http.base_url}"
+        self.model: str | None = self._options.model
+
+    async def generate(self, input_ids: Sequence[int], sampling: SamplingParams) -> GenerationResult:
+        """The one answer to a prompt."""
+        return await one_answer(self, input_ids, sampling)
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._http.close()
+
+
+# The prompt that an answer repeats is compared as bytes, which saves parsing its ids.
+
+SAME = f"the ids that were sent: {uuid4().hex}"
+"""Replaces `prompt_token_ids` in an answer if they equal the ids that were sent; no server can guess it."""
+_KEY = b'"prompt_token_ids":'
+_MARK = b'"' + SAME.encode() + b'"'
+
+
+def without_echo(data: bytes, ids: bytes) -> bytes:
+    """A JSON answer in which each `prompt_token_ids` equal to this list, written without spaces, is `SAME`.
+
+    Everything else is unchanged: lists of other ids, and other keys. A key after a backslash is part of a string;
+    any other quote here begins a key, or the answer is not JSON, and remains invalid.
+    """
+    pieces: list[bytes] = []
+    at = 0
+    spaced: bytes | None = None
+    while (key_at := data.find(_KEY, at)) >= 0:
+        start = key_at + len(_KEY)
+        written = ids
+        if data.startswith(b" ", start):
+            start += 1
+            written = spaced = spaced or ids.replace(b",", b", ")
+        pieces.append(data[at:start])
+        at = start
+        if data[key_at - 1 : key_at] != b"\\" and data.startswith(written, start):
+            pieces.append(_MARK)
+            at += len(written)
+    return b"".join([*pieces, data[at:]]) if pieces else data
+
+
+# The model that a server serves: its name and context length, from `/v1/models`.
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """The served model."""
+
+    model: str
+    context: int | None
+    """Its context length in tokens; None if not stated."""
+    root: str | None = None
+    """The folder or hub name that it was loaded from; None if not stated."""
+
+    def room(self, prompt: int, name: str) -> int:
+        """Tokens that a prompt leaves for an answer; at least 1, because servers report what is too long."""
+        if self.context is None:
+            raise ProviderError(f"{name} does not state its context: max_tokens is needed", status=400)
+        return max(1, self.context - prompt)
+
+
+class Finder:
+    """Asks a server once what it serves."""
+
+    def __init__(
+        self, http: Http, name: str, wanted: str | None, then: Callable[[], Awaitable[None]] | None = None
+    ) -> None:
+        """`then` runs once, after the model was found."""
+        self._http, self._name, self._wanted, self._then = http, name, wanted, then
+        self._served: Served | None = None
+        self._asking: asyncio.Lock | None = None
+
+    async def find(self) -> Served:
+        """The wanted model, or the first; ProviderError if it is not served."""
+        if self._served is None:
+            self._asking = self._asking or asyncio.Lock()
+            async with self._asking:
+                if self._served is None:
+                    served = await self._from_models()
+                    if self._then is not None:
+                        await self._then()
+                    self._served = served
+        return self._served
+
+    async def _from_models(self) -> Served:
+        cards = [card for card in objects(await self._http.json("GET", "/v1/models"), "data") if card.get("id")]
+        if not cards:
+            raise ProviderError(f"{self._http.base_url}/v1/models names no model")
+        wanted = self._wanted or str(cards[0]["id"])
+        card = next((card for card in cards if card["id"] == wanted), None)
+        if card is None:
+            names = ", ".join(str(card["id"]) for card in cards)
+            raise ProviderError(f"{self._name} does not serve {wanted}; it serves {names}", status=404)
+        context = card.get("max_model_len")
+        root = card.get("root")
+        return Served(wanted, context if type(context) is int else None, root if isinstance(root, str) else None)
+
+
+def objects(answer: Any, key: str) -> list[dict[str, Any]]:
+    """The objects of a list in an answer; [] if there is no list."""
+    entries = answer.get(key) if isinstance(answer, dict) else None
+    return [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []

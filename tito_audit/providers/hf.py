@@ -6,7 +6,6 @@ import asyncio
 import inspect
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -22,8 +21,7 @@ from tito_audit.provider import (
     ScoredTokens,
     TopLogprobs,
 )
-from tito_audit.providers._collect import collect, one_answer
-from tito_audit.providers._sampling import choose, choosing_of, refusal
+from tito_audit.providers._answers import checked_sampling, collect, one_answer
 from tito_audit.settings.home import user_path
 from tito_audit.tokens.load import load_tokenizer
 
@@ -71,7 +69,6 @@ class CausalModel:
 
     @cached_property
     def token_bytes(self) -> Callable[[int], bytes]:
-        """The bytes of each token."""
         return load_tokenizer(self.folder).vocabulary.token_bytes
 
     @cached_property
@@ -97,9 +94,7 @@ class CausalModel:
         return "logits_to_keep" in inspect.signature(self.model.forward).parameters
 
     def forward(self, ids_NT: Sequence[Sequence[int]], cache: Any, keep: int) -> tuple[torch.Tensor, Any]:
-        """The logits `[N, keep, V]` float32 of the last `keep` ids after the cache, and the new cache; None if it
-        has none.
-        """
+        """The logits `[N, keep, V]` float32 of the last `keep` ids, and the new cache if it has one."""
         import torch
 
         ids = torch.tensor(ids_NT, device=self.model.device)
@@ -144,80 +139,153 @@ def load_model(name: str, dtype: str, device: str) -> CausalModel:
         ) from None
     where = str(path) if path.is_dir() else name
     key = "torch_dtype" if transformers.__version__.startswith("4.") else "dtype"
-    with _no_progress_bars():
-        try:
-            model = transformers.AutoModelForCausalLM.from_pretrained(where, **{key: getattr(torch, dtype)})
-        except (OSError, ValueError, RuntimeError, KeyError, ImportError) as error:
-            raise SetupError(f"{name}: the model cannot be loaded: {str(error).splitlines()[0]}") from error
+    progress = transformers.utils.logging
+    shown = progress.is_progress_bar_enabled()
+    progress.disable_progress_bar()
+    try:
+        model = transformers.AutoModelForCausalLM.from_pretrained(where, **{key: getattr(torch, dtype)})
+    except (OSError, ValueError, RuntimeError, KeyError, ImportError) as error:
+        raise SetupError(f"{name}: the model cannot be loaded: {str(error).splitlines()[0]}") from error
+    finally:
+        if shown:
+            progress.enable_progress_bar()
     return CausalModel(model.to(device).eval(), where)
 
 
-@contextmanager
-def _no_progress_bars() -> Iterator[None]:
-    """No progress bars on stderr while a model loads."""
-    from transformers.utils import logging
+# How a token is chosen from a model's logits, in vLLM's order: edits, temperature, min_p, top_k, top_p.
 
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()
-
-
-# Samples answers and scores ids with a model in this process, one forward pass at a time.
-
-# When an answer ends, decided token by token as vLLM decides it.
+_NO_EFFECT = {"include_stop_str_in_output", "skip_special_tokens", "spaces_between_special_tokens", "user"}
+"""Server fields that change the text but no token."""
 
 
 @dataclass(frozen=True, slots=True)
-class StopCause:
-    """Why an answer ended."""
+class Choosing:
+    """What changes the distribution that a token is drawn from."""
 
-    finish_reason: str
-    """`stop` or `length`."""
-    stop_reason: str | int | None = None
-    """The stop text or stop token of the request that was found; None for an end token of the model."""
+    temperature: float = 1.0
+    """0 is greedy."""
+    top_p: float = 1.0
+    top_k: int = 0
+    """0: any number of tokens."""
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    allowed_token_ids: tuple[int, ...] | None = None
+    """None: any token."""
+    min_tokens: int = 0
+    """No end token is drawn before this many tokens."""
+    ignore_eos: bool = False
 
 
-@dataclass(slots=True)
-class Endings:
-    """Decides when one answer ends: at an end token, a stop token, a stop text or the limit, in this order."""
+def choosing_of(sampling: SamplingParams, defaults: Mapping[str, Any]) -> Choosing:
+    """The settings of `sampling`, its `extra` included; `defaults` fill what it leaves unset.
 
-    eos_ids: Collection[int]
-    stop_ids: Collection[int]
-    stop: Sequence[str]
-    max_tokens: int
-    token_bytes: Callable[[int], bytes]
-    """The text of a token, special tokens included; called only if there are stop texts."""
-    _tokens: int = 0
-    _tail: bytes = field(default=b"", repr=False)
-    """The last text of the answer, as far as a stop text can reach back."""
+    ProviderError with status 400 for an invalid value or an unknown field.
+    """
+    settings = {name: getattr(sampling, name) for name in ("temperature", "top_p", "top_k", "min_p")}
+    settings |= {name: value for name, value in sampling.extra.items() if name not in _NO_EFFECT}
+    settings = {name: value for name, value in settings.items() if value is not None}
+    fields = Choosing.__dataclass_fields__
+    unknown = sorted(settings.keys() - fields.keys())
+    if unknown:
+        raise refusal(f"an in-process model does not support {', '.join(unknown)}; it knows {', '.join(fields)}")
+    try:
+        choosing = _typed({name: value for name, value in defaults.items() if name in fields} | settings)
+    except (TypeError, ValueError, AttributeError) as error:
+        raise refusal(f"a sampling parameter has the wrong type: {error}") from None
+    ranges = {
+        "temperature": (0 <= choosing.temperature < float("inf"), "at least 0"),
+        "top_p": (0 < choosing.top_p <= 1, "above 0 and at most 1"),
+        "min_p": (0 <= choosing.min_p <= 1, "between 0 and 1"),
+        "repetition_penalty": (0 < choosing.repetition_penalty < float("inf"), "above 0"),
+        "allowed_token_ids": (choosing.allowed_token_ids != (), "at least one id"),
+    }
+    for name, (fits, range_) in ranges.items():
+        if not fits:
+            raise refusal(f"{name} is {getattr(choosing, name)}; it has to be {range_}")
+    return choosing
 
-    def after(self, token: int) -> StopCause | None:
-        """The end after this next token; None if the answer goes on."""
-        self._tokens += 1
-        if token in self.eos_ids:
-            return StopCause("stop")
-        if token in self.stop_ids:
-            return StopCause("stop", token)
-        text = self._stop_text(token)
-        if text is not None:
-            return StopCause("stop", text)
-        return StopCause("length") if self._tokens >= self.max_tokens else None
 
-    def _stop_text(self, token: int) -> str | None:
-        """The first stop text that this token completes; it may end inside the token."""
-        if not self.stop:
-            return None
-        self._tail += self.token_bytes(token)
-        for text in self.stop:
-            if text.encode() in self._tail:
-                return text
-        longest = max(len(text.encode()) for text in self.stop)
-        self._tail = self._tail[max(0, len(self._tail) - longest + 1) :]
-        return None
+def refusal(message: str) -> ProviderError:
+    """A ProviderError with status 400, for a bad request."""
+    return ProviderError(message, status=400)
+
+
+def _typed(settings: dict[str, Any]) -> Choosing:
+    """The values as numbers; TypeError or ValueError if they are not."""
+    if "logit_bias" in settings:
+        settings["logit_bias"] = {int(token): float(bias) for token, bias in settings["logit_bias"].items()}
+    if "allowed_token_ids" in settings:
+        settings["allowed_token_ids"] = tuple(int(token) for token in settings["allowed_token_ids"])
+    for name in ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"):
+        if name in settings:
+            settings[name] = float(settings[name])
+    for name in ("top_k", "min_tokens"):
+        if name in settings:
+            settings[name] = max(0, int(settings[name]))
+    return Choosing(**settings)
+
+
+def choose(
+    logits_V: torch.Tensor,
+    choosing: Choosing,
+    generator: torch.Generator | None,
+    prompt_ids: Sequence[int],
+    output_ids: Sequence[int],
+    end_ids: Collection[int],
+) -> int:
+    """The next token; `logits_V`, `[V]` float32, is not changed."""
+    import torch
+
+    logits = logits_V
+    if choosing.allowed_token_ids is not None:
+        allowed = torch.tensor(choosing.allowed_token_ids)
+        logits = torch.full_like(logits_V, float("-inf")).index_copy_(0, allowed, logits_V[allowed])
+    if choosing.logit_bias:
+        logits = logits.clone()
+        for token, bias in choosing.logit_bias.items():
+            logits[token] += bias
+    if len(output_ids) < choosing.min_tokens and end_ids:
+        logits = logits.index_fill(0, torch.tensor(sorted(end_ids)), float("-inf"))
+    if choosing.repetition_penalty != 1:
+        # Tokens that occurred become less likely.
+        occurred, factor = torch.tensor([*{*prompt_ids, *output_ids}]), choosing.repetition_penalty
+        values = logits[occurred]
+        values = values.where(values < 0, values / factor).where(values > 0, values * factor)
+        logits = logits.index_copy(0, occurred, values)
+    if output_ids and (choosing.presence_penalty or choosing.frequency_penalty):
+        seen, counts = torch.tensor(output_ids).unique(return_counts=True)
+        penalty = choosing.presence_penalty + choosing.frequency_penalty * counts.float()
+        logits = logits.index_add(0, seen, -penalty)
+    if choosing.temperature == 0:
+        return int(logits.argmax())
+    probabilities = _truncated(logits / choosing.temperature, choosing).double().softmax(0)
+    # Drawn by probability, and never of probability 0.
+    bounds = probabilities.cumsum(0)
+    point = torch.rand((), dtype=torch.float64, generator=generator) * bounds[-1]
+    token = int(torch.searchsorted(bounds, point, right=True))
+    return min(token, int(probabilities.nonzero()[-1]))
+
+
+def _truncated(logits: torch.Tensor, choosing: Choosing) -> torch.Tensor:
+    """The logits with -inf for what min_p, top_k and then top_p exclude; the likeliest token always stays."""
+    import torch
+
+    nothing = float("-inf")
+    if choosing.min_p > 0:
+        probabilities = logits.softmax(0)
+        logits = logits.masked_fill(probabilities < choosing.min_p * probabilities.max(), nothing)
+    if 0 < choosing.top_k < len(logits):
+        logits = logits.masked_fill(logits < logits.topk(choosing.top_k).values[-1], nothing)
+    if choosing.top_p < 1:
+        ordered, places = logits.sort(descending=True)
+        before = ordered.softmax(0).cumsum(0).roll(1)
+        before[0] = 0
+        out = torch.zeros_like(logits, dtype=torch.bool).index_copy_(0, places, before >= choosing.top_p)
+        logits = logits.masked_fill(out, nothing)
+    return logits
 
 
 _PIECE = 1 << 24
@@ -233,9 +301,10 @@ class _OpenAnswer:
     """One answer that is being sampled."""
 
     index: int
-    endings: Endings
     generator: torch.Generator
     output_ids: list[int] = field(default_factory=list)
+    tail: bytes = b""
+    """Its last text, as far as a stop text can reach back."""
 
 
 class Sampling:
@@ -247,12 +316,13 @@ class Sampling:
         self._model, self._version = model, weight_version
         self._prompt = model.checked(input_ids)
         self._choosing = choosing_of(sampling, model.defaults)
-        self._top = sampling.top_logprobs
+        self._sampling = sampling
         self._eos: tuple[int, ...] = () if self._choosing.ignore_eos else model.eos_ids
         self._end_ids = {*self._eos, *sampling.stop_token_ids}
         self._cache: Any = None
+        self._room = 0
+        """The most tokens that an answer may have."""
         self._answers = self._begun(sampling)
-        # ProviderError if a parameter names a token that the model does not have.
         choosing = self._choosing
         size = model.vocabulary_size
         named = [*(choosing.allowed_token_ids or ()), *choosing.logit_bias, *sampling.stop_token_ids]
@@ -264,7 +334,6 @@ class Sampling:
 
     @property
     def done(self) -> bool:
-        """Whether all answers have ended."""
         return not self._answers
 
     def step(self) -> list[GenerationChunk]:
@@ -283,16 +352,12 @@ class Sampling:
         """The answers before their first token; answer k with seed s equals the first answer with seed s + k."""
         import torch
 
-        if sampling.n < 1:
-            raise refusal(f"n is {sampling.n}; it has to be at least 1")
-        # The most tokens that an answer may have.
+        checked_sampling(sampling, ())
         wanted = sampling.max_tokens
-        if wanted is not None and wanted < 1:
-            raise refusal(f"max_tokens is {wanted}; it has to be at least 1")
         if self._model.context is None:
             if wanted is None:
                 raise refusal("max_tokens is needed: the model does not say how long its context is")
-            room = wanted
+            self._room = wanted
         else:
             left = self._model.context - len(self._prompt)
             if left < (wanted or 1):
@@ -300,7 +365,7 @@ class Sampling:
                     f"{len(self._prompt)} tokens of prompt and {wanted or 1} to sample do not fit into the "
                     f"model's context of {self._model.context}"
                 )
-            room = left if wanted is None else wanted
+            self._room = left if wanted is None else wanted
         answers = []
         for index in range(sampling.n):
             generator = torch.Generator()
@@ -308,13 +373,8 @@ class Sampling:
                 generator.seed()
             else:
                 generator.manual_seed(sampling.seed + index)
-            stops = Endings(self._eos, sampling.stop_token_ids, sampling.stop, room, self._spelled)
-            answers.append(_OpenAnswer(index, stops, generator))
+            answers.append(_OpenAnswer(index, generator))
         return answers
-
-    def _spelled(self, token: int) -> bytes:
-        """The text of a token; the tokenizer is loaded only for stop texts."""
-        return self._model.token_bytes(token)
 
     def _logits(self) -> torch.Tensor:
         """`[N, V]` for the next token of each answer."""
@@ -333,22 +393,39 @@ class Sampling:
         return logits[:, -1]
 
     def _next(self, answer: _OpenAnswer, logits_V: torch.Tensor) -> GenerationChunk:
-        """The next token of one answer, chosen and scored."""
         if not bool(logits_V.isfinite().any()) or bool(logits_V.isnan().any()):
             raise ProviderError("the model's logits are not numbers (NaN): its weights are broken")
         token = choose(logits_V, self._choosing, answer.generator, self._prompt, answer.output_ids, self._end_ids)
         logprobs = logits_V.log_softmax(-1)
         answer.output_ids.append(token)
-        end = answer.endings.after(token)
+        finish_reason, stop_reason = self._ended(answer)
         return GenerationChunk(
             index=answer.index,
             output_ids=(token,),
             logprobs=(float(logprobs[token]),),
-            top_logprobs=_tops(logprobs[None], self._top),
-            finish_reason=end.finish_reason if end else None,
-            stop_reason=end.stop_reason if end else None,
+            top_logprobs=_tops(logprobs[None], self._sampling.top_logprobs),
+            finish_reason=finish_reason,
+            stop_reason=stop_reason,
             weight_version=self._version,
         )
+
+    def _ended(self, answer: _OpenAnswer) -> tuple[str | None, str | int | None]:
+        """Why an answer ends with its last token, as vLLM decides it; and which stop text or stop token of the
+        request it is, None for an end token of the model. Both are None if the answer goes on.
+        """
+        token, sampling = answer.output_ids[-1], self._sampling
+        if token in self._eos:
+            return "stop", None
+        if token in sampling.stop_token_ids:
+            return "stop", token
+        if sampling.stop:
+            answer.tail += self._model.token_bytes(token)
+            for text in sampling.stop:  # It may end inside the token.
+                if text.encode() in answer.tail:
+                    return "stop", text
+            longest = max(len(text.encode()) for text in sampling.stop)
+            answer.tail = answer.tail[max(0, len(answer.tail) - longest + 1) :]
+        return "length" if len(answer.output_ids) >= self._room else None, None
 
 
 def _tops(logprobs_TV: torch.Tensor, count: int) -> tuple[TopLogprobs, ...] | None:
@@ -393,9 +470,7 @@ class Scoring:
         return True
 
     def _planned(self) -> Iterator[tuple[int, int]]:
-        """The start and end of each piece: first those before `start`, which only fill the cache, then those that
-        are scored.
-        """
+        """Start and end of each piece: those before `start`, which only fill the cache, and those to score."""
         model, before = self._model, self._start - 1
         numbers = _PIECE if model.has_cache else _PIECE_OF_ALL
         size = max(1, numbers // model.vocabulary_size)
@@ -407,7 +482,6 @@ class Scoring:
         yield from ((at, min(at + size, last)) for at in range(before, last, size))
 
     def scored(self, weight_version: str | None) -> ScoredTokens:
-        """All of it, after the last step."""
         tops = tuple(self._tops) if self._top > 0 else None
         return ScoredTokens(self._ids, self._start, tuple(self._logprobs), tops, weight_version)
 

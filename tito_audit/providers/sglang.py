@@ -27,16 +27,14 @@ from tito_audit.providers._answers import (
     plain_ids,
     weight_spans,
 )
-from tito_audit.providers._collect import one_answer
-from tito_audit.providers._http import Http
-from tito_audit.providers._served import Finder
+from tito_audit.providers._http import Finder, ServerProvider
 
 _Object: TypeAlias = Mapping[str, Any]
 _PATH = "/generate"
 _OURS = ("n", "max_new_tokens", "stop", "stop_token_ids")
 
 
-class SGLangProvider:
+class SGLangProvider(ServerProvider):
     """An SGLang server. The prompt is sent as ids; `meta_info` holds the sampled ids with their logprobs, and the
     version of the weights.
 
@@ -50,17 +48,9 @@ class SGLangProvider:
 
     def __init__(self, base_url: str, options: ProviderOptions | None = None) -> None:
         """`base_url` with or without the path of the endpoint."""
-        self._options = options or ProviderOptions()
-        root = base_url.rstrip("/").removesuffix(_PATH).removesuffix("/v1")
-        self._http = Http(root, self._options)
-        self.name = f"sglang={self._http.base_url}"
-        self.model: str | None = self._options.model
+        super().__init__("sglang", base_url.rstrip("/").removesuffix(_PATH).removesuffix("/v1"), options)
         self._finder = Finder(self._http, self.name, self._options.model)
         self._where = f"{self.name}{_PATH}"
-
-    async def generate(self, input_ids: Sequence[int], sampling: SamplingParams) -> GenerationResult:
-        """The one answer to a prompt."""
-        return await one_answer(self, input_ids, sampling)
 
     async def generate_n(self, input_ids: Sequence[int], sampling: SamplingParams) -> tuple[GenerationResult, ...]:
         """All answers to a prompt, by one request."""
@@ -69,7 +59,25 @@ class SGLangProvider:
         answers = answer if isinstance(answer, list) else [answer]
         if len(answers) != sampling.n:
             raise ProviderError(f"{self._where}: {sampling.n} answers were requested, and {len(answers)} came")
-        return tuple(self._result(entry, ids, sampling.top_logprobs) for entry in answers)
+        results = []
+        for entry in answers:
+            meta = self._meta(entry, ids)
+            output_ids, logprobs, tops = self._columns(meta, 0, sampling.top_logprobs)
+            if isinstance(entry.get("output_ids"), list) and entry["output_ids"] != list(output_ids):
+                raise ProviderError(f"{self._where}: output_ids are not the ids of output_token_logprobs")
+            result = GenerationResult(
+                tuple(ids),
+                output_ids,
+                logprobs,
+                tops,
+                finished(_reason(meta), self._where),
+                _stop_reason(meta),
+                _version(meta),
+                weight_spans(meta),
+            )
+            counted([result], meta.get("completion_tokens"), self._where)
+            results.append(result)
+        return tuple(results)
 
     async def stream(self, input_ids: Sequence[int], sampling: SamplingParams) -> AsyncIterator[GenerationChunk]:
         """The answers as they are sampled."""
@@ -83,11 +91,21 @@ class SGLangProvider:
                 raise ProviderError(
                     f"{self._where}: {sampling.n} answers were requested, and one has the index {index}"
                 )
-            chunk = self._chunk(index, event, ids, seen[index], sampling.top_logprobs)
-            seen[index] += len(chunk.output_ids)
-            if chunk.finish_reason is not None:
+            meta = self._meta(event, ids)
+            output_ids, logprobs, tops = self._columns(meta, seen[index], sampling.top_logprobs)
+            seen[index] += len(output_ids)
+            if (reason := _reason(meta)) is not None:
                 ended.add(index)
-            yield chunk
+            yield GenerationChunk(
+                index=index,
+                output_ids=output_ids,
+                logprobs=logprobs,
+                top_logprobs=tops,
+                finish_reason=None if reason is None else finished(reason, self._where),
+                stop_reason=_stop_reason(meta),
+                weight_version=_version(meta),
+                weight_spans=weight_spans(meta),
+            )
         if len(ended) != sampling.n:
             raise ProviderError(f"{self._where}: {len(ended)} of {sampling.n} answers ended in the stream")
 
@@ -106,10 +124,20 @@ class SGLangProvider:
             "top_logprobs_num": top,
         }
         meta = self._meta(await self._http.json("POST", _PATH, body), plain)
-        logprobs = self._scored(meta, plain, first)
+        # The logprobs of `ids[first:]`, each checked against the id that was sent.
+        logprobs = []
+        for at, entry in enumerate(self._entries(meta, "input_token_logprobs")[first - len(plain) :], first):
+            where = f"{self._where}, prompt token {at}"
+            if entry[1] not in (plain[at], 0):  # 0 is also written for the last id of the vocabulary
+                raise ProviderError(f"{where}: id {plain[at]} was sent, and the score is of {entry[1]}")
+            logprobs.append(answered_logprob(entry[0], where))
+        if len(logprobs) != len(plain) - first:
+            raise ProviderError(
+                f"{self._where}: {len(plain) - first} ids were sent to be scored, and {len(logprobs)} were"
+            )
         tops = self._list(meta, "input_top_logprobs", len(plain) - first) if top else []
         alternatives = tuple(self._likeliest(each, top) for each in tops) if top else None
-        return ScoredTokens(tuple(plain), first, logprobs, alternatives, _version(meta))
+        return ScoredTokens(tuple(plain), first, tuple(logprobs), alternatives, _version(meta))
 
     async def find_model(self) -> str:
         """The name of the served model, which is `model` from now on; ProviderError if the server does not say."""
@@ -134,54 +162,30 @@ class SGLangProvider:
         """The extra parameters that keep an answer to a structural tag of xgrammar."""
         return {"structural_tag": json.dumps(structural_tag)}
 
-    async def close(self) -> None:
-        """Close all connections."""
-        await self._http.close()
-
     async def _body(self, ids: list[int], sampling: SamplingParams) -> dict[str, Any]:
-        """The request, with a stated length."""
         checked_sampling(sampling, _OURS)
         served = await self._finder.find()
         self.model = served.model
         length = sampling.max_tokens or served.room(len(ids), self.name)
+        parameters = {
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "top_k": sampling.top_k,
+            "min_p": sampling.min_p,
+            "sampling_seed": sampling.seed,
+            "stop": list(sampling.stop) or None,
+            "stop_token_ids": [int(token) for token in sampling.stop_token_ids] or None,
+            "n": sampling.n if sampling.n != 1 else None,
+        }
+        stated = {name: value for name, value in parameters.items() if value is not None}
         return {
             "input_ids": ids,
-            "sampling_params": {**_parameters(sampling), "max_new_tokens": length},
+            "sampling_params": {**stated, **sampling.extra, "max_new_tokens": length},
             "return_logprob": True,
             "top_logprobs_num": sampling.top_logprobs,
         }
 
-    def _result(self, answer: Any, ids: list[int], top: int) -> GenerationResult:
-        """One answer, checked."""
-        meta = self._meta(answer, ids)
-        output_ids, logprobs, tops = self._columns(meta, 0, top)
-        if isinstance(answer.get("output_ids"), list) and answer["output_ids"] != list(output_ids):
-            raise ProviderError(f"{self._where}: output_ids are not the ids of output_token_logprobs")
-        reason = finished(_reason(meta), self._where)
-        result = GenerationResult(
-            tuple(ids), output_ids, logprobs, tops, reason, _stop_reason(meta), _version(meta), weight_spans(meta)
-        )
-        counted([result], meta.get("completion_tokens"), self._where)
-        return result
-
-    def _chunk(self, index: int, event: Any, ids: list[int], seen: int, top: int) -> GenerationChunk:
-        """What an event adds to the tokens that were seen before."""
-        meta = self._meta(event, ids)
-        output_ids, logprobs, tops = self._columns(meta, seen, top)
-        reason = _reason(meta)
-        return GenerationChunk(
-            index=index,
-            output_ids=output_ids,
-            logprobs=logprobs,
-            top_logprobs=tops,
-            finish_reason=None if reason is None else finished(reason, self._where),
-            stop_reason=_stop_reason(meta),
-            weight_version=_version(meta),
-            weight_spans=weight_spans(meta),
-        )
-
     def _meta(self, answer: Any, ids: list[int]) -> _Object:
-        """The `meta_info` of an answer to this prompt."""
         meta = answer.get("meta_info") if isinstance(answer, dict) else None
         if not isinstance(meta, dict):
             raise ProviderError(f"{self._where}: not an answer of SGLang: it has no meta_info")
@@ -219,20 +223,6 @@ class SGLangProvider:
         tops = self._list(meta, "output_top_logprobs", len(ids))
         return ids, logprobs, tuple(self._likeliest(each, top) for each in tops)
 
-    def _scored(self, meta: _Object, ids: list[int], first: int) -> tuple[float, ...]:
-        """The logprobs of `ids[first:]`, each checked against the id that was sent."""
-        logprobs = []
-        for at, entry in enumerate(self._entries(meta, "input_token_logprobs")[first - len(ids) :], first):
-            where = f"{self._where}, prompt token {at}"
-            if entry[1] not in (ids[at], 0):  # 0 is also written for the last id of the vocabulary
-                raise ProviderError(f"{where}: id {ids[at]} was sent, and the score is of {entry[1]}")
-            logprobs.append(answered_logprob(entry[0], where))
-        if len(logprobs) != len(ids) - first:
-            raise ProviderError(
-                f"{self._where}: {len(ids) - first} ids were sent to be scored, and {len(logprobs)} were"
-            )
-        return tuple(logprobs)
-
     def _entries(self, meta: _Object, key: str) -> list[Any]:
         """A list of `[logprob, id, text]`."""
         entries = meta.get(key)
@@ -250,44 +240,25 @@ class SGLangProvider:
         return entries[len(entries) - size :]
 
     def _likeliest(self, entries: Any, top: int) -> TopLogprobs:
-        """The alternatives at one place."""
         checked = self._entries({"top_logprobs": entries}, "top_logprobs")
         ids = answered_ids([entry[1] for entry in checked], f"{self._where}: alternatives")
         values = answered_logprobs([entry[0] for entry in checked], f"{self._where}: alternatives", ids)
         return likeliest(dict(zip(ids, values, strict=True)), top)
 
 
-def _parameters(sampling: SamplingParams) -> dict[str, Any]:
-    """The sampling parameters that are set, by SGLang's names."""
-    parameters = {
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "top_k": sampling.top_k,
-        "min_p": sampling.min_p,
-        "sampling_seed": sampling.seed,
-        "stop": list(sampling.stop) or None,
-        "stop_token_ids": [int(token) for token in sampling.stop_token_ids] or None,
-        "n": sampling.n if sampling.n != 1 else None,
-    }
-    return {name: value for name, value in parameters.items() if value is not None} | dict(sampling.extra)
-
-
 def _reason(meta: _Object) -> str | None:
-    """Why the answer ended, None if it goes on."""
     reason = meta.get("finish_reason")
     kind = reason.get("type") if isinstance(reason, dict) else reason
     return None if kind is None else str(kind)
 
 
 def _stop_reason(meta: _Object) -> str | int | None:
-    """The text or token that ended the answer."""
     reason = meta.get("finish_reason")
     matched = reason.get("matched") if isinstance(reason, dict) else None
     return matched if isinstance(matched, str | int) else None
 
 
 def _version(meta: _Object) -> str | None:
-    """The version of the weights."""
     version = meta.get("weight_version")
     return None if version is None else str(version)
 

@@ -22,15 +22,8 @@ from tito_audit.provider import (
     ScoredTokens,
     TopLogprobs,
 )
-from tito_audit.providers._answers import (
-    answered_ids,
-    answered_logprobs,
-    checked_sampling,
-    likeliest,
-    plain_ids,
-)
-from tito_audit.providers._collect import one_answer
-from tito_audit.providers._http import Http
+from tito_audit.providers._answers import answered_ids, answered_logprobs, checked_sampling, likeliest, plain_ids
+from tito_audit.providers._http import ServerProvider
 
 _GENERATE, _SCORE = "/generate/", "/get_sequence_logprobs/"
 _OURS = ("n", "logprobs", "max_tokens", "stop", "stop_token_ids", "seed")
@@ -50,11 +43,10 @@ class _Waiting:
     """What the server answers, and which of its prompts was this one."""
 
     def goes_with(self, other: _Waiting) -> bool:
-        """Whether both can be sent at once."""
         return self.path == other.path and (self.path == _SCORE or self.body == other.body)
 
 
-class TRLProvider:
+class TRLProvider(ServerProvider):
     """The server that TRL 1.0 to 1.10 start. Weight updates are the trainer's, and not touched here.
 
     This server answers one request after the other, so calls that wait go out together: those with the same
@@ -69,25 +61,29 @@ class TRLProvider:
 
     def __init__(self, base_url: str, options: ProviderOptions | None = None) -> None:
         """`base_url` with or without the path of the endpoint."""
-        options = options or ProviderOptions()
-        self._http = Http(base_url.rstrip("/").removesuffix(_GENERATE.rstrip("/")), options)
-        self.name = f"trl={self._http.base_url}"
-        self.model: str | None = options.model
-        """The server does not state it."""
+        super().__init__("trl", base_url.rstrip("/").removesuffix(_GENERATE.rstrip("/")), options)
         self.end_ids: Collection[int] = ()
         """Ids that end an answer: those of the tokenizer, set by whoever holds it."""
         self._waiting: list[_Waiting] = []
         self._sending: asyncio.Task[None] | None = None
 
-    async def generate(self, input_ids: Sequence[int], sampling: SamplingParams) -> GenerationResult:
-        """The one answer to a prompt."""
-        return await one_answer(self, input_ids, sampling)
-
     async def generate_n(self, input_ids: Sequence[int], sampling: SamplingParams) -> tuple[GenerationResult, ...]:
         """All answers to a prompt."""
         checked_sampling(sampling, _OURS)
         ids, where, n = plain_ids(input_ids), f"{self.name}{_GENERATE}", sampling.n
-        answer, number = await self._answered(_Waiting(ids, _parameters(sampling)))
+        # `generation_kwargs` override the other fields, which know no null.
+        names = ("temperature", "top_p", "top_k", "min_p", "max_tokens")
+        stated = {name: getattr(sampling, name) for name in names if getattr(sampling, name) is not None}
+        more = {
+            "seed": sampling.seed,
+            "stop": list(sampling.stop) or None,
+            "stop_token_ids": [int(token) for token in sampling.stop_token_ids] or None,
+        }
+        kwargs = {name: value for name, value in more.items() if value is not None} | dict(sampling.extra)
+        if sampling.max_tokens is None:
+            kwargs["max_tokens"] = None
+        body = {**stated, "n": n, "logprobs": sampling.top_logprobs, "generation_kwargs": kwargs}
+        answer, number = await self._answered(_Waiting(ids, body))
         prompts = _rows(answer, "prompt_ids", number, 1, where)
         if prompts != [ids]:
             raise ProviderError(f"{where}: the answer belongs to another prompt than the one that was sent")
@@ -131,10 +127,6 @@ class TRLProvider:
     def forcing(self, structural_tag: Mapping[str, Any]) -> dict[str, Any]:
         """The extra parameters that keep an answer to a structural tag of xgrammar."""
         return {"structured_outputs": {"structural_tag": json.dumps(structural_tag)}}
-
-    async def close(self) -> None:
-        """Close all connections."""
-        await self._http.close()
 
     async def _answered(self, call: _Waiting) -> tuple[Any, int]:
         """What the server answers to a call, sent as soon as the calls before it are answered."""
@@ -202,21 +194,6 @@ class TRLProvider:
         if len(output_ids) == sampling.max_tokens or (self.end_ids and not sampling.stop):
             return "length", None
         return "stop", None
-
-
-def _parameters(sampling: SamplingParams) -> dict[str, Any]:
-    """The request without its prompts. `generation_kwargs` override the other fields, which know no null."""
-    names = ("temperature", "top_p", "top_k", "min_p", "max_tokens")
-    stated = {name: getattr(sampling, name) for name in names if getattr(sampling, name) is not None}
-    more = {
-        "seed": sampling.seed,
-        "stop": list(sampling.stop) or None,
-        "stop_token_ids": [int(token) for token in sampling.stop_token_ids] or None,
-    }
-    kwargs = {name: value for name, value in more.items() if value is not None} | dict(sampling.extra)
-    if sampling.max_tokens is None:
-        kwargs["max_tokens"] = None
-    return {**stated, "n": sampling.n, "logprobs": sampling.top_logprobs, "generation_kwargs": kwargs}
 
 
 def _rows(answer: Any, key: str, number: int, each: int, where: str) -> list[Any]:

@@ -33,10 +33,7 @@ from tito_audit.providers._answers import (
     prompt_ids,
     weight_spans,
 )
-from tito_audit.providers._collect import one_answer
-from tito_audit.providers._echo import SAME
-from tito_audit.providers._http import Http
-from tito_audit.providers._served import Finder, objects
+from tito_audit.providers._http import SAME, Finder, ServerProvider, objects
 from tito_audit.record.prompt_ids import PromptIds
 
 # vLLM's own parsers: sampled ids are sent back and returned as reasoning, content and tool calls.
@@ -44,47 +41,24 @@ from tito_audit.record.prompt_ids import PromptIds
 RENDER, DERENDER = "/v1/chat/completions/render", "/v1/chat/completions/derender"
 
 
-def derender_body(
-    model: str, results: Sequence[GenerationResult], chat_request: Mapping[str, Any]
-) -> dict[str, Any]:
-    """The request to parse the answers to one prompt."""
-    choices = [
-        {
-            "index": index,
-            "token_ids": list(result.output_ids),
-            "finish_reason": result.finish_reason,
-            "stop_reason": result.stop_reason,
-        }
-        for index, result in enumerate(results)
-    ]
-    return {
-        "model": model,
-        "generate_response": {"request_id": "derender", "model": model, "choices": choices},
-        "chat_request": {**chat_request, "model": model, "stream": False},
-        "prompt_tokens": len(results[0].input_ids),
-        "prompt_token_ids": list(results[0].input_ids),
-    }
-
-
 def derendered(answer: object, count: int, where: str) -> tuple[Parsed, ...]:
     """The answers as the server parsed them, in the order of their index; ProviderError for anything else."""
     choices = answer.get("choices") if isinstance(answer, Mapping) else None
     try:
-        parsed = {choice["index"]: _parsed(choice["message"]) for choice in choices or ()}
+        parsed = {}
+        for choice in choices or ():
+            message = choice["message"]
+            calls = (call["function"] for call in message.get("tool_calls") or ())
+            parsed[choice["index"]] = Parsed(
+                message.get("content") or None,
+                message.get("reasoning") or message.get("reasoning_content") or None,
+                tuple(ParsedCall(call["name"], call["arguments"]) for call in calls),
+            )
         return tuple(parsed[index] for index in range(count))
     except (AttributeError, KeyError, TypeError) as error:
         raise ProviderError(
             f"{where}: {count} answers were sent, and not all came back parsed ({error})"
         ) from None
-
-
-def _parsed(message: Mapping[str, Any]) -> Parsed:
-    calls = (call["function"] for call in message.get("tool_calls") or ())
-    return Parsed(
-        message.get("content") or None,
-        message.get("reasoning") or message.get("reasoning_content") or None,
-        tuple(ParsedCall(call["name"], call["arguments"]) for call in calls),
-    )
 
 
 # The two endpoints of vLLM that take token ids: their requests, and where their answers hold the columns.
@@ -133,7 +107,6 @@ def _tokens_body(model: str, ids: PromptIds, sampling: SamplingParams) -> dict[s
 
 
 def _parameters(sampling: SamplingParams) -> dict[str, Any]:
-    """The sampling parameters that are set."""
     names = ("temperature", "top_p", "top_k", "min_p", "max_tokens", "seed")
     parameters: dict[str, Any] = {
         name: getattr(sampling, name) for name in names if getattr(sampling, name) is not None
@@ -148,23 +121,18 @@ def _parameters(sampling: SamplingParams) -> dict[str, Any]:
 
 
 def _completions_logprobs(logged: Object, top: int) -> tuple[list[Any], list[dict[int, float]]]:
-    values = logged.get("token_logprobs") or []
-    if not top:
-        return values, []
-    return values, [_by_id(at) for at in logged.get("top_logprobs") or []]
-
-
-def _by_id(candidates: Object | None) -> dict[int, float]:
-    """The logprobs of candidates written `token_id:123`, by id."""
-    by_id = {}
-    for token, value in (candidates or {}).items():
-        number = token.removeprefix(_TOKEN_ID)
-        if number == token or not number.isdecimal():
-            raise ProviderError(
-                f"an alternative is the text {token!r}: the server ignores return_tokens_as_token_ids"
-            )
-        by_id[int(number)] = value
-    return by_id
+    candidates = []
+    for written in (logged.get("top_logprobs") or []) if top else ():
+        by_id = {}
+        for token, value in (written or {}).items():
+            number = token.removeprefix(_TOKEN_ID)
+            if number == token or not number.isdecimal():
+                raise ProviderError(
+                    f"an alternative is the text {token!r}: the server ignores return_tokens_as_token_ids"
+                )
+            by_id[int(number)] = value
+        candidates.append(by_id)
+    return logged.get("token_logprobs") or [], candidates
 
 
 def _tokens_logprobs(logged: Object, top: int) -> tuple[list[Any], list[dict[int, float]]]:
@@ -197,19 +165,14 @@ def columns(endpoint: Endpoint, choice: Object, top: int, where: str) -> Columns
             f"{where}: the logprobs have an unknown form: {type(error).__name__}: {error}"
         ) from None
     logprobs = answered_logprobs(values, where, ids)
-    return ids, logprobs, _alternatives(candidates, top, ids, where) if top else None
-
-
-def _alternatives(
-    candidates: Sequence[dict[int, float]], top: int, ids: Sequence[int], where: str
-) -> tuple[TopLogprobs, ...]:
-    """The likeliest tokens at each position, checked."""
+    if not top:
+        return ids, logprobs, None
     if len(candidates) != len(ids):
         raise ProviderError(f"{where}: {len(ids)} tokens, and alternatives for {len(candidates)}")
     for at, each in enumerate(candidates):
         for value in each.values():
             answered_logprob(value, f"{where}, an alternative of token {at}")
-    return tuple(likeliest(each, top) for each in candidates)
+    return ids, logprobs, tuple(likeliest(each, top) for each in candidates)
 
 
 def weight_version(choice: Object) -> str | None:
@@ -247,7 +210,7 @@ def prompt_columns(
 _LOGITS = ("raw_logits", "processed_logits")
 
 
-class VLLMProvider:
+class VLLMProvider(ServerProvider):
     """A vLLM server. The prompt is sent as ids; the answer holds ids, logprobs, and the prompt's ids for
     comparison.
 
@@ -263,24 +226,13 @@ class VLLMProvider:
 
     def __init__(self, base_url: str, options: ProviderOptions | None = None) -> None:
         """`base_url` with or without the path of an endpoint."""
-        self._options = options or ProviderOptions()
-        # The root of a server, and the endpoint that its address names.
-        url = base_url.rstrip("/")
-        if url.endswith(TOKENS.path):
-            endpoint_of = (url.removesuffix(TOKENS.path), TOKENS)
-        else:
-            endpoint_of = (url.removesuffix(COMPLETIONS.path).removesuffix("/v1"), COMPLETIONS)
-        root, self._endpoint = endpoint_of
-        self._http = Http(root, self._options)
-        self.name = f"vllm={self._http.base_url}"
-        self.model: str | None = self._options.model
+        root = base_url.rstrip("/")
+        self._endpoint = TOKENS if root.endswith(TOKENS.path) else COMPLETIONS
+        root = root.removesuffix(self._endpoint.path)
+        super().__init__("vllm", root if self._endpoint is TOKENS else root.removesuffix("/v1"), options)
         self.logprobs_mode: str | None = None
         """As the server states it (in its development mode); None: not stated."""
         self._finder = Finder(self._http, self.name, self._options.model, self._check_mode)
-
-    async def generate(self, input_ids: Sequence[int], sampling: SamplingParams) -> GenerationResult:
-        """The one answer to a prompt."""
-        return await one_answer(self, input_ids, sampling)
 
     async def generate_n(self, input_ids: Sequence[int], sampling: SamplingParams) -> tuple[GenerationResult, ...]:
         """All answers to a prompt, by one request."""
@@ -289,11 +241,24 @@ class VLLMProvider:
         answer = await self._http.json("POST", self._endpoint.path, body, sent=ids)
         choices = _choices(answer, self._where)
         in_order([choice.get("index") for choice in choices], sampling.n, self._where)
-        results = tuple(
-            self._result(answer, choice, ids, sampling) for choice in sorted(choices, key=lambda c: c["index"])
-        )
+        results = []
+        for choice in sorted(choices, key=lambda choice: choice["index"]):
+            if not self._same_prompt(answer, choice, ids):
+                raise self._no_prompt()
+            output_ids, logprobs, tops = columns(self._endpoint, choice, sampling.top_logprobs, self._where)
+            result = GenerationResult(
+                input_ids=ids.whole,
+                output_ids=output_ids,
+                logprobs=logprobs,
+                top_logprobs=tops,
+                finish_reason=finished(choice.get("finish_reason"), self._where),
+                stop_reason=choice.get("stop_reason"),
+                weight_version=weight_version(choice),
+                weight_spans=weight_spans(choice),
+            )
+            results.append(result)
         counted(results, (answer.get("usage") or {}).get("completion_tokens"), self._where)
-        return results
+        return tuple(results)
 
     async def stream(self, input_ids: Sequence[int], sampling: SamplingParams) -> AsyncIterator[GenerationChunk]:
         """The answers as they are sampled."""
@@ -304,10 +269,24 @@ class VLLMProvider:
         async for event in self._http.events(self._endpoint.path, body, sent=ids):
             for choice in _choices(event, self._where):
                 prompt_seen |= self._same_prompt(event, choice, ids)
-                chunk = self._chunk(choice, sampling)
-                if chunk.finish_reason is not None:
-                    ended.append(chunk.index)
-                yield chunk
+                output_ids, logprobs, tops = columns(self._endpoint, choice, sampling.top_logprobs, self._where)
+                index, reason = choice.get("index"), choice.get("finish_reason")
+                if type(index) is not int or not 0 <= index < sampling.n:
+                    raise ProviderError(
+                        f"{self._where}: {sampling.n} answers were requested, and one has the index {index}"
+                    )
+                if reason is not None:
+                    ended.append(index)
+                yield GenerationChunk(
+                    index=index,
+                    output_ids=output_ids,
+                    logprobs=logprobs,
+                    top_logprobs=tops,
+                    finish_reason=None if reason is None else finished(reason, self._where),
+                    stop_reason=choice.get("stop_reason"),
+                    weight_version=weight_version(choice),
+                    weight_spans=weight_spans(choice),
+                )
         in_order(ended, sampling.n, f"{self._where} (ends of answers in the stream)")
         if not prompt_seen:
             raise self._no_prompt()
@@ -361,7 +340,23 @@ class VLLMProvider:
         """
         if not results:
             return ()
-        body = derender_body(await self.find_model(), results, chat_request)
+        model = await self.find_model()
+        choices = [
+            {
+                "index": index,
+                "token_ids": list(result.output_ids),
+                "finish_reason": result.finish_reason,
+                "stop_reason": result.stop_reason,
+            }
+            for index, result in enumerate(results)
+        ]
+        body = {
+            "model": model,
+            "generate_response": {"request_id": "derender", "model": model, "choices": choices},
+            "chat_request": {**chat_request, "model": model, "stream": False},
+            "prompt_tokens": len(results[0].input_ids),
+            "prompt_token_ids": list(results[0].input_ids),
+        }
         where = f"vllm={self._http.base_url}{DERENDER}"
         try:
             answer = await self._http.json("POST", DERENDER, body)
@@ -415,10 +410,6 @@ class VLLMProvider:
         """The extra parameters that keep an answer to a structural tag of xgrammar."""
         return {"structured_outputs": {"structural_tag": json.dumps(structural_tag)}}
 
-    async def close(self) -> None:
-        """Close all connections."""
-        await self._http.close()
-
     @property
     def _where(self) -> str:
         return f"vllm={self._http.base_url}{self._endpoint.path}"
@@ -445,43 +436,6 @@ class VLLMProvider:
                 "start it with --logprobs-mode raw_logprobs"
             )
 
-    def _result(
-        self, answer: Object, choice: Object, ids: PromptIds, sampling: SamplingParams
-    ) -> GenerationResult:
-        """One choice of an answer, checked."""
-        if not self._same_prompt(answer, choice, ids):
-            raise self._no_prompt()
-        output_ids, logprobs, tops = columns(self._endpoint, choice, sampling.top_logprobs, self._where)
-        return GenerationResult(
-            input_ids=ids.whole,
-            output_ids=output_ids,
-            logprobs=logprobs,
-            top_logprobs=tops,
-            finish_reason=finished(choice.get("finish_reason"), self._where),
-            stop_reason=choice.get("stop_reason"),
-            weight_version=weight_version(choice),
-            weight_spans=weight_spans(choice),
-        )
-
-    def _chunk(self, choice: Object, sampling: SamplingParams) -> GenerationChunk:
-        """One piece of a choice, checked."""
-        output_ids, logprobs, tops = columns(self._endpoint, choice, sampling.top_logprobs, self._where)
-        index, reason = choice.get("index"), choice.get("finish_reason")
-        if type(index) is not int or not 0 <= index < sampling.n:
-            raise ProviderError(
-                f"{self._where}: {sampling.n} answers were requested, and one has the index {index}"
-            )
-        return GenerationChunk(
-            index=index,
-            output_ids=output_ids,
-            logprobs=logprobs,
-            top_logprobs=tops,
-            finish_reason=None if reason is None else finished(reason, self._where),
-            stop_reason=choice.get("stop_reason"),
-            weight_version=weight_version(choice),
-            weight_spans=weight_spans(choice),
-        )
-
     def _same_prompt(self, answer: Object, choice: Object, ids: PromptIds) -> bool:
         """Whether the answer repeats the prompt; ProviderError if it is not the one that was sent."""
         echoed = (choice if self._endpoint.prompt_in_choice else answer).get("prompt_token_ids")
@@ -505,7 +459,6 @@ class VLLMProvider:
 
 
 def _choices(answer: Any, where: str) -> list[Object]:
-    """The choices of an answer."""
     if not isinstance(answer, dict) or "choices" not in answer:
         raise ProviderError(f"{where}: not an answer of vLLM: it has no choices")
     return list(objects(answer, "choices"))

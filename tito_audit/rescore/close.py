@@ -143,17 +143,14 @@ def _shared(a: Scored, b: Scored) -> tuple[int, tuple[int, ...], FirstDifference
 
 
 def _ids(side: Scored) -> tuple[int, ...]:
-    """All ids, the prompt's first."""
     return side.ids if isinstance(side, ScoredTokens) else (*side.input_ids, *side.output_ids)
 
 
 def _start(side: Scored) -> int:
-    """The position of the first logprob."""
     return side.start if isinstance(side, ScoredTokens) else len(side.input_ids)
 
 
 def _logprobs(side: Scored) -> Logprobs:
-    """`[N]` the logprobs from the first on."""
     return np.array(side.logprobs, dtype=np.float64)
 
 

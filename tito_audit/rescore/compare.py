@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
@@ -17,8 +18,6 @@ from tito_audit.rescore.plan import Scorable
 _ROUNDING = 1e-3
 _CERTAIN = -1.0
 """A recorded 0.0 is a logprob if the model's is above this; else it is a placeholder."""
-_FARTHEST = 2
-"""The largest offset tried between a column and its tokens."""
 _BASES = {math.log(2): "base 2", math.log(10): "base 10"}
 
 
@@ -28,13 +27,7 @@ def compared(part: Scorable, scores: Logprobs) -> ScorePair:
     recorded = part.recorded if part.recorded is not None else np.full(len(model), np.nan)
     at = np.flatnonzero(part.sampled & is_logprob(recorded, model, part.sentinel) & np.isfinite(model))
     return ScorePair(
-        part.where,
-        part.turn,
-        at.astype(np.int32),
-        part.turns[at],
-        recorded[at],
-        model[at],
-        part.drifted[at],
+        part.where, part.turn, at.astype(np.int32), part.turns[at], recorded[at], model[at], part.drifted[at]
     )
 
 
@@ -51,6 +44,44 @@ def is_logprob(recorded: Logprobs, model: Logprobs, sentinel: float | None) -> M
     return np.asarray(out & ((recorded != 0) | certain))
 
 
+@dataclass(slots=True)
+class Sums:
+    """Sums over differences, model minus recorded, from which an `Agreement` is made."""
+
+    tokens: int = 0
+    total: float = 0.0
+    size: float = 0.0
+    squares: float = 0.0
+    k3: float = 0.0
+    largest: float = 0.0
+    above: list[int] = field(default_factory=lambda: [0] * len(EDGES))
+
+    def add(self, differences: Logprobs) -> None:
+        if not len(differences):
+            return
+        sizes = np.abs(differences)
+        self.tokens += len(sizes)
+        self.total += float(differences.sum())
+        self.size += float(sizes.sum())
+        self.squares += float((sizes**2).sum())
+        with np.errstate(over="ignore"):
+            self.k3 += float((np.expm1(differences) - differences).sum())
+        self.largest = max(self.largest, float(sizes.max()))
+        for number, edge in enumerate(EDGES):
+            self.above[number] += int((sizes > edge).sum())
+
+    def agreement(self, tolerance: float) -> Agreement | None:
+        """How all of them agree; None without any."""
+        n = self.tokens
+        if not n:
+            return None
+        mean, size = self.total / n, self.size / n
+        spread = math.sqrt(max(self.squares - n * size * size, 0) / (n - 1)) if n > 1 else 0.0
+        above = n >= FEWEST and size - 2 * spread / math.sqrt(n) > tolerance
+        shares = tuple(count / n for count in self.above)
+        return Agreement(n, mean, size, self.largest, -mean, self.k3 / n, shares, above)
+
+
 def agreement(sequences: Iterable[ScorePair], tolerance: float = BOUND) -> Agreement | None:
     """How all tokens before any drift agree; None without any."""
     differences = [(sequence.model - sequence.recorded)[~sequence.drifted] for sequence in sequences]
@@ -59,21 +90,9 @@ def agreement(sequences: Iterable[ScorePair], tolerance: float = BOUND) -> Agree
 
 def agreement_of(differences: Logprobs, tolerance: float = BOUND) -> Agreement | None:
     """The same for differences, model minus recorded."""
-    if not len(differences):
-        return None
-    sizes = np.abs(differences)
-    with np.errstate(over="ignore"):
-        k3 = float((np.expm1(differences) - differences).mean())
-    return Agreement(
-        len(differences),
-        float(differences.mean()),
-        float(sizes.mean()),
-        float(sizes.max()),
-        float(-differences.mean()),
-        k3,
-        tuple(float((sizes > edge).mean()) for edge in EDGES),
-        is_above(sizes, tolerance),
-    )
+    sums = Sums()
+    sums.add(differences)
+    return sums.agreement(tolerance)
 
 
 def used(sequences: Sequence[ScorePair]) -> list[ScorePair]:
@@ -98,7 +117,7 @@ def explained(sequences: Sequence[ScorePair], tolerance: float = BOUND) -> str:
 
 
 def _explanations(sequences: Sequence[ScorePair]) -> Iterable[tuple[str, Logprobs]]:
-    for far in (1, -1, 2, -2)[: 2 * _FARTHEST]:
+    for far in (1, -1, 2, -2):
         sizes = [_slid(sequence, far) for sequence in sequences]
         place = "place" if abs(far) == 1 else "places"
         side = "behind" if far > 0 else "ahead of"

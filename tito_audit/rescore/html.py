@@ -8,18 +8,21 @@ import math
 from collections.abc import Callable, Iterator
 from html import escape
 from importlib.resources import files
+from string import Template
 
 from tito_audit.record.rollout import Place
 from tito_audit.rescore.model import Price
-from tito_audit.rescore.summary import BINS, LOWEST, RescoreSummary
-from tito_audit.rescore.tables import (
+from tito_audit.rescore.summary import (
     AFTER_HEADS,
     AFTER_LEGEND,
     AGREEMENT_HEADS,
     AGREEMENT_LEGEND,
+    BINS,
     DRIFTED_HEADS,
     DRIFTED_LEGEND,
+    LOWEST,
     MISMATCH_HEADS,
+    RescoreSummary,
     after_rows,
     agreement_rows,
     around,
@@ -41,18 +44,13 @@ Pieces = Callable[[tuple[int, ...]], str]
 
 def page(summary: RescoreSummary, verdict: str, worst: int, pieces: Pieces) -> str:
     """The page; every text from a log is escaped."""
-    style = files("tito_audit.rescore").joinpath("assets", "page.css").read_text(encoding="utf-8")
+    assets = files("tito_audit.rescore").joinpath("assets")
+    style, html = (assets.joinpath(name).read_text(encoding="utf-8") for name in ("page.css", "page.html"))
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
     body = "\n".join(part for part in _parts(summary, verdict, worst, pieces) if part)
-    return (
-        '<!DOCTYPE html>\n<html lang="en" data-ready="yes">\n<head>\n<meta charset="utf-8">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        '<meta name="color-scheme" content="light dark">\n<meta name="referrer" content="no-referrer">\n'
-        f"<title>rescore · {_shown(summary.model or summary.provider)} · tito-audit</title>\n"
-        f"<style>{style}</style>\n</head>\n<body>\n<main>\n{body}\n</main>\n</body>\n</html>\n"
-    )
+    model = _shown(summary.model or summary.provider)
+    return Template(html).substitute(policy=policy, model=model, style=style, body=body)
 
 
 def _parts(summary: RescoreSummary, verdict: str, worst: int, pieces: Pieces) -> Iterator[str]:
@@ -72,7 +70,19 @@ def _parts(summary: RescoreSummary, verdict: str, worst: int, pieces: Pieces) ->
     if after := list(after_rows(summary)):
         inside = _table(AFTER_HEADS, after) + _legend(AFTER_LEGEND, *around(summary))
         yield _section("after", "What drift does to the sampled tokens after it", inside)
-    if rows := [_worst_row(place, price, pieces) for place, price in most_expensive(summary, worst)]:
+    rows = [
+        (
+            place_words(place, price),
+            pieces(price.segments[0].sampled_ids),
+            f"{price.sampled:.2f}",
+            pieces(price.segments[0].other_ids),
+            f"{price.other:.2f}",
+            f"{price.difference:+.2f}",
+            percent(price.share),
+        )
+        for place, price in most_expensive(summary, worst)
+    ]
+    if rows:
         heads = ("finding", "sampled", "logprob", "instead", "logprob", "difference", "share of the change")
         yield _section("worst", "The most expensive findings", _table(heads, rows))
     if notes := list(_notes(summary)):
@@ -158,19 +168,6 @@ def _bars(summary: RescoreSummary) -> str:
 
 def _legend(*lines: str) -> str:
     return "".join(f"<p class='quiet'>{_shown(line)}</p>" for line in lines)
-
-
-def _worst_row(place: Place, price: Price, pieces: Pieces) -> tuple[str, ...]:
-    first = price.segments[0]
-    return (
-        place_words(place, price),
-        pieces(first.sampled_ids),
-        f"{price.sampled:.2f}",
-        pieces(first.other_ids),
-        f"{price.other:.2f}",
-        f"{price.difference:+.2f}",
-        percent(price.share),
-    )
 
 
 def _notes(summary: RescoreSummary) -> Iterator[str]:

@@ -93,7 +93,6 @@ class Behind:
 
     @classmethod
     def of(cls, changes: Logprobs) -> Behind:
-        """The counts of some changes."""
         sizes = np.abs(changes)
         if not len(sizes):
             return cls()
@@ -196,8 +195,3 @@ class RescoredRollout:
     weight_versions: tuple[str, ...] = ()
     error: str = ""
     """Why the row could not be read; else "" """
-
-    @property
-    def whole(self) -> bool:
-        """Whether everything in it that has ids was scored."""
-        return not self.unscored and not self.error

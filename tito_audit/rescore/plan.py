@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tito_audit.chains.links import chain_to, parents_of
-from tito_audit.evidence.model import Evidence, RowView
+from tito_audit.evidence.model import Evidence
 from tito_audit.record.arrays import Ids, Logprobs, Mask
 from tito_audit.record.finding import Finding, Where
 from tito_audit.record.rollout import TrainingRow, seen_by_loss
@@ -115,7 +115,7 @@ def parts_of(evidence: Evidence, vocabulary: int | None) -> tuple[list[Scorable]
     """The calls and the row of a rollout that can be scored, and those that cannot."""
     parts: list[Scorable] = []
     unscored: list[Unscored] = []
-    for part in (*_calls(evidence), *_row(evidence)):
+    for part in _calls_and_row(evidence):
         if isinstance(part, Unscored):
             unscored.append(part)
         elif not _in_range(part.ids, vocabulary):
@@ -135,7 +135,7 @@ def plan_of(evidence: Evidence, findings: Sequence[Finding], vocabulary: int | N
     return Plan(tuple(parts), pairs, tuple(unscored), drift)
 
 
-def _calls(evidence: Evidence) -> Iterator[Scorable | Unscored]:
+def _calls_and_row(evidence: Evidence) -> Iterator[Scorable | Unscored]:
     for number, turn in enumerate(evidence.rollout.turns):
         if turn.completion_ids is None:
             yield Unscored(Where.COMPLETION, number, "the log does not hold the ids that were sampled")
@@ -158,24 +158,20 @@ def _calls(evidence: Evidence) -> Iterator[Scorable | Unscored]:
                 np.full(size, number, np.int32),
                 sentinel,
             )
-
-
-def _row(evidence: Evidence) -> Iterator[Scorable | Unscored]:
     row, view = evidence.rollout.training_row, evidence.row
     if row is None or not len(row.token_ids):
         return
-    sampled = trained_in_row(evidence, row)
-    if sampled is None:
+    in_loss = trained_in_row(evidence, row)
+    if in_loss is None:
         yield Unscored(Where.ROW, None, "neither a mask nor roles say which tokens were sampled")
         return
-    sampled = sampled.copy()
-    sampled[:1] = False
-    proven = view is not None and view.proven
-    drifted = np.zeros(len(sampled), np.bool_)
-    if proven and view is not None:
+    trained = in_loss.copy()
+    trained[:1] = False
+    drifted = np.zeros(len(trained), np.bool_)
+    if view is not None and view.proven:
         drifted = np.logical_or.accumulate(view.drifted)
-    turns = view.turn if view is not None else np.full(len(sampled), -1, np.int32)
-    yield Scorable(Where.ROW, None, row.token_ids, 0, row.logprobs, sampled, drifted, turns, row.sentinel)
+    turns = view.turn if view is not None else np.full(len(trained), -1, np.int32)
+    yield Scorable(Where.ROW, None, row.token_ids, 0, row.logprobs, trained, drifted, turns, row.sentinel)
 
 
 def trained_in_row(evidence: Evidence, row: TrainingRow) -> Mask | None:
@@ -192,23 +188,15 @@ def _pairs(evidence: Evidence, drift: Sequence[Finding]) -> Iterator[OtherTokens
     replacements = replaced(evidence, drift)
     for key, several in replacements.items():
         # The recorded sequence of a key, with the completion after a prompt, and where positions count from.
-        where, turn = key
-        row = evidence.rollout.training_row
-        if where is Where.ROW:
-            base = None if row is None else (row.token_ids, 0)
-        elif turn is None:
-            base = None
-        else:
-            seen, prompt = evidence.rollout.turns[turn].seen_ids, evidence.rollout.turns[turn].prompt_ids
-            if seen is None or prompt is None:
-                base = None
-            else:
-                base = (seen, len(prompt) if where is Where.COMPLETION else 0)
+        (where, turn), row = key, evidence.rollout.training_row
+        ids, offset = row.token_ids if where is Where.ROW and row is not None else None, 0
+        if where is not Where.ROW and turn is not None:
+            prompt, ids = evidence.rollout.turns[turn].prompt_ids, evidence.rollout.turns[turn].seen_ids
+            offset = len(prompt) if prompt is not None and where is Where.COMPLETION else 0
         # Tokens after a completion are not in its call: such a difference shows in the next prompt.
         inside = [swap for swap in several if not swap.after]
-        if base is None or not inside:
+        if ids is None or not inside:
             continue
-        ids, offset = base
         # Split by whether they restore what was sampled.
         for swapped in (False, True):
             one_side = [swap for swap in inside if (swap.against in (SAMPLED, SEEN)) is swapped]
@@ -249,24 +237,20 @@ def _pair(
     elif turn is not None and (prompt := evidence.rollout.turns[turn].prompt_ids) is not None:
         sampled[len(prompt) :] = True
     theirs = _sampled_before(evidence, turn, other) if swapped and where is Where.PROMPT else None
-    swaps = tuple(
-        Cut(
-            a,
-            b,
-            c,
-            d,
-            _was_sampled(sampled, theirs, (a, b, c, d), swap),
-            swap,
-            next((f for f in drift if f.code == swap.code and _belongs(evidence, key, swap, f)), None),
-        )
-        for a, b, c, d, swap in cuts
-    )
+    swaps = []
+    for start, end, other_start, other_end, swap in cuts:
+        if swap.against == SEEN:
+            was_sampled = theirs is not None and _touched(theirs, other_start, other_end)
+        else:
+            was_sampled = swap.against == SAMPLED or _touched(sampled, start, end)
+        finding = next((f for f in drift if f.code == swap.code and _belongs(evidence, key, swap, f)), None)
+        swaps.append(Cut(start, end, other_start, other_end, was_sampled, swap, finding))
     same = sampled.copy()
     same[: cuts[0][0]] = False
     for start, end, *_ in cuts:
         same[start:end] = False
     same[:1] = False
-    return OtherTokens(key, ids, other, swaps, swapped, same)
+    return OtherTokens(key, ids, other, tuple(swaps), swapped, same)
 
 
 def _sampled_before(evidence: Evidence, turn: int | None, other: Ids) -> Mask | None:
@@ -286,37 +270,25 @@ def _sampled_before(evidence: Evidence, turn: int | None, other: Ids) -> Mask | 
     return out
 
 
-def _was_sampled(sampled: Mask, theirs: Mask | None, at: tuple[int, int, int, int], swap: Replaced) -> bool:
-    """Whether the tokens of a difference were sampled; a place between two tokens counts as its neighbours do."""
-    start, end, other_start, other_end = at
-    if swap.against == SEEN:
-        return theirs is not None and _touched(theirs, other_start, other_end)
-    return swap.against == SAMPLED or _touched(sampled, start, end)
-
-
 def _touched(sampled: Mask, start: int, end: int) -> bool:
+    """Whether tokens of a span were sampled; a place between two tokens counts as its neighbours do."""
     if start == end:
         return bool(sampled[max(start - 1, 0) : end + 1].all()) and start < len(sampled)
     return bool(sampled[start:end].any())
 
 
 def _belongs(evidence: Evidence, key: Key, swap: Replaced, finding: Finding) -> bool:
-    """Whether a replacement is one of a finding's."""
     hit, (where, turn) = finding.hit, key
     if swap.against == SEEN:
         return hit.turn == turn
     if swap.against == SAMPLED:
-        return (
-            evidence.row is not None and hit.where is Where.COMPLETION and _stands_at(evidence.row, swap, finding)
-        )
+        # Its tokens were trained in the row after the token before it, or before the token after it.
+        view, before, after = evidence.row, swap.start - 1, swap.end
+        if view is None or hit.where is not Where.COMPLETION:
+            return False
+        if before >= 0 and view.turn[before] == hit.turn and view.turn_offset[before] + 1 == hit.start:
+            return True
+        inside = after < len(view.turn) and view.turn[after] == hit.turn
+        return bool(inside and view.turn_offset[after] == hit.end)
     there = where is Where.ROW or hit.turn == turn
     return hit.where is where and there and (hit.start, hit.end) == (swap.start, swap.end)
-
-
-def _stands_at(view: RowView, swap: Replaced, finding: Finding) -> bool:
-    """Whether a span of the row is where a finding's tokens were trained, by the token before or after it."""
-    turn, before, after = finding.hit.turn, swap.start - 1, swap.end
-    if before >= 0 and view.turn[before] == turn and view.turn_offset[before] + 1 == finding.hit.start:
-        return True
-    inside = after < len(view.turn) and view.turn[after] == turn
-    return bool(inside and view.turn_offset[after] == finding.hit.end)

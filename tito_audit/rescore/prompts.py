@@ -26,9 +26,9 @@ from tito_audit.record.finding import Severity, Where
 from tito_audit.record.message import Message
 from tito_audit.record.prefix import common_prefix, same_ids
 from tito_audit.record.rollout import IdsFrom, Place, Turn
+from tito_audit.rescore.journal import REFUSALS
 from tito_audit.rescore.model import BOUND
 from tito_audit.rescore.run import ModelRun, ModelWork
-from tito_audit.rescore.scoring import REFUSALS
 from tito_audit.run.check import explain
 from tito_audit.run.progress import Progress
 from tito_audit.settings.model import Settings
@@ -123,7 +123,6 @@ class PromptSummary:
     replayed: int = 0
 
     def add(self, result: AskedRollout) -> None:
-        """Count one rollout."""
         self.rollouts += 1
         self.compared.update(result.compared)
         self.differing.update(question for question, _ in {(d.question, d.turn) for d in result.differences})
@@ -160,14 +159,12 @@ class PromptRun(ModelRun[AskedRollout]):
         return result
 
     def finish(self, seconds: float) -> None:
-        """Complete the summary; ProviderError if nothing was compared."""
         self.summary.model = self.provider.model or self.summary.model
         if not self.summary.compared and self.summary.skipped:
             (_, because), (number, place) = next(iter(self.summary.skipped.items()))
             raise ProviderError(f"No prompt was compared. {place}: {because} ({number} in all).")
 
     async def compare(self, work: ModelWork) -> AskedRollout:
-        """What the server says of every call of a rollout."""
         evidence = work.evidence
         if evidence is None:
             return AskedRollout(work.place, skipped=((Question.IDS, f"the row cannot be read: {work.error}"),))
@@ -294,11 +291,7 @@ def _skip(result: AskedRollout, question: Question, because: str) -> AskedRollou
 
 
 def _add(result: AskedRollout, question: Question, differences: Iterable[PromptDifference]) -> AskedRollout:
-    return replace(
-        result,
-        compared=(*result.compared, question),
-        differences=(*result.differences, *differences),
-    )
+    return replace(result, compared=(*result.compared, question), differences=(*result.differences, *differences))
 
 
 def _as_ids(server: Sequence[int]) -> Ids:
@@ -312,16 +305,13 @@ def _sent(message: Message) -> dict[str, Any]:
     if message.reasoning is not None:
         sent["reasoning"] = message.reasoning
     if message.tool_calls:
-        sent["tool_calls"] = [_with_text(call) for call in sent["tool_calls"]]
+        sent["tool_calls"] = calls = [dict(call) for call in sent["tool_calls"]]
+        for call in calls:
+            function = call.get("function")
+            if isinstance(function, Mapping) and not isinstance(function.get("arguments"), str):
+                text = json.dumps(function.get("arguments") or {}, ensure_ascii=False)
+                call["function"] = {**function, "arguments": text}
     return sent
-
-
-def _with_text(call: Mapping[str, Any]) -> dict[str, Any]:
-    function = call.get("function")
-    if not isinstance(function, Mapping) or isinstance(function.get("arguments"), str):
-        return dict(call)
-    arguments = json.dumps(function.get("arguments") or {}, ensure_ascii=False)
-    return {**call, "function": {**function, "arguments": arguments}}
 
 
 def _differences(
@@ -375,28 +365,25 @@ def _key(explained: Explained) -> tuple[int, int, tuple[int, ...], tuple[int, ..
 
 
 def stated_greedy(raw: RawRow, calls: int) -> list[bool | None]:
-    """For each call: True if its row states temperature 0 and nothing that changes the top choice, False if it
-    states something that does, else None.
-    """
+    """For each call, whether its row states temperature 0; False if it states what changes the choice, or None."""
     lines: list[Any] = [line.value for line in lines_of(raw)]
     row = lines[0] if len(lines) == 1 else None
     if isinstance(row, Mapping):
         lines = next((row[name] for name in ("calls", "records") if isinstance(row.get(name), list)), lines)
-    own = lines if len(lines) == calls else [None] * calls
-    return [_is_greedy(call, row) for call in own]
-
-
-def _is_greedy(*holders: Any) -> bool | None:
-    """What these objects state; the first of them that states a temperature has the say."""
-    stated: list[Mapping[str, Any]] = []
-    waiting = [holder for holder in holders[::-1] if isinstance(holder, Mapping)]
-    while waiting:
-        stated.append(waiting.pop())
-        waiting += [inner for name in _STATED_IN[::-1] if isinstance(inner := stated[-1].get(name), Mapping)]
-    if any(_changes_choice(place) for place in stated):
-        return False
-    temperature = next((place["temperature"] for place in stated if place.get("temperature") is not None), None)
-    return True if type(temperature) in (int, float) and not temperature else None
+    greedy: list[bool | None] = []
+    for call in lines if len(lines) == calls else [None] * calls:
+        # The first object that states a temperature has the say.
+        stated: list[Mapping[str, Any]] = []
+        waiting = [holder for holder in (row, call) if isinstance(holder, Mapping)]
+        while waiting:
+            stated.append(waiting.pop())
+            waiting += [inner for name in _STATED_IN[::-1] if isinstance(inner := stated[-1].get(name), Mapping)]
+        temperature = next(
+            (place["temperature"] for place in stated if place.get("temperature") is not None), None
+        )
+        zero = True if type(temperature) in (int, float) and not temperature else None
+        greedy.append(False if any(map(_changes_choice, stated)) else zero)
+    return greedy
 
 
 def _changes_choice(stated: Mapping[str, Any]) -> bool:

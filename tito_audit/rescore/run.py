@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, Generic, TypeAlias, TypeVar
@@ -18,15 +19,15 @@ from tito_audit.evidence.gather import gather
 from tito_audit.evidence.judgement import JUDGEMENT
 from tito_audit.evidence.model import Evidence
 from tito_audit.evidence.needs import Needs
-from tito_audit.provider import ScoredTokens, TokenProvider
-from tito_audit.record.arrays import Ids, Logprobs
+from tito_audit.provider import TokenProvider
+from tito_audit.record.arrays import Logprobs
 from tito_audit.record.by_name import RESCORED, TRAINERS
 from tito_audit.record.column import Alignment, Column, ColumnRole, MovePolicy
 from tito_audit.record.finding import Finding, Where
 from tito_audit.record.mismatch import MISMATCH, RowMismatch
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.rescore.compare import agreement, compared, explained, is_above, is_logprob, used
-from tito_audit.rescore.journal import ScoreJournal
+from tito_audit.rescore.journal import ScoreJournal, Scorer
 from tito_audit.rescore.model import (
     BOUND,
     FEWEST,
@@ -39,8 +40,7 @@ from tito_audit.rescore.model import (
     Segment,
     Unscored,
 )
-from tito_audit.rescore.plan import Cut, OtherTokens, Scorable, plan_of
-from tito_audit.rescore.scoring import Scorer
+from tito_audit.rescore.plan import OtherTokens, Scorable, plan_of
 from tito_audit.rescore.summary import RescoreSummary
 from tito_audit.rule import Rule
 from tito_audit.run.auditor import Auditor
@@ -58,10 +58,6 @@ from tito_audit.viewer.replacements import SAMPLED, SEEN
 
 # Whether recorded logprobs are the model's at another temperature, proved from its top tokens.
 
-_TOPS = (1000, 20)
-"""Alternatives requested: many servers give no more than 20."""
-_ROLLOUTS = 4
-"""Rollouts examined per run."""
 _COARSE = np.arange(0.1, 2.55, 0.05)
 _FINE = np.arange(-0.05, 0.055, 0.01)
 _VOCABULARY = 2**18
@@ -69,20 +65,8 @@ _VOCABULARY = 2**18
 _Floats = NDArray[np.float64]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Tops:
-    """The recorded logprob of some tokens, and what the model says at temperature 1."""
-
-    recorded: _Floats
-    """`[N]`"""
-    model: _Floats
-    """`[N]`"""
-    top: _Floats
-    """`[N, K]` the likeliest tokens' logprobs, -inf where there are fewer."""
-
-
 class Temperature:
-    """Looks for the temperature of recorded logprobs, in the first rollouts that disagree."""
+    """Looks for the temperature of recorded logprobs, in the first four rollouts that disagree."""
 
     def __init__(self, provider: TokenProvider, tolerance: float) -> None:
         self.provider = provider
@@ -90,31 +74,36 @@ class Temperature:
         self._asked = 0
 
     async def explained(self, scored: Sequence[tuple[Scorable, Logprobs]], sequences: Sequence[ScorePair]) -> str:
-        """The temperature in words, if proved; else ""."""
-        if self._asked >= _ROLLOUTS or not sequences:
+        if self._asked >= 4 or not sequences:
             return ""
-        longest = max(sequences, key=lambda compared: len(compared.at))
+        longest = max(sequences, key=lambda sequence: len(sequence.at))
         part = next(part for part, _ in scored if (part.where, part.turn) == (longest.where, longest.turn))
         self._asked += 1
-        scored_tokens = await self._tops(part)
-        tops = None if scored_tokens is None else _tops_of(scored_tokens, part, longest)
-        temperature = None if tops is None else fitted(tops.recorded, tops.model, tops.top, self.tolerance)
-        return (
-            "" if temperature is None else f"the recorded logprobs are those at temperature {decimal(temperature)}"
-        )
-
-    async def _tops(self, part: Scorable) -> ScoredTokens | None:
-        want = part.want
-        for top in _TOPS:
-            try:
-                return await self.provider.score(want.ids.tolist(), start=want.start, top=top)
-            except ProviderError:
-                continue
-        return None
+        want, answer = part.want, None
+        for count in (1000, 20):  # many servers give no more than 20 alternatives
+            with suppress(ProviderError):
+                answer = await self.provider.score(want.ids.tolist(), start=want.start, top=count)
+                break
+        if answer is None or not answer.top_logprobs or not (width := max(map(len, answer.top_logprobs))):
+            return ""
+        before_drift = ~longest.drifted
+        at = longest.at[before_drift] + part.offset - answer.start
+        top = np.full((len(at), width), -np.inf)
+        for row, place in enumerate(at.tolist()):
+            values = [value for _, value in answer.top_logprobs[place]]
+            top[row, : len(values)] = values
+        recorded, model = longest.recorded[before_drift], longest.model[before_drift]
+        temperature = fitted(recorded, model, top, self.tolerance)
+        if temperature is None:
+            return ""
+        return f"the recorded logprobs are those at temperature {decimal(temperature)}"
 
 
 def fitted(recorded: _Floats, model: _Floats, top: _Floats, tolerance: float) -> float | None:
     """The temperature at which the model gives the recorded values within the tolerance; None if none is proved.
+
+    `recorded` and `model` `[N]` are the logprobs of some tokens, the model's at temperature 1; `top` `[N, K]` the
+    likeliest tokens' logprobs, -inf where there are fewer.
 
     The mass outside the likeliest tokens bounds the normalization from both sides: a temperature counts only if
     these bounds are within the tolerance and temperature 1 does not fit.
@@ -128,36 +117,17 @@ def fitted(recorded: _Floats, model: _Floats, top: _Floats, tolerance: float) ->
 
 
 def _error(recorded: _Floats, model: _Floats, top: _Floats, temperature: float) -> tuple[float, float]:
-    """The mean |difference| from the middle of the possible values at a temperature, and the mean width of their
-    range.
-    """
+    """The mean |difference| from the middle of the possible values, and the mean width of their range."""
     power = 1 / temperature
     rest = np.clip(1 - np.exp(top).sum(axis=1), 0, 1)
     inside = np.exp(top * power).sum(axis=1)
     if power >= 1:
-        least, most = (
-            np.zeros_like(rest),
-            rest * np.exp(top.min(axis=1, initial=0, where=np.isfinite(top))) ** (power - 1),
-        )
+        least = np.zeros_like(rest)
+        most = rest * np.exp(top.min(axis=1, initial=0, where=np.isfinite(top))) ** (power - 1)
     else:
         least, most = rest**power, rest**power * _VOCABULARY ** (1 - power)
     low, high = model * power - np.log(inside + most), model * power - np.log(inside + least)
     return float(np.abs(recorded - (low + high) / 2).mean()), float((high - low).mean())
-
-
-def _tops_of(scored_tokens: ScoredTokens, part: Scorable, sequence: ScorePair) -> _Tops | None:
-    """The compared tokens with their alternatives; None where the provider gave none."""
-    if not scored_tokens.top_logprobs:
-        return None
-    width = max(len(each) for each in scored_tokens.top_logprobs)
-    if not width:
-        return None
-    at = sequence.at[~sequence.drifted] + part.offset - scored_tokens.start
-    top = np.full((len(at), width), -np.inf)
-    for row, place in enumerate(at.tolist()):
-        values = [value for _, value in scored_tokens.top_logprobs[place]]
-        top[row, : len(values)] = values
-    return _Tops(sequence.recorded[~sequence.drifted], sequence.model[~sequence.drifted], top)
 
 
 # What each drift finding costs: the logprobs of both sides, each in its own context.
@@ -205,95 +175,61 @@ def priced(pairs: Iterable[tuple[OtherTokens, PairScores | None]], drift: Sequen
         by_finding.setdefault(id(piece.finding), []).append(piece)
     for finding in drift:
         if id(finding) in by_finding:
-            out.prices.append(_price(finding, _in_own_context(by_finding[id(finding)])))
+            # Those of the row in which its tokens were trained, if any, with what was sampled scored in its call.
+            row = [piece for piece in by_finding[id(finding)] if piece.pair.key[0] is Where.ROW]
+            call = [piece for piece in by_finding[id(finding)] if piece.pair.key[0] is not Where.ROW]
+            pieces = row or call
+            if len(row) == len(call) == 1:
+                segment = replace(row[0].segment, sampled=call[0].segment.sampled)
+                pieces = [replace(row[0], segment=segment)]
+            behind = sum((piece.behind for piece in pieces), Behind())
+            total = sum({id(piece.pair): piece.total for piece in pieces}.values())
+            change = float(np.nansum([abs(piece.segment.difference) for piece in pieces]))
+            share = change / total if total else float("nan")
+            segments = tuple(piece.segment for piece in pieces)
+            out.prices.append(Price(finding, pieces[0].against, segments, behind, share))
         else:
             why = "could not be scored" if id(finding) in failed else "the log does not hold the other tokens"
             out.unpriced[why] = out.unpriced.get(why, 0) + 1
     return out
 
 
-def _in_own_context(pieces: list[_Piece]) -> list[_Piece]:
-    """A finding's pieces: those of the row in which its tokens were trained, if there are any, with what was
-    sampled scored in its call."""
-    row = [piece for piece in pieces if piece.pair.key[0] is Where.ROW]
-    call = [piece for piece in pieces if piece.pair.key[0] is not Where.ROW]
-    if len(row) != 1 or len(call) != 1:
-        return row or call
-    trained, sampled = row[0], call[0].segment
-    return [replace(trained, segment=replace(trained.segment, sampled=sampled.sampled))]
-
-
-def _price(finding: Finding, pieces: Sequence[_Piece]) -> Price:
-    behind = sum((piece.behind for piece in pieces), Behind())
-    total = sum({id(piece.pair): piece.total for piece in pieces}.values())
-    change = float(np.nansum([abs(piece.segment.difference) for piece in pieces]))
-    share = change / total if total else float("nan")
-    segments = tuple(piece.segment for piece in pieces)
-    return Price(finding, pieces[0].against, segments, behind, share)
-
-
 def _pieces(pair: OtherTokens, scores: PairScores, out: Priced) -> Iterator[_Piece]:
     recorded, other = scores
-    moved = pair.positions
+    (where, turn), moved = pair.key, pair.positions
     change = np.full(len(pair.ids), np.nan)
     same = pair.same & (moved < len(other))
     change[same] = other[moved[same]] - recorded[same]
     if pair.swapped:
         change = -change
     equal = np.isfinite(change)
-    segments = [_segment(pair, cut, recorded, other) for cut in pair.cuts]
-    apart = [abs(priced_segment.difference) for priced_segment in segments]
-    total = float(np.nansum(apart) + np.abs(change[equal]).sum())
-    _note_whole(pair, segments, recorded, other, equal, out)
+    segments = []
+    for cut in pair.cuts:
+        # What was sampled first; NaN for tokens that were given. The first token of all has no logprob.
+        ids = [pair.ids[cut.start : cut.end].tolist(), pair.other[cut.other_start : cut.other_end].tolist()]
+        sums = [float("nan")] * 2
+        if cut.sampled:
+            values = recorded[max(cut.start, 1) : cut.end], other[max(cut.other_start, 1) : cut.other_end]
+            sums = [float(side.sum()) for side in values]
+        (ours, theirs), (own, instead) = (ids[::-1], sums[::-1]) if pair.swapped else (ids, sums)
+        segments.append(Segment(tuple(ours), tuple(theirs), own, instead))
+    total = float(np.nansum([abs(segment.difference) for segment in segments]) + np.abs(change[equal]).sum())
+    if where is not Where.PROMPT:
+        sides = float(recorded[equal].sum()), float(other[moved[equal]].sum())
+        sampled, instead = sides[::-1] if pair.swapped else sides
+        sampled += float(np.nansum([segment.sampled for segment in segments]))
+        instead += float(np.nansum([segment.other for segment in segments]))
+        out.changed.append(ChangedSum(where, turn, sampled, instead))
     for number, (cut, segment) in enumerate(zip(pair.cuts, segments, strict=True)):
         end = pair.cuts[number + 1].start if number + 1 < len(pair.cuts) else len(pair.ids)
         behind = change[cut.end : end]
-        if pair.key[0] is not Where.PROMPT:  # its completion comes much later, and changes with the whole history
+        if where is not Where.PROMPT:  # its completion comes much later, and changes with the whole history
             for near, (first, last) in enumerate(pairwise((*NEAR, max(len(behind), NEAR[-1])))):
                 stretch = behind[first:last]
                 out.near[near] += Behind.of(stretch[np.isfinite(stretch)])
         if cut.finding is not None:
             against = _AGAINST.get(cut.replaced.against, cut.replaced.against)
             yield _Piece(cut.finding, against, segment, Behind.of(behind[np.isfinite(behind)]), pair, total)
-
-
-def _segment(pair: OtherTokens, cut: Cut, recorded: Logprobs, other: Logprobs) -> Segment:
-    """Both sides of a cut, what was sampled first; NaN for tokens that were given."""
-    ids, theirs = pair.ids[cut.start : cut.end], pair.other[cut.other_start : cut.other_end]
-    sums = (_sum(recorded, cut.start, cut.end), _sum(other, cut.other_start, cut.other_end))
-    if not cut.sampled:
-        sums = (float("nan"), float("nan"))
-    if pair.swapped:
-        return Segment(_tuple(theirs), _tuple(ids), sums[1], sums[0])
-    return Segment(_tuple(ids), _tuple(theirs), *sums)
-
-
-def _sum(scores: Logprobs, start: int, end: int) -> float:
-    """The summed logprob; the first token of a sequence has none."""
-    return float(scores[max(start, 1) : end].sum())
-
-
-def _tuple(ids: Ids) -> tuple[int, ...]:
-    return tuple(ids.tolist())
-
-
-def _note_whole(
-    pair: OtherTokens,
-    segments: Sequence[Segment],
-    recorded: Logprobs,
-    other: Logprobs,
-    equal: np.ndarray[tuple[int], np.dtype[np.bool_]],
-    out: Priced,
-) -> None:
-    """Note what the whole turn or row changes."""
-    where, turn = pair.key
-    if where is Where.PROMPT:
-        return
-    sides = float(recorded[equal].sum()), float(other[pair.positions[equal]].sum())
-    sampled, instead = sides[::-1] if pair.swapped else sides
-    sampled += float(np.nansum([segment.sampled for segment in segments]))
-    instead += float(np.nansum([segment.other for segment in segments]))
-    out.changed.append(ChangedSum(where, turn, sampled, instead))
 
 
 # The rules on drifted logprobs (LPR507) and on two engines (LPR509), applied to the model's values.
@@ -402,7 +338,6 @@ class ModelRun(Generic[_Result]):
         self._vocabulary: Vocabulary | None = None
 
     async def results(self) -> AsyncGenerator[_Result, None]:
-        """The rollouts of the logs, in order."""
         started = time.perf_counter()
         waiting: deque[asyncio.Task[_Result]] = deque()
         try:
@@ -422,24 +357,28 @@ class ModelRun(Generic[_Result]):
     def __iter__(self) -> Iterator[_Result]:
         """The same for a caller without an event loop; closes the provider."""
         results = self.results()
+
+        async def following() -> _Result:
+            return await anext(results)
+
+        async def close() -> None:
+            await results.aclose()
+            await self.provider.close()
+
         with asyncio.Runner() as runner:
             try:
                 while True:
                     try:
-                        yield runner.run(_next(results))
+                        yield runner.run(following())
                     except StopAsyncIteration:
                         return
             finally:
-                runner.run(self._close(results))
+                runner.run(close())
 
     def pieces(self, ids: tuple[int, ...]) -> str:
         """Ids as the text of each token, `' Skin'+'ny'`, or as numbers without a tokenizer."""
         vocab = self._vocabulary
         return "+".join(str(i) if vocab is None else repr(vocab.piece(i)) for i in ids) or "nothing"
-
-    async def _close(self, results: AsyncGenerator[_Result, None]) -> None:
-        await results.aclose()
-        await self.provider.close()
 
     async def compare(self, work: ModelWork) -> _Result:
         """What the model says of one rollout, or that its row cannot be read."""
@@ -453,7 +392,7 @@ class ModelRun(Generic[_Result]):
         raise NotImplementedError
 
     def _works(self) -> Iterator[ModelWork]:
-        """The rollouts to ask about, each audited."""
+        """The rollouts to ask about, each audited; PluginError if a rule fails on one by mistake."""
         flow = RowFlow(find_logs(self.logs), self.settings)
         flow.progress = self.progress
         flow.begin(self.scan)
@@ -466,20 +405,18 @@ class ModelRun(Generic[_Result]):
             except RecordError as error:
                 yield ModelWork(place, None, (), group.auditor, raw, str(error))
                 continue
+            auditor = group.auditor
             for rollout in read.rollouts:
-                yield self._work(rollout, group.auditor, raw)
-
-    def _work(self, rollout: Rollout, auditor: Auditor, raw: RawRow) -> ModelWork:
-        """A rollout with its evidence; PluginError if a rule fails on it by mistake."""
-        place = rollout.place
-        try:
-            with guarded("the audit", place, LEAVE_OUT):
-                renderer = auditor.renderer_for(rollout)
-                evidence = explain(gather(rollout, auditor.tokenizer, renderer, auditor.speakers), auditor.rules)
-                findings, _ = check_explained(evidence, auditor.rules, auditor.codes, auditor.repairs)
-                return ModelWork(place, evidence, tuple(findings), auditor, raw)
-        except EncodeError as error:
-            return ModelWork(place, None, (), auditor, raw, str(error))
+                try:
+                    with guarded("the audit", rollout.place, LEAVE_OUT):
+                        renderer = auditor.renderer_for(rollout)
+                        evidence = gather(rollout, auditor.tokenizer, renderer, auditor.speakers)
+                        evidence = explain(evidence, auditor.rules)
+                        findings, _ = check_explained(evidence, auditor.rules, auditor.codes, auditor.repairs)
+                        work = ModelWork(rollout.place, evidence, tuple(findings), auditor, raw)
+                except EncodeError as error:
+                    work = ModelWork(rollout.place, None, (), auditor, raw, str(error))
+                yield work
 
     async def _result(self, work: ModelWork) -> _Result:
         """What the model says of a rollout; PluginError if that cannot be compared by mistake."""
@@ -515,7 +452,6 @@ class Rescoring(ModelRun[RescoredRollout]):
         return result
 
     def finish(self, seconds: float) -> None:
-        """Complete the summary; ProviderError if nothing was scored."""
         self.summary.seconds = seconds
         self.summary.counts = self.scorer.counts
         self.summary.model = self.scorer.journal.model or self.summary.model
@@ -524,7 +460,6 @@ class Rescoring(ModelRun[RescoredRollout]):
             raise ProviderError(f"Nothing was scored. {place}: {because} ({number} in all).")
 
     async def compare(self, work: ModelWork) -> RescoredRollout:
-        """The scores of a rollout, and what its drift costs."""
         if work.evidence is None:
             return RescoredRollout(work.place, error=work.error)
         plan = plan_of(work.evidence, work.findings, _vocabulary(work.auditor))
@@ -543,6 +478,12 @@ class Rescoring(ModelRun[RescoredRollout]):
         if agreed is not None and agreed.disagrees:
             because = explained(used(sequences), self.choices.tolerance)
             because = because or await self.temperature.explained(scored, used(sequences))
+        missing = 0  # sampled tokens that the model scored and for which the log has no logprob
+        for part, values in scored:
+            model = values[part.offset :]
+            recorded = part.recorded if part.recorded is not None else np.full(len(model), np.nan)
+            logged = is_logprob(recorded, model, part.sentinel)
+            missing += int((part.sampled & np.isfinite(model) & ~logged).sum())
         findings, mismatches = judged_by_model(work.evidence, scored, work.auditor.rules, work.auditor.codes)
         return RescoredRollout(
             work.place,
@@ -557,22 +498,11 @@ class Rescoring(ModelRun[RescoredRollout]):
             mismatches,
             because,
             sum(int(np.isfinite(values[part.offset :][part.sampled]).sum()) for part, values in scored),
-            sum(_missing(part, values) for part, values in scored),
+            missing,
             tuple(sorted({s.weight_version for s in scores if s.weight_version is not None})),
         )
-
-
-async def _next(results: AsyncGenerator[_Result, None]) -> _Result:
-    return await anext(results)
 
 
 def _vocabulary(auditor: Auditor) -> int | None:
     vocabulary = auditor.vocabulary
     return None if vocabulary is None or len(vocabulary.entries.far_ids) else vocabulary.size
-
-
-def _missing(part: Scorable, scores: Logprobs) -> int:
-    """Sampled tokens that the model scored and for which the log has no logprob."""
-    model = scores[part.offset :]
-    recorded = part.recorded if part.recorded is not None else np.full(len(model), np.nan)
-    return int((part.sampled & np.isfinite(model) & ~is_logprob(recorded, model, part.sentinel)).sum())

@@ -4,72 +4,28 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from tito_audit.record.arrays import Logprobs
 from tito_audit.record.finding import Finding
-from tito_audit.record.mismatch import Mismatch
+from tito_audit.record.mismatch import Mismatch, MismatchCause
 from tito_audit.record.rollout import Place
-from tito_audit.rescore.compare import used
-from tito_audit.rescore.model import (
-    BOUND,
-    EDGES,
-    FEWEST,
-    NEAR,
-    Agreement,
-    Behind,
-    Price,
-    RescoredRollout,
-)
-from tito_audit.rescore.scoring import Counts
+from tito_audit.rescore.compare import Sums, used
+from tito_audit.rescore.journal import Counts
+from tito_audit.rescore.model import BOUND, EDGES, NEAR, Agreement, Behind, Price, RescoredRollout
 from tito_audit.summary import Summary
+from tito_audit.terminal.escape import visible
+from tito_audit.terminal.mismatch import mismatch_rows
+from tito_audit.terminal.words import percent, unsigned
 
 LOWEST = -20
 """Lower logprobs count as this one in the plot."""
 BINS = 40
 WORST = 20
 """Prices kept in full."""
-
-
-@dataclass(slots=True)
-class Sums:
-    """Sums over differences, model minus recorded, from which an `Agreement` is made."""
-
-    tokens: int = 0
-    total: float = 0.0
-    size: float = 0.0
-    squares: float = 0.0
-    k3: float = 0.0
-    largest: float = 0.0
-    above: list[int] = field(default_factory=lambda: [0] * len(EDGES))
-
-    def add(self, differences: Logprobs) -> None:
-        """Count the differences of some tokens."""
-        if not len(differences):
-            return
-        sizes = np.abs(differences)
-        self.tokens += len(sizes)
-        self.total += float(differences.sum())
-        self.size += float(sizes.sum())
-        self.squares += float((sizes**2).sum())
-        with np.errstate(over="ignore"):
-            self.k3 += float((np.expm1(differences) - differences).sum())
-        self.largest = max(self.largest, float(sizes.max()))
-        for number, edge in enumerate(EDGES):
-            self.above[number] += int((sizes > edge).sum())
-
-    def agreement(self, tolerance: float) -> Agreement | None:
-        """How all of them agree; None without any."""
-        n = self.tokens
-        if not n:
-            return None
-        mean, size = self.total / n, self.size / n
-        spread = math.sqrt(max(self.squares - n * size * size, 0) / (n - 1)) if n > 1 else 0.0
-        above = n >= FEWEST and size - 2 * spread / math.sqrt(n) > tolerance
-        shares = tuple(count / n for count in self.above)
-        return Agreement(n, mean, size, self.largest, -mean, self.k3 / n, shares, above)
 
 
 @dataclass(slots=True)
@@ -93,7 +49,6 @@ class CausePrice:
     behind: Behind = field(default_factory=Behind)
 
     def add(self, price: Price) -> None:
-        """Count the price of one finding."""
         self.findings += 1
         self.behind += price.behind
         for segment in price.segments:
@@ -161,7 +116,6 @@ class RescoreSummary:
         return disagrees or bool(self.unscored) or self.unreadable > 0
 
     def add(self, result: RescoredRollout) -> None:
-        """Count one rollout."""
         if result.error:
             self.unreadable += 1
             self._unscored(f"the row cannot be read: {result.error}", result.place)
@@ -171,7 +125,14 @@ class RescoreSummary:
         self.scored_tokens += result.scored_tokens
         self.missing += result.missing
         self.disagreeing += result.agreement is not None and result.agreement.disagrees
-        self._compare(result)
+        for sequence in used(result.compared):
+            undrifted = ~sequence.drifted
+            differences = (sequence.model - sequence.recorded)[undrifted]
+            self.sums.add(differences)
+            for turn in np.unique(sequence.turns[undrifted]).tolist():
+                self.by_turn.setdefault(turn, Sums()).add(differences[sequence.turns[undrifted] == turn])
+            squares = zip(_bins(sequence.recorded[undrifted]), _bins(sequence.model[undrifted]), strict=True)
+            self.plot.update(squares)
         for price in result.prices:
             key = (price.finding.code, price.finding.hit.cause)
             self.causes.setdefault(key, CausePrice(*key)).add(price)
@@ -193,16 +154,6 @@ class RescoreSummary:
             self.explanations[result.explanation] += 1
         self.weight_versions.update(result.weight_versions)
 
-    def _compare(self, result: RescoredRollout) -> None:
-        for sequence in used(result.compared):
-            undrifted = ~sequence.drifted
-            differences = (sequence.model - sequence.recorded)[undrifted]
-            self.sums.add(differences)
-            for turn in np.unique(sequence.turns[undrifted]).tolist():
-                self.by_turn.setdefault(turn, Sums()).add(differences[sequence.turns[undrifted] == turn])
-            squares = zip(_bins(sequence.recorded[undrifted]), _bins(sequence.model[undrifted]), strict=True)
-            self.plot.update(squares)
-
     def most_expensive(self, most: int) -> list[tuple[Place, Price]]:
         """The findings with the largest change, the worst first."""
 
@@ -221,3 +172,115 @@ def _bins(values: Logprobs) -> list[int]:
     width = -LOWEST / BINS
     bins: list[int] = np.clip((values - LOWEST) / width, 0, BINS - 1).astype(int).tolist()
     return bins
+
+
+# The counts as text cells of tables, for the terminal and the HTML page.
+
+
+_EDGES = tuple(f"> {edge:g}" for edge in EDGES)
+Row = tuple[str, ...]
+
+AGREEMENT_HEADS: Row = ("", "tokens", "mean", "max", "k1", "k3", *_EDGES)
+AGREEMENT_LEGEND = (
+    "mean, max: of the absolute difference; k1, k3: estimates of the KL divergence; "
+    f"{', '.join(_EDGES)}: tokens that differ by more."
+)
+DRIFTED_HEADS: Row = ("rule, cause", "findings", "tokens", "sampled", "instead", "change", "likelier")
+DRIFTED_LEGEND = (
+    "sampled, instead: mean logprob per token of what was sampled, and of what replaced it; change: of the summed "
+    "logprob, per span of drifted tokens; likelier: spans whose replacement is more likely."
+)
+AFTER_HEADS: Row = ("rule, cause", "tokens", "mean change", "largest")
+AFTER_LEGEND = "The same tokens in another context, up to the next drift; changes are absolute."
+
+MISMATCH_HEADS: Row = ("cause", "share", "tokens", "the worst")
+
+
+def mismatch_cells(summary: RescoreSummary) -> Iterator[Row]:
+    """Why the recorded logprobs differ from the model's, which stands where a trainer's would."""
+    fine = {MismatchCause.NUMERICS, MismatchCause.COPIED}
+    if summary.mismatch is not None and not fine.issuperset(summary.mismatch.shares):
+        for part, cause, estimate, tokens, worst in mismatch_rows(summary.mismatch):
+            estimate = estimate.replace("the trainer's", "the model's")
+            words = f"{cause} ({estimate})" if estimate else cause
+            yield visible(words), percent(part), f"{tokens:,}", worst
+
+
+def agreement_rows(summary: RescoreSummary, turns: int) -> Iterator[Row]:
+    """How recorded logprobs agree with the model's: in all, then turn by turn; from `turns` on, together."""
+    by_turn = sorted(summary.by_turn.items())
+    named = [("no turn" if turn < 0 else f"turn {turn}", sums) for turn, sums in by_turn[:turns]]
+    later = [sums for _, sums in by_turn[turns:]]
+    if later:
+        out = Sums()
+        for sums_of_turn in later:
+            out.tokens += sums_of_turn.tokens
+            out.total += sums_of_turn.total
+            out.size += sums_of_turn.size
+            out.squares += sums_of_turn.squares
+            out.k3 += sums_of_turn.k3
+            out.largest = max(out.largest, sums_of_turn.largest)
+            out.above = [a + b for a, b in zip(out.above, sums_of_turn.above, strict=True)]
+        named.append((f"later {len(later)}", out))
+    for name, sums in [("all", summary.sums), *(named if len(by_turn) > 1 else ())]:
+        agreement = sums.agreement(summary.tolerance)
+        if agreement is not None:
+            estimates = (unsigned(f"{value:.4f}") for value in (agreement.k1, agreement.k3))
+            sizes = f"{agreement.size:.4f}", f"{agreement.largest:.3f}"
+            yield name, f"{agreement.tokens:,}", *sizes, *estimates, *map(percent, agreement.above)
+
+
+def drifted_rows(summary: RescoreSummary) -> Iterator[Row]:
+    """How the logprobs of the drifted tokens themselves change, by rule and cause."""
+    for cause in _causes(summary):
+        cells: Row = ("–",) * 5
+        if cause.segments:
+            cells = (
+                f"{cause.sampled_tokens:,} → {cause.other_tokens:,}",
+                _per(cause.sampled, cause.sampled_tokens),
+                _per(cause.other, cause.other_tokens),
+                f"{(cause.other - cause.sampled) / cause.segments:+.2f}",
+                percent(cause.likelier / cause.segments),
+            )
+        yield _name(cause), f"{cause.findings:,}", *cells
+
+
+def after_rows(summary: RescoreSummary) -> Iterator[Row]:
+    """How the logprobs of equal sampled tokens after the drift change, by rule and cause."""
+    for cause in _causes(summary):
+        after = cause.behind
+        if after.tokens:
+            yield _name(cause), f"{after.tokens:,}", f"{after.size / after.tokens:.3f}", f"{after.largest:.2f}"
+
+
+def around(summary: RescoreSummary) -> Iterator[str]:
+    """How far the change reaches, and how whole turns change."""
+    near = [
+        f"{reach.size / reach.tokens:.3f} from the {first + 1}{_ordinal(first + 1)} token on"
+        for first, reach in zip(NEAR, summary.near, strict=True)
+        if reach.tokens
+    ]
+    if near:
+        yield f"By distance from the drift: {', '.join(near)}."
+    if summary.changes:
+        mean = sum(summary.changes) / len(summary.changes)
+        yield (
+            f"The summed logprob of a whole turn or row with drift ({summary.changed:,}) changes by {mean:+.2f} "
+            f"on average, from {min(summary.changes):+.1f} to {max(summary.changes):+.1f}."
+        )
+
+
+def _causes(summary: RescoreSummary) -> list[CausePrice]:
+    return sorted(summary.causes.values(), key=lambda cause: (cause.code, -cause.findings))
+
+
+def _name(cause: CausePrice) -> str:
+    return visible(f"{cause.code} {cause.cause}".rstrip())
+
+
+def _per(total: float, tokens: int) -> str:
+    return f"{total / tokens:.2f}" if tokens else "–"
+
+
+def _ordinal(number: int) -> str:
+    return {1: "st", 2: "nd", 3: "rd"}.get(number % 10 if number % 100 not in (11, 12, 13) else 0, "th")

@@ -84,7 +84,6 @@ class WrittenScores:
     """By reason: rows left unchanged although the model has logprobs for them."""
 
     def add(self, outcome: Outcome) -> None:
-        """Count one row."""
         self.rows += 1
         self.changed += outcome.repaired
         if not outcome.repaired and "rescore" in outcome.declined:

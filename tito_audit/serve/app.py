@@ -33,10 +33,7 @@ _HEADERS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control":
 
 
 async def send_stream(
-    request: web.Request,
-    headers: Mapping[str, str],
-    pieces: AsyncGenerator[dict[str, Any], None],
-    last: bytes = _DONE,
+    request: web.Request, headers: Mapping[str, str], pieces: AsyncGenerator[dict[str, Any], None], last: bytes
 ) -> web.StreamResponse:
     """Sends all pieces; the response.
 
@@ -96,29 +93,28 @@ def rollout_of(gateway: Gateway, session: Session) -> dict[str, Any]:
     of = gateway.facts_of(session).threads
     for node in session.nodes:
         threads.setdefault(of.of(node), []).append(node)
-    rows = [_row(thread, nodes) for thread, nodes in threads.items()]
+    rows: list[dict[str, Any]] = []
+    for thread, nodes in threads.items():
+        # The last call holds the whole thread, since each prompt starts with the call before it.
+        last = nodes[-1]
+        ids = last.seen_ids
+        mask, logprobs = np.zeros(len(ids), np.int8), np.zeros(len(ids))
+        for node in nodes:
+            start = node.prompt.length
+            mask[start : start + len(node.output_ids)] = 1
+            logprobs[start : start + len(node.output_ids)] = node.logprobs
+        messages = () if last.prompt.written is None else last.prompt.written.messages
+        row = {
+            "thread_id": thread,
+            "call_ids": [node.call_id for node in nodes],
+            "token_ids": ids,
+            "loss_mask": mask,
+            "logprobs": logprobs,
+            "messages": [*(message.wire for message in messages), last.message.wire] if messages else None,
+            "finish_reason": last.finish_reason,
+        }
+        rows.append(row)
     return {**session_line(gateway, session), "rollouts": rows}
-
-
-def _row(thread: str, nodes: Sequence[Node]) -> dict[str, Any]:
-    """The last call holds the whole thread, since each prompt starts with the call before it."""
-    last = nodes[-1]
-    ids = last.seen_ids
-    mask, logprobs = np.zeros(len(ids), np.int8), np.zeros(len(ids))
-    for node in nodes:
-        start = node.prompt.length
-        mask[start : start + len(node.output_ids)] = 1
-        logprobs[start : start + len(node.output_ids)] = node.logprobs
-    messages = () if last.prompt.written is None else last.prompt.written.messages
-    return {
-        "thread_id": thread,
-        "call_ids": [node.call_id for node in nodes],
-        "token_ids": ids,
-        "loss_mask": mask,
-        "logprobs": logprobs,
-        "messages": [*(message.wire for message in messages), last.message.wire] if messages else None,
-        "finish_reason": last.finish_reason,
-    }
 
 
 # Answers to clients: completions and chat completions, whole or streamed.
@@ -169,8 +165,12 @@ async def chat_stream(gateway: Gateway, call: Call) -> AsyncGenerator[dict[str, 
                 started = True
                 for index in range(len(call.answers)):
                     yield head.chat_chunk([_choice(index, delta=begin)], **ids)
-            shown = _shown(gateway, call, chunk)
-            # Tokens are sent once, with the first of their deltas.
+            # The tokens, if the client asked for them, are sent once, with the first of their deltas.
+            shown: dict[str, Any] = {}
+            if chunk.output_ids and fields.token_ids:
+                shown["token_ids"] = chunk.output_ids
+            if chunk.output_ids and fields.logprobs:
+                shown["logprobs"] = _chat_logprobs(gateway, call, chunk)
             for number, delta in enumerate(deltas or ([{}] if shown else [])):
                 yield head.chat_chunk([_choice(chunk.index, delta=delta, **({} if number else shown))])
     for index, answer in enumerate(call.answers):
@@ -217,16 +217,6 @@ def _usage(call: Call) -> dict[str, int]:
     return usage(len(call.ids), sum(len(answer.ids) for answer in call.answers))
 
 
-def _shown(gateway: Gateway, call: Call, chunk: GenerationChunk) -> dict[str, Any]:
-    """The tokens of a chunk, as far as the client asked to see them."""
-    if not chunk.output_ids:
-        return {}
-    shown: dict[str, Any] = {"token_ids": chunk.output_ids} if call.fields.token_ids else {}
-    if call.fields.logprobs:
-        shown["logprobs"] = _chat_logprobs(gateway, call, chunk)
-    return shown
-
-
 def _chat_logprobs(gateway: Gateway, call: Call, tokens: GenerationResult | GenerationChunk) -> Any:
     if not call.fields.logprobs:
         return None
@@ -241,12 +231,9 @@ def _text_logprobs(gateway: Gateway, call: Call, tokens: GenerationResult | Gene
 
 GATEWAY: web.AppKey[Gateway] = web.AppKey("gateway", Gateway)
 SESSION_HEADER = "X-Session-ID"
-_OVERHEAD_HEADER = "X-Tito-Overhead-Ms"
-"""Time that the gateway itself added to an answer that is not streamed."""
-_OPEN = frozenset(("/health",))
-"""Paths that need no key."""
 _NAME_LENGTH = 256
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+_ROUTES = web.RouteTableDef()
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,69 +247,59 @@ class HttpOptions:
     """Called with a line for each request: method, endpoint, status and time, nothing that a client sent."""
 
 
+OPTIONS: web.AppKey[HttpOptions] = web.AppKey("options", HttpOptions)
+
+
 def make_app(gateway: Gateway, options: HttpOptions | None = None) -> web.Application:
     """The application; the caller closes the provider and the log."""
     options = options or HttpOptions()
-    app = web.Application(
-        client_max_size=options.max_body,
-        middlewares=[_observed(gateway, options.access_log), _errors, _with_key(options.api_key)],
-    )
-    app[GATEWAY] = gateway
+    app = web.Application(client_max_size=options.max_body, middlewares=[_observed, _errors, _with_key])
+    app[GATEWAY], app[OPTIONS] = gateway, options
     messages = Messages(options.api_key)
-    message = _Completions(messages.request, messages.answer, messages.stream, last=b"")
-    chat = _Completions(chat_asked, chat_answer, chat_stream)
-    text = _Completions(text_asked, text_answer, text_stream)
     responses = Responses()
-    response = _Completions(responses.read_fields, responses.answer, responses.stream, last=b"")
+    chat = partial(_respond, chat_asked, chat_answer, chat_stream, _DONE)
+    text = partial(_respond, text_asked, text_answer, text_stream, _DONE)
+    message = partial(_respond, messages.request, messages.answer, messages.stream, b"")
+    response = partial(_respond, responses.read_fields, responses.answer, responses.stream, b"")
     for prefix in ("", "/s/{session}"):
-        app.router.add_post(f"{prefix}/v1/chat/completions", chat.respond)
-        app.router.add_post(f"{prefix}/v1/completions", text.respond)
-        app.router.add_post(f"{prefix}/v1/responses", response.respond)
+        app.router.add_post(f"{prefix}/v1/chat/completions", chat)
+        app.router.add_post(f"{prefix}/v1/completions", text)
+        app.router.add_post(f"{prefix}/v1/responses", response)
         app.router.add_get(f"{prefix}/v1/responses/{{response}}", _object(responses.retrieve))
         app.router.add_delete(f"{prefix}/v1/responses/{{response}}", _object(responses.delete))
         app.router.add_get(f"{prefix}/v1/responses/{{response}}/input_items", _object(responses.input_items))
-        app.router.add_get(f"{prefix}/v1/models", _models)
-        app.router.add_post(f"{prefix}/v1/messages", message.respond)
+        app.router.add_post(f"{prefix}/v1/messages", message)
         app.router.add_post(f"{prefix}/v1/messages/count_tokens", partial(_count_tokens, messages))
-    app.router.add_get("/health", _health)
-    app.router.add_get("/metrics", _metrics)
-    app.router.add_get("/sessions", _sessions)
-    app.router.add_get("/sessions/{session}", _session)
-    app.router.add_post("/sessions/{session}/close", _close)
-    app.router.add_delete("/sessions/{session}", _delete)
+    app.add_routes(_ROUTES)
     return app
 
 
-# Completions
-
-
-@dataclass(frozen=True, slots=True)
-class _Completions:
-    """One endpoint that samples."""
-
-    read_fields: Callable[[bytes], Asked]
-    answer: Callable[..., dict[str, Any]]
-    pieces: Callable[..., Any]
-    last: bytes = _DONE
-    """What a stream ends with."""
-
-    async def respond(self, request: web.Request) -> web.StreamResponse:
-        """The answer to a request."""
-        gateway, body = request.app[GATEWAY], await _body(request)
-        await gateway.ready()
-        began, waits = time.perf_counter(), count_waits()
-        fields = self.read_fields(body)
-        _check_model(gateway, fields)
-        call = await gateway.begin(fields, _session_id(request) or fields.session_id)
-        headers = _headers(call)
-        if fields.stream:
-            return await send_stream(request, headers, self.pieces(gateway, call), self.last)
-        results = await gateway.sample(call)
-        response = _json(self.answer(gateway, call, results), headers=headers)
-        overhead = time.perf_counter() - began - waits.seconds
-        gateway.metrics.overhead.labels(call.prompt.branch).observe(overhead)
-        response.headers[_OVERHEAD_HEADER] = f"{overhead * 1000:.2f}"
-        return response
+async def _respond(
+    read_fields: Callable[[bytes], Asked],
+    answer: Callable[..., dict[str, Any]],
+    pieces: Callable[..., Any],
+    last: bytes,
+    request: web.Request,
+) -> web.StreamResponse:
+    """The answer of an endpoint that samples; a stream ends with `last`."""
+    gateway, body = request.app[GATEWAY], await _body(request)
+    await gateway.ready()
+    began, waits = time.perf_counter(), count_waits()
+    fields = read_fields(body)
+    _check_model(gateway, fields)
+    call = await gateway.begin(fields, _session_id(request) or fields.session_id)
+    branch, fork = call.prompt.branch, call.prompt.fork
+    headers = {SESSION_HEADER: call.session.id, "X-Tito-Branch": str(branch), "request-id": call.call_id}
+    if fork is not None:
+        headers["X-Tito-Fork"] = str(fork.reason)
+    if fields.stream:
+        return await send_stream(request, headers, pieces(gateway, call), last)
+    results = await gateway.sample(call)
+    response = _json(answer(gateway, call, results), headers=headers)
+    overhead = time.perf_counter() - began - waits.seconds
+    gateway.metrics.overhead.labels(branch).observe(overhead)
+    response.headers["X-Tito-Overhead-Ms"] = f"{overhead * 1000:.2f}"
+    return response
 
 
 def _object(answer: Callable[[web.Request], Mapping[str, Any]]) -> Handler:
@@ -370,32 +347,38 @@ def _session_id(request: web.Request) -> str | None:
     return named
 
 
-def _headers(call: Call) -> dict[str, str]:
-    """The headers of an answer that name its session."""
-    prompt = call.prompt
-    headers = {SESSION_HEADER: call.session.id, "X-Tito-Branch": str(prompt.branch), "request-id": call.call_id}
-    return headers if prompt.fork is None else {**headers, "X-Tito-Fork": str(prompt.fork.reason)}
-
-
 # Sessions
 
 
+@_ROUTES.get("/sessions")
 async def _sessions(request: web.Request) -> web.Response:
     gateway = request.app[GATEWAY]
     return _json({"sessions": [session_line(gateway, session) for session in gateway.conversations]})
 
 
+@_ROUTES.get("/sessions/{session}")
 async def _session(request: web.Request) -> web.Response:
     gateway = request.app[GATEWAY]
     return _json(rollout_of(gateway, gateway.session(request.match_info["session"])))
 
 
+@_ROUTES.post("/sessions/{session}/close")
 async def _close(request: web.Request) -> web.Response:
-    gateway = request.app[GATEWAY]
-    session = await gateway.close_session(request.match_info["session"], _reward(await _body(request)))
+    gateway, data = request.app[GATEWAY], await _body(request)
+    reward = None
+    if data.strip():
+        try:
+            body = orjson.loads(data)
+        except orjson.JSONDecodeError as error:
+            raise Refused(f"the body is not JSON: {error}") from None
+        reward = body.get("reward") if isinstance(body, dict) else body
+        if reward is not None and (not isinstance(reward, int | float) or isinstance(reward, bool)):
+            raise Refused("`reward` is not a number", "reward")
+    session = await gateway.close_session(request.match_info["session"], None if reward is None else float(reward))
     return _json(rollout_of(gateway, session))
 
 
+@_ROUTES.delete("/sessions/{session}")
 async def _delete(request: web.Request) -> web.Response:
     gateway = request.app[GATEWAY]
     session = gateway.session(request.match_info["session"])
@@ -403,22 +386,8 @@ async def _delete(request: web.Request) -> web.Response:
     return _json({"session_id": session.id, "deleted": True})
 
 
-def _reward(data: bytes) -> float | None:
-    if not data.strip():
-        return None
-    try:
-        body = orjson.loads(data)
-    except orjson.JSONDecodeError as error:
-        raise Refused(f"the body is not JSON: {error}") from None
-    reward = body.get("reward") if isinstance(body, dict) else body
-    if reward is not None and (not isinstance(reward, int | float) or isinstance(reward, bool)):
-        raise Refused("`reward` is not a number", "reward")
-    return None if reward is None else float(reward)
-
-
-# Middleware
-
-
+@_ROUTES.get("/v1/models")
+@_ROUTES.get("/s/{session}/v1/models")
 async def _models(request: web.Request) -> web.Response:
     gateway = request.app[GATEWAY]
     with suppress(Refused):  # The name known so far.
@@ -427,29 +396,32 @@ async def _models(request: web.Request) -> web.Response:
     return _json({"object": "list", "data": [entry]})
 
 
+@_ROUTES.get("/health")
 async def _health(request: web.Request) -> web.Response:
     return _json({"status": "ok", "sessions": len(request.app[GATEWAY].conversations)})
 
 
+@_ROUTES.get("/metrics")
 async def _metrics(request: web.Request) -> web.Response:
     gateway = request.app[GATEWAY]
     gateway.metrics.sessions.set(len(gateway.conversations))
     return web.Response(body=gateway.metrics.text(), headers={"Content-Type": "text/plain; version=0.0.4"})
 
 
-def _with_key(key: str | None) -> Any:
-    wanted = None if key is None else f"Bearer {key}".encode()
+# Middleware
 
-    @web.middleware
-    async def checked(request: web.Request, handler: Handler) -> web.StreamResponse:
-        if wanted is not None and request.path not in _OPEN:
-            # Anthropic's clients send the key in a header of its own.
-            sent = request.headers.get("Authorization", ""), f"Bearer {request.headers.get('x-api-key', '')}"
-            if not any(hmac.compare_digest(key.encode("utf-8", "surrogateescape"), wanted) for key in sent):
-                raise Refused("the API key is missing or wrong", status=401, code="invalid_api_key")
-        return await handler(request)
 
-    return checked
+@web.middleware
+async def _with_key(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Refuses what has no key, but for a question after the gateway's health."""
+    wanted = request.app[OPTIONS].api_key
+    if wanted is not None and request.path != "/health":
+        # Anthropic's clients send the key in a header of its own.
+        sent = request.headers.get("Authorization", ""), f"Bearer {request.headers.get('x-api-key', '')}"
+        key = f"Bearer {wanted}".encode()
+        if not any(hmac.compare_digest(text.encode("utf-8", "surrogateescape"), key) for text in sent):
+            raise Refused("the API key is missing or wrong", status=401, code="invalid_api_key")
+    return await handler(request)
 
 
 @web.middleware
@@ -476,36 +448,28 @@ def _error_shape(request: web.Request) -> Callable[..., dict[str, Any]]:
     return anthropic_error if "/v1/messages" in request.path else error_object
 
 
-def _observed(gateway: Gateway, access_log: Callable[[str], None] | None) -> Any:
-    metrics = gateway.metrics
-
-    @web.middleware
-    async def observed(request: web.Request, handler: Handler) -> web.StreamResponse:
-        started, status = time.perf_counter(), 499
-        metrics.in_flight.inc()
-        try:
-            response = await handler(request)
-            status = response.status
-            return response
-        except Exception:
-            status = 500
-            raise
-        finally:
-            seconds = time.perf_counter() - started
-            endpoint = _endpoint(request)
-            metrics.in_flight.dec()
-            metrics.requests.labels(endpoint, status).inc()
-            metrics.seconds.labels(endpoint).observe(seconds)
-            if access_log is not None:
-                access_log(f"{request.method} {endpoint} {status} {seconds * 1000:.1f} ms")
-
-    return observed
-
-
-def _endpoint(request: web.Request) -> str:
-    """The route of a request, without the names in it."""
-    resource = request.match_info.route.resource
-    return "other" if resource is None else resource.canonical
+@web.middleware
+async def _observed(request: web.Request, handler: Handler) -> web.StreamResponse:
+    metrics, access_log = request.app[GATEWAY].metrics, request.app[OPTIONS].access_log
+    started, status = time.perf_counter(), 499
+    metrics.in_flight.inc()
+    try:
+        response = await handler(request)
+        status = response.status
+        return response
+    except Exception:
+        status = 500
+        raise
+    finally:
+        seconds = time.perf_counter() - started
+        # The route of a request, without the names in it.
+        resource = request.match_info.route.resource
+        endpoint = "other" if resource is None else resource.canonical
+        metrics.in_flight.dec()
+        metrics.requests.labels(endpoint, status).inc()
+        metrics.seconds.labels(endpoint).observe(seconds)
+        if access_log is not None:
+            access_log(f"{request.method} {endpoint} {status} {seconds * 1000:.1f} ms")
 
 
 def _json(value: Any, *, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:

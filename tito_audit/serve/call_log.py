@@ -53,7 +53,20 @@ class CallLog:
     def append_now(self, lines: Sequence[dict[str, Any]]) -> None:
         """The same without waiting for the disk."""
         data = b"".join(orjson.dumps(line, option=_AS_JSON) for line in lines)
-        self._follow()
+        try:
+            stays = os.path.samestat(self.path.stat(), os.fstat(self._file))
+        except OSError:
+            stays = False
+        if not stays:
+            try:
+                file = _opened(self.path)
+            except SetupError as error:
+                raise StorageError(str(error)) from None
+            self._moved.append(self._file)
+            self._file, self._torn = file, False
+            self._ends_in_a_line()
+            if not self.sync:
+                os.close(self._moved.pop())
         before = os.fstat(self._file).st_size
         try:
             written = os.write(self._file, b"\n" + data if self._torn else data)
@@ -72,24 +85,6 @@ class CallLog:
         """Close the file; what was written stays."""
         for file in (self._file, *self._moved):
             os.close(file)
-
-    def _follow(self) -> None:
-        """Create the file again if it is no longer there; StorageError if that fails."""
-        try:
-            status: os.stat_result | None = self.path.stat()
-        except OSError:
-            status = None
-        if status is not None and os.path.samestat(status, os.fstat(self._file)):
-            return
-        try:
-            file = _opened(self.path)
-        except SetupError as error:
-            raise StorageError(str(error)) from None
-        self._moved.append(self._file)
-        self._file, self._torn = file, False
-        self._ends_in_a_line()
-        if not self.sync:
-            os.close(self._moved.pop())
 
     def _ends_in_a_line(self) -> bool:
         status = os.fstat(self._file)

@@ -7,12 +7,10 @@ from typing import Any
 from tito_audit.errors import ProviderError, TitoAuditError
 
 _TYPES = {
-    400: "invalid_request_error",
     401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",
     409: "conflict_error",
-    413: "invalid_request_error",
     429: "rate_limit_error",
 }
 _SAID = 2000

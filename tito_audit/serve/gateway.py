@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import partial
 from typing import Any
 from uuid import uuid4
 from weakref import WeakKeyDictionary
@@ -62,7 +63,6 @@ class Threads:
     _continued: set[Answer] = field(default_factory=set)
 
     def begin(self, call_id: str, prompt: Prompt, answers: int) -> tuple[str, ...]:
-        """The thread of each answer to a prompt."""
         names = [new_thread(call_id, choice) for choice in range(answers)]
         parent = prompt.parent if prompt.branch is Branch.CONTINUES else None
         if parent is not None:
@@ -74,7 +74,6 @@ class Threads:
         return tuple(names)
 
     def of(self, node: Node) -> str:
-        """The thread of an answer."""
         return self._of[node.call_id, node.choice]
 
 
@@ -105,26 +104,21 @@ class AnswerReader:
 
     @property
     def wires(self) -> list[dict[str, Any]]:
-        """All deltas so far."""
         return [wire for delta in self._deltas if (wire := to_delta(delta, self._call_id))]
 
     @property
     def parsed(self) -> Parsed:
-        """The parsed answer so far."""
         self._parsed = self._parsed or collected(self._deltas)
         return self._parsed
 
     @property
     def text(self) -> str:
-        """The content so far."""
         return self.parsed.content or ""
 
     def message(self) -> dict[str, Any]:
-        """The assistant message so far."""
         return to_message(self.parsed, self._call_id)
 
     def say(self, deltas: Sequence[Delta]) -> list[dict[str, Any]]:
-        """The next deltas as OpenAI writes them."""
         self._deltas += deltas
         self._parsed = None
         return [wire for delta in deltas if (wire := to_delta(delta, self._call_id))]
@@ -146,37 +140,27 @@ class Metrics:
     """The numbers of one gateway."""
 
     def __init__(self) -> None:
-        self._registry = own = CollectorRegistry()
-        self.requests = Counter("tito_audit_requests", "Answered requests", ("endpoint", "status"), registry=own)
-        self.in_flight = Gauge("tito_audit_in_flight", "Requests in progress", registry=own)
-        self.seconds = Histogram(
-            "tito_audit_request_seconds", "Time to answer a request", ("endpoint",), registry=own, buckets=_SECONDS
-        )
-        self.prompt_seconds = Histogram(
-            "tito_audit_prompt_seconds", "Time to make a prompt", registry=own, buckets=_OVERHEAD
-        )
-        self.overhead = Histogram(
-            "tito_audit_overhead_seconds",
-            "Time that the gateway itself takes for a request that does not stream",
-            ("branch",),
-            registry=own,
-            buckets=_OVERHEAD,
-        )
-        self.prompt_tokens = Counter("tito_audit_prompt_tokens", "Prompt tokens", registry=own)
-        self.kept_tokens = Counter(
-            "tito_audit_kept_tokens", "Prompt tokens that came from stored answers", registry=own
-        )
-        self.sampled_tokens = Counter("tito_audit_sampled_tokens", "Sampled tokens", registry=own)
-        self.branches = Counter(
-            "tito_audit_prompts", "Prompts by branch: start, continues or fork", ("branch",), registry=own
-        )
-        self.forks = Counter("tito_audit_forks", "Forks by reason", ("reason",), registry=own)
-        self.unfinished = Counter("tito_audit_unfinished", "Answers that were cut off", ("status",), registry=own)
-        self.sessions = Gauge("tito_audit_sessions", "Sessions in memory", registry=own)
-        self.log_errors = Counter("tito_audit_log_errors", "Calls that could not be logged", registry=own)
+        self._registry = CollectorRegistry()
+        own: Any = {"namespace": "tito_audit", "registry": self._registry}
+        counter: Callable[..., Counter] = partial(Counter, **own)
+        gauge: Callable[..., Gauge] = partial(Gauge, **own)
+        histogram: Callable[..., Histogram] = partial(Histogram, **own)
+        self.requests = counter("requests", "Answered requests", ("endpoint", "status"))
+        self.in_flight = gauge("in_flight", "Requests in progress")
+        self.seconds = histogram("request_seconds", "Time to answer a request", ("endpoint",), buckets=_SECONDS)
+        self.prompt_seconds = histogram("prompt_seconds", "Time to make a prompt", buckets=_OVERHEAD)
+        text = "Time that the gateway itself takes for a request that does not stream"
+        self.overhead = histogram("overhead_seconds", text, ("branch",), buckets=_OVERHEAD)
+        self.prompt_tokens = counter("prompt_tokens", "Prompt tokens")
+        self.kept_tokens = counter("kept_tokens", "Prompt tokens that came from stored answers")
+        self.sampled_tokens = counter("sampled_tokens", "Sampled tokens")
+        self.branches = counter("prompts", "Prompts by branch: start, continues or fork", ("branch",))
+        self.forks = counter("forks", "Forks by reason", ("reason",))
+        self.unfinished = counter("unfinished", "Answers that were cut off", ("status",))
+        self.sessions = gauge("sessions", "Sessions in memory")
+        self.log_errors = counter("log_errors", "Calls that could not be logged")
 
     def text(self) -> bytes:
-        """All numbers in the text format of Prometheus."""
         return generate_latest(self._registry)
 
 
@@ -244,11 +228,6 @@ def answer_lines(call: Call, sampler: Facts, status: Status, threads: Mapping[in
         for choice, thread in threads.items()
         for answer in (call.answers[choice],)
     ]
-
-
-def closed_line(session_id: str, now: float, reward: float | None) -> dict[str, Any]:
-    """The line that ends a session."""
-    return {"tito_audit_gateway": VERSION, "session_id": session_id, "closed": now, "reward": reward}
 
 
 def _request(call: Call, sampler: Facts) -> dict[str, Any]:
@@ -344,7 +323,6 @@ class PartialAnswer:
     weight_spans: WeightSpans = ()
 
     def take(self, chunk: GenerationChunk | GenerationResult) -> list[dict[str, Any]]:
-        """The deltas that the next tokens add."""
         self.ids += chunk.output_ids
         self.logprobs += chunk.logprobs
         self.weight_version = chunk.weight_version or self.weight_version
@@ -354,7 +332,6 @@ class PartialAnswer:
         return self.reading.feed(chunk.output_ids)
 
     def why(self) -> str | None:
-        """The finish reason that the client gets."""
         return finish_reason(self.reading.parsed, self.finish_reason)
 
 
@@ -403,9 +380,7 @@ class Gateway:
             self.provider.end_ids = self.tokenizer.eos_ids
 
     async def ready(self) -> None:
-        """Refused while calls cannot be served: the provider's server was never reached, or its tokenizer does not
-        fit.
-        """
+        """Refused while calls cannot be served: the server was never reached, or its tokenizer does not fit."""
         if self.unchecked is None:
             return
         try:
@@ -413,8 +388,6 @@ class Gateway:
         except ProviderError as error:
             raise of_provider(error) from error
         self.unchecked = None
-
-    # Calls
 
     async def begin(self, fields: Asked, session_id: str | None) -> Call:
         """A call with its prompt; Refused if no prompt can be made."""
@@ -428,25 +401,31 @@ class Gateway:
         if self.facts_of(session).closed is not None:
             raise Refused(f"session {session.id} is closed", status=409, code="session_closed")
         try:
-            prompt = await self._prompt(session, fields)
+            if isinstance(fields, ChatAsked):
+                draft = session.draft(fields.call)
+                await self._apart.encode(draft.prompt.added)
+                prompt = session.encoded(draft)
+            else:
+                assert isinstance(fields, TextAsked)
+                prompt = session.text_prompt(fields.prompt)
         except RenderError as error:
             raise Refused(f"the chat template cannot write these messages: {error}", "messages") from None
         except EncodeError as error:
             raise Refused(str(error).split("\n")[0]) from None
-        self._count(prompt, time.perf_counter() - started)
+        seconds = time.perf_counter() - started
+        metrics = self.metrics
+        metrics.prompt_seconds.observe(seconds)
+        metrics.prompt_tokens.inc(prompt.length)
+        metrics.kept_tokens.inc(prompt.kept)
+        metrics.branches.labels(prompt.branch).inc()
+        if prompt.branch is Branch.FORK and prompt.fork is not None:
+            metrics.forks.labels(prompt.fork.reason).inc()
+        metrics.sessions.set(len(self.conversations))
         ids = PromptIds(prompt.ids)
         if isinstance(fields, ChatAsked) and fields.forced:
             fields = self._forcing(fields, self.tokenizer.vocabulary.text(ids.tail(_PROMPT_END)))
         answers = [PartialAnswer(self._reading(fields, ids)) for _ in range(fields.sampling.n)]
         return Call(session, fields, prompt, ids, f"{fields.id_prefix}{uuid4().hex}", self.clock(), answers)
-
-    async def _prompt(self, session: Session, fields: Asked) -> Prompt:
-        if not isinstance(fields, ChatAsked):
-            assert isinstance(fields, TextAsked)
-            return session.text_prompt(fields.prompt)
-        draft = session.draft(fields.call)
-        await self._apart.encode(draft.prompt.added)
-        return session.encoded(draft)
 
     async def prompt_length(self, fields: Asked, session_id: str | None) -> int:
         """How many ids the prompt of a call would have; Refused as for the call."""
@@ -462,11 +441,11 @@ class Gateway:
             parsed = await self._parsed_by_server(call, results)
         except ProviderError as error:
             raise of_provider(error) from error
-        for partial, result in zip(call.answers, results, strict=True):
-            partial.take(result)
-            partial.reading.close()
-        for partial, answer in zip(call.answers, parsed, strict=False):
-            partial.reading.say(deltas_of(answer))
+        for answer, result in zip(call.answers, results, strict=True):
+            answer.take(result)
+            answer.reading.close()
+        for answer, by_server in zip(call.answers, parsed, strict=False):
+            answer.reading.say(deltas_of(by_server))
         await self._finish(call, results)
         return results
 
@@ -480,10 +459,23 @@ class Gateway:
             async with aclosing(_generator(self.provider.stream(call.ids, call.fields.sampling))) as chunks:
                 async for chunk in chunks:
                     yield chunk, call.answers[chunk.index].take(chunk)
-            parsed = await self._parsed_by_server(call, [_result(call, answer) for answer in call.answers])
-            for index, partial in enumerate(call.answers):
-                deltas = partial.reading.close()
-                deltas += partial.reading.say(deltas_of(parsed[index])) if parsed else []
+            results = [
+                GenerationResult(
+                    call.ids,
+                    tuple(answer.ids),
+                    tuple(answer.logprobs),
+                    None,
+                    answer.finish_reason,
+                    answer.stop_reason,
+                    answer.weight_version,
+                    answer.weight_spans,
+                )
+                for answer in call.answers
+            ]
+            parsed = await self._parsed_by_server(call, results)
+            for index, answer in enumerate(call.answers):
+                deltas = answer.reading.close()
+                deltas += answer.reading.say(deltas_of(parsed[index])) if parsed else []
                 if deltas:
                     yield GenerationChunk(index, (), ()), deltas
             status = Status.ANSWERED
@@ -492,8 +484,15 @@ class Gateway:
             raise of_provider(error) from error
         finally:
             if status is not Status.ANSWERED:
-                self._log_partial(call, status)
-        await self._finish(call, [_result(call, answer) for answer in call.answers])
+                self.metrics.unfinished.labels(status).inc()
+                threads = {
+                    choice: new_thread(call.call_id, choice) for choice, a in enumerate(call.answers) if a.ids
+                }
+                try:
+                    self.log.append_now(answer_lines(call, {"model": self.model, **self.digests}, status, threads))
+                except StorageError:  # Its client has left or already has an error.
+                    self.metrics.log_errors.inc()
+        await self._finish(call, results)
 
     async def _parsed_by_server(self, call: Call, results: Sequence[GenerationResult]) -> tuple[Parsed, ...]:
         """The answers as the server parses them; () if they are parsed here."""
@@ -503,7 +502,6 @@ class Gateway:
         return await self.provider.derender(results, chat_request(call.fields))
 
     async def _finish(self, call: Call, results: Sequence[GenerationResult]) -> None:
-        """Keep the answers in their session, and log them."""
         chat = call.fields if isinstance(call.fields, ChatAsked) else None
         messages = [answer.reading.message() if chat else {"text": answer.reading.text} for answer in call.answers]
         threads = self.facts_of(call.session).threads.begin(call.call_id, call.prompt, len(results))
@@ -515,15 +513,6 @@ class Gateway:
         )
         call.session.commit(call.call_id, call.prompt, chat.call if chat else None, results, messages)
 
-    def _log_partial(self, call: Call, status: Status) -> None:
-        """Log the part of an answer that was sampled before the client left or the provider failed."""
-        self.metrics.unfinished.labels(status).inc()
-        threads = {choice: new_thread(call.call_id, choice) for choice, a in enumerate(call.answers) if a.ids}
-        try:
-            self.log.append_now(answer_lines(call, {"model": self.model, **self.digests}, status, threads))
-        except StorageError:  # Its client has left or already has an error.
-            self.metrics.log_errors.inc()
-
     async def _log(self, lines: Sequence[dict[str, Any]]) -> None:
         try:
             await self.log.append(lines)
@@ -533,10 +522,7 @@ class Gateway:
                 f"the answer was sampled but could not be logged: {error}", status=507, code="log_failed"
             ) from error
 
-    # Sessions
-
     def facts_of(self, session: Session) -> SessionFacts:
-        """What is known of a session besides its answers."""
         return self._kept.setdefault(session, SessionFacts())
 
     def session(self, session_id: str) -> Session:
@@ -553,7 +539,8 @@ class Gateway:
         if facts.closed is not None:
             raise Refused(f"session {session_id} is closed", status=409, code="session_closed")
         now = self.clock()
-        await self._log([closed_line(session_id, now, reward)])
+        line = {"tito_audit_gateway": VERSION, "session_id": session_id, "closed": now, "reward": reward}
+        await self._log([line])
         facts.closed, facts.reward = now, reward
         return session
 
@@ -568,8 +555,6 @@ class Gateway:
             session = self.conversations.find_text(fields.prompt, now=now)
         # The closed session had no name: the same history begins a new one.
         return session if self.facts_of(session).closed is None else self.conversations.open(None, now=now)
-
-    # Parts of a call
 
     def _forcing(self, fields: ChatAsked, end: str) -> ChatAsked:
         """The request with a grammar: in the template's own syntax if it has one, else as vLLM forces calls."""
@@ -606,29 +591,6 @@ class Gateway:
             keep_stop=bool(sampling.extra.get("include_stop_str_in_output")),
         )
         return AnswerReader(text, run)
-
-    def _count(self, prompt: Prompt, seconds: float) -> None:
-        metrics = self.metrics
-        metrics.prompt_seconds.observe(seconds)
-        metrics.prompt_tokens.inc(prompt.length)
-        metrics.kept_tokens.inc(prompt.kept)
-        metrics.branches.labels(prompt.branch).inc()
-        if prompt.branch is Branch.FORK and prompt.fork is not None:
-            metrics.forks.labels(prompt.fork.reason).inc()
-        metrics.sessions.set(len(self.conversations))
-
-
-def _result(call: Call, answer: PartialAnswer) -> GenerationResult:
-    return GenerationResult(
-        call.ids,
-        tuple(answer.ids),
-        tuple(answer.logprobs),
-        None,
-        answer.finish_reason,
-        answer.stop_reason,
-        answer.weight_version,
-        answer.weight_spans,
-    )
 
 
 async def _generator(chunks: AsyncIterator[GenerationChunk]) -> AsyncGenerator[GenerationChunk, None]:

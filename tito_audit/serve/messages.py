@@ -79,14 +79,10 @@ class Messages:
     """The endpoint of one gateway."""
 
     def __init__(self, api_key: str | None = None) -> None:
-        """Reasoning is signed with a key that is made from the gateway's API key, so that signatures outlive a
-        restart.
-        """
+        """Reasoning is signed with a key made from the gateway's API key, so signatures outlive a restart."""
         self._key = f"tito-audit {api_key or ''}".encode()
         self._arguments: OrderedDict[str, str] = OrderedDict()
         """The arguments of calls by id, where what a client makes of their JSON may come back different."""
-
-    # Requests
 
     def request(self, data: bytes) -> MessagesAsked:
         """The request in a body of `/v1/messages`; Refused names the field that is wrong."""
@@ -108,10 +104,22 @@ class Messages:
         stops = body.get("stop_sequences")
         if stops is not None and not (isinstance(stops, list) and all(isinstance(stop, str) for stop in stops)):
             raise Refused("stop_sequences: a list of texts is expected")
-        thinks, messages = _thinks(body), self._messages(body)
-        chat = {
-            **{name: value for name, value in body.items() if name not in _OURS},
-            **_output(body),
+        thinks: bool | None = None  # left to the template
+        if body.get("thinking") is not None:
+            kind = _object(body["thinking"], "thinking").get("type")
+            if kind not in ("enabled", "adaptive", "between_tools", "disabled"):
+                raise Refused(f"thinking.type: {kind!r} is not enabled, adaptive or disabled")
+            thinks = kind != "disabled"
+        messages = self._messages(body)
+        chat = {name: value for name, value in body.items() if name not in _OURS}
+        config = _object(body.get("output_config") or {}, "output_config")
+        effort, form = config.get("effort"), config.get("format") or body.get("output_format")
+        if effort is not None:
+            chat["reasoning_effort"] = _EFFORTS.get(str(effort), effort)
+        if form is not None:
+            schema = _object(_object(form, "output_config.format").get("schema"), "output_config.format.schema")
+            chat["response_format"] = as_schema(name="answer", schema=schema)
+        chat |= {
             **_tool_choice(body),
             "messages": messages,
             "tools": _tools(body),
@@ -162,24 +170,18 @@ class Messages:
                         )
                     thoughts.append(thought)
                 case "tool_use":
-                    calls.append(self._called(block, where))
+                    # A call in chat form, with the arguments that were sampled unless the client changed them.
+                    name, call_id = _field(block, "name", where), _field(block, "id", where)
+                    value = _object(block.get("input"), f"{where}.input")
+                    arguments = self._arguments.get(call_id)
+                    if arguments is None or _input(arguments) != value:
+                        arguments = _arguments(value)
+                    calls.append({"id": call_id, **as_function(name, arguments=arguments)})
                 case _:
                     texts.append(_text(where, block))
         return as_answer(texts, thoughts, calls)
 
-    def _called(self, block: Block, where: str) -> dict[str, Any]:
-        """A call in chat form, with the arguments that were sampled unless the client changed them."""
-        name, call_id = _field(block, "name", where), _field(block, "id", where)
-        value = _object(block.get("input"), f"{where}.input")
-        arguments = self._arguments.get(call_id)
-        if arguments is None or _input(arguments) != value:
-            arguments = _arguments(value)
-        return {"id": call_id, **as_function(name, arguments=arguments)}
-
-    # Answers
-
     def answer(self, gateway: Gateway, call: Call, results: Sequence[GenerationResult]) -> dict[str, Any]:
-        """A whole message."""
         message = call.answers[0].reading.message()
         content: list[dict[str, Any]] = []
         if (thought := message.get("reasoning_content")) and _shows_thinking(call):
@@ -213,7 +215,6 @@ class Messages:
         yield {"type": "message_stop"}
 
     def signed(self, thought: str) -> str:
-        """The signature of a text of reasoning."""
         return hmac.new(self._key, thought.encode("utf-8", "surrogatepass"), "sha256").hexdigest()
 
     def shown(self, call_id: str, arguments: str) -> dict[str, Any]:
@@ -241,7 +242,6 @@ class _Blocks:
         """What the open block holds so far; of a tool call, its arguments, which are sent when they are whole."""
 
     def take(self, delta: Mapping[str, Any]) -> Iterator[Event]:
-        """The events of one delta of a chat completion."""
         if (thought := delta.get("reasoning_content")) and self._shows_thinking:
             yield from self._begin({"type": "thinking", "thinking": "", "signature": ""})
             yield self._add({"type": "thinking_delta", "thinking": thought}, thought)
@@ -255,7 +255,6 @@ class _Blocks:
             self._text.append(call["function"]["arguments"])
 
     def end(self) -> Iterator[Event]:
-        """The events that end the open block."""
         if self._open is None:
             return
         text = "".join(self._text)
@@ -291,7 +290,6 @@ def _begun(gateway: Gateway, call: Call) -> dict[str, Any]:
 
 
 def _end(call: Call) -> dict[str, Any]:
-    """Why the answer ended."""
     (answer,) = call.answers
     reason, sequence = answer.why(), answer.stop_reason
     if reason == "stop" and isinstance(sequence, str) and sequence in call.fields.sampling.stop:
@@ -322,7 +320,6 @@ def _input(arguments: str) -> dict[str, Any]:
 
 
 def _arguments(value: Mapping[str, Any]) -> str:
-    """The text of an object of arguments."""
     text = value.get(_NOT_JSON)
     return text if isinstance(text, str) and len(value) == 1 else json.dumps(value, ensure_ascii=False)
 
@@ -348,7 +345,6 @@ def _field(block: Block, name: str, where: str) -> str:
 
 
 def _blocks(content: object, where: str) -> list[Placed]:
-    """Content as blocks; a text is a block too."""
     if content is None or isinstance(content, str):
         return [] if content is None else [(where, {"type": "text", "text": content})]
     if not isinstance(content, list):
@@ -375,27 +371,6 @@ def _user_messages(blocks: Sequence[Placed]) -> Iterator[dict[str, Any]]:
             yield as_result(call_id, text)
     if not blocks:
         yield {"role": "user", "content": ""}
-
-
-def _thinks(body: Body) -> bool | None:
-    """Whether the client asks for reasoning; None if it leaves that to the template."""
-    if body.get("thinking") is None:
-        return None
-    kind = _object(body["thinking"], "thinking").get("type")
-    if kind not in ("enabled", "adaptive", "between_tools", "disabled"):
-        raise Refused(f"thinking.type: {kind!r} is not enabled, adaptive or disabled")
-    return bool(kind != "disabled")
-
-
-def _output(body: Body) -> dict[str, Any]:
-    """The effort and the form that the client asks for."""
-    config = _object(body.get("output_config") or {}, "output_config")
-    effort, form = config.get("effort"), config.get("format") or body.get("output_format")
-    fields = {} if effort is None else {"reasoning_effort": _EFFORTS.get(str(effort), effort)}
-    if form is None:
-        return fields
-    schema = _object(_object(form, "output_config.format").get("schema"), "output_config.format.schema")
-    return {**fields, "response_format": as_schema(name="answer", schema=schema)}
 
 
 def _tools(body: Body) -> list[dict[str, Any]] | None:

@@ -100,7 +100,6 @@ class TextAsked(Asked):
     """A request to `/v1/completions`."""
 
     prompt: str | Sequence[int] = ""
-    echo: bool = False
 
 
 _C = TypeVar("_C", bound=ChatAsked)
@@ -113,7 +112,10 @@ def chat_asked(data: bytes) -> ChatAsked:
 
 def chat_of(body: Body, kind: type[_C], **more: Any) -> _C:
     """The same of a body that was read, or translated from another API, whose own fields are `more`."""
-    messages, tools = _messages(body), _tools(body)
+    messages, tools = _messages(body), body.get("tools")
+    if tools is not None and (not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools)):
+        raise Refused("`tools` is not a list of tool definitions", "tools")
+    tools = tools or ()
     choice, name = _tool_choice(body, tools)
     schemas = _schemas(tools) if choice == "required" else {}
     logprobs = bool(value_of(body, "logprobs", bool, "true or false", default=False))
@@ -121,13 +123,21 @@ def chat_of(body: Body, kind: type[_C], **more: Any) -> _C:
     if top and not logprobs:
         raise Refused("`top_logprobs` needs `logprobs: true`", "top_logprobs")
     sent = _read("messages", lambda: as_messages(messages, "messages"))
+    kwargs = dict(value_of(body, "chat_template_kwargs", dict, "an object", default={}))
+    effort = value_of(body, "reasoning_effort", str, "a text", default=None)
+    continued = value_of(body, "continue_final_message", bool, "true or false", default=False)
+    opens = value_of(body, "add_generation_prompt", bool, "true or false", default=not continued)
+    if continued and opens:
+        raise Refused("`continue_final_message` and `add_generation_prompt` cannot both be true", "messages")
+    if continued and messages[-1].get("role") != "assistant":
+        raise Refused("`continue_final_message` needs a last message of the assistant", "messages")
     return kind(
         **_shared_fields(body, logprobs, top),
         call=ChatCall(
             sent,
             _read("tools", lambda: as_tools(tools, "tools")),
-            _template_kwargs(body),
-            add_generation_prompt=_opens(body, messages),
+            kwargs if effort is None else {"reasoning_effort": effort, **kwargs},
+            add_generation_prompt=bool(opens),
         ),
         messages=messages,
         sent=sent,
@@ -142,13 +152,18 @@ def chat_of(body: Body, kind: type[_C], **more: Any) -> _C:
 def text_asked(data: bytes) -> TextAsked:
     """The request in a body of `/v1/completions`; Refused names the field that is wrong."""
     body = body_of(data)
-    prompt = _prompt(body)
+    prompt: Any = body.get("prompt")
+    if isinstance(prompt, list) and len(prompt) == 1 and not isinstance(prompt[0], int):
+        (prompt,) = prompt
+    if isinstance(prompt, list) and prompt and all(type(token) is int and token >= 0 for token in prompt):
+        _read("prompt", lambda: as_ids(prompt, "prompt"))
+    elif not isinstance(prompt, str) or not prompt:
+        raise Refused("`prompt` is not one prompt: a text or a list of token ids", "prompt")
     if (top := count_of(body, "logprobs", 0)) is None and body.get("logprobs") is True:
         raise Refused("`logprobs` is the number of alternatives to show", "logprobs")
-    echo = bool(value_of(body, "echo", bool, "true or false", default=False))
-    if echo:
+    if value_of(body, "echo", bool, "true or false", default=False):
         raise Refused("`echo` is not done here: score tokens with `tito-audit rescore`", "echo")
-    return TextAsked(**_shared_fields(body, top is not None, top or 0), prompt=prompt, echo=echo)
+    return TextAsked(**_shared_fields(body, top is not None, top or 0), prompt=prompt)
 
 
 def body_of(data: bytes) -> Body:
@@ -170,15 +185,32 @@ def body_of(data: bytes) -> Body:
 
 
 def _shared_fields(body: Body, logprobs: bool, top: int) -> dict[str, Any]:
-    """The fields that both endpoints have."""
     options = value_of(body, "stream_options", dict, "an object", default={}) or {}
 
     def flag(name: str) -> bool:
         return bool(value_of(body, name, bool, "true or false", default=False))
 
+    stop = body.get("stop")
+    stops = (stop,) if isinstance(stop, str) else tuple(_list(body, "stop", str, "a text or a list of texts"))
+    longest = count_of(body, "max_completion_tokens", 1)
+    n = count_of(body, "n", 1) or 1
+    if n > _MOST_ANSWERS:
+        raise Refused(f"`n` is above {_MOST_ANSWERS}", "n")
     return {
         "model": value_of(body, "model", str, "a text", default=None),
-        "sampling": _sampling(body, top),
+        "sampling": SamplingParams(
+            temperature=_number(body, "temperature"),
+            top_p=_number(body, "top_p"),
+            top_k=value_of(body, "top_k", int, "a whole number", default=None),
+            min_p=_number(body, "min_p"),
+            max_tokens=longest if longest is not None else count_of(body, "max_tokens", 1),
+            stop=stops,
+            stop_token_ids=tuple(_list(body, "stop_token_ids", int, "a list of token ids")),
+            seed=value_of(body, "seed", int, "a whole number", default=None),
+            n=n,
+            top_logprobs=top,
+            extra={name: value for name, value in body.items() if name not in _OURS and value is not None},
+        ),
         "stream": flag("stream"),
         "include_usage": bool(options.get("include_usage")),
         "logprobs": logprobs,
@@ -191,28 +223,6 @@ def _shared_fields(body: Body, logprobs: bool, top: int) -> dict[str, Any]:
             if (name not in _OURS or name in (*_SAMPLED, *_LENGTHS, *_STOPS)) and body[name] is not None
         },
     }
-
-
-def _sampling(body: Body, top: int) -> SamplingParams:
-    stop = body.get("stop")
-    stops = (stop,) if isinstance(stop, str) else tuple(_list(body, "stop", str, "a text or a list of texts"))
-    longest = count_of(body, "max_completion_tokens", 1)
-    return SamplingParams(
-        temperature=_number(body, "temperature", 0.0),
-        top_p=_number(body, "top_p", 0.0),
-        top_k=value_of(body, "top_k", int, "a whole number", default=None),
-        min_p=_number(body, "min_p", 0.0),
-        max_tokens=longest if longest is not None else count_of(body, "max_tokens", 1),
-        stop=stops,
-        stop_token_ids=tuple(_list(body, "stop_token_ids", int, "a list of token ids")),
-        seed=value_of(body, "seed", int, "a whole number", default=None),
-        n=_answers(body),
-        top_logprobs=top,
-        extra={name: value for name, value in body.items() if name not in _OURS and value is not None},
-    )
-
-
-# Single fields
 
 
 def value_of(body: Body, name: str, kind: type[_T], what: str, *, default: Any) -> Any:
@@ -233,21 +243,14 @@ def count_of(body: Body, name: str, least: int) -> int | None:
     return count
 
 
-def _answers(body: Body) -> int:
-    n = count_of(body, "n", 1) or 1
-    if n > _MOST_ANSWERS:
-        raise Refused(f"`n` is above {_MOST_ANSWERS}", "n")
-    return n
-
-
-def _number(body: Body, name: str, least: float) -> float | None:
+def _number(body: Body, name: str) -> float | None:
     number = body.get(name)
     if number is None:
         return None
     if not isinstance(number, int | float) or isinstance(number, bool):
         raise Refused(f"`{name}` is not a number", name)
-    if number < least:
-        raise Refused(f"`{name}` is below {least:g}", name)
+    if number < 0:
+        raise Refused(f"`{name}` is below 0", name)
     return float(number)
 
 
@@ -258,9 +261,6 @@ def _list(body: Body, name: str, kind: type, what: str) -> Sequence[Any]:
     if not isinstance(entries, list) or not all(type(entry) is kind for entry in entries):
         raise Refused(f"`{name}` is not {what}", name)
     return entries
-
-
-# Chats
 
 
 def _messages(body: Body) -> Sequence[Mapping[str, Any]]:
@@ -277,13 +277,6 @@ def _messages(body: Body) -> Sequence[Mapping[str, Any]]:
                     "messages",
                 )
     return messages
-
-
-def _tools(body: Body) -> Sequence[Mapping[str, Any]]:
-    tools = body.get("tools")
-    if tools is not None and (not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools)):
-        raise Refused("`tools` is not a list of tool definitions", "tools")
-    return tools or ()
 
 
 def _tool_choice(body: Body, tools: Sequence[Any]) -> tuple[str, str | None]:
@@ -314,23 +307,6 @@ def _schemas(tools: Sequence[Any]) -> dict[str, Any]:
     if not all(schema is None or isinstance(schema, dict) for schema in schemas.values()):
         raise Refused("`tools` has parameters that are not a JSON schema", "tools")
     return schemas
-
-
-def _template_kwargs(body: Body) -> Mapping[str, object]:
-    kwargs = dict(value_of(body, "chat_template_kwargs", dict, "an object", default={}))
-    effort = value_of(body, "reasoning_effort", str, "a text", default=None)
-    return kwargs if effort is None else {"reasoning_effort": effort, **kwargs}
-
-
-def _opens(body: Body, messages: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether the prompt ends with a generation prompt; False where the last message is to be continued."""
-    continued = value_of(body, "continue_final_message", bool, "true or false", default=False)
-    opens = value_of(body, "add_generation_prompt", bool, "true or false", default=not continued)
-    if continued and opens:
-        raise Refused("`continue_final_message` and `add_generation_prompt` cannot both be true", "messages")
-    if continued and messages[-1].get("role") != "assistant":
-        raise Refused("`continue_final_message` needs a last message of the assistant", "messages")
-    return bool(opens)
 
 
 def _read(name: str, read: Callable[[], _T]) -> _T:
@@ -365,18 +341,3 @@ def as_result(call_id: str, content: Any) -> dict[str, Any]:
 def as_schema(**schema: Any) -> dict[str, Any]:
     """The form of an answer that is JSON."""
     return {"type": "json_schema", "json_schema": schema}
-
-
-# Completions
-
-
-def _prompt(body: Body) -> str | Sequence[int]:
-    prompt: Any = body.get("prompt")
-    if isinstance(prompt, list) and len(prompt) == 1 and not isinstance(prompt[0], int):
-        (prompt,) = prompt
-    if isinstance(prompt, str) and prompt:
-        return prompt
-    if isinstance(prompt, list) and prompt and all(type(token) is int and token >= 0 for token in prompt):
-        _read("prompt", lambda: as_ids(prompt, "prompt"))
-        return prompt
-    raise Refused("`prompt` is not one prompt: a text or a list of token ids", "prompt")

@@ -99,7 +99,6 @@ class ResponseAsked(ChatAsked):
 
     @property
     def seals(self) -> bool:
-        """Whether reasoning items have `encrypted_content`."""
         return _ENCRYPTED in (self.own.get("include") or ())
 
 
@@ -146,7 +145,14 @@ class Responses:
         if "message.output_text.logprobs" in include:
             raise Refused(f"`include`: logprobs are not supported: {_REFUSED['top_logprobs']}", "include")
         value_of(body, "store", bool, "true or false", default=True)
-        previous = self._previous(value_of(body, "previous_response_id", str, "a text", default=None))
+        name = value_of(body, "previous_response_id", str, "a text", default=None)
+        if name is not None and name not in self._stored:
+            raise Refused(
+                f"Previous response with id '{name}' not found: it was not stored, or is no longer in memory.",
+                "previous_response_id",
+                code="previous_response_not_found",
+            )
+        previous = None if name is None else self._stored[name]
         items = _input_items(body)
         own = _messages(items, self._items)
         instructions = value_of(body, "instructions", str, "a text", default=None)
@@ -168,7 +174,6 @@ class Responses:
         )
 
     def answer(self, gateway: Gateway, call: Call, results: Sequence[GenerationResult]) -> dict[str, Any]:
-        """A whole response."""
         output = AnswerItems(call)
         for delta in call.answers[0].reading.wires:
             for _ in output.add(delta):
@@ -238,7 +243,9 @@ class Responses:
         if not re.fullmatch(r"[0-9]{1,3}", limit) or not 1 <= int(limit) <= 100:
             raise Refused("`limit` is not a number from 1 to 100", "limit")
         page = items[: int(limit)]
-        ends = {"first_id": page[0]["id"], "last_id": page[-1]["id"]} if page else dict.fromkeys(_ENDS)
+        ends = (
+            {"first_id": page[0]["id"], "last_id": page[-1]["id"]} if page else {"first_id": None, "last_id": None}
+        )
         return {"object": "list", "data": page, **ends, "has_more": len(page) < len(items)}
 
     def _ended(
@@ -253,7 +260,11 @@ class Responses:
         why = None if done else {"reason": "max_output_tokens" if answer.finish_reason == "length" else None}
         response = _response(gateway, call, output.items, status=status, incomplete_details=why)
         if fields.own.get("store") is not False:
-            self._store(Stored(response, fields, call.session.id, answer.reading.message()))
+            self._stored[call.call_id] = Stored(response, fields, call.session.id, answer.reading.message())
+            self._items |= {item["id"]: item for item in output.items}
+            self._bytes += fields.bytes
+            while len(self._stored) > _MOST_STORED or (self._bytes > _MOST_BYTES and len(self._stored) > 1):
+                self._forget(next(iter(self._stored)))
         if fields.token_ids:
             tokens = {
                 "prompt_token_ids": orjson.Fragment(call.ids.json),
@@ -263,29 +274,11 @@ class Responses:
             response = {**response, "output": [*output.items[:-1], {**output.items[-1], **tokens}]}
         return events, response
 
-    def _store(self, stored: Stored) -> None:
-        self._stored[str(stored.response["id"])] = stored
-        self._items |= {item["id"]: item for item in stored.response["output"]}
-        self._bytes += stored.fields.bytes
-        while len(self._stored) > _MOST_STORED or (self._bytes > _MOST_BYTES and len(self._stored) > 1):
-            self._forget(next(iter(self._stored)))
-
     def _forget(self, name: str) -> None:
         stored = self._stored.pop(name)
         self._bytes -= stored.fields.bytes
         for item in stored.response["output"]:
             self._items.pop(item["id"], None)
-
-    def _previous(self, name: str | None) -> Stored | None:
-        if name is None:
-            return None
-        if name not in self._stored:
-            raise Refused(
-                f"Previous response with id '{name}' not found: it was not stored, or is no longer in memory.",
-                "previous_response_id",
-                code="previous_response_not_found",
-            )
-        return self._stored[name]
 
     def _named(self, request: web.Request) -> Stored:
         name = request.match_info["response"]
@@ -294,11 +287,7 @@ class Responses:
         return self._stored[name]
 
 
-_ENDS = ("first_id", "last_id")
-
-
 def _chat_body(body: Body) -> dict[str, Any]:
-    """The other fields as those of a chat completion."""
     chat = {name: value for name, value in body.items() if name not in _OWN}
     chat["max_completion_tokens"] = count_of(body, "max_output_tokens", 1)
     if tools := _tools(value_of(body, "tools", list, "a list of tool definitions", default=[])):
@@ -360,7 +349,6 @@ def _namespaced(body: Body) -> dict[str, tuple[str, str]]:
 
 
 def _input_items(body: Body) -> list[Item]:
-    """The input as items, each with an id."""
     sent = body.get("input")
     if isinstance(sent, str):
         sent = [{"role": "user", "content": [{"type": "input_text", "text": sent}]}]
@@ -477,23 +465,20 @@ def _reasoning(item: Item, stored: Mapping[str, Item], where: str) -> str:
             return "\n".join(texts)
         sealed = item.get("encrypted_content")
         if sealed and name == "content":
-            return _opened(sealed, where)
+            try:
+                start, text = sealed[: len(_SEALED)], sealed[len(_SEALED) :]
+                if start == _SEALED:
+                    return urlsafe_b64decode(text).decode("utf-8")
+            except (ValueError, TypeError):
+                pass
+            raise Refused(
+                f"`{where}.encrypted_content` is not from this gateway: send the item without it, "
+                "or leave the item out",
+                "input",
+                code="invalid_encrypted_content",
+            )
     own = stored.get(item["id"], {}).get("content") or ()
     return "".join(part["text"] for part in own)
-
-
-def _opened(sealed: Any, where: str) -> str:
-    try:
-        start, text = sealed[: len(_SEALED)], sealed[len(_SEALED) :]
-        if start == _SEALED:
-            return urlsafe_b64decode(text).decode("utf-8")
-    except (ValueError, TypeError):
-        pass
-    raise Refused(
-        f"`{where}.encrypted_content` is not from this gateway: send the item without it, or leave the item out",
-        "input",
-        code="invalid_encrypted_content",
-    )
 
 
 def _text(item: Item, name: str, where: str) -> str:
@@ -533,7 +518,6 @@ class AnswerItems:
         self._texts: list[str] = []
 
     def add(self, delta: Mapping[str, Any]) -> Events:
-        """The events of a chat delta."""
         for kind, name in (("reasoning", "reasoning_content"), ("message", "content")):
             if text := delta.get(name):
                 if self._open is None or self._open["type"] != kind:

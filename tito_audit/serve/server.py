@@ -13,9 +13,12 @@ from dataclasses import dataclass
 from aiohttp import web
 from aiohttp.http import HttpProcessingError
 
-from tito_audit.errors import SetupError
+from tito_audit.errors import ProviderError, SetupError
+from tito_audit.provider import TokenProvider
 from tito_audit.serve.app import HttpOptions, make_app
 from tito_audit.serve.gateway import Gateway
+from tito_audit.sessions.fit import misfit
+from tito_audit.tokens.tokenizer import Tokenizer
 
 _HTTP_LOG = logging.getLogger("aiohttp.server")
 _SWEEPS = 30.0
@@ -50,8 +53,19 @@ async def serve(
     await runner.setup()
     sweeping = asyncio.ensure_future(_sweep(gateway, options.idle))
     try:
-        started(await _listening(runner, options))
-        _on_signals(stop)
+        try:
+            await web.TCPSite(runner, options.host, options.port, backlog=1024).start()
+        except OSError as error:
+            raise SetupError(
+                f"--port {options.port}: {options.host}:{options.port} cannot be used ({error.strerror}).\n"
+                "Choose another port, or 0 for any free one."
+            ) from None
+        host = f"[{options.host}]" if ":" in options.host else options.host
+        started(f"http://{host}:{runner.addresses[0][1]}")
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            with suppress(NotImplementedError, RuntimeError):
+                loop.add_signal_handler(number, stop.set)
         gc.collect()
         gc.freeze()  # Everything loaded by now stays for good: keep the garbage collector off it.
         await stop.wait()
@@ -63,34 +77,27 @@ async def serve(
         gateway.log.close()
 
 
+async def fit_notice(provider: TokenProvider, tokenizer: Tokenizer) -> tuple[str | None, str | None]:
+    """Why the gateway must not serve, and a notice for the user; at least one of them is None.
+
+    The provider knows the name of its model afterwards, if its server answers.
+    """
+    find = getattr(provider, "find_model", None)
+    try:
+        if find is not None:
+            await find()
+        return await misfit(provider, tokenizer), None
+    except ProviderError as error:
+        return None, f"the server's tokenizer was not compared: {error}"
+
+
 def _is_ours(record: logging.LogRecord) -> bool:
     """Whether this is an error of the gateway: not a bad request, and not a client that left."""
     error = record.exc_info[1] if record.exc_info else None
     return not isinstance(error, HttpProcessingError | web.RequestPayloadError | ConnectionError)
 
 
-async def _listening(runner: web.AppRunner, options: ServerOptions) -> str:
-    """Starts to listen; the address."""
-    try:
-        await web.TCPSite(runner, options.host, options.port, backlog=1024).start()
-    except OSError as error:
-        raise SetupError(
-            f"--port {options.port}: {options.host}:{options.port} cannot be used ({error.strerror}).\n"
-            "Choose another port, or 0 for any free one."
-        ) from None
-    host = f"[{options.host}]" if ":" in options.host else options.host
-    return f"http://{host}:{runner.addresses[0][1]}"
-
-
-def _on_signals(stop: asyncio.Event) -> None:
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        with suppress(NotImplementedError, RuntimeError):
-            loop.add_signal_handler(number, stop.set)
-
-
 async def _sweep(gateway: Gateway, idle: float) -> None:
-    """Drop idle sessions from memory, periodically."""
     while True:
         await asyncio.sleep(min(_SWEEPS, max(idle / 2, 0.05)))
         gateway.conversations.drop_idle(gateway.clock() - idle)

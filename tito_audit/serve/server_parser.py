@@ -25,11 +25,9 @@ class SilentRun:
     """A parser run that emits nothing, because the server parses the whole answer at the end."""
 
     def feed(self, text: str) -> Sequence[Delta]:
-        """Nothing."""
         return ()
 
     def close(self) -> Sequence[Delta]:
-        """Nothing."""
         return ()
 
 
