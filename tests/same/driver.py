@@ -62,9 +62,10 @@ def _load() -> str:
         with suppress(ImportError):
             importlib.import_module(name)
     package = importlib.import_module("tito_audit")
+    missing = importlib.import_module("tito_audit.errors").SetupError
     for module in pkgutil.walk_packages(package.__path__, "tito_audit.", onerror=lambda name: None):
         if not module.name.endswith("__main__"):
-            with suppress(ImportError):  # something optional is not installed
+            with suppress(ImportError, missing):  # something optional is not installed
                 importlib.import_module(module.name)
     return str(package.__path__[0])
 
