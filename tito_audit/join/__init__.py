@@ -389,7 +389,19 @@ def with_conversation(rollout: Rollout, conversation: Conversation) -> Rollout:
     if paired is not None:
         for number, (index, sent) in zip(chain, paired, strict=True):
             turns[number] = replace(turns[number], message_index=index, prompt_messages=sent)
-        _mark_retries(turns, chain, conversation.messages)
+        # Set what each retry (a call outside the chain with the prompt of a call in it) was sent.
+        for number, turn in enumerate(turns):
+            if number in chain or turn.prompt_ids is None:
+                continue
+            for other in (turns[k] for k in chain):
+                if other.prompt_ids is not None and same_ids(other.prompt_ids, turn.prompt_ids):
+                    sent = (
+                        other.prompt_messages
+                        if other.message_index is None
+                        else conversation.messages[: other.message_index]
+                    )
+                    turns[number] = replace(turn, prompt_messages=sent)
+                    break
     arguments = rollout.template_kwargs or conversation.template_kwargs or {}
     return replace(rollout, messages=conversation.messages, turns=tuple(turns), template_kwargs=arguments)
 
@@ -452,18 +464,6 @@ def _wrote(
         for turn, index in zip(turns, indices, strict=True)
         if turn.completion_text is not None and index is not None
     ]
-
-
-def _mark_retries(turns: list[Turn], chain: Sequence[int], messages: tuple[Message, ...]) -> None:
-    """Set what each retry (a call outside the chain with the prompt of a call in it) was sent."""
-    for number, turn in enumerate(turns):
-        if number in chain or turn.prompt_ids is None:
-            continue
-        for other in (turns[k] for k in chain):
-            if other.prompt_ids is not None and same_ids(other.prompt_ids, turn.prompt_ids):
-                sent = other.prompt_messages if other.message_index is None else messages[: other.message_index]
-                turns[number] = replace(turn, prompt_messages=sent)
-                break
 
 
 # Files of tools: one list for all rollouts, or rows with an id and tools

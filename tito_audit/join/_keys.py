@@ -285,7 +285,17 @@ class Partners:
                 self._index_of.append(ticket[0])
                 self._at.append(ticket[1])
         self._by_id = Holders(np.frombuffer(hashes, np.uint64))
-        self._refuse_doubles()
+        values, rows = self._by_id.values, self._by_id.calls
+        for at in np.flatnonzero(values[1:] == values[:-1]).tolist():
+            (place, _, key), (other, _, again) = self._row(int(rows[at])), self._row(int(rows[at + 1]))
+            if key != again:
+                continue
+            columns = ", ".join(self.keys.theirs)
+            raise SetupError(
+                f"{self.option}: {place} and {other} have the same id ({columns}: {readable_id(key)}), so which "
+                "one belongs to a rollout is unknown.\n"
+                "Name columns that tell them apart with --on LOG_COLUMN=FILE_COLUMN, several if need be."
+            )
 
     def __len__(self) -> int:
         """How many rows have an id."""
@@ -307,19 +317,6 @@ class Partners:
         if raw.value is None or key is None or number not in self._by_id.of(digest(key)):
             raise StorageError(f"{self.option} {reader.path}: row {index} has changed since the run started.")
         return Place(str(reader.path), index), raw.value, key
-
-    def _refuse_doubles(self) -> None:
-        values, rows = self._by_id.values, self._by_id.calls
-        for at in np.flatnonzero(values[1:] == values[:-1]).tolist():
-            (place, _, key), (other, _, again) = self._row(int(rows[at])), self._row(int(rows[at + 1]))
-            if key != again:
-                continue
-            columns = ", ".join(self.keys.theirs)
-            raise SetupError(
-                f"{self.option}: {place} and {other} have the same id ({columns}: {readable_id(key)}), so which "
-                "one belongs to a rollout is unknown.\n"
-                "Name columns that tell them apart with --on LOG_COLUMN=FILE_COLUMN, several if need be."
-            )
 
 
 def readable_id(key: str) -> str:

@@ -54,20 +54,22 @@ def misfit_columns(evidence: Evidence) -> Iterator[Hit]:
         if row is None or column.role is not ColumnRole.LOSS_MASK:
             continue
         if column.alignment is None:
-            yield Hit(Where.ROW, 0, len(row.token_ids), _wrong_length(column, row), cause="mask length")
+            message = f"`{column.name}` has {counted(len(column.values), 'entry', 'entries')} for "
+            targets = shifted(row, ColumnRole.LOGPROBS)
+            message += counted(len(row.token_ids) - targets, "target token" if targets else "token")
+            if row.prompt_length:
+                message += f" ({len(row.token_ids) - row.prompt_length} after the prompt)"
+            yield Hit(
+                Where.ROW,
+                0,
+                len(row.token_ids),
+                (f"{message}; nothing says which token each entry belongs to"),
+                cause="mask length",
+            )
         elif column.encoding is None:
             yield Hit(Where.ROW, 0, len(row.token_ids), _no_mask(column), cause="values are no mask")
         elif column.encoding is MaskEncoding.LABELS:
             yield from _wrong_labels(evidence, column, row)
-
-
-def _wrong_length(column: Column, row: TrainingRow) -> str:
-    message = f"`{column.name}` has {counted(len(column.values), 'entry', 'entries')} for "
-    targets = shifted(row, ColumnRole.LOGPROBS)
-    message += counted(len(row.token_ids) - targets, "target token" if targets else "token")
-    if row.prompt_length:
-        message += f" ({len(row.token_ids) - row.prompt_length} after the prompt)"
-    return f"{message}; nothing says which token each entry belongs to"
 
 
 def _no_mask(column: Column) -> str:

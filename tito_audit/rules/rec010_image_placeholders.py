@@ -185,7 +185,16 @@ def _hits(evidence: Evidence, pictures: _Pictures) -> Iterator[Hit]:
         return
     counted_wrong = list(_miscounted(evidence, pictures))
     yield from counted_wrong
-    yield from _not_expanded(evidence, pictures)
+    images = pictures.images
+    longest = max((frame.pads for frame in images), default=0)
+    short = [frame for frame in images if frame.pads <= 1]
+    if longest > 1 and short:
+        message = (
+            f"{counted(len(short), 'image')} of {len(images)} has no more than one placeholder where another has "
+            f"{longest}: the processor did not expand it"
+        )
+        place = short[0].start, short[0].stop
+        yield pictures.hit(evidence, place, message, "not expanded", Severity.WARNING)
     if not counted_wrong:
         yield from _unequal(evidence, pictures)
     yield from _against_grids(evidence, pictures)
@@ -207,19 +216,6 @@ def _miscounted(evidence: Evidence, pictures: _Pictures) -> Iterator[Hit]:
         more = images[stated]
         message = f"the messages hold {counted(stated, 'image')}, the ids {len(images)}"
         yield pictures.hit(evidence, (more.start, more.stop), message, "images added", Severity.WARNING)
-
-
-def _not_expanded(evidence: Evidence, pictures: _Pictures) -> Iterator[Hit]:
-    images = pictures.images
-    longest = max((frame.pads for frame in images), default=0)
-    short = [frame for frame in images if frame.pads <= 1]
-    if longest > 1 and short:
-        message = (
-            f"{counted(len(short), 'image')} of {len(images)} has no more than one placeholder where another has "
-            f"{longest}: the processor did not expand it"
-        )
-        place = short[0].start, short[0].stop
-        yield pictures.hit(evidence, place, message, "not expanded", Severity.WARNING)
 
 
 def _unequal(evidence: Evidence, pictures: _Pictures) -> Iterator[Hit]:

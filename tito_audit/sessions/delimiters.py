@@ -262,7 +262,13 @@ def _runs(
     turns: Sequence[StoredTurn], written: Delimiters, opens: bool
 ) -> Iterator[tuple[Sequence[str | Ids], Ids]]:
     """Everything before each sampled answer, and the answer."""
-    _check_prompts(turns)
+    for number, turn in enumerate(turns):
+        if turn.role != _PROMPT:
+            continue
+        if number:
+            raise SpliceError(f"turn {number} is a {_PROMPT}, which only the first turn can be.")
+        if isinstance(turn.content, str):
+            raise SpliceError(f"turn {number} is a {_PROMPT} as text.\nPass the ids that the sampler was given.")
     left = _START
     parts: list[str | Ids] = []
     for number, turn in enumerate(turns):
@@ -293,16 +299,6 @@ def _runs(
     if opens and turns and left not in (ASSISTANT, _PROMPT):
         parts.append(_text(written, left, ASSISTANT))
     yield parts, empty_ids()
-
-
-def _check_prompts(turns: Sequence[StoredTurn]) -> None:
-    for number, turn in enumerate(turns):
-        if turn.role != _PROMPT:
-            continue
-        if number:
-            raise SpliceError(f"turn {number} is a {_PROMPT}, which only the first turn can be.")
-        if isinstance(turn.content, str):
-            raise SpliceError(f"turn {number} is a {_PROMPT} as text.\nPass the ids that the sampler was given.")
 
 
 def _as_given(turn: StoredTurn) -> list[int]:

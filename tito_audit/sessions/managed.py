@@ -144,12 +144,25 @@ def sequence(node: Node, vocabulary: Vocabulary, trains: set[int] | None = None,
         logprobs[start:count] = link.logprobs[: max(count - start, 0)]
         if trains is not None:
             trains.add(id(link))
+    prompt = node.prompt
+    metadata = {
+        "finish_reason": node.finish_reason,
+        "call_id": node.call_id,
+        "choice": node.choice,
+        "branch": str(prompt.branch),
+        "kept": prompt.kept,
+        "stop_reason": node.stop_reason,
+        "weight_version": node.weight_version,
+        "proof": str(prompt.proof) if prompt.proof is not None else None,
+        "fork": str(prompt.fork.reason) if prompt.fork is not None else None,
+        "fork_detail": prompt.fork.detail if prompt.fork is not None else None,
+    }
     return SequenceNode(
         vocabulary.text(tokens),
         tokens.tolist(),
         np.where(trained, tokens, UNTRAINED).tolist(),
         logprobs.tolist(),
-        {**_metadata(node), **_versions(node), **more},
+        {**{name: value for name, value in metadata.items() if value is not None}, **_versions(node), **more},
         _messages(node),
         _prompt_messages(first) or vocabulary.text(tokens[: first.prompt.length]),
         vocabulary.text(tokens[first.prompt.length :]),
@@ -169,23 +182,6 @@ def _messages(node: Node) -> list[dict[str, Any]]:
     if written is None or node.call.tools or node.call.template_kwargs or not node.call.add_generation_prompt:
         return []
     return [*_prompt_messages(node), dict(node.message.wire)]
-
-
-def _metadata(node: Node) -> dict[str, Any]:
-    prompt = node.prompt
-    metadata = {
-        "finish_reason": node.finish_reason,
-        "call_id": node.call_id,
-        "choice": node.choice,
-        "branch": str(prompt.branch),
-        "kept": prompt.kept,
-        "stop_reason": node.stop_reason,
-        "weight_version": node.weight_version,
-        "proof": str(prompt.proof) if prompt.proof is not None else None,
-        "fork": str(prompt.fork.reason) if prompt.fork is not None else None,
-        "fork_detail": prompt.fork.detail if prompt.fork is not None else None,
-    }
-    return {name: value for name, value in metadata.items() if value is not None}
 
 
 def _versions(node: Node) -> dict[str, Any]:

@@ -93,7 +93,19 @@ def extract_tokens_and_logprobs_from_choice(
     returned them; else each token's id is looked up by its bytes. ChoiceError where logprobs are missing, where
     there are no tokens, and where the id of a token is not certain.
     """
-    entries = _entries(choice)
+    # The tokens of a choice with their logprobs.
+    logprobs = _get(choice, "logprobs")
+    if logprobs is None:
+        raise ChoiceError(f"The choice has no logprobs.\n{_ASK}")
+    content = _get(logprobs, "content")
+    if content is None and (tokens := _get(logprobs, "tokens")) is not None:  # a choice of /v1/completions
+        values = _get(logprobs, "token_logprobs") or ()
+        if len(values) != len(tokens):
+            raise ChoiceError(f"The choice has {len(tokens)} tokens and {len(values)} logprobs.\n{_ASK}")
+        content = [{"token": token, "logprob": value} for token, value in zip(tokens, values, strict=True)]
+    if not content:
+        raise ChoiceError(f"The choice has zero tokens in its logprobs.\n{_ASK}")
+    entries = list(content)
     logprobs = np.array([_logprob(entry, place) for place, entry in enumerate(entries)], np.float32)
     ids = _ids(choice, entries, _loaded(tokenizer))
     if not logprobs.any():
@@ -163,22 +175,6 @@ def _messages(prompt: PromptInput, system_prompt: str | None) -> list[Mapping[st
 def _get(value: Any, name: str) -> Any:
     """A field of an object of the `openai` package, or of the same as a mapping; None if absent."""
     return value.get(name) if isinstance(value, Mapping) else getattr(value, name, None)
-
-
-def _entries(choice: Any) -> Sequence[Any]:
-    """The tokens of a choice with their logprobs."""
-    logprobs = _get(choice, "logprobs")
-    if logprobs is None:
-        raise ChoiceError(f"The choice has no logprobs.\n{_ASK}")
-    content = _get(logprobs, "content")
-    if content is None and (tokens := _get(logprobs, "tokens")) is not None:  # a choice of /v1/completions
-        values = _get(logprobs, "token_logprobs") or ()
-        if len(values) != len(tokens):
-            raise ChoiceError(f"The choice has {len(tokens)} tokens and {len(values)} logprobs.\n{_ASK}")
-        content = [{"token": token, "logprob": value} for token, value in zip(tokens, values, strict=True)]
-    if not content:
-        raise ChoiceError(f"The choice has zero tokens in its logprobs.\n{_ASK}")
-    return list(content)
 
 
 def _logprob(entry: Any, place: int) -> float:

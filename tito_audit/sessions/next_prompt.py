@@ -201,10 +201,8 @@ class PromptWriter:
         if missing:
             what = f"the template leaves the answer's {' and '.join(missing)} out"
             return Fork(ForkReason.TEMPLATE_REWRITES, what, index)
-        return self._located(answer, text, written.length)
-
-    def _located(self, answer: StoredAnswer, text: str, start: int) -> TurnEnd | Fork:
-        """The end of an answer in what the template writes, which begins with its prompt."""
+        # The end of an answer in what the template writes, which begins with its prompt.
+        start = written.length
         node = answer.node
         stop = self.stop_text(node)
         ends = (*self._ends, *([stop] if stop is not None else []))

@@ -118,7 +118,23 @@ def sampling_of(arguments: Mapping[str, Any]) -> SamplingParams:
     body = _merged(arguments)
     if body.get("stream"):
         raise ValueError("A managed server gives whole answers: leave `stream` out.")
-    _check_types(body)
+    for name in ("n", "max_tokens", "max_completion_tokens", "top_k", "seed"):
+        value = body.get(name)
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
+            raise ValueError(f"`{name}` is not a whole number: {value!r}.")
+    for name in ("n", "max_tokens", "max_completion_tokens"):
+        value = body.get(name)
+        if value is not None and value < 1:
+            raise ValueError(f"`{name}` is below 1: {value}.")
+    for name in ("temperature", "top_p", "min_p"):
+        value = body.get(name)
+        if value is not None and (not isinstance(value, int | float) or not 0 <= value < float("inf")):
+            raise ValueError(f"`{name}` is not a number of 0 or more: {value!r}.")
+    stop, ids = body.get("stop") or (), body.get("stop_token_ids") or ()
+    if not isinstance(stop, str | list | tuple) or not all(isinstance(item, str) for item in stop):
+        raise ValueError("`stop` is not a string or a list of strings.")
+    if not isinstance(ids, list | tuple) or not all(type(item) is int for item in ids):
+        raise ValueError("`stop_token_ids` is not a list of token ids.")
     stop = body.get("stop") or ()
     longest = body.get("max_completion_tokens")
     top = body.get("top_logprobs") or 0
@@ -141,26 +157,6 @@ def _merged(arguments: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(extra, Mapping):
         raise ValueError("`extra_body` is not a mapping.")
     return {**arguments, **extra}
-
-
-def _check_types(body: Mapping[str, Any]) -> None:
-    for name in ("n", "max_tokens", "max_completion_tokens", "top_k", "seed"):
-        value = body.get(name)
-        if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
-            raise ValueError(f"`{name}` is not a whole number: {value!r}.")
-    for name in ("n", "max_tokens", "max_completion_tokens"):
-        value = body.get(name)
-        if value is not None and value < 1:
-            raise ValueError(f"`{name}` is below 1: {value}.")
-    for name in ("temperature", "top_p", "min_p"):
-        value = body.get(name)
-        if value is not None and (not isinstance(value, int | float) or not 0 <= value < float("inf")):
-            raise ValueError(f"`{name}` is not a number of 0 or more: {value!r}.")
-    stop, ids = body.get("stop") or (), body.get("stop_token_ids") or ()
-    if not isinstance(stop, str | list | tuple) or not all(isinstance(item, str) for item in stop):
-        raise ValueError("`stop` is not a string or a list of strings.")
-    if not isinstance(ids, list | tuple) or not all(type(item) is int for item in ids):
-        raise ValueError("`stop_token_ids` is not a list of token ids.")
 
 
 def chat_call(arguments: Mapping[str, Any]) -> ChatCall:
