@@ -22,8 +22,6 @@ PERHAPS_INVERTED = (
     "the mask trains all that was given and leaves whole answers out: it may be inverted, so the row does not "
     "show which answers to train"
 )
-_MOST = 4096
-"""Up to this many tokens, a gap between sampled runs is paired token by token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +115,12 @@ def untrained_turns(evidence: Evidence, chain: Sequence[int], findings: Sequence
     mask may be inverted.
     """
     row, view = evidence.rollout.training_row, evidence.row
-    if row is None or row.loss_mask is None or view is None or _mask_is_wrong(findings):
+    if row is None or row.loss_mask is None or view is None:
+        return set()
+    # What a mask that is wrong as a whole leaves out means nothing; one that trains nothing may have been emptied.
+    if any(
+        (f.code == "MSK403" and f.hit.cause != "all zeros") or f.hit.cause.startswith("slid") for f in findings
+    ):
         return set()
     if perhaps_inverted(evidence):
         raise RecordError(PERHAPS_INVERTED)
@@ -134,15 +137,6 @@ def untrained_turns(evidence: Evidence, chain: Sequence[int], findings: Sequence
 def maybe_meant(finding: Finding) -> bool:
     """Whether it says no more than that a mask leaves sampled tokens out, which its writer may have meant."""
     return finding.code in ("MSK402", "MSK404") and finding.severity < Severity.ERROR
-
-
-def _mask_is_wrong(findings: Sequence[Finding]) -> bool:
-    """Whether the mask is wrong as a whole, in which case what it leaves out means nothing."""
-    return any(
-        # A mask that trains nothing may have been emptied on purpose.
-        (f.code == "MSK403" and f.hit.cause != "all zeros") or f.hit.cause.startswith("slid")
-        for f in findings
-    )
 
 
 def stop_ids(evidence: Evidence) -> frozenset[int]:
@@ -186,7 +180,7 @@ def _sources(old: Ids, view: RowView | None, target: ChainTokens) -> Offsets:
     anchors.append((len(old), len(target.ids)))
     for (o1, n1), (o2, n2) in pairwise(anchors):
         # Between two sampled tokens, equal tokens are paired in order: from both ends, then in between.
-        for start, other, size in paired_runs(old[o1 + 1 : o2], target.ids[n1 + 1 : n2], longest=_MOST):
+        for start, other, size in paired_runs(old[o1 + 1 : o2], target.ids[n1 + 1 : n2], longest=4096):
             first = n1 + 1 + other
             source[first : first + size] = o1 + 1 + start + np.arange(size)
     return source

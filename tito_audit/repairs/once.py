@@ -14,13 +14,18 @@ _EMPTY = frozenset({*UNTRAINED, "MSK403"})
 """Rules that report that a mask was reduced, or that nothing of it is left."""
 
 
-def _fits(evidence: Evidence, finding: Finding) -> bool:
-    """Whether the finding is about a row with a mask."""
-    row = evidence.rollout.training_row
-    return finding.hit.turn is None and row is not None and column_of(row, ColumnRole.LOSS_MASK) is not None
-
-
-@repair("once", cures=("REC009",), safety=Safety.SAFE, precedence=45, fits=_fits, named_only=True)
+@repair(
+    "once",
+    cures=("REC009",),
+    safety=Safety.SAFE,
+    precedence=45,
+    fits=lambda evidence, finding: (
+        finding.hit.turn is None
+        and (row := evidence.rollout.training_row) is not None
+        and column_of(row, ColumnRole.LOSS_MASK) is not None
+    ),
+    named_only=True,
+)
 def once(evidence: Evidence, findings: tuple[Finding, ...], choices: RepairChoices) -> Proposal | None:
     """Takes out of the loss what another row of the run trains first.
 

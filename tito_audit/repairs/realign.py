@@ -10,9 +10,9 @@ import numpy as np
 from tito_audit.errors import RecordError
 from tito_audit.evidence.fill import IMPOSSIBLE, first_covered
 from tito_audit.evidence.judgement import judgement, restored_logprobs, restored_mask, row_slide
-from tito_audit.evidence.logprobs import ROUNDING, LogprobShift, shifts
-from tito_audit.evidence.model import Evidence, RowView
-from tito_audit.record.arrays import Logprobs, Mask, Offsets
+from tito_audit.evidence.logprobs import ROUNDING, shifts
+from tito_audit.evidence.model import Evidence
+from tito_audit.record.arrays import Logprobs, Mask
 from tito_audit.record.column import Alignment, Column, ColumnRole, MaskEncoding, spread
 from tito_audit.record.finding import Finding, Where
 from tito_audit.record.repaired import unmended
@@ -21,23 +21,10 @@ from tito_audit.repair import Proposal, Safety, repair
 from tito_audit.repairs._same_tokens import UNTRAINED, column_of, restated
 from tito_audit.settings.model import RepairChoices
 
-# A shifted logprob column, moved back as far as the log proves.
 
-
-@dataclass(frozen=True, slots=True)
-class MovedBack:
-    """Logprobs back on their tokens."""
-
-    logprobs: Logprobs
-    """`[T]`"""
-    lost: Mask
-    """`[T]` sampled tokens whose value fell off an end and is not recorded elsewhere in the log."""
-    offset: int
-    by_calls: bool
-
-
-def moved_back(evidence: Evidence) -> MovedBack | None:
-    """The logprobs of the row back on their tokens; None when they are not shifted.
+def _moved_back(evidence: Evidence) -> tuple[Logprobs, Mask, bool] | None:
+    """The logprobs of the row back on their tokens, the tokens whose value fell off an end and is not recorded
+    elsewhere, and whether the calls prove it; None when they are not shifted.
 
     RecordError when they are wrong and no offset is proven to put them right.
     """
@@ -52,7 +39,7 @@ def moved_back(evidence: Evidence) -> MovedBack | None:
     judged = judgement(evidence)
     if not shifted[0].by_calls and judged is not None:
         logprobs, lost = restored_logprobs(row, judged)
-        return MovedBack(logprobs, lost, offset, by_calls=False)
+        return logprobs, lost, False
     fill, first = _filler(evidence, row), first_covered(row)
     source = np.arange(len(row.logprobs)) + offset
     inside = (source >= first) & (source - offset >= first) & (source < len(source))
@@ -66,30 +53,21 @@ def moved_back(evidence: Evidence) -> MovedBack | None:
     # Whether all turns, and so the whole column, are shifted by the same offset.
     together = inside & (view.turn >= 0) & (view.turn == view.turn[source])
     together &= view.turn_offset[source] - view.turn_offset == source - np.arange(len(source))
-    if not (together & np.isfinite(view.expected_logprobs) & ~right & ~view.drifted).any():
+    if not (together & np.isfinite(expected) & ~right & ~view.drifted).any():
         # The call supplies a value that fell off an end.
         values = np.where(np.isfinite(expected) & ~right, expected, whole)
         lost = ~inside & ~np.isfinite(expected)
     else:
-        values, lost = _turn_by_turn(row, view, shifted, source, right, fill)
+        # Only the shifted turns move back; a value outside its turn leaves a fill value behind.
+        moving = np.isin(view.turn, [shift.turn for shift in shifted if shift.turn is not None])
+        values = row.logprobs.copy()
+        vacated = source[moving & right]
+        values[vacated[~view.sampled[vacated]]] = fill
+        values[moving] = np.where(right, row.logprobs[source], expected)[moving]
+        lost = moving & ~right & np.isnan(expected)
     trained = row.loss_mask if row.loss_mask is not None else np.zeros(len(source), np.bool_)
     lost &= trained
-    return MovedBack(np.where(lost, fill, values), lost, offset, by_calls=True)
-
-
-def _turn_by_turn(
-    row: TrainingRow, view: RowView, shifted: list[LogprobShift], source: Offsets, right: Mask, fill: float
-) -> tuple[Logprobs, Mask]:
-    """The logprobs with only the shifted turns moved back; the call supplies each value that its turn lost."""
-    assert row.logprobs is not None
-    assert view.expected_logprobs is not None
-    moving = np.isin(view.turn, [shift.turn for shift in shifted if shift.turn is not None])
-    values = row.logprobs.copy()
-    # A value outside its turn leaves a fill value behind.
-    vacated = source[moving & right]
-    values[vacated[~view.sampled[vacated]]] = fill
-    values[moving] = np.where(right, row.logprobs[source], view.expected_logprobs)[moving]
-    return values, moving & ~right & np.isnan(view.expected_logprobs)
+    return np.where(lost, fill, values), lost, True
 
 
 def _filler(evidence: Evidence, row: TrainingRow) -> float:
@@ -108,12 +86,6 @@ def _filler(evidence: Evidence, row: TrainingRow) -> float:
     return float(values[most]) if len(counts) and counts[most] * 2 > len(rest) else float("nan")
 
 
-# A logprob column with one entry too many or too few: which one is extra, or where one is missing.
-
-_PROOF = 2
-"""This many known values must agree to count as proof."""
-
-
 def fillers(values: Logprobs, sentinel: float | None) -> Mask:
     """`[N]` True where an entry is a fill value and not a logprob: null, 1.0, -9999, the sentinel.
 
@@ -130,7 +102,7 @@ def fitted_by_values(values: Logprobs, expected: Logprobs) -> Logprobs | None:
     agree. NaN in `known` is not compared.
     """
     extra = len(values) - len(expected)
-    if np.isfinite(expected).sum() < _PROOF or abs(extra) != 1:
+    if np.isfinite(expected).sum() < 2 or abs(extra) != 1:  # one value that agrees may do so by chance
         return None
     size = min(len(values), len(expected))
     front = _agree(values[:size], expected[:size])
@@ -301,7 +273,16 @@ def _mask_back(evidence: Evidence, row: TrainingRow, work: _Work) -> TrainingRow
         raise RecordError(f"column {compact[0].name!r} would lack entries: the row cuts off a trained run")
     bare = tuple(column for column in row.columns if column.alignment is not Alignment.SAMPLED)
     moved = restated(replace(row, columns=bare), loss_mask=back)
-    rest = {column.name: _weighted(column, row, back) for column in moved.columns}
+    rest = {column.name: column for column in moved.columns}
+    old = column_of(row, ColumnRole.LOSS_MASK)
+    if old is not None and old.name in rest and old.encoding is MaskEncoding.FLOAT:
+        weights = np.unique(old.values[old.values > 0])
+        if len(weights) > 1:
+            raise RecordError(
+                f"column {old.name!r} holds several weights, and which token has which is not recorded"
+            )
+        values = np.where(rest[old.name].values > 0, weights[0], 0.0).astype(old.values.dtype)
+        rest[old.name] = replace(rest[old.name], values=values)
     columns = tuple(rest.get(column.name, column) for column in row.columns)
     logprobs = row.logprobs
     for column in compact:
@@ -310,40 +291,26 @@ def _mask_back(evidence: Evidence, row: TrainingRow, work: _Work) -> TrainingRow
     return replace(moved, columns=columns, logprobs=logprobs)
 
 
-def _weighted(column: Column, row: TrainingRow, trained: Mask) -> Column:
-    """A mask of weights with its one weight; RecordError when it had several."""
-    old = column_of(row, ColumnRole.LOSS_MASK)
-    if old is None or column.name != old.name or old.encoding is not MaskEncoding.FLOAT:
-        return column
-    weights = np.unique(old.values[old.values > 0])
-    if len(weights) > 1:
-        raise RecordError(f"column {old.name!r} holds several weights, and which token has which is not recorded")
-    return replace(column, values=np.where(column.values > 0, weights[0], 0.0).astype(old.values.dtype))
-
-
 def _logprobs_back(evidence: Evidence, row: TrainingRow, work: _Work) -> TrainingRow:
     """The row with its logprobs back on their tokens; a token whose value is lost leaves the loss."""
-    moved = moved_back(evidence)
+    moved = _moved_back(evidence)
     if moved is None:
         return row
-    lost = moved.lost if row.loss_mask is None else moved.lost & row.loss_mask
-    # The mask without the lost tokens; None when it stays.
-    if not lost.any():
-        mask = None
-    else:
+    logprobs, lost, by_calls = moved
+    proof = "as the calls prove" if by_calls else _proof(evidence, "prove")
+    notes = [f"the logprobs were moved by {-shifts(evidence)[0].offset:+d}, {proof}"]
+    left = None
+    lost = lost if row.loss_mask is None else lost & row.loss_mask
+    if count := int(lost.sum()):
         if row.loss_mask is None or column_of(row, ColumnRole.LOSS_MASK) is None:
             raise RecordError("a value fell off the end, and there is no mask to leave its token out")
         left = row.loss_mask & ~lost
         if not left.any():
             raise RecordError("nothing would be left to train")
-        mask = left
-    proof = "as the calls prove" if moved.by_calls else _proof(evidence, "prove")
-    work.notes.append(f"the logprobs were moved by {-moved.offset:+d}, {proof}")
-    if lost.any() and row.loss_mask is not None:
-        count = int(lost.sum())
         work.untrained += count
-        work.notes.append(f"{count} trained token{'s' * (count > 1)} left the loss, since no value is recorded")
-    return restated(row, loss_mask=mask, logprobs=moved.logprobs)
+        notes.append(f"{count} trained token{'s' * (count > 1)} left the loss, since no value is recorded")
+    work.notes += notes
+    return restated(row, loss_mask=left, logprobs=logprobs)
 
 
 def _row_fitted(evidence: Evidence, row: TrainingRow, work: _Work) -> TrainingRow:

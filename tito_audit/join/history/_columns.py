@@ -38,18 +38,7 @@ class Numbers:
         at = self._slot(hash_)
         if not self._slots[at]:
             if len(self.hashes) > _FULL * len(self._slots):
-                slots = np.zeros(int(_GROWTH * len(self._slots)), np.uint32)
-                hashes = np.frombuffer(self.hashes, np.uint64)
-                for start in range(1, len(hashes), AT_ONCE):
-                    stop = min(start + AT_ONCE, len(hashes))
-                    pending, at = np.arange(start, stop, dtype=np.uint32), _home(hashes[start:stop], len(slots))
-                    while len(pending):
-                        free = slots[at] == 0
-                        slots[at[free]] = pending[free]
-                        lost = slots[at] != pending
-                        pending, at = pending[lost], (at[lost] + 1) % len(slots)
-                self._slots = array("I")
-                self._slots.frombytes(slots.data.cast("B"))
+                self._grow()
                 at = self._slot(hash_)
             self._slots[at] = len(self.hashes)
             self.hashes.append(hash_)
@@ -78,6 +67,20 @@ class Numbers:
                 further = ~hit & (number != 0)
                 pending, at = pending[further], (at[further] + 1) % len(slots)
         return numbers
+
+    def _grow(self) -> None:
+        slots = np.zeros(int(_GROWTH * len(self._slots)), np.uint32)
+        hashes = np.frombuffer(self.hashes, np.uint64)
+        for start in range(1, len(hashes), AT_ONCE):
+            stop = min(start + AT_ONCE, len(hashes))
+            pending, at = np.arange(start, stop, dtype=np.uint32), _home(hashes[start:stop], len(slots))
+            while len(pending):
+                free = slots[at] == 0
+                slots[at[free]] = pending[free]
+                lost = slots[at] != pending
+                pending, at = pending[lost], (at[lost] + 1) % len(slots)
+        self._slots = array("I")
+        self._slots.frombytes(slots.data.cast("B"))
 
 
 def _home(hashes: Hashes, size: int) -> NDArray[np.int64]:
