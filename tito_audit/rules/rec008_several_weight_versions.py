@@ -141,13 +141,9 @@ def _versions(rollout: Rollout) -> _Versions | None:
         start = row.prompt_length if row.prompt_length is not None else int(trained.argmax())
         covered = [sum(int(trained[a + by : b + by].sum()) for _, a, b in spans) for by in (0, start)]
         by = start if covered[1] > covered[0] else 0
-        versions.add_spans(
-            tuple(
-                (version, a + by, min(b + by, len(trained))) for version, a, b in spans if a + by < len(trained)
-            ),
-            Where.ROW,
-            None,
-        )
+        size = len(trained)
+        cut = [(version, a + by, min(b + by, size)) for version, a, b in spans if a + by < size]
+        versions.add_spans(cut, Where.ROW, None)
         return versions
     if row is not None and isinstance(named, list | tuple) and named:
         return _of_row(row, named)

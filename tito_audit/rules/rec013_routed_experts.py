@@ -87,7 +87,12 @@ def routed_experts(evidence: Evidence) -> Iterator[Hit]:
                 yield _hit(sequence, message, "another shape")
             shapes.setdefault(shape, sequence.turn)
             count, most = len(routing.experts), max(first, default=0)
-            start, end = _captured(routing) if count > most else (0, count)
+            start, end = 0, count
+            if count > most:
+                # Without padding on either side: zeros, as in verl's tensors, or the sign for nothing captured.
+                flat = routing.experts.reshape(count, -1)
+                inside = (~((flat == 0).all(axis=1) | (flat == _MISSING).all(axis=1))).nonzero()[0]
+                start, end = (int(inside[0]), int(inside[-1]) + 1) if len(inside) else (0, 0)
             if not images and count not in first | later and (count < most or end - start > most):
                 parts = sequence.resumed
                 if parts and count - sum(parts) + len(parts) in first:
@@ -118,14 +123,6 @@ def _rows(sequence: Sequence, routing: Routing) -> tuple[set[int], set[int]]:
     begins = sampled[:1].tolist() if sequence.response is None else [sequence.response]
     later = [] if routing.start else [*begins, sequence.fed]
     return rows, {size - at - by for at in later if at is not None for by in (0, 1) if at + by <= size} - rows
-
-
-def _captured(routing: Routing) -> tuple[int, int]:
-    """The rows between padding on either side: zeros, as in verl's tensors, or the sign for nothing captured."""
-    flat = routing.experts.reshape(len(routing.experts), -1)
-    empty = (flat == 0).all(axis=1) | (flat == _MISSING).all(axis=1)
-    inside = (~empty).nonzero()[0]
-    return (int(inside[0]), int(inside[-1]) + 1) if len(inside) else (0, 0)
 
 
 def _count_message(sequence: Sequence, routing: Routing) -> str:

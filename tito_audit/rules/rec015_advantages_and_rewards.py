@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from tito_audit.evidence.model import Evidence
 from tito_audit.evidence.needs import Needs
 from tito_audit.record.finding import Hit, Severity
-from tito_audit.record.rollout import Rollout
 from tito_audit.record.runs import trained_runs
 from tito_audit.rule import rule
 from tito_audit.rules._beside import Sequence, sequences
@@ -61,23 +60,26 @@ def advantages_and_rewards(evidence: Evidence) -> Iterator[Hit]:
 
 
 def _listed(evidence: Evidence, sequence: Sequence, name: str, value: Any) -> Iterator[Hit]:
-    numbers = _numbers(value)
-    if numbers is None:
+    entries = value.tolist() if isinstance(value, np.ndarray) else list(value)
+    if not entries or not all(entry is None or isinstance(entry, int | float) for entry in entries):
         return
+    numbers = np.array([np.nan if entry is None else float(entry) for entry in entries])
     if name not in _PER_TOKEN:
         # Rewards by turn, by component, by function: only their values say something.
         if np.isinf(numbers).any() or _nans(value):
             yield _hit(sequence, f"`{name}` holds {_worst(numbers)}", "not a finite number")
         return
-    if not _fits(evidence.rollout, sequence, numbers):
-        message = (
-            f"`{name}` has {counted(len(numbers), 'entry', 'entries')} for {counted(len(sequence.ids), 'token')}"
-        )
+    # By token, by turn, one for all, or with zeros as padding behind.
+    count, size, places = len(numbers), len(sequence.ids), _places(sequence, len(numbers))
+    answers = sum(message.sampled for message in evidence.rollout.messages)
+    runs = len(trained_runs(sequence.sampled))
+    padded = count > size and not np.nan_to_num(numbers[size:], nan=0.0).any()
+    if places is None and not padded and count not in (1, runs, answers, len(evidence.rollout.turns)):
+        message = f"`{name}` has {counted(count, 'entry', 'entries')} for {counted(size, 'token')}"
         if sequence.response:
-            message += f" ({len(sequence.ids) - sequence.response:,} after the prompt)"
+            message += f" ({size - sequence.response:,} after the prompt)"
         yield _hit(sequence, f"{message}; nothing says which token each entry belongs to", "length")
         return
-    places = _places(sequence, len(numbers))
     at = places[sequence.sampled[places] & (places >= 0)] if places is not None else None
     if places is None or at is None or not len(at):
         if np.isinf(numbers).any() or _nans(value):
@@ -94,29 +96,11 @@ def _listed(evidence: Evidence, sequence: Sequence, name: str, value: Any) -> It
         yield _hit(sequence, message, "no advantage", at, Severity.NOTE)
 
 
-def _numbers(value: Any) -> NDArray[np.float64] | None:
-    """One number for each entry, NaN for null; None if they are no numbers."""
-    entries = value.tolist() if isinstance(value, np.ndarray) else list(value)
-    if not entries or not all(entry is None or isinstance(entry, int | float) for entry in entries):
-        return None
-    return np.array([np.nan if entry is None else float(entry) for entry in entries])
-
-
 def _nans(value: Any) -> bool:
     """Whether a list holds NaN; a table's null is NaN in an array, and says nothing."""
     return not isinstance(value, np.ndarray) and any(
         isinstance(entry, float) and entry != entry for entry in value
     )
-
-
-def _fits(rollout: Rollout, sequence: Sequence, numbers: NDArray[np.float64]) -> bool:
-    """Whether there is a way to write so many: by token, by turn, one for all, or with zeros as padding behind."""
-    count, size = len(numbers), len(sequence.ids)
-    runs = len(trained_runs(sequence.sampled))
-    answers = sum(message.sampled for message in rollout.messages)
-    if count in (1, runs, answers, len(rollout.turns)) or _places(sequence, count) is not None:
-        return True
-    return count > size and not np.nan_to_num(numbers[size:], nan=0.0).any()
 
 
 def _places(sequence: Sequence, count: int) -> NDArray[np.int64] | None:

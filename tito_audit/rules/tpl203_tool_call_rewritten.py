@@ -14,8 +14,6 @@ from tito_audit.record.finding import Severity, Where
 from tito_audit.rule import Reason, cause
 from tito_audit.rules._drift import answer_texts, in_answer
 
-# How two spellings of a tool call differ.
-
 _WRAPPERS = re.compile(
     r"</?tool_calls?>|```\w*|<\|tool_call(?:s_begin|_begin|_end)?\|>|\[/?TOOL_CALLS?\]|<function=|</function>|<\|python_tag\|>"
 )
@@ -50,20 +48,18 @@ def _calls(text: str) -> list[_SpelledCall]:
     """Every tool call in a text, in order."""
     calls, at = [], text.find("{")
     while at >= 0:
-        call = _call_at(text, at)
+        call = None
+        try:
+            value, end = _DECODER.raw_decode(text, at)
+        except (ValueError, RecursionError):
+            call = _python_call(text, at)
+        else:
+            if isinstance(value, dict) and "name" in value and ("arguments" in value or "parameters" in value):
+                call = _SpelledCall(text[at:end], value)
         if call is not None:
             calls.append(call)
         at = text.find("{", at + (len(call.text) if call else 1))
     return calls
-
-
-def _call_at(text: str, at: int) -> _SpelledCall | None:
-    try:
-        value, end = _DECODER.raw_decode(text, at)
-    except (ValueError, RecursionError):
-        return _python_call(text, at)
-    is_call = isinstance(value, dict) and "name" in value and ("arguments" in value or "parameters" in value)
-    return _SpelledCall(text[at:end], value) if is_call else None
 
 
 def _python_call(text: str, at: int) -> _SpelledCall | None:
