@@ -66,14 +66,10 @@ def constant_logprobs(evidence: Evidence) -> Iterator[Hit]:
                 if values.where is Where.ROW and len(parts) == len(values.runs):
                     severity = Severity.ERROR
                     message = f"all {count} logprobs of the row are exactly 0; they were never recorded"
-                if (
-                    values.expected is not None
-                    and placeholder_zeros(values.logprobs, values.expected)[start:end].any()
-                ):
-                    severity, message = (
-                        Severity.ERROR,
-                        f"all {count} logprobs are 0 where the calls recorded others",
-                    )
+                recorded = values.expected
+                if recorded is not None and placeholder_zeros(values.logprobs, recorded)[start:end].any():
+                    severity = Severity.ERROR
+                    message = f"all {count} logprobs are 0 where the calls recorded others"
             cause = "all zero" if value == 0 else "all equal"
             proven = severity is Severity.ERROR and value == 0
             if not proven and certainty(evidence).may_last(values, start, end):

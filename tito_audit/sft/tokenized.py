@@ -82,7 +82,9 @@ def tokenized(rollout: Rollout, reference: Reference) -> TokenizedChat:
         raise RecordError(str(error)) from None
     text = rendering.text
     ids = reference.encode(text)
-    at = _bytes_of(ids, text, reference)
+    at = _Bytes(text, None if reference.has_bytes_of(ids, text) else "NFC")
+    if at.form is not None and at.data != reference.vocabulary.data(ids):
+        raise RecordError("the tokenizer changes the text that it encodes, so where its answers begin is unknown")
     lengths = reference.vocabulary.byte_lengths(ids)
     ends = lengths.cumsum()
     starts = ends - lengths
@@ -101,12 +103,9 @@ def tokenized(rollout: Rollout, reference: Reference) -> TokenizedChat:
         if start < len(ids) and starts[start] > begins:
             split.append(len(answers))
         answers.append((start, max(start, end)))
-        opened = [
-            each.start
-            for each in rendering.spans
-            if each.end == span[0] and each.kind is SpanKind.GENERATION_PROMPT
-        ]
-        headers.append(int(starts.searchsorted(at.of(opened[0]))) if opened else start)
+        prompts = (each for each in rendering.spans if each.kind is SpanKind.GENERATION_PROMPT)
+        header = next((prompt.start for prompt in prompts if prompt.end == span[0]), None)
+        headers.append(start if header is None else int(starts.searchsorted(at.of(header))))
         written[start:end] = trained[len(answers) - 1]
     marked = _marked(rollout, reference.renderer.template(bool(rollout.tools)), rendering, reference)
     mask = None
@@ -140,7 +139,7 @@ class _Bytes:
 
     def __init__(self, text: str, form: str | None) -> None:
         self._text = text
-        self._form = form
+        self.form = form
         self.data = self._written(text)
 
     def of(self, place: int) -> int:
@@ -153,17 +152,7 @@ class _Bytes:
         return len(before)
 
     def _written(self, text: str) -> bytes:
-        return (unicodedata.normalize(self._form, text) if self._form else text).encode("utf-8", "surrogatepass")  # type: ignore[arg-type]
-
-
-def _bytes_of(ids: Ids, text: str, reference: Reference) -> _Bytes:
-    """The bytes of a text in its tokens; RecordError if the tokenizer changes it in a way that is not known."""
-    if reference.has_bytes_of(ids, text):
-        return _Bytes(text, None)
-    composed = _Bytes(text, "NFC")
-    if composed.data != reference.vocabulary.data(ids):
-        raise RecordError("the tokenizer changes the text that it encodes, so where its answers begin is unknown")
-    return composed
+        return (unicodedata.normalize(self.form, text) if self.form else text).encode("utf-8", "surrogatepass")  # type: ignore[arg-type]
 
 
 def texts_of(row: Mapping[str, Any]) -> tuple[str, str] | None:
