@@ -166,7 +166,16 @@ class Join:
                 f"{pipe}: a pipe cannot be joined, as it cannot be read twice; save it to a file first."
             )
         if settings.session is not None and gathers:
-            _refuse_session(settings, settings.session, [] if written else logs)
+            named = f"--session {settings.session}"
+            if not settings.join:
+                raise SetupError(f"{named}: nothing is joined with --no-join; leave one of the two out.")
+            for flag, value in (("--rows-at", settings.rows_at), ("--map", settings.columns)):
+                if value:
+                    raise SetupError(
+                        f"{named}: it cannot be combined with {flag}.\n"
+                        "Only whole rows with known column names are joined; leave one of the two out."
+                    )
+            refuse_unknown(settings.session, [] if written else logs, settings.max_row_bytes)
         calls = None
         if gathers and settings.join and not settings.rows_at and not settings.columns:
             calls = JoinedCalls(settings, logs, decode, mapped)
@@ -232,9 +241,8 @@ class Join:
         for tally in self._tallies:
             yield from tally.notices(whole=whole)
         if self._list is not None:
-            own = (
-                f"; {self._with_own_tools} had tools of their own, which were kept" if self._with_own_tools else ""
-            )
+            count = self._with_own_tools
+            own = f"; {count} had tools of their own, which were kept" if count else ""
             count, tools = self._rollouts - self._with_own_tools, len(self._list)
             yield f"--tools {self._settings.tools}: {tools} tool{'s' * (tools != 1)} for {count} rollouts{own}."
 
@@ -321,22 +329,6 @@ class Join:
         return at, at, conversations_of_row[number if len(conversations_of_row) == of else 0]
 
 
-def _refuse_session(settings: Settings, session: str, logs: Sequence[Path]) -> None:
-    """SetupError if rows cannot be joined by session, or no row names one."""
-    if not settings.join:
-        raise SetupError(f"--session {session}: nothing is joined with --no-join; leave one of the two out.")
-    for flag, value in (("--rows-at", settings.rows_at), ("--map", settings.columns)):
-        if value:
-            raise SetupError(
-                f"--session {session}: it cannot be combined with {flag}.\n"
-                "Only whole rows with known column names are joined; leave one of the two out."
-            )
-    refuse_unknown(session, logs, settings.max_row_bytes)
-
-
-# Conversations of rows of other files
-
-
 _PLAIN = ("messages", "prompt", "completion", "tools", "chat_template_kwargs")
 
 
@@ -389,17 +381,13 @@ def with_conversation(rollout: Rollout, conversation: Conversation) -> Rollout:
     if paired is not None:
         for number, (index, sent) in zip(chain, paired, strict=True):
             turns[number] = replace(turns[number], message_index=index, prompt_messages=sent)
-        # Set what each retry (a call outside the chain with the prompt of a call in it) was sent.
+        # A retry, a call outside the chain with the prompt of a call in it, was sent the same.
         for number, turn in enumerate(turns):
-            if number in chain or turn.prompt_ids is None:
-                continue
-            for other in (turns[k] for k in chain):
-                if other.prompt_ids is not None and same_ids(other.prompt_ids, turn.prompt_ids):
-                    sent = (
-                        other.prompt_messages
-                        if other.message_index is None
-                        else conversation.messages[: other.message_index]
-                    )
+            prompt = None if number in chain else turn.prompt_ids
+            for again in (turns[k] for k in chain) if prompt is not None else ():
+                if prompt is not None and again.prompt_ids is not None and same_ids(again.prompt_ids, prompt):
+                    index, sent = again.message_index, again.prompt_messages
+                    sent = sent if index is None else conversation.messages[:index]
                     turns[number] = replace(turn, prompt_messages=sent)
                     break
     arguments = rollout.template_kwargs or conversation.template_kwargs or {}
@@ -410,13 +398,9 @@ def _plain(columns: Row, place: Place) -> tuple[Conversation, ...]:
     """The conversations in these columns; several where `messages` is a list of lists."""
     form, messages = format_named("generic"), columns.get("messages")
     each = [columns]
-    if (
-        isinstance(messages, list | tuple)
-        and messages
-        and all(isinstance(message_list, list | tuple) for message_list in messages)
-    ):
+    if isinstance(messages, list | tuple) and messages and all(isinstance(m, list | tuple) for m in messages):
         each = [{**columns, "messages": message_list} for message_list in messages]
-    return tuple(_conversation_of(rollout) for message_list in each for rollout in form.read(message_list, place))
+    return tuple(_conversation_of(rollout) for row in each for rollout in form.read(row, place))
 
 
 def _conversation_of(rollout: Rollout) -> Conversation:

@@ -42,8 +42,6 @@ _IDS: tuple[tuple[tuple[str, ...], ...], ...] = (
     (("idx",),),
 )
 """Ids, most likely first; for each, its columns, with every name of each column."""
-_SEEN = 16
-"""How many rows are read to find a file's columns."""
 _BETWEEN = "\x1f"
 _TASK, _ROLLOUT, _ATTEMPT = "_ng_task_index", "_ng_rollout_index", "_ng_attempt_index"
 _SUFFIXES = (".gz", ".zst", ".jsonl", ".ndjson", ".json", ".parquet")
@@ -138,7 +136,7 @@ def _rows(files: Iterable[Path], max_row_bytes: int, rows_at: str | None) -> Ite
 def _columns(files: Sequence[Path], max_row_bytes: int, rows_at: str | None = None) -> dict[str, Any]:
     """The columns of the first rows, each with its first value that is not null."""
     columns: dict[str, Any] = {}
-    for row, _ in zip(_rows(files, max_row_bytes, rows_at), range(_SEEN), strict=False):
+    for row, _ in zip(_rows(files, max_row_bytes, rows_at), range(16), strict=False):
         for name, value in row.items():
             if columns.get(name) is None:
                 columns[name] = value

@@ -93,13 +93,12 @@ def extract_tokens_and_logprobs_from_choice(
     returned them; else each token's id is looked up by its bytes. ChoiceError where logprobs are missing, where
     there are no tokens, and where the id of a token is not certain.
     """
-    # The tokens of a choice with their logprobs.
-    logprobs = _get(choice, "logprobs")
-    if logprobs is None:
+    stated = _get(choice, "logprobs")
+    if stated is None:
         raise ChoiceError(f"The choice has no logprobs.\n{_ASK}")
-    content = _get(logprobs, "content")
-    if content is None and (tokens := _get(logprobs, "tokens")) is not None:  # a choice of /v1/completions
-        values = _get(logprobs, "token_logprobs") or ()
+    content = _get(stated, "content")
+    if content is None and (tokens := _get(stated, "tokens")) is not None:  # a choice of /v1/completions
+        values = _get(stated, "token_logprobs") or ()
         if len(values) != len(tokens):
             raise ChoiceError(f"The choice has {len(tokens)} tokens and {len(values)} logprobs.\n{_ASK}")
         content = [{"token": token, "logprob": value} for token, value in zip(tokens, values, strict=True)]

@@ -201,10 +201,7 @@ class PromptWriter:
         if missing:
             what = f"the template leaves the answer's {' and '.join(missing)} out"
             return Fork(ForkReason.TEMPLATE_REWRITES, what, index)
-        # The end of an answer in what the template writes, which begins with its prompt.
-        start = written.length
-        node = answer.node
-        stop = self.stop_text(node)
+        start, stop = written.length, self.stop_text(node)
         ends = (*self._ends, *([stop] if stop is not None else []))
         calls = (f"{call.name} {call.arguments}" for call in node.message.tool_calls)
         parts = (node.message.text, node.message.reasoning or "", *calls)
@@ -224,8 +221,11 @@ class PromptWriter:
     def _spelled_end(self, answer: StoredAnswer, text: str, start: int, ends: Sequence[str]) -> TurnEnd | Fork:
         """The same for an answer whose text spells a token that ends turns: found by one that does not."""
         node = answer.node
-        other = replace(answer, history=(*answer.history[:-1], _without(answer.history[-1], ends)))
-        plain = self._closed(other)
+        wire = json.dumps(answer.history[-1].wire, ensure_ascii=False)
+        for end in _longest(ends):
+            wire = wire.replace(end, "x" * len(end))
+        message = as_message(json.loads(wire), "a probe")
+        plain = self._closed(replace(answer, history=(*answer.history[:-1], message)))
         sampled, ended = sampled_text(plain, plain[:start], ends)
         end = next((end for end in _longest(ends) if sampled.endswith(end)), "")
         tail = plain[start + len(sampled) - len(end) :]
@@ -279,14 +279,6 @@ def _opened(text: str, message: Message) -> str:
         raise RenderError("the last message is to be continued, and the template does not write its text")
     exact = at + len(content.lstrip())
     return text[:exact] if text[at:exact] == content.lstrip() else text[: at + len(content.strip())]
-
-
-def _without(message: Message, ends: Sequence[str]) -> Message:
-    """The message with other text in place of tokens that end turns."""
-    wire = json.dumps(message.wire, ensure_ascii=False)
-    for end in _longest(ends):
-        wire = wire.replace(end, "x" * len(end))
-    return as_message(json.loads(wire), "a probe")
 
 
 def _longest(texts: Sequence[str]) -> list[str]:
