@@ -221,7 +221,16 @@ def equal_ways(best: Confirmed, seen: Sequence[Observation], *, calls_tools: boo
     """
     writer, way = best.writer, best.way
     few = for_search([seen[at] for at in sorted(best.written)], 24)
-    equal = [other for other in _same_date(best) if other != way and _same(writer, way, other, few)]
+    dated: list[Way] = []  # the same date as an argument instead of the clock's, and vice versa
+    for argument in writer.arguments.arguments:
+        format_, value = argument.clock_format, dict(way.args).get(argument.name)
+        if format_ is not None and way.clock is not None and value is None:
+            dated.append(replace(way, clock=None).with_arg(argument.name, way.clock.strftime(format_)))
+        elif format_ is not None and isinstance(value, str):
+            date = date_near(PROBE(format_), value)
+            if date is not None:
+                dated.append(replace(way.without_arg(argument.name), clock=date))
+    equal = [other for other in dated if other != way and _same(writer, way, other, few)]
     undetermined: list[str] = []
     forms: tuple[ToolArguments, ...] = ("auto", "object", "string")
     others = [replace(way, tool_arguments=form) for form in forms if form != way.tool_arguments]
@@ -245,19 +254,6 @@ def equal_ways(best: Confirmed, seen: Sequence[Observation], *, calls_tools: boo
 
 def _same(writer: Writer, way: Way, other: Way, seen: Sequence[Observation]) -> bool:
     return bool(seen) and all(writer.alike(way, other, observation) for observation in seen)
-
-
-def _same_date(best: Confirmed) -> Iterator[Way]:
-    """The same date as an argument instead of the clock's, and vice versa."""
-    way = best.way
-    for argument in best.writer.arguments.arguments:
-        form, value = argument.clock_format, dict(way.args).get(argument.name)
-        if form is not None and way.clock is not None and value is None:
-            yield replace(way, clock=None).with_arg(argument.name, way.clock.strftime(form))
-        elif form is not None and isinstance(value, str):
-            date = date_near(PROBE(form), value)
-            if date is not None:
-                yield replace(way.without_arg(argument.name), clock=date)
 
 
 _CUT_OFF = frozenset(("length", "max_tokens", "abort", "error"))

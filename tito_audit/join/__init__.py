@@ -8,8 +8,7 @@ from pathlib import Path
 
 from tito_audit.errors import RecordError, SetupError
 from tito_audit.format import Format, Row
-from tito_audit.formats import calls_unknown_tools, chat_tools, format_named, pick_format
-from tito_audit.join._annotations import Annotations
+from tito_audit.formats import calls_unknown_tools, chat_tools, format_named, pick_format, with_updates
 from tito_audit.join._call_rows import Answers, Mapped, Work, one_by_one
 from tito_audit.join._calls import CallsOfRollout, gathered
 from tito_audit.join._gathering import Captures, Gathering, JoinedCalls
@@ -35,9 +34,10 @@ from tito_audit.record.message import Message, ToolSpec
 from tito_audit.record.prefix import same_ids
 from tito_audit.record.rollout import Place, Rollout, Turn
 from tito_audit.settings.model import Settings
-from tito_audit.storage import Log, Output, RawRow, find_logs, open_log
+from tito_audit.storage import Log, Output, RawRow, RemoteFile, find_logs, open_log
 from tito_audit.storage.chunks import Chunk, chunks_of
-from tito_audit.storage.random_access import RowBatch
+from tito_audit.storage.random_access import RandomAccess, RowBatch, Ticket
+from tito_audit.storage.spool import Spool
 
 __all__ = [
     "Annotations",
@@ -106,6 +106,55 @@ def joined_counts(rollout: Rollout) -> dict[str, int]:
     """What `Join.apply` found for a rollout, and how many rows it has; {} where nothing was joined."""
     rows = len(rollout.stated.calls_at)
     return {**rollout.stated.joined, **({"rows": rows} if rows > 1 else {})}
+
+
+class Annotations:
+    """Updates of traces by trace id, as the file monitor of prime-rl writes them.
+
+    PrimeIntellect-ai/prime-rl `src/prime_rl/monitors/file/monitor.py` (`log_annotations`): episodes in
+    `traces/stream/`; rows with `trace_id` and `branches` in `traces/annotations/PRODUCER/`, several for a trace.
+    The updates stay in their files; where each is takes some 200 bytes.
+    """
+
+    def __init__(self, folder: Path, max_row_bytes: int) -> None:
+        self.folder = folder
+        spool = Spool()
+        self._at: dict[str, list[tuple[RandomAccess, Ticket]]] = {}
+        for file in find_logs([folder]):
+            reader = RandomAccess(file, max_row_bytes=max_row_bytes, spool=spool)
+            for ticket, raw in reader:
+                trace = (raw.value or {}).get("trace_id")
+                if raw.value is not None and isinstance(trace, str) and raw.value.get("branches"):
+                    self._at.setdefault(trace, []).append((reader, ticket))
+
+    @classmethod
+    def beside(cls, files: Iterable[Path], max_row_bytes: int) -> dict[str, Annotations]:
+        """By log, the annotations beside the folder `stream` that it is in."""
+        of_folder: dict[Path, Annotations] = {}
+        of_log: dict[str, Annotations] = {}
+        for file in files:
+            folder = file.parent.parent / "annotations"
+            if file.parent.name != "stream" or isinstance(file, RemoteFile) or not folder.is_dir():
+                continue
+            if folder not in of_folder:
+                of_folder[folder] = cls(folder, max_row_bytes)
+            of_log[str(file)] = of_folder[folder]
+        return of_log
+
+    def onto(self, form: Format, row: Row) -> Row:
+        """The row with the updates of its traces."""
+        return with_updates(row, self.of) if form.name == "verifiers_v1" and self._at else row
+
+    def notices(self) -> Iterator[str]:
+        """What there is, for the summary."""
+        updates = sum(map(len, self._at.values()))
+        if updates:
+            yield f"{self.folder}: {updates:,} annotations of {len(self._at):,} traces, joined on the trace's id."
+
+    def of(self, trace: str) -> Iterator[Row]:
+        """The updates of a trace, in the order in which they were written."""
+        for reader, ticket in self._at.get(trace, ()):
+            yield reader.row(ticket).value or {}
 
 
 class Join:

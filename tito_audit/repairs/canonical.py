@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from tito_audit.errors import RecordError
-from tito_audit.evidence.model import Difference, Evidence
+from tito_audit.evidence.model import Evidence
 from tito_audit.record.arrays import Ids, Offsets
 from tito_audit.record.column import ColumnRole
 from tito_audit.record.finding import Finding, Where
@@ -60,7 +58,18 @@ def canonical(evidence: Evidence, findings: tuple[Finding, ...], choices: Repair
         return None
     if not differences:
         return None
-    ids, source, first = _replaced(row.token_ids, differences)
+    # The ids with each difference replaced, and the old position of each; -1 where it is new.
+    pieces: list[Ids] = []
+    sources: list[Offsets] = []
+    at, first = 0, differences[0].start
+    for difference in differences:
+        if difference.start < at:
+            continue  # inside the difference before it
+        pieces += [row.token_ids[at : difference.start], difference.canonical.ids]
+        sources += [np.arange(at, difference.start), np.full(len(difference.canonical.ids), -1)]
+        at = difference.end
+    ids = np.concatenate([*pieces, row.token_ids[at:]]).astype(np.int32)
+    source = np.concatenate([*sources, np.arange(at, len(row.token_ids))]).astype(np.int64)
     unknown = np.arange(len(ids)) >= first
     mask = None
     if row.loss_mask is not None and column_of(row, ColumnRole.LOSS_MASK) is not None:
@@ -91,20 +100,3 @@ def canonical(evidence: Evidence, findings: tuple[Finding, ...], choices: Repair
 
 def _has_calls(evidence: Evidence) -> bool:
     return any(turn.completion_ids is not None for turn in evidence.rollout.turns)
-
-
-def _replaced(recorded: Ids, differences: Sequence[Difference]) -> tuple[Ids, Offsets, int]:
-    """The ids with each difference replaced, the old position of each (-1: new), and the first that changed."""
-    ids: list[Ids] = []
-    source: list[Offsets] = []
-    at, first = 0, len(recorded)
-    for difference in differences:
-        if difference.start < at:
-            continue  # inside the difference before it
-        ids += [recorded[at : difference.start], difference.canonical.ids]
-        source += [np.arange(at, difference.start), np.full(len(difference.canonical.ids), -1)]
-        first = min(first, difference.start)
-        at = difference.end
-    ids.append(recorded[at:])
-    source.append(np.arange(at, len(recorded)))
-    return np.concatenate(ids).astype(np.int32), np.concatenate(source).astype(np.int64), first

@@ -116,8 +116,15 @@ def fitted_by_values(values: Logprobs, expected: Logprobs) -> Logprobs | None:
     if extra > 0:
         # If several places are left, take one at an end, else any one if the entries are equal.
         ends = places[(places == 0) | (places == len(expected))]
-        fitted = [np.delete(values, place) for place in (ends if len(ends) else places)]
-        return fitted[0] if all(_alike(fitted[0], other, expected) for other in fitted[1:]) else None
+        first, *others = (np.delete(values, place) for place in (ends if len(ends) else places))
+        # Up to rounding where values are known, exactly elsewhere.
+        compared = np.isfinite(expected)
+        alike = all(
+            (np.abs(first[compared] - other[compared]) <= 2 * ROUNDING).all()
+            and np.array_equal(first[~compared], other[~compared], equal_nan=True)
+            for other in others
+        )
+        return first if alike else None
     place = next((int(p) for p in places if np.isfinite(expected[p])), None)
     return None if place is None else np.insert(values, place, expected[place])
 
@@ -158,15 +165,6 @@ def unprovable(name: str) -> RecordError:
 
 def _agree(values: Logprobs, expected: Logprobs) -> Mask:
     return np.asarray(~np.isfinite(expected) | (np.abs(values - expected) <= ROUNDING))
-
-
-def _alike(first: Logprobs, other: Logprobs, expected: Logprobs) -> bool:
-    """Whether two fits give the same values: up to rounding where values are known, exactly elsewhere."""
-    compared = np.isfinite(expected)
-    rest = (first[~compared], other[~compared])
-    return bool(
-        (np.abs(first[compared] - other[compared]) <= 2 * ROUNDING).all() and np.array_equal(*rest, equal_nan=True)
-    )
 
 
 def _fits(evidence: Evidence, finding: Finding) -> bool:

@@ -225,11 +225,12 @@ def _same(new: TrainingRow, old: TrainingRow | None) -> bool:
     for a, b in ((new.loss_mask, old.loss_mask), (new.logprobs, old.logprobs)):
         if (a is None) is not (b is None):
             return False
-        values = [np.asarray(column, np.float64) for column in (a, b) if column is not None]
-        if old.sentinel is not None:
-            values = [np.where(np.isnan(column), old.sentinel, column) for column in values]
-        if values and not np.array_equal(*values, equal_nan=True):
-            return False
+        if a is not None and b is not None:
+            values, other = (np.asarray(column, np.float64) for column in (a, b))
+            if old.sentinel is not None:
+                values, other = (np.where(np.isnan(column), old.sentinel, column) for column in (values, other))
+            if not np.array_equal(values, other, equal_nan=True):
+                return False
     return all(a.alignment == b.alignment for a, b in zip(new.columns, old.columns, strict=False))
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tito_audit.evidence.judgement import Judgement, judgement, row_slide
+from tito_audit.evidence.judgement import judgement, row_slide
 from tito_audit.evidence.left_out import left_out
 from tito_audit.evidence.masks import is_end, sampled_turns, trained_as_sampled, whole_mask
 from tito_audit.evidence.model import Evidence, RowView
@@ -93,6 +93,11 @@ def judged_mask(evidence: Evidence) -> JudgedMask | None:
         spans = [judged.spans[number] for number in judged.fit.answers]
         off[: max(spans[0].start + min(slide, 0), 0)] = False
         off[spans[-1].ends[-1] + max(slide, 0) :] = False
+    slid = ""
+    if slide:
+        by_part = judged is not None and not view.proven and not judged.slide.of_row
+        where = judged.slide.where if judged is not None and by_part else ""
+        slid = f"{'the trained runs are' if by_part else 'every trained run is'} {places(slide)}{where}"
     # Whether several faults explain the row, one of them a slid mask.
     several = judged is not None and not view.proven and judged.several and any(f.slide.mask for f in judged.fits)
     on_purpose = missing if left is None else left.tokens & ~off
@@ -110,7 +115,7 @@ def judged_mask(evidence: Evidence) -> JudgedMask | None:
         trained=trained,
         view=view,
         slide=slide,
-        slid=_slid(view, slide, judged),
+        slid=slid,
         off=off,
         among=tuple(slides_in_words(fit.slide for fit in judged.fits)) if judged is not None and several else (),
         end_not_trained=missing,
@@ -118,15 +123,6 @@ def judged_mask(evidence: Evidence) -> JudgedMask | None:
         not_sampled=trained & ~view.sampled & ~added & ~rewritten & ~unclear_tokens(evidence),
         not_trained=view.sampled & ~trained & ~missing & ~on_purpose,
     )
-
-
-def _slid(view: RowView, slide: int, judged: Judgement | None) -> str:
-    """A proven slide of the mask as a clause."""
-    if not slide:
-        return ""
-    if view.proven or judged is None or judged.slide.of_row:
-        return f"every trained run is {places(slide)}"
-    return f"the trained runs are {places(slide)}{judged.slide.where}"
 
 
 def _ends_not_trained(ids: Ids, trained: Mask, view: RowView, evidence: Evidence) -> Mask:

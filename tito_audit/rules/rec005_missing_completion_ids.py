@@ -11,7 +11,7 @@ import numpy as np
 from tito_audit.evidence.model import Evidence
 from tito_audit.record.column import ColumnRole
 from tito_audit.record.finding import Hit, Severity, Where
-from tito_audit.record.message import Message, ToolCall
+from tito_audit.record.message import ToolCall
 from tito_audit.record.rollout import Turn
 from tito_audit.rule import rule
 from tito_audit.rules._texts import TextAgreement, agreement, answer_of, contained, missing_part, spelled_out
@@ -108,7 +108,15 @@ def _incomplete(evidence: Evidence, number: int, turn: Turn) -> Iterator[Hit]:
     uncounted = 0 if usage is None else usage.counted - usage.recorded
     complete = usage is not None and abs(uncounted) <= usage.choices
     problem, cause = "", "part of the text"
-    missed = None if evidence.vocabulary is None else _missed(evidence, number, turn, answer)
+    missed = None
+    if evidence.vocabulary is not None:
+        # The part of the logged text that the ids lack, if they hold all the rest.
+        text, whole = turn.completion_text, True
+        if text is not None:
+            whole = agreement(evidence, number) is not TextAgreement.DIFFERENT
+        elif answer is not None:
+            text, whole = answer.text, contained(evidence, number, answer.text)
+        missed = None if text is None or whole else missing_part(evidence, number, text)
     if missed is not None and not _EMPTY_THOUGHT.fullmatch(missed):
         problem = f"lack {counted(len(missed), 'character')} of its text: {quoted(missed)}"
     elif answer is not None and evidence.vocabulary is not None and not complete:
@@ -131,16 +139,6 @@ def _incomplete(evidence: Evidence, number: int, turn: Turn) -> Iterator[Hit]:
         message = f"the {counted(len(ids), 'completion id')} {problem}; the rest was not recorded"
         side = shown(evidence, ids[np.maximum(len(ids) - 16, 0) :])
         yield Hit(Where.COMPLETION, 0, len(ids), message, number, f"incomplete: {cause}", severity, side)
-
-
-def _missed(evidence: Evidence, number: int, turn: Turn, answer: Message | None) -> str | None:
-    """The part of the logged text that the ids lack, if they hold all the rest; else None."""
-    if turn.completion_text is not None:
-        different = agreement(evidence, number) is TextAgreement.DIFFERENT
-        return missing_part(evidence, number, turn.completion_text) if different else None
-    if answer is None or contained(evidence, number, answer.text):
-        return None
-    return missing_part(evidence, number, answer.text)
 
 
 def _spelled(evidence: Evidence, number: int, call: ToolCall) -> bool:

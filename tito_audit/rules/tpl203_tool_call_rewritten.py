@@ -40,7 +40,12 @@ def compare_calls(recorded: str, canonical: str) -> str | None:
     if len(left) != len(right):
         return "only one side has it" if not left or not right else "another number of calls"
     aspects = ["wrapped in other markers"] if _WRAPPERS.findall(recorded) != _WRAPPERS.findall(canonical) else []
-    aspects += [how for a, b in zip(left, right, strict=True) if (how := _difference(a, b)) is not None]
+    for a, b in zip(left, right, strict=True):
+        if a.text != b.text:
+            try:
+                aspects.append(_spelling(a, b) if a.value == b.value else _other_value(a.value, b.value))
+            except RecursionError:  # nested too deep to be worth comparing
+                aspects.append("other keys or values")
     return ", ".join(dict.fromkeys(aspects)) or None
 
 
@@ -74,16 +79,6 @@ def _python_call(text: str, at: int) -> _SpelledCall | None:
         return None
     is_call = isinstance(value, dict) and "name" in value and "arguments" in value
     return _SpelledCall(line[:end], value, python=True) if is_call else None
-
-
-def _difference(a: _SpelledCall, b: _SpelledCall) -> str | None:
-    """How the spelling of one call differs from the other's; None when they are equal."""
-    if a.text == b.text:
-        return None
-    try:
-        return _spelling(a, b) if a.value == b.value else _other_value(a.value, b.value)
-    except RecursionError:
-        return "other keys or values"  # nested too deep to be worth comparing
 
 
 def _spelling(a: _SpelledCall, b: _SpelledCall) -> str:

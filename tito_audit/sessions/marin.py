@@ -105,7 +105,12 @@ def extract_tokens_and_logprobs_from_choice(
     if not content:
         raise ChoiceError(f"The choice has zero tokens in its logprobs.\n{_ASK}")
     entries = list(content)
-    logprobs = np.array([_logprob(entry, place) for place, entry in enumerate(entries)], np.float32)
+    for place, entry in enumerate(entries):
+        value = _get(entry, "logprob")
+        if value is None or not math.isfinite(value) or value > 0 or value == _NOT_AVAILABLE:
+            which = f"Token {place} ({_get(entry, 'token')!r})"
+            raise ChoiceError(f"{which} has the logprob {value}, which no sampler gives.\n{_ASK}")
+    logprobs = np.array([float(_get(entry, "logprob")) for entry in entries], np.float32)
     ids = _ids(choice, entries, _loaded(tokenizer))
     if not logprobs.any():
         warnings.warn(
@@ -144,6 +149,10 @@ def rollout_from_choice(
             "Pass the server's own tokenizer folder."
         )
     ids, logprobs = extract_tokens_and_logprobs_from_choice(choice, loaded)
+    message, answer = _get(choice, "message"), {"role": "assistant", "content": _get(choice, "text")}
+    if message is not None:
+        wire = message if isinstance(message, Mapping) else message.model_dump(exclude_none=True)
+        answer |= {"content": None, **{key: value for key, value in wire.items() if value is not None}}
     return MarinRollout(
         env_name,
         env_example_id,
@@ -154,7 +163,7 @@ def rollout_from_choice(
         float(reward),
         correctness_reward,
         _get(choice, "finish_reason") == "length",
-        (*_messages(prompt, system_prompt), _answer(choice)),
+        (*_messages(prompt, system_prompt), answer),
     )
 
 
@@ -174,15 +183,6 @@ def _messages(prompt: PromptInput, system_prompt: str | None) -> list[Mapping[st
 def _get(value: Any, name: str) -> Any:
     """A field of an object of the `openai` package, or of the same as a mapping; None if absent."""
     return value.get(name) if isinstance(value, Mapping) else getattr(value, name, None)
-
-
-def _logprob(entry: Any, place: int) -> float:
-    value = _get(entry, "logprob")
-    if value is None or not math.isfinite(value) or value > 0 or value == _NOT_AVAILABLE:
-        raise ChoiceError(
-            f"Token {place} ({_get(entry, 'token')!r}) has the logprob {value}, which no sampler gives.\n{_ASK}"
-        )
-    return float(value)
 
 
 def _ids(choice: Any, entries: Sequence[Any], tokenizer: Tokenizer) -> Ids:
@@ -212,16 +212,3 @@ def _ids(choice: Any, entries: Sequence[Any], tokenizer: Tokenizer) -> Ids:
             f"the vocabulary spells their bytes more than once.\n{_ASK}"
         )
     return recovered.ids
-
-
-def _answer(choice: Any) -> dict[str, Any]:
-    """The answer as a message in OpenAI chat form."""
-    message = _get(choice, "message")
-    if message is None:
-        return {"role": "assistant", "content": _get(choice, "text")}
-    wire = message if isinstance(message, Mapping) else message.model_dump(exclude_none=True)
-    return {
-        "role": "assistant",
-        "content": None,
-        **{key: value for key, value in wire.items() if value is not None},
-    }

@@ -165,7 +165,11 @@ class PromptWriter:
         shared = after[: common_start(after, other)].lstrip()
         tokens = sorted(filter(None, self._renderer.control_texts), key=len, reverse=True)
         end = next((token for token in tokens if shared.startswith(token)), "")
-        return "" if end and end in _leading(start, tokens) else end
+        while (token := next((token for token in tokens if start.startswith(token)), None)) is not None:
+            if token == end:
+                return ""
+            start = start[len(token) :]
+        return end
 
     @cached_property
     def _stop_ids(self) -> frozenset[int]:
@@ -260,15 +264,6 @@ class PromptWriter:
                 return count
             at += len(piece)
         return len(node.output_ids)
-
-
-def _leading(text: str, tokens: Sequence[str]) -> list[str]:
-    """The control tokens that a text begins with."""
-    texts: list[str] = []
-    while (token := next((token for token in tokens if text.startswith(token)), None)) is not None:
-        texts.append(token)
-        text = text[len(token) :]
-    return texts
 
 
 def _opened(text: str, message: Message) -> str:

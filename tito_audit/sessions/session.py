@@ -57,7 +57,13 @@ class Texts:
     def add(self, node: Node) -> list[Key]:
         """Hold an answer; the keys it was added under."""
         length, last = node.length, node.output_ids[-1:]
-        state = self._prompt_state(node.prompt)
+        # The running digest of the prompt's ids goes on from that of the answer that it continues.
+        prompt, parent, state = node.prompt, node.parent, None
+        if parent is not None and id(parent) in self._states:
+            left_out, end = parent.length - prompt.kept, parent.output_ids[-1:]
+            if left_out in (0, len(end)):
+                state = _with(_with(self._states[id(parent)][1], end[left_out:]), prompt.new_ids)
+        state = state or running(_IDS + prompt.ids.tobytes())
         state.update(node.output_ids[:-1].tobytes())
         self._states[id(node)] = node, state
         # What a prompt starts with that goes on from the answer, and how many ids it then keeps.
@@ -70,15 +76,6 @@ class Texts:
         for key, count in keys:
             self._answers.add(key, (node, count))
         return [key for key, _ in keys]
-
-    def _prompt_state(self, prompt: Prompt) -> blake2b:
-        """The running digest of a prompt's ids, which goes on from the answer that it continues."""
-        parent = prompt.parent
-        if parent is not None and id(parent) in self._states:
-            left_out, last = parent.length - prompt.kept, parent.output_ids[-1:]
-            if left_out in (0, len(last)):
-                return _with(_with(self._states[id(parent)][1], last[left_out:]), prompt.new_ids)
-        return running(_IDS + prompt.ids.tobytes())
 
     def prompt(self, prompt: TextPrompt) -> Prompt | None:
         """The prompt that continues the longest matching answer; None if there is none."""

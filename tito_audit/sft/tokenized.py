@@ -9,7 +9,7 @@ lack the markers. Then the rendering shows it: marks around each answer, which t
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,6 @@ from tito_audit.record.prefix import common_prefix
 from tito_audit.record.rollout import Rollout, TrainingRow
 from tito_audit.render.sentinels import SpanKind
 from tito_audit.render.spans import Rendering, spans
-from tito_audit.render.template import Template
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +106,13 @@ def tokenized(rollout: Rollout, reference: Reference) -> TokenizedChat:
         header = next((prompt.start for prompt in prompts if prompt.end == span[0]), None)
         headers.append(start if header is None else int(starts.searchsorted(at.of(header))))
         written[start:end] = trained[len(answers) - 1]
-    marked = _marked(rollout, reference.renderer.template(bool(rollout.tools)), rendering, reference)
+    template = reference.renderer.template(bool(rollout.tools))
+    variables = reference.renderer.variables(rollout.tools, rollout.template_kwargs)
+    variables = {**variables, "messages": rendering.chat, "add_generation_prompt": False}
+    try:  # the ranges of the text that the template marks, None if it has no markers
+        marked = template.generation(variables, text)
+    except RenderError:
+        marked = None
     mask = None
     if marked is not None:
         mask = np.zeros(len(ids), np.bool_)
@@ -118,20 +123,6 @@ def tokenized(rollout: Rollout, reference: Reference) -> TokenizedChat:
                 first = int(starts.searchsorted(at.of(start), "right")) - 1
                 mask[max(first, 0) : int(starts.searchsorted(at.of(end)))] = True
     return TokenizedChat(rendering, ids, starts, tuple(answers), tuple(headers), written, mask, tuple(split))
-
-
-def _marked(
-    rollout: Rollout, template: Template, rendering: Rendering, reference: Reference
-) -> Sequence[tuple[int, int]] | None:
-    """The ranges of the text that the template marks; None if it has no markers."""
-    assert reference.renderer is not None
-    variables = reference.renderer.variables(rollout.tools, rollout.template_kwargs)
-    try:
-        return template.generation(
-            {**variables, "messages": rendering.chat, "add_generation_prompt": False}, rendering.text
-        )
-    except RenderError:
-        return None
 
 
 class _Bytes:
