@@ -14,7 +14,7 @@ from tito_audit.record.finding import NEXT_PROMPT, PREVIOUS_CALL, PROMPT, SAMPLE
 from tito_audit.record.memo import memoized
 from tito_audit.record.prefix import common_prefix, same_ids
 from tito_audit.rule import SHOWN_TOKENS
-from tito_audit.rules._words import listed
+from tito_audit.terminal.words import listed
 
 _SHOWN = 8
 """Tokens of each side that a finding holds where no difference says how far it reaches."""

@@ -23,8 +23,7 @@ from tito_audit.record.memo import memoized
 from tito_audit.record.mismatch import MismatchCause, RowMismatch
 from tito_audit.record.rollout import seen_by_loss
 from tito_audit.record.runs import trained_runs
-from tito_audit.rules._words import listed
-from tito_audit.terminal.words import decimal
+from tito_audit.terminal.words import decimal, listed
 
 _CERTAIN = -1.0
 """A trainer's logprob above which the sampler's 0.0 may be a certain token; below, it is LPR505's placeholder."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from tito_audit.evidence.model import Evidence
 from tito_audit.record.arrays import Ids
 from tito_audit.record.finding import Side
@@ -15,11 +13,6 @@ _QUOTED_CHARACTERS = 40
 def counted(number: int, noun: str, plural: str = "") -> str:
     """`1 token`, `2 tokens`; the plural adds an s unless another is given."""
     return f"{number} {noun}" if number == 1 else f"{number} {plural or noun + 's'}"
-
-
-def listed(words: Sequence[str]) -> str:
-    """`a`, `a and b`, `a, b and c`."""
-    return " and ".join(filter(None, (", ".join(words[:-1]), words[-1]))) if words else ""
 
 
 def quoted(text: str) -> str:

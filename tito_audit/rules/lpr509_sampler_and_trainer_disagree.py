@@ -18,9 +18,9 @@ from tito_audit.record.mismatch import MISMATCH, CauseShare, MismatchCause, RowM
 from tito_audit.record.reading import places
 from tito_audit.rule import rule
 from tito_audit.rules._trainer import Pair, notes, other_base, pairs, together
-from tito_audit.rules._words import counted, listed, quoted, shown
+from tito_audit.rules._words import counted, quoted, shown
 from tito_audit.terminal.mismatch import cause_words
-from tito_audit.terminal.words import decimal, percent, signed
+from tito_audit.terminal.words import decimal, listed, percent, signed
 
 _BOUND = math.log(1.05)
 """What two engines with the same weights differ by at most in the mean. NeMo-RL's tests hold the mean of
@@ -114,8 +114,7 @@ def _judged(evidence: Evidence, column: list[Pair], mismatches: list[RowMismatch
     if not far and not above:
         mismatches.append(_within_bound(evidence, column, every, apart))
         if mismatches[-1].shares[0][0] == MismatchCause.COPIED:
-            pair = column[0]
-            at = int(pair.at[0])
+            pair, at = column[0], int(column[0].at[0])
             message = (
                 f"`{trainer}` equals `{sampler}` to the bit over {counted(len(every), 'token')}: one is a copy "
                 "of the other, or the trainer computed both; they cannot show a mismatch, and where the clip "

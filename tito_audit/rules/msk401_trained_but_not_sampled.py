@@ -17,8 +17,8 @@ from tito_audit.record.runs import trained_runs
 from tito_audit.record.speakers import ASSISTANT
 from tito_audit.rule import rule
 from tito_audit.rules._masks import judged_mask
-from tito_audit.rules._words import counted, listed, shown
-from tito_audit.terminal.words import listed_or
+from tito_audit.rules._words import counted, shown
+from tito_audit.terminal.words import listed, listed_or
 
 _MOST = 3
 

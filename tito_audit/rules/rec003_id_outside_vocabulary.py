@@ -14,7 +14,8 @@ from tito_audit.record.finding import Hit, Severity, Where
 from tito_audit.record.prefix import common_prefix
 from tito_audit.record.runs import trained_runs
 from tito_audit.rule import rule
-from tito_audit.rules._words import counted, listed, shown
+from tito_audit.rules._words import counted, shown
+from tito_audit.terminal.words import listed
 
 _NAMED = 4
 _PADDED = "padding of the embedding"

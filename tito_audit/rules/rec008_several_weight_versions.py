@@ -15,7 +15,8 @@ from tito_audit.record.finding import Hit, Severity, Where
 from tito_audit.record.rollout import Rollout, TrainingRow
 from tito_audit.record.runs import trained_runs
 from tito_audit.rule import rule
-from tito_audit.rules._words import counted, listed
+from tito_audit.rules._words import counted
+from tito_audit.terminal.words import listed
 
 _NAMED = 4
 """Versions that a message names."""

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from tito_audit.evidence.model import Evidence
 from tito_audit.evidence.needs import Needs
 from tito_audit.record.beside import Routing
-from tito_audit.record.finding import Hit, Severity, Where
+from tito_audit.record.finding import Hit, Severity
 from tito_audit.record.runs import trained_runs
 from tito_audit.rule import rule
 from tito_audit.rules._beside import Sequence, sequences
@@ -66,7 +66,7 @@ def routed_experts(evidence: Evidence) -> Iterator[Hit]:
     for sequence in sequences(evidence):
         for unfit in sequence.beside.unfit:
             if unfit.experts and unfit.wrong:
-                yield _hit(sequence, f"`{unfit.name}` holds {unfit.because}", "not of its shape")
+                yield sequence.hit(f"`{unfit.name}` holds {unfit.because}", "not of its shape")
         for routing in sequence.beside.routing:
             first, later = _rows(sequence, routing)
             if routing.experts.ndim == 1:
@@ -74,7 +74,7 @@ def routed_experts(evidence: Evidence) -> Iterator[Hit]:
                 fits = {size // count for count in first | later if count and size % count == 0}
                 if not images and (not fits or (widths is not None and not widths & fits)):
                     message = f"{size:,} numbers in `{routing.name}` are no rows of {_tokens(sequence)}"
-                    yield _hit(sequence, message, "rows of other tokens")
+                    yield sequence.hit(message, "rows of other tokens")
                 widths = (widths & fits or widths) if widths and fits else fits or widths
                 yield from _values(sequence, routing, None)
                 continue
@@ -84,7 +84,7 @@ def routed_experts(evidence: Evidence) -> Iterator[Hit]:
                 message = (
                     f"`{routing.name}` has rows of {' x '.join(map(str, shape))} experts, others have {other}"
                 )
-                yield _hit(sequence, message, "another shape")
+                yield sequence.hit(message, "another shape")
             shapes.setdefault(shape, sequence.turn)
             count, most = len(routing.experts), max(first, default=0)
             start, end = 0, count
@@ -102,10 +102,10 @@ def routed_experts(evidence: Evidence) -> Iterator[Hit]:
                         f"{counted(len(parts) + 1, 'part')} that different weights sampled, each from the first "
                         "token on; replay has to leave out what a later part repeats"
                     )
-                    yield _hit(sequence, message, "rows of several parts", severity=Severity.WARNING)
+                    yield sequence.hit(message, "rows of several parts", severity=Severity.WARNING)
                     yield from _values(sequence, routing, None)
                     continue
-                yield _hit(sequence, _count_message(sequence, routing), "rows of other tokens")
+                yield sequence.hit(_count_message(sequence, routing), "rows of other tokens")
                 continue
             # Where rows of the response alone are possible, or an image takes several, their tokens are unknown.
             certain = not images and (count in first or (count > most >= end))
@@ -149,7 +149,7 @@ def _values(sequence: Sequence, routing: Routing, first: int | None) -> Iterator
     if least < _MISSING or (routing.count is not None and most >= routing.count):
         of = "" if routing.count is None else f" of {counted(routing.count, 'expert')}"
         number = least if least < _MISSING else most
-        yield _hit(sequence, f"`{routing.name}` names expert {number}{of}", "experts out of range")
+        yield sequence.hit(f"`{routing.name}` names expert {number}{of}", "experts out of range")
         return
     if experts.ndim != 3:
         return
@@ -158,7 +158,7 @@ def _values(sequence: Sequence, routing: Routing, first: int | None) -> Iterator
         twice = ((ordered[..., 1:] == ordered[..., :-1]) & (ordered[..., 1:] > 0)).any(axis=(1, 2))
         if twice.any():
             message = f"{counted(int(twice.sum()), 'row')} of `{routing.name}` with one expert twice in a layer"
-            yield _hit(sequence, message, "one expert twice", twice if first is not None else None, first or 0)
+            yield sequence.hit(message, "one expert twice", None if first is None else twice.nonzero()[0] + first)
             return
     if first is not None:
         yield from _unfilled(sequence, routing, experts, first)
@@ -172,9 +172,8 @@ def _unfilled(sequence: Sequence, routing: Routing, experts: NDArray[np.int64], 
         empty = sampled & np.asarray((flat == 0).all(axis=1))
         if empty.any():
             message = f"`{routing.name}` has only zeros for {counted(int(empty.sum()), 'sampled token')}"
-            yield _hit(
-                sequence, f"{message}: nothing was captured there", "rows of zeros", empty, first, Severity.WARNING
-            )
+            message += ": nothing was captured there"
+            yield sequence.hit(message, "rows of zeros", empty.nonzero()[0] + first, Severity.WARNING)
             return
     if flat.shape[1] < _REPEATS or len(flat) < _REPEATS:
         return
@@ -184,22 +183,5 @@ def _unfilled(sequence: Sequence, routing: Routing, experts: NDArray[np.int64], 
         tokens = sequence.ids[first + start - 1 : first + end]
         if end - start + 1 >= _REPEATS and len(np.unique(tokens)) >= _REPEATS // 2:
             message = f"{counted(end - start + 1, 'token')} in a row have the same experts in every layer"
-            where = np.zeros(len(flat), np.bool_)
-            where[start - 1 : end] = True
-            yield _hit(sequence, message, "repeated rows", where, first, Severity.WARNING)
-
-
-def _hit(
-    sequence: Sequence,
-    message: str,
-    cause: str,
-    rows: NDArray[np.bool_] | None = None,
-    first: int = 0,
-    severity: Severity | None = None,
-) -> Hit:
-    start, end = 0, len(sequence.ids)
-    if rows is not None:
-        at = rows.nonzero()[0]
-        start, end = int(at[0]) + first, int(at[-1]) + first + 1
-    where, start, end = sequence.place(start, end)
-    return Hit(Where(where), start, end, message, sequence.turn, cause, severity)
+            at = np.arange(start - 1, end) + first
+            yield sequence.hit(message, "repeated rows", at, Severity.WARNING)

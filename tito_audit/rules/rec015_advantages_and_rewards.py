@@ -56,7 +56,7 @@ def advantages_and_rewards(evidence: Evidence) -> Iterator[Hit]:
             elif isinstance(value, list | tuple | np.ndarray):
                 yield from _listed(evidence, sequence, name, value)
             elif isinstance(value, float) and not np.isfinite(value):
-                yield _hit(sequence, f"`{name}` is {_worst(np.array([value]))}", "not a finite number")
+                yield sequence.hit(f"`{name}` is {_worst(np.array([value]))}", "not a finite number")
 
 
 def _listed(evidence: Evidence, sequence: Sequence, name: str, value: Any) -> Iterator[Hit]:
@@ -67,7 +67,7 @@ def _listed(evidence: Evidence, sequence: Sequence, name: str, value: Any) -> It
     if name not in _PER_TOKEN:
         # Rewards by turn, by component, by function: only their values say something.
         if np.isinf(numbers).any() or _nans(value):
-            yield _hit(sequence, f"`{name}` holds {_worst(numbers)}", "not a finite number")
+            yield sequence.hit(f"`{name}` holds {_worst(numbers)}", "not a finite number")
         return
     # By token, by turn, one for all, or with zeros as padding behind.
     count, size, places = len(numbers), len(sequence.ids), _places(sequence, len(numbers))
@@ -78,22 +78,22 @@ def _listed(evidence: Evidence, sequence: Sequence, name: str, value: Any) -> It
         message = f"`{name}` has {counted(count, 'entry', 'entries')} for {counted(size, 'token')}"
         if sequence.response:
             message += f" ({size - sequence.response:,} after the prompt)"
-        yield _hit(sequence, f"{message}; nothing says which token each entry belongs to", "length")
+        yield sequence.hit(f"{message}; nothing says which token each entry belongs to", "length")
         return
     at = places[sequence.sampled[places] & (places >= 0)] if places is not None else None
     if places is None or at is None or not len(at):
         if np.isinf(numbers).any() or _nans(value):
-            yield _hit(sequence, f"`{name}` holds {_worst(numbers)}", "not a finite number")
+            yield sequence.hit(f"`{name}` holds {_worst(numbers)}", "not a finite number")
         return
     own = numbers[sequence.sampled[places]]
     # A table's NaN may be its null, and null says that the value is not known, as a repair writes it.
     broken = np.isinf(own) | (np.isnan(own) if _nans(value) else np.zeros(len(own), np.bool_))
     if broken.any():
         message = f"`{name}` is {_worst(own)} at {counted(int(broken.sum()), 'trained token')} of {len(own):,}"
-        yield _hit(sequence, message, "not a finite number", at[broken])
+        yield sequence.hit(message, "not a finite number", at[broken])
     elif name == "advantages" and len(own) > 1 and not own.any():
         message = f"the advantages of all {len(own):,} trained tokens are zero, so nothing is learned from them"
-        yield _hit(sequence, message, "no advantage", at, Severity.NOTE)
+        yield sequence.hit(message, "no advantage", at, Severity.NOTE)
 
 
 def _nans(value: Any) -> bool:
@@ -131,20 +131,8 @@ def _response_length(evidence: Evidence, sequence: Sequence, length: Any) -> Ite
         f"`{_LENGTH}` is {length:,}, and {counted(before, 'trained token')} of {len(trained):,} "
         f"stand{'s' if before == 1 else ''} before the last {counted(length, 'token')}"
     )
-    yield _hit(sequence, message, "response length", trained[trained < size - length])
+    yield sequence.hit(message, "response length", trained[trained < size - length])
 
 
 def _worst(numbers: NDArray[np.float64]) -> str:
     return "infinite" if np.isinf(numbers).any() else "NaN"
-
-
-def _hit(
-    sequence: Sequence,
-    message: str,
-    cause: str,
-    at: NDArray[np.int64] | None = None,
-    severity: Severity | None = None,
-) -> Hit:
-    start, end = (0, len(sequence.ids)) if at is None else (int(at[0]), int(at[-1]) + 1)
-    where, start, end = sequence.place(start, end)
-    return Hit(where, start, end, message, sequence.turn, cause, severity)
