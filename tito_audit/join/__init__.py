@@ -330,20 +330,17 @@ class Join:
             joined["tools_from"] = OWN if tools else EMPTY if other is not None and not other.tools else code
             tools = tools or (chat_tools(other.tools, "tools") if other is not None else ())
         rollout = replace(rollout, tools=tools)
-        if has_messages(rollout):
+        if rollout.messages or any(turn.prompt_messages is not None for turn in rollout.turns):
             joined["messages_from"] = OWN
         elif conversation is not None and not conversation.messages:
             joined["messages_from"] = EMPTY
         elif conversation is not None and calls_unknown_tools(conversation.messages, tools):
             joined["messages_from"] = NO_TOOLS
-        elif (
-            conversation is not None
-            and not rollout.turns
-            and all(message.given for message in conversation.messages)
-        ):
-            joined["messages_from"] = NO_ANSWER
         elif conversation is not None:
-            rollout = with_conversation(rollout, conversation)
+            if rollout.turns or not all(message.given for message in conversation.messages):
+                rollout = with_conversation(rollout, conversation)
+            else:
+                joined["messages_from"] = NO_ANSWER
         return replace(rollout, stated=replace(rollout.stated, joined=joined))
 
     def _partner(
@@ -409,11 +406,6 @@ def conversations(row: Row, place: Place) -> tuple[Conversation, ...]:
         if not plain:
             raise
         return _plain(plain, place)
-
-
-def has_messages(rollout: Rollout) -> bool:
-    """Whether a rollout has messages of its own."""
-    return bool(rollout.messages) or any(turn.prompt_messages is not None for turn in rollout.turns)
 
 
 def with_conversation(rollout: Rollout, conversation: Conversation) -> Rollout:

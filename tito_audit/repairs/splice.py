@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from tito_audit.chains.links import Chain, LinkKind, chain_to, last_calls, parents_of
+from tito_audit.chains.links import LinkKind, chain_to, last_calls, parents_of
 from tito_audit.chains.splice import splice_prefix
 from tito_audit.errors import RecordError, SpliceError
 from tito_audit.evidence.model import Evidence
@@ -70,8 +70,17 @@ def splice(evidence: Evidence, findings: tuple[Finding, ...], choices: RepairCho
     turns, changed = _spliced_prompts(evidence) if broken else (rollout.turns, [])
     moved = None
     if row is not None:
-        chains = _row_chains(evidence)
-        if not chains or view is None:
+        if view is None or not view.proven:
+            return None
+        # The chains of which the row holds tokens that no earlier chain has, fullest first.
+        sizes = {int(k): int(count) for k, count in zip(*np.unique(view.turn, return_counts=True), strict=True)}
+        parents = parents_of(evidence.links)
+        logged = enumerate(rollout.turns)
+        calls = [k for k, turn in logged if turn.prompt_ids is not None and turn.completion_ids is not None]
+        every = [chain_to(last, parents) for last in last_calls(calls, parents)]
+        every.sort(key=lambda calls_of_chain: -sum(sizes.get(turn, 0) for turn in calls_of_chain))
+        chains = [chain for chain in every if sum([sizes.pop(turn, 0) for turn in chain])]
+        if not chains:
             return None
         if len(chains) > 1 and not broken:
             raise RecordError("the row holds answers of several branches, which no single context holds")
@@ -107,22 +116,6 @@ def splice(evidence: Evidence, findings: tuple[Finding, ...], choices: RepairCho
 def _retold(evidence: Evidence) -> bool:
     """Whether a prompt holds the history in tokens other than those seen."""
     return any(link.kind.only_tokens_differ for link in evidence.links)
-
-
-def _row_chains(evidence: Evidence) -> list[Chain]:
-    """The chains of which the training row holds tokens that no earlier chain has, fullest first."""
-    view, turns = evidence.row, evidence.rollout.turns
-    if view is None or not view.proven:
-        return []
-    sizes = {int(turn): int(count) for turn, count in zip(*np.unique(view.turn, return_counts=True), strict=True)}
-    parents = parents_of(evidence.links)
-    calls = [k for k, turn in enumerate(turns) if turn.prompt_ids is not None and turn.completion_ids is not None]
-    chains = [chain_to(last, parents) for last in last_calls(calls, parents)]
-    row_chains = []
-    for chain in sorted(chains, key=lambda calls_of_chain: -sum(sizes.get(turn, 0) for turn in calls_of_chain)):
-        if sum([sizes.pop(turn, 0) for turn in chain]):
-            row_chains.append(chain)
-    return row_chains
 
 
 def _after(

@@ -7,8 +7,6 @@ from tito_audit.record.arrays import Ids
 from tito_audit.record.finding import Side
 from tito_audit.rule import SHOWN_TOKENS
 
-_QUOTED_CHARACTERS = 40
-
 
 def counted(number: int, noun: str, plural: str = "") -> str:
     """`1 token`, `2 tokens`; the plural adds an s unless another is given."""
@@ -17,8 +15,7 @@ def counted(number: int, noun: str, plural: str = "") -> str:
 
 def quoted(text: str) -> str:
     """A text in quotes with control characters escaped, shortened to fit into a sentence."""
-    whole = len(text) <= _QUOTED_CHARACTERS
-    return repr(text if whole else text[: _QUOTED_CHARACTERS - 1] + "…")
+    return repr(text if len(text) <= 40 else text[:39] + "…")
 
 
 def shown(evidence: Evidence, ids: Ids) -> Side:

@@ -29,28 +29,9 @@ class _SpelledCall:
     python: bool = False
 
 
-def compare_calls(recorded: str, canonical: str) -> str | None:
-    """What changed between two texts that hold tool calls; None when neither holds one or nothing changed.
-
-    Calls are JSON objects with a `name` and `arguments` or `parameters`; a Python literal is read too.
-    """
-    left, right = _calls(recorded), _calls(canonical)
-    if not left and not right:
-        return None
-    if len(left) != len(right):
-        return "only one side has it" if not left or not right else "another number of calls"
-    aspects = ["wrapped in other markers"] if _WRAPPERS.findall(recorded) != _WRAPPERS.findall(canonical) else []
-    for a, b in zip(left, right, strict=True):
-        if a.text != b.text:
-            try:
-                aspects.append(_spelling(a, b) if a.value == b.value else _other_value(a.value, b.value))
-            except RecursionError:  # nested too deep to be worth comparing
-                aspects.append("other keys or values")
-    return ", ".join(dict.fromkeys(aspects)) or None
-
-
 def _calls(text: str) -> list[_SpelledCall]:
-    """Every tool call in a text, in order."""
+    """Every tool call in a text, in order: JSON objects with a `name` and `arguments` or `parameters`, or Python
+    literals of them."""
     calls, at = [], text.find("{")
     while at >= 0:
         call = None
@@ -176,7 +157,18 @@ def tool_call_rewritten(difference: Difference, evidence: Evidence) -> Reason | 
     """
     if difference.where is Where.PROMPT and not in_answer(difference):
         return None
-    how = compare_calls(*answer_texts(difference))
-    if how is None:
-        return None
-    return Reason(f"tool call: {how}", f"the tool call is rewritten ({how})")
+    recorded, canonical = answer_texts(difference)
+    left, right = _calls(recorded), _calls(canonical)
+    aspects: list[str] = []
+    if len(left) != len(right):
+        aspects = ["only one side has it" if not left or not right else "another number of calls"]
+    elif left and _WRAPPERS.findall(recorded) != _WRAPPERS.findall(canonical):
+        aspects = ["wrapped in other markers"]
+    for a, b in zip(left, right, strict=True) if len(left) == len(right) else ():
+        if a.text != b.text:
+            try:
+                aspects.append(_spelling(a, b) if a.value == b.value else _other_value(a.value, b.value))
+            except RecursionError:  # nested too deep to be worth comparing
+                aspects.append("other keys or values")
+    how = ", ".join(dict.fromkeys(aspects))
+    return Reason(f"tool call: {how}", f"the tool call is rewritten ({how})") if how else None

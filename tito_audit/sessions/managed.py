@@ -257,7 +257,7 @@ async def managed_server(
             train_once=train_once,
             clock=clock,
         )
-    elif dummy or allows_placeholders():
+    elif dummy or os.environ.get(VARIABLE, "").lower() in ("1", "true", "yes"):
         managed = PlaceholderServer(provider, track_tree)
     else:
         raise SetupError(
@@ -473,11 +473,6 @@ VARIABLE = "ATROPOS_ALLOW_DUMMY_MANAGED_SERVER"
 """The environment variable by which Atropos allows placeholders."""
 _TOKENS = 128
 """The ids that Atropos writes: 0, 1, 2, …"""
-
-
-def allows_placeholders() -> bool:
-    """Whether the environment allows placeholders."""
-    return os.environ.get(VARIABLE, "").lower() in ("1", "true", "yes")
 
 
 class PlaceholderServer:

@@ -232,8 +232,8 @@ class Planner:
             if not index:
                 continue
             try:
-                given, kwargs = rollout.messages[:index], rollout.template_kwargs
-                prompt = renderer.render(given, rollout.tools, add_generation_prompt=True, template_kwargs=kwargs)
+                before, kwargs = rollout.messages[:index], rollout.template_kwargs
+                prompt = renderer.render(before, rollout.tools, add_generation_prompt=True, template_kwargs=kwargs)
             except RenderError:
                 continue
             if prompt == text[:start]:

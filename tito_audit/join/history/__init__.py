@@ -369,7 +369,10 @@ class HistoryIndex(CallColumns):
         if believed:
             across = (links.key > 0) & (links.parent >= 0) & (links.key[links.parent] != links.key)
             links.parent[across], links.by[across] = -1, JoinedBy.NOTHING
-            joined.append(first_of_key(links.key))
+            first = np.full(int(links.key.max(initial=0)) + 1, count, np.int64)  # the first call with each key
+            np.minimum.at(first, links.key, np.arange(count))
+            first[0] = -1
+            joined.append(first[links.key])
         of = components(count, *joined)
         # A key joins what continues no call and is not the first such call of its conversation.
         starts = np.flatnonzero(links.parent < 0)
@@ -427,11 +430,3 @@ def _groups(links: ExactLinks, prompt: Array, starts: Calls) -> int:
     order = starts[np.lexsort((prompt[starts], key[starts]))]
     equal = (key[order][1:] == key[order][:-1]) & (prompt[order][1:] == prompt[order][:-1])
     return len(np.unique(key[order][1:][equal]))
-
-
-def first_of_key(key: Array) -> Calls:
-    """`[N]` The first call with each call's key; -1 if it has none."""
-    first = np.full(int(key.max(initial=0)) + 1, len(key), np.int64)
-    np.minimum.at(first, key, np.arange(len(key)))
-    first[0] = -1
-    return first[key]
