@@ -119,12 +119,8 @@ def _identified(
     rollouts: Sequence[Rollout],
     audit: Audit | None,
 ) -> Identified:
-    unknown = {
-        explanation.name: unknown_ids(rollouts, explanation.writer.tokenizer) for explanation in confirmed_ways
-    }
-    ranked = sorted(
-        confirmed_ways, key=lambda explanation: (*explanation.rank(rest), -unknown[explanation.name]), reverse=True
-    )
+    unknown = {way.name: unknown_ids(rollouts, way.writer.tokenizer) for way in confirmed_ways}
+    ranked = sorted(confirmed_ways, key=lambda way: (*way.rank(rest), -unknown[way.name]), reverse=True)
     best = ranked[0]
     if not best.written:
         ends = endings(rollouts, Reference(best.writer.tokenizer, None))

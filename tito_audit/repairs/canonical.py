@@ -11,7 +11,7 @@ from tito_audit.record.column import ColumnRole
 from tito_audit.record.finding import Finding, Where
 from tito_audit.record.moved import moved_row
 from tito_audit.repair import Proposal, Safety, repair
-from tito_audit.repairs._same_tokens import UNTRAINED, column_of, with_row
+from tito_audit.repairs._carry import UNTRAINED, column_of, with_row
 from tito_audit.settings.model import RepairChoices
 from tito_audit.terminal.words import many
 

@@ -19,8 +19,7 @@ from tito_audit.record.finding import Finding, Where
 from tito_audit.record.rollout import TrainingRow
 from tito_audit.record.runs import trained_runs
 from tito_audit.repair import Proposal, Safety, repair
-from tito_audit.repairs._carry import PERHAPS_INVERTED
-from tito_audit.repairs._same_tokens import UNTRAINED, column_of, restated, with_row
+from tito_audit.repairs._carry import PERHAPS_INVERTED, UNTRAINED, column_of, restated, with_row
 from tito_audit.settings.model import RepairChoices
 from tito_audit.terminal.words import many
 

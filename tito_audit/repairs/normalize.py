@@ -17,7 +17,7 @@ from tito_audit.record.column import Alignment, Column, ColumnRole, MaskEncoding
 from tito_audit.record.finding import Finding
 from tito_audit.record.rollout import Padding, TrainingRow
 from tito_audit.repair import Proposal, Safety, repair
-from tito_audit.repairs._same_tokens import UNTRAINED, column_of, restated, with_row
+from tito_audit.repairs._carry import UNTRAINED, column_of, restated, with_row
 from tito_audit.settings.model import RepairChoices
 
 

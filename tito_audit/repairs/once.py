@@ -7,7 +7,7 @@ from tito_audit.evidence.model import Evidence
 from tito_audit.record.column import ColumnRole
 from tito_audit.record.finding import Finding
 from tito_audit.repair import Proposal, Safety, repair
-from tito_audit.repairs._same_tokens import UNTRAINED, column_of, restated, with_row
+from tito_audit.repairs._carry import UNTRAINED, column_of, restated, with_row
 from tito_audit.settings.model import RepairChoices
 
 _EMPTY = frozenset({*UNTRAINED, "MSK403"})

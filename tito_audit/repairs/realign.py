@@ -18,7 +18,7 @@ from tito_audit.record.finding import Finding, Where
 from tito_audit.record.repaired import unmended
 from tito_audit.record.rollout import TrainingRow, Turn
 from tito_audit.repair import Proposal, Safety, repair
-from tito_audit.repairs._same_tokens import UNTRAINED, column_of, restated
+from tito_audit.repairs._carry import UNTRAINED, column_of, restated
 from tito_audit.settings.model import RepairChoices
 
 
@@ -313,9 +313,8 @@ def _logprobs_back(evidence: Evidence, row: TrainingRow, work: _Work) -> Trainin
 
 def _row_fitted(evidence: Evidence, row: TrainingRow, work: _Work) -> TrainingRow:
     """The row with a logprob column of the right length; RecordError when nothing proves which entry is wrong."""
-    column = next(
-        (c for c in row.columns if c.role is ColumnRole.LOGPROBS and c.alignment is None and len(c.values)), None
-    )
+    unfit = (c for c in row.columns if c.role is ColumnRole.LOGPROBS and c.alignment is None)
+    column = next((c for c in unfit if len(c.values)), None)
     if column is None or row.logprobs is not None:
         return row
     full = len(row.token_ids)
@@ -338,10 +337,9 @@ def _row_fitted(evidence: Evidence, row: TrainingRow, work: _Work) -> TrainingRo
             work.notes.append(_counted(column, len(values)))
             fitted = replace(column, values=values, alignment=alignment)
             columns = tuple(fitted if old is column else old for old in row.columns)
-            spread_values = spread(
-                values, alignment, full=full, prompt_length=row.prompt_length, trained=row.loss_mask
-            )
-            return replace(row, logprobs=spread_values, columns=columns)
+            length, trained = row.prompt_length, row.loss_mask
+            logprobs = spread(values, alignment, full=full, prompt_length=length, trained=trained)
+            return replace(row, logprobs=logprobs, columns=columns)
     raise unprovable(column.name)
 
 
@@ -363,10 +361,7 @@ def _fitted_turn(evidence: Evidence, number: int, turn: Turn, work: _Work) -> Tu
         out[view.turn_offset[places]] = row.logprobs[places]
         expected = out if np.isfinite(out).any() else None
     values = fitted_by_values(column.values, expected) if expected is not None else by_null
-    contradicted = (
-        by_null is not None and values is not None and not np.array_equal(by_null, values, equal_nan=True)
-    )
-    if values is None or contradicted:
+    if values is None or (by_null is not None and not np.array_equal(by_null, values, equal_nan=True)):
         work.problems.append(str(unprovable(column.name)) + f" (turn {number})")
         return turn
     work.notes.append(f"turn {number}: {_counted(column, length)}")

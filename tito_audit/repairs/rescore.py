@@ -17,7 +17,7 @@ from tito_audit.record.model_scores import RECORDED, ModelScores
 from tito_audit.record.repaired import unmended
 from tito_audit.record.rollout import TrainingRow, Turn
 from tito_audit.repair import Proposal, Safety, repair
-from tito_audit.repairs._same_tokens import column_of, restated
+from tito_audit.repairs._carry import column_of, restated
 from tito_audit.settings.model import RepairChoices
 from tito_audit.terminal.words import many
 
@@ -71,9 +71,8 @@ def rescore(evidence: Evidence, findings: tuple[Finding, ...], choices: RepairCh
             filled += int((changed & ~stated).sum())
             replaced += int((changed & stated).sum())
         row = new
-    if row is evidence.rollout.training_row and all(
-        a is b for a, b in zip(turns, evidence.rollout.turns, strict=True)
-    ):
+    same = all(new is old for new, old in zip(turns, evidence.rollout.turns, strict=True))
+    if same and row is evidence.rollout.training_row:
         return None
     if shifts(evidence):
         raise RecordError("the row's logprobs are off their tokens, or may be: run `realign` first")

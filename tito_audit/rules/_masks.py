@@ -74,12 +74,9 @@ def judged_mask(evidence: Evidence) -> JudgedMask | None:
     """The parts of the mask that are wrong; None without mask or sampling, or when none or all of the mask is
     wrong."""
     row, view = evidence.rollout.training_row, evidence.row
-    if (
-        row is None
-        or row.loss_mask is None
-        or view is None
-        or (row.hidden is None and trained_as_sampled(evidence))
-    ):
+    if row is None or row.loss_mask is None or view is None:
+        return None
+    if row.hidden is None and trained_as_sampled(evidence):
         return None
     if whole_mask(evidence) is not None or (unclear_roles(evidence) is not None and not view.sampled.any()):
         return None

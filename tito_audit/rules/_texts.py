@@ -76,9 +76,7 @@ def spelled_out(evidence: Evidence) -> frozenset[int]:
     """
     vocabulary, spelled = evidence.vocabulary, set()
     turns = enumerate(evidence.rollout.turns)
-    calls = [
-        (number, turn, ids) for number, turn in turns if (ids := turn.completion_ids) is not None and len(ids)
-    ]
+    calls = [(k, turn, ids) for k, turn in turns if (ids := turn.completion_ids) is not None and len(ids)]
     if vocabulary is None or vocabulary.prefix is not Prefix.NEVER or not calls:
         return frozenset()
     joined = np.concatenate([ids for _, _, ids in calls])
@@ -170,11 +168,8 @@ def agreement(evidence: Evidence, number: int) -> TextAgreement:
     behind = past_stop(evidence, number, text)
     if behind is not None:
         return TextAgreement.PAST_STOP if behind >= 0 else TextAgreement.STOP_STRING
-    if (
-        finish_reason == "stop"
-        and want
-        and any(written.startswith(want) and len(written) - len(want) <= 32 for written in decoded)
-    ):
+    more = [len(written) - len(want) for written in decoded if written.startswith(want)]
+    if finish_reason == "stop" and want and min(more, default=33) <= 32:
         return TextAgreement.STOP_STRING
     for cleaned in decoded:
         for loose, tight in _SPACES_CLEANED:

@@ -98,9 +98,8 @@ def other_base(evidence: Evidence) -> dict[str, tuple[str, str]]:
     for pair in pairs(evidence):
         by_column.setdefault(pair.names[1], []).append(pair)
     for name, pairs_of_column in by_column.items():
-        sampler, trainer = (
-            np.concatenate([getattr(p, side) for p in pairs_of_column]) for side in ("sampler", "trainer")
-        )
+        sampler = np.concatenate([pair.sampler for pair in pairs_of_column])
+        trainer = np.concatenate([pair.trainer for pair in pairs_of_column])
         readable = (sampler < _READABLE) & (trainer < _READABLE)
         if np.count_nonzero(readable) < 12:
             continue
@@ -168,16 +167,11 @@ def notes(evidence: Evidence, mismatch: RowMismatch) -> Iterator[tuple[str, str]
     limits = listed([f"{name.replace('_', '-')} {decimal(logged[name], 3)}" for name in limits_of(logged)])
     if MismatchCause.TRUNCATED in causes and logged:
         top_p = logged.get("top_p", 1.0) if mismatch.mass is not None else 1.0
-        differs = (
-            top_p < 1
-            and mismatch.mass is not None
-            and not (mismatch.mass.low - 0.01 <= top_p <= mismatch.mass.high + 0.01)
-        )
-        words = (
-            f"the log says {limits}{', which is not it' if differs else ''}"
-            if limits
-            else ("the log names no limit: a server's defaults may hold one (`generation_config.json`)")
-        )
+        mass, words = mismatch.mass, f"the log says {limits}"
+        if not limits:
+            words = "the log names no limit: a server's defaults may hold one (`generation_config.json`)"
+        elif top_p < 1 and mass is not None and not mass.low - 0.01 <= top_p <= mass.high + 0.01:
+            words += ", which is not it"
         yield MismatchCause.TRUNCATED, words
     if MismatchCause.TEMPERED in causes:
         words = f"the log says temperature {decimal(degrees or 1.0, 3)} with {limits}: the trainer left both out"

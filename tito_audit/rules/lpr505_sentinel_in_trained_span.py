@@ -75,9 +75,8 @@ def sentinel_in_trained_span(evidence: Evidence) -> Iterator[Hit]:
             continue
         for start, end in () if values.ordinary else trained_runs(values.placeholders & values.trained):
             shows = f"{values.logprobs[start]:g}"
-            yield _hit(
-                evidence, values, start, end, f"the placeholder {shows} instead of a logprob", f"sentinel {shows}"
-            )
+            clause = f"the placeholder {shows} instead of a logprob"
+            yield _hit(evidence, values, start, end, clause, f"sentinel {shows}")
         if values.expected is not None:
             refuted = values.zeros & values.trained & placeholder_zeros(values.logprobs, values.expected)
             for start, end in chain.from_iterable(values.constant_stretches):

@@ -129,9 +129,8 @@ def trained_but_not_sampled(evidence: Evidence) -> Iterator[Hit]:
                 role = "prefill" if after < len(origin) and sampled[after] else ASSISTANT
             roles[role] += 1
         # The role of most of the run; text of a message counts before the scaffold around it.
-        leading = next(
-            (role for role, _ in roles.most_common() if role not in _SCAFFOLD), roles.most_common(1)[0][0]
-        )
+        leading, *others = (role for role, _ in roles.most_common())
+        leading = next((role for role in (leading, *others) if role not in _SCAFFOLD), leading)
         off = bool(mask.off[start:end].all())
         cause = {UNKNOWN: "not sampled", ASSISTANT: "answer of no call"}.get(leading, leading)
         cause = f"slid by {mask.slide:+d}" if off else "undecided" if mask.among else cause

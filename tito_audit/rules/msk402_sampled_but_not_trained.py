@@ -75,12 +75,9 @@ def sampled_but_not_trained(evidence: Evidence) -> Iterator[Hit]:
 def _part(evidence: Evidence, mask: JudgedMask, start: int, end: int, turn: int | None) -> Hit:
     """The finding for a part of a turn that is otherwise trained."""
     verb = "is" if end - start == 1 else "are"
-    kind = "token of the assistant" if of_sft(evidence) else "sampled token"
-    tokens = (
-        counted(end - start, kind)
-        if not of_sft(evidence) or end - start == 1
-        else f"{end - start:,} tokens of the assistant"
-    )
+    tokens = counted(end - start, "sampled token")
+    if of_sft(evidence):
+        tokens = f"{end - start:,} token{'s' * (end - start > 1)} of the assistant"
     message = f"{tokens} {verb} not trained although the rest of the turn is"
     severity, cause = Severity.WARNING, "part of a turn left out"
     if mask.off[start:end].all():

@@ -112,9 +112,7 @@ def image_placeholders(evidence: Evidence) -> Iterator[Hit]:
 def _sequences(evidence: Evidence, tokens: ImageTokens) -> Iterator[_Pictures]:
     """Every prompt and the row; without images in the messages only the longest, for what is written twice."""
     rollout, row = evidence.rollout, evidence.rollout.training_row
-    prompts = [
-        (number, turn.prompt_ids) for number, turn in enumerate(rollout.turns) if turn.prompt_ids is not None
-    ]
+    prompts = [(k, turn.prompt_ids) for k, turn in enumerate(rollout.turns) if turn.prompt_ids is not None]
     stated = bool(evidence.present & Needs.IMAGES)
     if not stated:
         prompts = [] if row is not None else prompts[-1:]
@@ -154,9 +152,8 @@ def _holds(ids: Ids | None, tokens: ImageTokens) -> bool:
 
 
 def _hits(evidence: Evidence, pictures: _Pictures) -> Iterator[Hit]:
-    if pictures.tokens.start >= 0 <= pictures.tokens.end and any(
-        frame.depth and not frame.whole for frame in pictures.frames
-    ):
+    cut = any(frame.depth and not frame.whole for frame in pictures.frames)
+    if cut and pictures.tokens.start >= 0 <= pictures.tokens.end:
         return
     twice = next((frame for frame in pictures.frames if frame.depth > 1), None)
     if twice is not None:

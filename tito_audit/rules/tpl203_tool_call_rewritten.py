@@ -98,9 +98,8 @@ def _keys(call: dict[str, Any]) -> set[str]:
 
 def _as_strings(value: Any) -> str:
     """A value as text in which `true`, `"true"` and `"True"` are the same."""
-    return (
-        _ordered(value).replace("'", "").replace("True", "true").replace("False", "false").replace("None", "null")
-    )
+    text = _ordered(value).replace("'", "")
+    return text.replace("True", "true").replace("False", "false").replace("None", "null")
 
 
 def _ordered(value: Any) -> str:

@@ -138,9 +138,8 @@ def rollout_from_choice(
     template's.
     """
     loaded = _loaded(tokenizer)
-    prompt_ids = as_ids(
-        tokenize_prompt_with_chat_template(prompt, loaded, system_prompt=system_prompt), "the prompt"
-    )
+    of_prompt = tokenize_prompt_with_chat_template(prompt, loaded, system_prompt=system_prompt)
+    prompt_ids = as_ids(of_prompt, "the prompt")
     stated = _get(choice, "prompt_token_ids")
     if stated is not None and as_ids(stated, "prompt_token_ids").tolist() != prompt_ids.tolist():
         raise ChoiceError(

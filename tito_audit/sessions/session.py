@@ -196,9 +196,8 @@ class Session:
         if first.answer.node.prompt.written is not None:  # asked for soon; so the text is read once
             text_written.digest(first.answer.node.prompt.written.length)
         written = _written(history, sent, (*first.answer.keys, *keys[first.depth :]), text_written)
-        return self._going_on(
-            call, first, matches, written, text_written, self._departed(call, keys, places, first)
-        )
+        fork = self._departed(call, keys, places, first)
+        return self._going_on(call, first, matches, written, text_written, fork)
 
     def fit(self, messages: Sequence[Message], place: bytes, depth: int) -> Fit | None:
         """How well an answer of this session at this place of a history fits; None if none does."""

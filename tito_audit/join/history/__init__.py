@@ -188,14 +188,10 @@ class PrefixSearch:
         order, ends = np.argsort(group, kind="stable"), np.cumsum(np.bincount(group))
         by_first = np.argsort(first)
         for start in range(0, len(by_first), _AT_ONCE):
-            groups = [
-                order[ends[place - 1] if place else 0 : ends[place]]
-                for place in by_first[start : start + _AT_ONCE]
-            ]
+            places = by_first[start : start + _AT_ONCE]
+            groups = [order[ends[place - 1] if place else 0 : ends[place]] for place in places]
             members = {int(calls[group[0]]): calls[group] for group in groups}
-            levels = [
-                (members[number], self._levels(members[number], call)) for number, call in reread([*members])
-            ]
+            levels = [(members[k], self._levels(members[k], call)) for k, call in reread([*members])]
             # Read the calls that others may continue, and compare their answers with what is there.
             wanted_by: dict[int, list[_Level]] = {}
             for level in chain.from_iterable(of_call for _, of_call in levels):
