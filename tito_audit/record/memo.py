@@ -28,8 +28,7 @@ def memoized(function: _Function[_Owner, _Rest, _Result]) -> _Function[_Owner, _
 
     @wraps(function)
     def memoizing(owner: _Owner, /, *rest: _Rest.args, **named: _Rest.kwargs) -> _Result:
-        key = function, rest, *named.items()
-        memo = owner.memo
+        key, memo = (function, rest, *named.items()), owner.memo
         if key not in memo:
             memo[key] = function(owner, *rest, **named)
         result: _Result = memo[key]
