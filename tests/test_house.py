@@ -176,7 +176,7 @@ BUDGETS = {
     "repairs": 1_733,
     "reports": 3_707,
     "rescore": 2_785,
-    "rules": 6_403,
+    "rules": 6_402,
     "run": 6_989,
     "serve": 2_962,
     "sessions": 3_133,

@@ -107,10 +107,9 @@ def _judged(evidence: Evidence, column: list[Pair], mismatches: list[RowMismatch
     differences = [pair.trainer - pair.sampler for pair in column]
     every = np.concatenate(differences)
     apart = np.abs(every)
-    far = int((apart > 1).sum())
+    far, (sampler, trainer) = int((apart > 1).sum()), column[0].names
     # The mean stays above the bound with two standard errors taken off.
     above = len(apart) >= _FEWEST and apart.mean() - 2 * apart.std(ddof=1) / math.sqrt(len(apart)) > _BOUND
-    sampler, trainer = column[0].names
     if not far and not above:
         mismatches.append(_within_bound(evidence, column, every, apart))
         if mismatches[-1].shares[0][0] == MismatchCause.COPIED:
