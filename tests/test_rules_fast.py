@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from tests import toy
 from tests.test_rules import RULES, every
 from tests.tiers import examples
+from tito_audit.errors import RecordError
 from tito_audit.evidence.fill import IMPOSSIBLE
 from tito_audit.evidence.judgement import row_slide
 from tito_audit.evidence.logprobs import shifts, sound_of
@@ -32,7 +33,6 @@ from tito_audit.record.rollout import Place, Rollout, TrainingRow, Turn
 from tito_audit.record.runs import trained_runs
 from tito_audit.repair import Safety
 from tito_audit.repairs import all_repairs
-from tito_audit.repairs.mask import _taken_out
 from tito_audit.rule import Rule, hit_of, missing
 from tito_audit.rules import rule_of
 from tito_audit.rules._texts import _folded, spelled_out
@@ -438,11 +438,15 @@ def test_cases_are_checked_as_by_asking_every_rule_and_repair_in_turn(rule: Rule
 def test_the_mask_fits_a_finding_that_covers_a_trained_token(
     evidence: Evidence, a: int, b: int, code: str
 ) -> None:
-    row, _, mask, _ = parts(evidence)
+    _, _, mask, _ = parts(evidence)
     start, end = min(a, b, len(mask)), min(max(a, b), len(mask))
     finding = Finding(code, Severity.ERROR, Place("made up", 0), Hit(Where.ROW, start, end, ""))
-    fits = next(repair.fits for repair in all_repairs() if repair.name == "mask")
-    assert fits(evidence, finding) == bool((_taken_out(evidence, row, [finding], RepairChoices()) & mask).any())
+    repair = next(repair for repair in all_repairs() if repair.name == "mask")
+    try:
+        proposal = repair.mend(evidence, (finding,), RepairChoices())
+    except RecordError:  # it says what it cannot do
+        return
+    assert repair.fits(evidence, finding) == (proposal is not None)
 
 
 CALL_VALUES = (-0.5, -0.5, -0.7, -1e-4, 0.0, -0.0, -2.25, 1.0, -1000.0, -9999.0, np.nan, -np.inf)

@@ -50,10 +50,6 @@ Audit: TypeAlias = Callable[[Rollout, Tokenizer, Renderer], Iterable[Finding]]
 
 _TESTED = 16
 """How many rollouts decide whether a tokenizer fits."""
-_NEIGHBOURS = 24
-"""How many observations decide whether an argument changes anything."""
-_AUDITED = 48
-"""How many rollouts are audited to name what is unexplained."""
 _SECONDS, _CHARACTERS = 2.0, 8 * 1024 * 1024
 """Limits of time and size for one rendering in a search."""
 
@@ -123,12 +119,8 @@ def _identified(
     rollouts: Sequence[Rollout],
     audit: Audit | None,
 ) -> Identified:
-    unknown = {
-        explanation.name: unknown_ids(rollouts, explanation.writer.tokenizer) for explanation in confirmed_ways
-    }
-    ranked = sorted(
-        confirmed_ways, key=lambda explanation: (*explanation.rank(rest), -unknown[explanation.name]), reverse=True
-    )
+    unknown = {way.name: unknown_ids(rollouts, way.writer.tokenizer) for way in confirmed_ways}
+    ranked = sorted(confirmed_ways, key=lambda way: (*way.rank(rest), -unknown[way.name]), reverse=True)
     best = ranked[0]
     if not best.written:
         ends = endings(rollouts, Reference(best.writer.tokenizer, None))
@@ -141,34 +133,22 @@ def _identified(
         if explanation.written and explanation.written not in counted:
             counted.add(explanation.written)
             same = [other for other in ranked if other is not explanation and other.written == explanation.written]
-            listed.append(_with_equals(explanation, same, rest, calls_tools=calls))
+            ways, undetermined = equal_ways(explanation, rest, calls_tools=calls)
+            equal = [explanation_of(way, explanation.writer, explanation.template, rest) for way in ways]
+            equal += [explanation_of(other.way, other.writer, other.template, rest) for other in same]
+            own = explanation_of(explanation.way, explanation.writer, explanation.template, rest)
+            others = tuple(other for other in equal if other != own)
+            listed.append(Found(own, share_of(explanation.written, rest), others, tuple(undetermined)))
     because = unsure(ranked, rest)
-    tokenizer = best.writer.tokenizer
     return replace(
         so_far,
         found=tuple(listed),
         sure=not because,
         unsure_because=because,
         left=_left(best, listed[0].explanation, rest, rollouts, audit),
-        endings=endings(rollouts, Reference(tokenizer, None)),
+        endings=endings(rollouts, Reference(best.writer.tokenizer, None)),
         rows_searched=len(searched),
         rows_confirmed=len(rest),
-    )
-
-
-def _with_equals(
-    best: Confirmed, same: Sequence[Confirmed], rest: Sequence[Observation], *, calls_tools: bool
-) -> Found:
-    """An explanation with the others that write the same."""
-    ways, undetermined = equal_ways(best, rest, calls_tools=calls_tools)
-    equal = [explanation_of(way, best.writer, best.template, rest) for way in ways]
-    equal += [explanation_of(other.way, other.writer, other.template, rest) for other in same]
-    explanation = explanation_of(best.way, best.writer, best.template, rest)
-    return Found(
-        explanation,
-        share_of(best.written, rest),
-        tuple(other for other in equal if other != explanation),
-        tuple(undetermined),
     )
 
 
@@ -190,7 +170,7 @@ def _left(
         ways = ((observation.place, best.writer.resolved(best.way, observation)) for observation in rest)
         dates = {place: way.clock for place, way in ways if way is not None}
     causes = []
-    for rollout in [each for each in rollouts if each.place in missing][:_AUDITED]:
+    for rollout in [each for each in rollouts if each.place in missing][:48]:
         date = dates.get(rollout.place)
         renderer = same_date if date is None else replace(same_date, clock=Clock(date))
         for finding in audit(rollout, tokenizer, renderer):
@@ -236,8 +216,17 @@ def equal_ways(best: Confirmed, seen: Sequence[Observation], *, calls_tools: boo
     With `calls_tools`, the form of tool call arguments counts as such an argument too.
     """
     writer, way = best.writer, best.way
-    few = for_search([seen[at] for at in sorted(best.written)], _NEIGHBOURS)
-    equal = [other for other in _same_date(best) if other != way and _same(writer, way, other, few)]
+    few = for_search([seen[at] for at in sorted(best.written)], 24)
+    dated: list[Way] = []  # the same date as an argument instead of the clock's, and vice versa
+    for argument in writer.arguments.arguments:
+        format_, value = argument.clock_format, dict(way.args).get(argument.name)
+        if format_ is not None and way.clock is not None and value is None:
+            dated.append(replace(way, clock=None).with_arg(argument.name, way.clock.strftime(format_)))
+        elif format_ is not None and isinstance(value, str):
+            date = date_near(PROBE(format_), value)
+            if date is not None:
+                dated.append(replace(way.without_arg(argument.name), clock=date))
+    equal = [other for other in dated if other != way and _same(writer, way, other, few)]
     undetermined: list[str] = []
     forms: tuple[ToolArguments, ...] = ("auto", "object", "string")
     others = [replace(way, tool_arguments=form) for form in forms if form != way.tool_arguments]
@@ -263,25 +252,7 @@ def _same(writer: Writer, way: Way, other: Way, seen: Sequence[Observation]) -> 
     return bool(seen) and all(writer.alike(way, other, observation) for observation in seen)
 
 
-def _same_date(best: Confirmed) -> Iterator[Way]:
-    """The same date as an argument instead of the clock's, and vice versa."""
-    way = best.way
-    for argument in best.writer.arguments.arguments:
-        form, value = argument.clock_format, dict(way.args).get(argument.name)
-        if form is not None and way.clock is not None and value is None:
-            yield replace(way, clock=None).with_arg(argument.name, way.clock.strftime(form))
-        elif form is not None and isinstance(value, str):
-            date = date_near(PROBE(form), value)
-            if date is not None:
-                yield replace(way.without_arg(argument.name), clock=date)
-
-
-# Which tokens end sampled turns, and what follows them in later prompts
-
-
 _CUT_OFF = frozenset(("length", "max_tokens", "abort", "error"))
-_FOLLOWING = 32
-"""Most tokens between an answer and the next message."""
 
 
 def endings(rollouts: Iterable[Rollout], reference: Reference) -> tuple[Ending, ...]:
@@ -295,7 +266,7 @@ def endings(rollouts: Iterable[Rollout], reference: Reference) -> tuple[Ending, 
             if last in ends:
                 turns[last] += 1
                 if rest is not None:  # the text before the next control token
-                    rest = rest[:_FOLLOWING]
+                    rest = rest[:32]
                     control = np.flatnonzero(vocabulary.control(rest))
                     gap = vocabulary.text(rest[: int(control[0])] if len(control) else rest)
                     after.setdefault(last, Counter())[gap] += 1

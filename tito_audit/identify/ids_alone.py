@@ -7,7 +7,7 @@ id is outside its vocabulary. All families that pass are named.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
@@ -16,13 +16,6 @@ import numpy as np
 from tito_audit.record.arrays import Ids
 from tito_audit.record.rollout import Rollout
 from tito_audit.record.runs import trained_runs
-
-_NEARLY_ALL = 0.9
-"""The share of the sequences that must look like a family's chats."""
-_OPENING = 8
-"""The most ids shown of a common opening."""
-_ENDS = 4
-"""The most end-of-turn ids named."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,10 +109,16 @@ def ids_alone(rollouts: Sequence[Rollout]) -> IdsAlone | None:
         return None
     every = np.unique(np.concatenate(sequences))
     largest = int(every[-1])
-    ends = Counter(end for rollout in rollouts for end in _ends(rollout))
-    prompts = [turn.prompt_ids for rollout in rollouts for turn in rollout.turns]
-    rows = [rollout.training_row.token_ids for rollout in rollouts if rollout.training_row is not None]
-    heads = [tuple(ids[:_OPENING].tolist()) for ids in (*prompts, *rows) if ids is not None]
+    ends: Counter[int] = Counter()  # the last id of each sampled turn
+    heads: list[tuple[int, ...]] = []
+    for rollout in rollouts:
+        row, turns = rollout.training_row, rollout.turns
+        completions = [ids for turn in turns if (ids := turn.completion_ids) is not None and len(ids)]
+        ends.update(int(ids[-1]) for ids in completions)
+        if row is not None and row.loss_mask is not None and not turns:
+            ends.update(int(row.token_ids[end - 1]) for _, end in trained_runs(row.loss_mask))
+        opened = (*(turn.prompt_ids for turn in turns), None if row is None else row.token_ids)
+        heads += [tuple(ids[:8].tolist()) for ids in opened if ids is not None]
     alike = takewhile(lambda pair: pair[0] == pair[1], zip(min(heads), max(heads), strict=False)) if heads else ()
     families = (
         FamilySeen(family, sum(family.fits(ids) for ids in sequences))
@@ -134,8 +133,8 @@ def ids_alone(rollouts: Sequence[Rollout]) -> IdsAlone | None:
         largest=largest,
         opening=tuple(first for first, _ in alike),
         turns=ends.total(),
-        ends=tuple(ends.most_common(_ENDS)),
-        families=tuple(seen for seen in families if seen.sequences >= _NEARLY_ALL * len(sequences)),
+        ends=tuple(ends.most_common(4)),
+        families=tuple(seen for seen in families if seen.sequences >= 0.9 * len(sequences)),
     )
 
 
@@ -148,13 +147,3 @@ def id_sequences(rollouts: Iterable[Rollout]) -> list[Ids]:
             sequences.append(turn.seen_ids if turn.completion_ids is not None else turn.prompt_ids)
     real = (ids[ids >= 0] for ids in sequences if ids is not None)
     return [ids for ids in real if len(ids)]
-
-
-def _ends(rollout: Rollout) -> Iterator[int]:
-    """The last id of each sampled turn."""
-    for turn in rollout.turns:
-        if turn.completion_ids is not None and len(turn.completion_ids):
-            yield int(turn.completion_ids[-1])
-    row = rollout.training_row
-    if row is not None and row.loss_mask is not None and not rollout.turns:
-        yield from (int(row.token_ids[end - 1]) for _, end in trained_runs(row.loss_mask))

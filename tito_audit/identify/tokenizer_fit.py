@@ -28,8 +28,6 @@ from tito_audit.tokens.tokenizer import Tokenizer
 
 _TEXT = 8
 """Characters that a text needs to count as found or not found."""
-_TEXTS = 64
-"""The most texts looked for per row."""
 _LOOKED = 200
 """Characters of a text to look for."""
 _DECODED = 1 << 16
@@ -40,12 +38,6 @@ _REAL = 12
 """A sequence with fewer distinct ids is a placeholder."""
 _FOUND = 0.2
 """If no more than this share of the texts is found, they count against the tokenizer."""
-_READ = 0.9
-"""A tokenizer that finds this share of the texts reads the log."""
-_SAME = 0.95
-"""If no more than this share of the ids comes back, they count against it too; both together prove the misfit."""
-_SAME_ALONE = 0.91
-"""The same for logs without texts, where the ids alone prove it."""
 _LEAST, _LEAST_ALONE = 24, 512
 """Ids needed for such a verdict, with texts and without."""
 _OUTSIDE_ROWS, _OUTSIDE_SHARE = 4, 0.8
@@ -75,8 +67,19 @@ class _Seen:
 
 
 def tested(rollouts: Sequence[Rollout]) -> Tested:
-    """The rollouts that have id sequences to test."""
-    return [(rollout, ids) for rollout in rollouts if (ids := _ids(rollout))]
+    """The rollouts that have id sequences to test: the last call, else the training row, else the completions."""
+    rows: list[tuple[Rollout, list[Ids]]] = []
+    for rollout in rollouts:
+        if rollout.turns and (last := rollout.turns[-1].seen_ids) is not None:
+            sequences = [last]  # beside calls, the ids of a row may be wrong
+        elif rollout.training_row is not None:
+            sequences = [rollout.training_row.token_ids]
+        else:
+            sequences = [turn.completion_ids for turn in rollout.turns if turn.completion_ids is not None]
+        ids = [sequence[:_DECODED] for sequence in sequences if _real(sequence)]
+        if ids and not rollout.stated.dummy_tokens:
+            rows.append((rollout, ids))
+    return rows
 
 
 def not_the_tokenizer(rows: Tested, reference: Reference) -> str | None:
@@ -116,14 +119,10 @@ def not_read(rows: Tested, tokenizers: Sequence[Tokenizer]) -> list[str | None]:
     That needs no encoding, so misfits are found without loading tokenizers.
     """
     seen = [_look(rows, tokenizer) for tokenizer in tokenizers]
-    if not any(
-        rows_seen.texts > _IN_PIECES and rows_seen.texts_found >= _READ * rows_seen.texts for rows_seen in seen
-    ):
+    # A tokenizer that finds 90 % of the texts reads the log.
+    if not any(looked.texts > _IN_PIECES and looked.texts_found >= 0.9 * looked.texts for looked in seen):
         return [None] * len(seen)
-    return [
-        listed(_counted(rows_seen)) if rows_seen.texts_found <= _FOUND * rows_seen.texts else None
-        for rows_seen in seen
-    ]
+    return [listed(_counted(looked)) if looked.texts_found <= _FOUND * looked.texts else None for looked in seen]
 
 
 def unknown_ids(rollouts: Sequence[Rollout], tokenizer: Tokenizer) -> int:
@@ -161,7 +160,8 @@ def _too_few(tested: Tested, seen: _Seen, reference: Reference) -> float | None:
     if sum(map(len, ids)) < (_LEAST_ALONE if alone else _LEAST) or (alone and _opened(seen, reference)):
         return None
     same = _come_back(ids, reference)
-    return same if same <= (_SAME_ALONE if alone else _SAME) else None
+    # Few texts and few ids that come back prove a misfit together; without texts, the ids alone have to.
+    return same if same <= (0.91 if alone else 0.95) else None
 
 
 def _look(tested: Tested, tokenizer: Tokenizer) -> _Seen:
@@ -177,25 +177,17 @@ def _look(tested: Tested, tokenizer: Tokenizer) -> _Seen:
         seen.past_end |= set(past[:_REAL].tolist())
         seen.decoded.append(text)
         plain = _plain(text)
-        for logged in _texts(rollout):
+        stated = [message.text for message in rollout.messages]
+        for turn in rollout.turns:
+            stated += [words for words in (turn.completion_text, turn.prompt_text) if words]
+        for logged in map(_plain, stated[:64]):
+            if len(logged) < _TEXT:
+                continue
             seen.texts += 1
             # Whether the beginning or the middle of a text is found.
             start = max((len(logged) - _LOOKED) // 2, 0)
             seen.texts_found += logged[:_LOOKED] in plain or logged[start : start + _LOOKED] in plain
     return seen
-
-
-def _ids(rollout: Rollout) -> list[Ids]:
-    """The id sequences of a rollout to test: the last call, else the training row, else the completions."""
-    if rollout.stated.dummy_tokens:
-        return []
-    if rollout.turns and (last := rollout.turns[-1].seen_ids) is not None:
-        sequences = [last]  # beside calls, the ids of a row may be wrong
-    elif rollout.training_row is not None:
-        sequences = [rollout.training_row.token_ids]
-    else:
-        sequences = [turn.completion_ids for turn in rollout.turns if turn.completion_ids is not None]
-    return [ids[:_DECODED] for ids in sequences if _real(ids)]
 
 
 def _unsampled(rollout: Rollout) -> Iterator[Ids]:
@@ -214,14 +206,6 @@ def _real(ids: Ids) -> bool:
     """Whether ids are not placeholders: enough distinct ids, and not just a sequence that counts up."""
     first = ids[:_ENCODED]
     return len(set(first.tolist())) >= _REAL and not (np.diff(first) == 1).all()
-
-
-def _texts(rollout: Rollout) -> list[str]:
-    """The texts that the log states: those of messages and calls."""
-    texts = [message.text for message in rollout.messages]
-    for turn in rollout.turns:
-        texts += [text for text in (turn.completion_text, turn.prompt_text) if text]
-    return [plain for text in texts[:_TEXTS] if len(plain := _plain(text)) >= _TEXT]
 
 
 def _plain(text: str) -> str:

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from tito_audit.errors import RecordError, SetupError
 from tito_audit.format import Format, Row
-from tito_audit.formats import calls_unknown_tools, chat_tools, format_named, pick_format
-from tito_audit.join._annotations import Annotations
+from tito_audit.formats import calls_unknown_tools, chat_tools, format_named, pick_format, with_updates
 from tito_audit.join._call_rows import Answers, Mapped, Work, one_by_one
 from tito_audit.join._calls import CallsOfRollout, gathered
 from tito_audit.join._gathering import Captures, Gathering, JoinedCalls
@@ -35,9 +34,10 @@ from tito_audit.record.message import Message, ToolSpec
 from tito_audit.record.prefix import same_ids
 from tito_audit.record.rollout import Place, Rollout, Turn
 from tito_audit.settings.model import Settings
-from tito_audit.storage import Log, Output, RawRow, find_logs, open_log
+from tito_audit.storage import Log, Output, RawRow, RemoteFile, find_logs, open_log
 from tito_audit.storage.chunks import Chunk, chunks_of
-from tito_audit.storage.random_access import RowBatch
+from tito_audit.storage.random_access import RandomAccess, RowBatch, Ticket
+from tito_audit.storage.spool import Spool
 
 __all__ = [
     "Annotations",
@@ -108,6 +108,55 @@ def joined_counts(rollout: Rollout) -> dict[str, int]:
     return {**rollout.stated.joined, **({"rows": rows} if rows > 1 else {})}
 
 
+class Annotations:
+    """Updates of traces by trace id, as the file monitor of prime-rl writes them.
+
+    PrimeIntellect-ai/prime-rl `src/prime_rl/monitors/file/monitor.py` (`log_annotations`): episodes in
+    `traces/stream/`; rows with `trace_id` and `branches` in `traces/annotations/PRODUCER/`, several for a trace.
+    The updates stay in their files; where each is takes some 200 bytes.
+    """
+
+    def __init__(self, folder: Path, max_row_bytes: int) -> None:
+        self.folder = folder
+        spool = Spool()
+        self._at: dict[str, list[tuple[RandomAccess, Ticket]]] = {}
+        for file in find_logs([folder]):
+            reader = RandomAccess(file, max_row_bytes=max_row_bytes, spool=spool)
+            for ticket, raw in reader:
+                trace = (raw.value or {}).get("trace_id")
+                if raw.value is not None and isinstance(trace, str) and raw.value.get("branches"):
+                    self._at.setdefault(trace, []).append((reader, ticket))
+
+    @classmethod
+    def beside(cls, files: Iterable[Path], max_row_bytes: int) -> dict[str, Annotations]:
+        """By log, the annotations beside the folder `stream` that it is in."""
+        of_folder: dict[Path, Annotations] = {}
+        of_log: dict[str, Annotations] = {}
+        for file in files:
+            folder = file.parent.parent / "annotations"
+            if file.parent.name != "stream" or isinstance(file, RemoteFile) or not folder.is_dir():
+                continue
+            if folder not in of_folder:
+                of_folder[folder] = cls(folder, max_row_bytes)
+            of_log[str(file)] = of_folder[folder]
+        return of_log
+
+    def onto(self, form: Format, row: Row) -> Row:
+        """The row with the updates of its traces."""
+        return with_updates(row, self.of) if form.name == "verifiers_v1" and self._at else row
+
+    def notices(self) -> Iterator[str]:
+        """What there is, for the summary."""
+        updates = sum(map(len, self._at.values()))
+        if updates:
+            yield f"{self.folder}: {updates:,} annotations of {len(self._at):,} traces, joined on the trace's id."
+
+    def of(self, trace: str) -> Iterator[Row]:
+        """The updates of a trace, in the order in which they were written."""
+        for reader, ticket in self._at.get(trace, ()):
+            yield reader.row(ticket).value or {}
+
+
 class Join:
     """Joins rows that are single calls into conversations, and finds messages and tools in other files by id.
 
@@ -166,7 +215,16 @@ class Join:
                 f"{pipe}: a pipe cannot be joined, as it cannot be read twice; save it to a file first."
             )
         if settings.session is not None and gathers:
-            _refuse_session(settings, settings.session, [] if written else logs)
+            named = f"--session {settings.session}"
+            if not settings.join:
+                raise SetupError(f"{named}: nothing is joined with --no-join; leave one of the two out.")
+            for flag, value in (("--rows-at", settings.rows_at), ("--map", settings.columns)):
+                if value:
+                    raise SetupError(
+                        f"{named}: it cannot be combined with {flag}.\n"
+                        "Only whole rows with known column names are joined; leave one of the two out."
+                    )
+            refuse_unknown(settings.session, [] if written else logs, settings.max_row_bytes)
         calls = None
         if gathers and settings.join and not settings.rows_at and not settings.columns:
             calls = JoinedCalls(settings, logs, decode, mapped)
@@ -232,9 +290,8 @@ class Join:
         for tally in self._tallies:
             yield from tally.notices(whole=whole)
         if self._list is not None:
-            own = (
-                f"; {self._with_own_tools} had tools of their own, which were kept" if self._with_own_tools else ""
-            )
+            count = self._with_own_tools
+            own = f"; {count} had tools of their own, which were kept" if count else ""
             count, tools = self._rollouts - self._with_own_tools, len(self._list)
             yield f"--tools {self._settings.tools}: {tools} tool{'s' * (tools != 1)} for {count} rollouts{own}."
 
@@ -273,20 +330,17 @@ class Join:
             joined["tools_from"] = OWN if tools else EMPTY if other is not None and not other.tools else code
             tools = tools or (chat_tools(other.tools, "tools") if other is not None else ())
         rollout = replace(rollout, tools=tools)
-        if has_messages(rollout):
+        if rollout.messages or any(turn.prompt_messages is not None for turn in rollout.turns):
             joined["messages_from"] = OWN
         elif conversation is not None and not conversation.messages:
             joined["messages_from"] = EMPTY
         elif conversation is not None and calls_unknown_tools(conversation.messages, tools):
             joined["messages_from"] = NO_TOOLS
-        elif (
-            conversation is not None
-            and not rollout.turns
-            and all(message.given for message in conversation.messages)
-        ):
-            joined["messages_from"] = NO_ANSWER
         elif conversation is not None:
-            rollout = with_conversation(rollout, conversation)
+            if rollout.turns or not all(message.given for message in conversation.messages):
+                rollout = with_conversation(rollout, conversation)
+            else:
+                joined["messages_from"] = NO_ANSWER
         return replace(rollout, stated=replace(rollout.stated, joined=joined))
 
     def _partner(
@@ -319,22 +373,6 @@ class Join:
         if len(conversations_of_row) != of and (len(conversations_of_row) != 1 or answered):
             return at, MISFIT, None
         return at, at, conversations_of_row[number if len(conversations_of_row) == of else 0]
-
-
-def _refuse_session(settings: Settings, session: str, logs: Sequence[Path]) -> None:
-    """SetupError if rows cannot be joined by session, or no row names one."""
-    if not settings.join:
-        raise SetupError(f"--session {session}: nothing is joined with --no-join; leave one of the two out.")
-    for flag, value in (("--rows-at", settings.rows_at), ("--map", settings.columns)):
-        if value:
-            raise SetupError(
-                f"--session {session}: it cannot be combined with {flag}.\n"
-                "Only whole rows with known column names are joined; leave one of the two out."
-            )
-    refuse_unknown(session, logs, settings.max_row_bytes)
-
-
-# Conversations of rows of other files
 
 
 _PLAIN = ("messages", "prompt", "completion", "tools", "chat_template_kwargs")
@@ -370,11 +408,6 @@ def conversations(row: Row, place: Place) -> tuple[Conversation, ...]:
         return _plain(plain, place)
 
 
-def has_messages(rollout: Rollout) -> bool:
-    """Whether a rollout has messages of its own."""
-    return bool(rollout.messages) or any(turn.prompt_messages is not None for turn in rollout.turns)
-
-
 def with_conversation(rollout: Rollout, conversation: Conversation) -> Rollout:
     """The rollout with these messages, and each call with its own if calls and answers can be paired."""
     members = rollout.stated.chain
@@ -389,7 +422,15 @@ def with_conversation(rollout: Rollout, conversation: Conversation) -> Rollout:
     if paired is not None:
         for number, (index, sent) in zip(chain, paired, strict=True):
             turns[number] = replace(turns[number], message_index=index, prompt_messages=sent)
-        _mark_retries(turns, chain, conversation.messages)
+        # A retry, a call outside the chain with the prompt of a call in it, was sent the same.
+        for number, turn in enumerate(turns):
+            prompt = None if number in chain else turn.prompt_ids
+            for again in (turns[k] for k in chain) if prompt is not None else ():
+                if prompt is not None and again.prompt_ids is not None and same_ids(again.prompt_ids, prompt):
+                    index, sent = again.message_index, again.prompt_messages
+                    sent = sent if index is None else conversation.messages[:index]
+                    turns[number] = replace(turn, prompt_messages=sent)
+                    break
     arguments = rollout.template_kwargs or conversation.template_kwargs or {}
     return replace(rollout, messages=conversation.messages, turns=tuple(turns), template_kwargs=arguments)
 
@@ -398,13 +439,9 @@ def _plain(columns: Row, place: Place) -> tuple[Conversation, ...]:
     """The conversations in these columns; several where `messages` is a list of lists."""
     form, messages = format_named("generic"), columns.get("messages")
     each = [columns]
-    if (
-        isinstance(messages, list | tuple)
-        and messages
-        and all(isinstance(message_list, list | tuple) for message_list in messages)
-    ):
+    if isinstance(messages, list | tuple) and messages and all(isinstance(m, list | tuple) for m in messages):
         each = [{**columns, "messages": message_list} for message_list in messages]
-    return tuple(_conversation_of(rollout) for message_list in each for rollout in form.read(message_list, place))
+    return tuple(_conversation_of(rollout) for row in each for rollout in form.read(row, place))
 
 
 def _conversation_of(rollout: Rollout) -> Conversation:
@@ -452,18 +489,6 @@ def _wrote(
         for turn, index in zip(turns, indices, strict=True)
         if turn.completion_text is not None and index is not None
     ]
-
-
-def _mark_retries(turns: list[Turn], chain: Sequence[int], messages: tuple[Message, ...]) -> None:
-    """Set what each retry (a call outside the chain with the prompt of a call in it) was sent."""
-    for number, turn in enumerate(turns):
-        if number in chain or turn.prompt_ids is None:
-            continue
-        for other in (turns[k] for k in chain):
-            if other.prompt_ids is not None and same_ids(other.prompt_ids, turn.prompt_ids):
-                sent = other.prompt_messages if other.message_index is None else messages[: other.message_index]
-                turns[number] = replace(turn, prompt_messages=sent)
-                break
 
 
 # Files of tools: one list for all rollouts, or rows with an id and tools

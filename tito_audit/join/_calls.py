@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 from functools import cache
 from typing import Any
@@ -58,56 +58,54 @@ class CallsOfRollout(dict[str, Any]):
 @cache
 def gathered(name: str) -> Format:
     """The format of gathered rows, each of which is one call of the format `name`."""
-    return Format(name, "", Signature(), 0, lambda row: isinstance(row, CallsOfRollout), _read, _sources, _update)
 
+    def sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
+        lines = (rollout.stated.lines for rollout in rollouts)
+        return [
+            Sources(calls=tuple(CallSource(entry=(CALLS, line)) for line in of_rollout)) for of_rollout in lines
+        ]
 
-@dataclass(frozen=True, slots=True)
-class _Calls:
-    """The calls of a gathered row, read one by one, and their order."""
-
-    rows: Sequence[Row]
-    """Their rows, with complete prompts."""
-    each: Sequence[Rollout]
-    order: Sequence[int]
-    chain: tuple[int, ...]
-    """The places of the main chain in that order."""
+    return Format(name, "", Signature(), 0, lambda row: isinstance(row, CallsOfRollout), _read, sources, _update)
 
 
 def _read(row: Row, place: Place) -> Sequence[Rollout]:
     if not isinstance(row, CallsOfRollout):
         raise RecordError("the rows of one conversation are read together")
-    calls = _calls(row, place)
-    first = calls.each[calls.order[0]].stated
+    _, calls, order, chain = _calls(row, place)
+    first = calls[order[0]].stated
     # The id is that of one call.
     facts = {name: value for name, value in first.facts.items() if name != "id"}
-    copies = (call.stated.copies_disagree for call in calls.each if call.stated.copies_disagree)
+    copies = (call.stated.copies_disagree for call in calls if call.stated.copies_disagree)
     stated = replace(
         first,
-        chain=calls.chain,
-        lines=tuple(calls.order),
-        calls_at=tuple((row.files[k], row.raws[k].index) for k in calls.order) if row.by_key else (),
-        answer_ids=tuple(calls.each[k].stated.facts.get("id") for k in calls.order),
+        chain=chain,
+        lines=tuple(order),
+        calls_at=tuple((row.files[k], row.raws[k].index) for k in order) if row.by_key else (),
+        answer_ids=tuple(calls[k].stated.facts.get("id") for k in order),
         facts=facts,
         copies_disagree=next(copies, ""),
-        ids_wanted=any(call.stated.ids_wanted for call in calls.each),
+        ids_wanted=any(call.stated.ids_wanted for call in calls),
     )
     logged = []
-    for number in calls.order:
-        call = calls.each[number]
+    for call in map(calls.__getitem__, order):
         turn = replace(call.turns[0], message_index=None, prompt_messages=None)
         sent, answer = request_and_answer(call)
         logged.append(LoggedCall(turn, CallSource, sent, answer, call.tools, call.template_kwargs, call.stated))
-    main = part_of([logged[k] for k in calls.chain], place, row.form, NOTHING_STATED).rollout
-    turns_of_chain = dict(zip(calls.chain, main.turns, strict=True))
+    main = part_of([logged[k] for k in chain], place, row.form, NOTHING_STATED).rollout
+    turns_of_chain = dict(zip(chain, main.turns, strict=True))
     turns = tuple(
-        turns_of_chain.get(k) or replace(call.turn, prompt_messages=call.prompt or None)
-        for k, call in enumerate(logged)
+        turns_of_chain.get(k) or replace(each.turn, prompt_messages=each.prompt or None)
+        for k, each in enumerate(logged)
     )
     return (replace(main, turns=turns, stated=stated),)
 
 
-def _calls(row: CallsOfRollout, place: Place) -> _Calls:
-    """Every call of the row; RecordError, with the line, for one that cannot be read."""
+def _calls(
+    row: CallsOfRollout, place: Place
+) -> tuple[Sequence[Row], Sequence[Rollout], Sequence[int], tuple[int, ...]]:
+    """The rows of the calls, with complete prompts; each call as read from its row; their order; and the places of
+    the main chain in that order. RecordError, with the line, for one that cannot be read.
+    """
     form, each, rows = format_named(row.form), [], row.whole
     for raw, file, value in zip(row.raws, row.files, rows, strict=True):
         where = f"line {raw.index} of the same rollout" if file == place.file else f"{file}:{raw.index}"
@@ -119,7 +117,7 @@ def _calls(row: CallsOfRollout, place: Place) -> _Calls:
             raise RecordError(f"{where}: {error}" if len(row.raws) > 1 else str(error)) from None
         each.append(call)
     order, chain = order_calls([call.turns[0] for call in each], _times(row))
-    return _Calls(rows, each, order, chain)
+    return rows, each, order, chain
 
 
 def request_and_answer(call: Rollout) -> tuple[tuple[Message, ...], Message | None]:
@@ -142,27 +140,17 @@ def _update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
             "training row of each"
         )
     (repair,) = repaired
-    read = _calls(row, repair.rollout.place)
-    if repair.turns_from != tuple(range(len(read.order))):
+    rows, each, order, _ = _calls(row, repair.rollout.place)
+    if repair.turns_from != tuple(range(len(order))):
         raise RecordError("each line is one call, and the call cannot be removed from it")
-    form, calls = format_named(row.form), list(read.rows)
-    for number, turn in zip(read.order, repair.rollout.turns, strict=True):
-        alone = read.each[number]
+    form, calls = format_named(row.form), list(rows)
+    for number, turn in zip(order, repair.rollout.turns, strict=True):
+        alone = each[number]
         # The messages of the conversation are not the call's.
         (was,) = alone.turns
         own = replace(turn, message_index=was.message_index, prompt_messages=was.prompt_messages)
         (calls[number],) = form.update(calls[number], (RepairedRollout(replace(alone, turns=(own,)), (0,)),))
     return (row.with_calls(calls if form.steps is None else form.steps.stored(calls, row[CALLS])),)
-
-
-def _sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
-    return [
-        Sources(calls=tuple(CallSource(entry=(CALLS, line)) for line in rollout.stated.lines))
-        for rollout in rollouts
-    ]
-
-
-# Times
 
 
 def _times(row: CallsOfRollout) -> Sequence[float]:

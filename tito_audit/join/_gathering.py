@@ -104,17 +104,8 @@ class Gathering:
             raise rows.failed[log.path]
 
     def _chunk(self, part: Sequence[_Packed], left_out: Sequence[int], done: int) -> Chunk:
-        log = self._log
-        chunk = _Gathered(
-            log.path,
-            log.max_row_bytes,
-            done,
-            self._rows.paths,
-            part,
-            log.parse,
-            self._rows.by_key,
-            share=log.share,
-        )
+        log, paths, by_key = self._log, self._rows.paths, self._rows.by_key
+        chunk = _Gathered(log.path, log.max_row_bytes, done, paths, part, log.parse, by_key, share=log.share)
         if log.share is not None:
             chunk.left_out = left_out
         return chunk
@@ -239,11 +230,6 @@ class GatheredOutput:
 # A run's logs of single calls, joined when they are first read
 
 
-_OTHERS = 2
-"""A log without a call before this many rows of other formats holds no calls; for a table, one such row is
-enough."""
-_ASKED = 1024
-"""How many rows are searched for calls: a log of events may begin with many other rows."""
 _HEAD, _HEADS = 64, 256
 """How many calls of a log, and of all logs, the first pass learns from."""
 _WINDOW = 64, 4096
@@ -316,7 +302,7 @@ class JoinedCalls:
             rows = open_log(log, max_row_bytes=settings.max_row_bytes, arrays=number_columns(settings.columns))
             rows.quick = True
             if rows.kind not in TABLES:
-                return self._calls_in(rows, _OTHERS, wanted)
+                return self._calls_in(rows, 2, wanted)
             rows.only = 0
             if self._calls_in(rows, 1, 1) is not None:
                 rows.only = None
@@ -327,7 +313,7 @@ class JoinedCalls:
         """The first calls among some rows; None if `most` other rows come before them, or there are none."""
         calls: list[Row] = []
         others = 0
-        for raw in islice(rows, _ASKED):
+        for raw in islice(rows, 1024):  # a log of events may begin with many other rows
             if raw.value is None:
                 continue
             could = may_join(raw.value, self._named, stated=self._settings.session is not None)
@@ -358,17 +344,10 @@ class Captures:
     def rows(self, log: Log) -> CallRows | None:
         """The lines of a capture; None for any other log."""
         if log.path not in self._joined:
-            self._joined[log.path] = CallRows([log], CaptureKey()) if self._is_capture(log) else None
+            settings, first = self._settings, None
+            stated = settings.columns or settings.rows_at or settings.format not in (None, CAPTURE)
+            if not stated and log.kind in ("lines", "objects"):
+                first = next((raw.value for raw in open_log(log.path) if raw.value is not None), None)
+            capture = first is not None and is_capture(first)
+            self._joined[log.path] = CallRows([log], CaptureKey()) if capture else None
         return self._joined[log.path]
-
-    def _is_capture(self, log: Log) -> bool:
-        settings = self._settings
-        if (
-            settings.columns
-            or settings.rows_at
-            or settings.format not in (None, CAPTURE)
-            or log.kind not in ("lines", "objects")
-        ):
-            return False
-        first = next((raw.value for raw in open_log(log.path) if raw.value is not None), None)
-        return first is not None and is_capture(first)

@@ -42,8 +42,6 @@ _IDS: tuple[tuple[tuple[str, ...], ...], ...] = (
     (("idx",),),
 )
 """Ids, most likely first; for each, its columns, with every name of each column."""
-_SEEN = 16
-"""How many rows are read to find a file's columns."""
 _BETWEEN = "\x1f"
 _TASK, _ROLLOUT, _ATTEMPT = "_ng_task_index", "_ng_rollout_index", "_ng_attempt_index"
 _SUFFIXES = (".gz", ".zst", ".jsonl", ".ndjson", ".json", ".parquet")
@@ -138,7 +136,7 @@ def _rows(files: Iterable[Path], max_row_bytes: int, rows_at: str | None) -> Ite
 def _columns(files: Sequence[Path], max_row_bytes: int, rows_at: str | None = None) -> dict[str, Any]:
     """The columns of the first rows, each with its first value that is not null."""
     columns: dict[str, Any] = {}
-    for row, _ in zip(_rows(files, max_row_bytes, rows_at), range(_SEEN), strict=False):
+    for row, _ in zip(_rows(files, max_row_bytes, rows_at), range(16), strict=False):
         for name, value in row.items():
             if columns.get(name) is None:
                 columns[name] = value
@@ -285,7 +283,17 @@ class Partners:
                 self._index_of.append(ticket[0])
                 self._at.append(ticket[1])
         self._by_id = Holders(np.frombuffer(hashes, np.uint64))
-        self._refuse_doubles()
+        values, rows = self._by_id.values, self._by_id.calls
+        for at in np.flatnonzero(values[1:] == values[:-1]).tolist():
+            (place, _, key), (other, _, again) = self._row(int(rows[at])), self._row(int(rows[at + 1]))
+            if key != again:
+                continue
+            columns = ", ".join(self.keys.theirs)
+            raise SetupError(
+                f"{self.option}: {place} and {other} have the same id ({columns}: {readable_id(key)}), so which "
+                "one belongs to a rollout is unknown.\n"
+                "Name columns that tell them apart with --on LOG_COLUMN=FILE_COLUMN, several if need be."
+            )
 
     def __len__(self) -> int:
         """How many rows have an id."""
@@ -307,19 +315,6 @@ class Partners:
         if raw.value is None or key is None or number not in self._by_id.of(digest(key)):
             raise StorageError(f"{self.option} {reader.path}: row {index} has changed since the run started.")
         return Place(str(reader.path), index), raw.value, key
-
-    def _refuse_doubles(self) -> None:
-        values, rows = self._by_id.values, self._by_id.calls
-        for at in np.flatnonzero(values[1:] == values[:-1]).tolist():
-            (place, _, key), (other, _, again) = self._row(int(rows[at])), self._row(int(rows[at + 1]))
-            if key != again:
-                continue
-            columns = ", ".join(self.keys.theirs)
-            raise SetupError(
-                f"{self.option}: {place} and {other} have the same id ({columns}: {readable_id(key)}), so which "
-                "one belongs to a rollout is unknown.\n"
-                "Name columns that tell them apart with --on LOG_COLUMN=FILE_COLUMN, several if need be."
-            )
 
 
 def readable_id(key: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
@@ -55,22 +55,12 @@ class RowOfLog:
 NO_CALL = RowOfLog(named=False)
 
 
-class ReadCall(Protocol):
-    """Says whether a row is a call, and of which conversation; it keeps no state, so any process may use it."""
-
-    @property
-    def by_key(self) -> bool:
-        """False for the lines of a token capture, which are gathered even if a rollout has only one."""
-
-    def __call__(self, row: Row) -> RowOfLog:
-        """What a row says."""
-
-
 @dataclass(frozen=True, slots=True)
 class CaptureKey:
     """Names each line of a token capture after its rollout."""
 
     by_key: bool = False
+    """Its lines are gathered even if a rollout has only one."""
 
     def __call__(self, row: Row) -> RowOfLog:
         """The rollout of a line."""
@@ -144,6 +134,10 @@ class CallReader:
             key=None if key is None else digest(key).to_bytes(8, "little"),
         )
         return RowOfLog(False, form.name, traits=traits)
+
+
+ReadCall: TypeAlias = CaptureKey | CallReader
+"""Says whether a row is a call, and of which conversation; it keeps no state, so any process may use it."""
 
 
 def _reader_of(named: str | None, *others: Any) -> CallReader:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
@@ -10,7 +10,8 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 class Remembering(Protocol):
     """An object of which much is derived, such as a vocabulary or template."""
 
-    memo: dict[Hashable, Any]
+    @property
+    def memo(self) -> dict[Any, Any]: ...
 
 
 _Owner = TypeVar("_Owner", bound=Remembering)
@@ -27,8 +28,7 @@ def memoized(function: _Function[_Owner, _Rest, _Result]) -> _Function[_Owner, _
 
     @wraps(function)
     def memoizing(owner: _Owner, /, *rest: _Rest.args, **named: _Rest.kwargs) -> _Result:
-        key = function, rest, *named.items()
-        memo = owner.memo
+        key, memo = (function, rest, *named.items()), owner.memo
         if key not in memo:
             memo[key] = function(owner, *rest, **named)
         result: _Result = memo[key]

@@ -1,9 +1,9 @@
-"""Which token of the old row each new token is, and a training row rebuilt from the calls that sampled it."""
+"""A training row rebuilt from the calls that sampled it, and one with new mask or logprobs on the same tokens."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -13,17 +13,17 @@ from tito_audit.errors import RecordError
 from tito_audit.evidence.logprobs import ROUNDING, placeholder_zeros
 from tito_audit.evidence.masks import perhaps_inverted
 from tito_audit.evidence.model import Evidence, RowView
-from tito_audit.record.arrays import Ids, Logprobs, Offsets
+from tito_audit.record.arrays import Ids, Logprobs, Mask, Offsets
+from tito_audit.record.column import Alignment, Column, ColumnRole
 from tito_audit.record.finding import Finding, Severity
 from tito_audit.record.moved import Moved, moved_row
+from tito_audit.record.repaired import RepairedRollout, unmended
 from tito_audit.record.rollout import TrainingRow, Turn
 
 PERHAPS_INVERTED = (
     "the mask trains all that was given and leaves whole answers out: it may be inverted, so the row does not "
     "show which answers to train"
 )
-_MOST = 4096
-"""Up to this many tokens, a gap between sampled runs is paired token by token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +117,12 @@ def untrained_turns(evidence: Evidence, chain: Sequence[int], findings: Sequence
     mask may be inverted.
     """
     row, view = evidence.rollout.training_row, evidence.row
-    if row is None or row.loss_mask is None or view is None or _mask_is_wrong(findings):
+    if row is None or row.loss_mask is None or view is None:
+        return set()
+    # What a mask that is wrong as a whole leaves out means nothing; one that trains nothing may have been emptied.
+    if any(
+        (f.code == "MSK403" and f.hit.cause != "all zeros") or f.hit.cause.startswith("slid") for f in findings
+    ):
         return set()
     if perhaps_inverted(evidence):
         raise RecordError(PERHAPS_INVERTED)
@@ -134,15 +139,6 @@ def untrained_turns(evidence: Evidence, chain: Sequence[int], findings: Sequence
 def maybe_meant(finding: Finding) -> bool:
     """Whether it says no more than that a mask leaves sampled tokens out, which its writer may have meant."""
     return finding.code in ("MSK402", "MSK404") and finding.severity < Severity.ERROR
-
-
-def _mask_is_wrong(findings: Sequence[Finding]) -> bool:
-    """Whether the mask is wrong as a whole, in which case what it leaves out means nothing."""
-    return any(
-        # A mask that trains nothing may have been emptied on purpose.
-        (f.code == "MSK403" and f.hit.cause != "all zeros") or f.hit.cause.startswith("slid")
-        for f in findings
-    )
 
 
 def stop_ids(evidence: Evidence) -> frozenset[int]:
@@ -186,7 +182,47 @@ def _sources(old: Ids, view: RowView | None, target: ChainTokens) -> Offsets:
     anchors.append((len(old), len(target.ids)))
     for (o1, n1), (o2, n2) in pairwise(anchors):
         # Between two sampled tokens, equal tokens are paired in order: from both ends, then in between.
-        for start, other, size in paired_runs(old[o1 + 1 : o2], target.ids[n1 + 1 : n2], longest=_MOST):
+        for start, other, size in paired_runs(old[o1 + 1 : o2], target.ids[n1 + 1 : n2], longest=4096):
             first = n1 + 1 + other
             source[first : first + size] = o1 + 1 + start + np.arange(size)
     return source
+
+
+UNTRAINED = frozenset({"MSK402", "MSK404"})
+"""Rules that report sampled tokens that a repair took out of the loss on purpose."""
+
+
+def with_row(evidence: Evidence, row: TrainingRow) -> tuple[RepairedRollout, ...]:
+    """The rollout with another training row."""
+    return (unmended(replace(evidence.rollout, training_row=row)),)
+
+
+def column_of(row: TrainingRow, role: ColumnRole) -> Column | None:
+    """The first column of a role whose length fits; None when there is none."""
+    fitting = (column for column in row.columns if column.role is role and column.alignment is not None)
+    return next(fitting, None)
+
+
+def restated(row: TrainingRow, *, loss_mask: Mask | None = None, logprobs: Logprobs | None = None) -> TrainingRow:
+    """The row with this mask or these logprobs `[T]`; everything else stays.
+
+    RecordError when a column with entries only for trained tokens would need entries for others.
+    """
+    mask = row.loss_mask if loss_mask is None else loss_mask
+    compact = [column.name for column in row.columns if column.alignment is Alignment.SAMPLED]
+    if compact and mask is not None and row.loss_mask is not None and (mask & ~row.loss_mask).any():
+        raise RecordError(f"column {compact[0]!r} holds trained tokens only and has no entry for others")
+    new = moved_row(
+        row,
+        row.token_ids,
+        np.arange(len(row.token_ids)),
+        loss_mask=mask,
+        logprobs=row.logprobs if logprobs is None else logprobs,
+        prompt_length=row.prompt_length,
+    ).row
+    changed = {ColumnRole.LOSS_MASK: loss_mask is not None, ColumnRole.LOGPROBS: logprobs is not None}
+    columns = tuple(
+        moved if changed.get(old.role) or old.alignment is Alignment.SAMPLED else old
+        for old, moved in zip(row.columns, new.columns, strict=True)
+    )
+    return replace(new, columns=columns)

@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from tito_audit.errors import RecordError
-from tito_audit.evidence.model import Difference, Evidence
+from tito_audit.evidence.model import Evidence
 from tito_audit.record.arrays import Ids, Offsets
 from tito_audit.record.column import ColumnRole
 from tito_audit.record.finding import Finding, Where
 from tito_audit.record.moved import moved_row
-from tito_audit.record.rollout import TrainingRow
 from tito_audit.repair import Proposal, Safety, repair
-from tito_audit.repairs._same_tokens import UNTRAINED, column_of, with_row
+from tito_audit.repairs._carry import UNTRAINED, column_of, with_row
 from tito_audit.settings.model import RepairChoices
 from tito_audit.terminal.words import many
 
 
-def _fits(evidence: Evidence, finding: Finding) -> bool:
-    """Whether it is a difference in the row of a log without calls."""
-    return finding.hit.where is Where.ROW and not _has_calls(evidence)
-
-
-@repair("canonical", cures=("TOK", "TPL"), safety=Safety.UNSAFE, precedence=80, fits=_fits)
+@repair(
+    "canonical",
+    cures=("TOK", "TPL"),
+    safety=Safety.UNSAFE,
+    precedence=80,
+    fits=lambda evidence, finding: finding.hit.where is Where.ROW and not _has_calls(evidence),
+)
 def canonical(evidence: Evidence, findings: tuple[Finding, ...], choices: RepairChoices) -> Proposal | None:
     """Adopts the tokens that template and tokenizer write today.
 
@@ -51,14 +49,27 @@ def canonical(evidence: Evidence, findings: tuple[Finding, ...], choices: Repair
     row = evidence.rollout.training_row
     if row is None:
         return None
-    differences = _covered(evidence, findings)
+    places = {(start, end) for f in findings if f.hit.where is Where.ROW for _, start, end in f.spans()}
+    differences = [d for d in evidence.differences if d.where is Where.ROW and (d.start, d.end) in places]
+    differences.sort(key=lambda d: (d.start, d.end))
     if _has_calls(evidence):
         if differences or any(finding.hit.where is not Where.ROW for finding in findings):
             raise RecordError("the calls say what was sampled, and a sampled token is never replaced")
         return None
     if not differences:
         return None
-    ids, source, first = _replaced(row.token_ids, differences)
+    # The ids with each difference replaced, and the old position of each; -1 where it is new.
+    pieces: list[Ids] = []
+    sources: list[Offsets] = []
+    at, first = 0, differences[0].start
+    for difference in differences:
+        if difference.start < at:
+            continue  # inside the difference before it
+        pieces += [row.token_ids[at : difference.start], difference.canonical.ids]
+        sources += [np.arange(at, difference.start), np.full(len(difference.canonical.ids), -1)]
+        at = difference.end
+    ids = np.concatenate([*pieces, row.token_ids[at:]]).astype(np.int32)
+    source = np.concatenate([*sources, np.arange(at, len(row.token_ids))]).astype(np.int64)
     unknown = np.arange(len(ids)) >= first
     mask = None
     if row.loss_mask is not None and column_of(row, ColumnRole.LOSS_MASK) is not None:
@@ -71,11 +82,15 @@ def canonical(evidence: Evidence, findings: tuple[Finding, ...], choices: Repair
     if row.logprobs is not None:
         logprobs = np.where(unknown | (source < 0), np.nan, row.logprobs[source])
     moved = moved_row(row, ids, source, loss_mask=mask, logprobs=logprobs)
+    notes = [f"{many(len(differences), 'span')} of the row replaced"]
+    if row.loss_mask is not None and moved.row.loss_mask is not None:
+        trained = int(row.loss_mask.sum())
+        notes.append(f"{trained - int(moved.row.loss_mask.sum()):,} of {trained:,} trained tokens left the loss")
     return Proposal(
         with_row(evidence, moved.row),
         Safety.UNSAFE,
         reason="no call says what was sampled, so today's tokens may replace sampled ones",
-        notes=_notes(row, moved.row, len(differences)),
+        notes=tuple(notes),
         stale=moved.stale,
         dropped=moved.dropped,
         unknown=moved.unknown,
@@ -85,35 +100,3 @@ def canonical(evidence: Evidence, findings: tuple[Finding, ...], choices: Repair
 
 def _has_calls(evidence: Evidence) -> bool:
     return any(turn.completion_ids is not None for turn in evidence.rollout.turns)
-
-
-def _covered(evidence: Evidence, findings: Sequence[Finding]) -> list[Difference]:
-    """The differences in the row that these findings report, in order."""
-    places = {(start, end) for f in findings if f.hit.where is Where.ROW for _, start, end in f.spans()}
-    inside = [d for d in evidence.differences if d.where is Where.ROW and (d.start, d.end) in places]
-    return sorted(inside, key=lambda d: (d.start, d.end))
-
-
-def _replaced(recorded: Ids, differences: Sequence[Difference]) -> tuple[Ids, Offsets, int]:
-    """The ids with each difference replaced, the old position of each (-1: new), and the first that changed."""
-    ids: list[Ids] = []
-    source: list[Offsets] = []
-    at, first = 0, len(recorded)
-    for difference in differences:
-        if difference.start < at:
-            continue  # inside the difference before it
-        ids += [recorded[at : difference.start], difference.canonical.ids]
-        source += [np.arange(at, difference.start), np.full(len(difference.canonical.ids), -1)]
-        first = min(first, difference.start)
-        at = difference.end
-    ids.append(recorded[at:])
-    source.append(np.arange(at, len(recorded)))
-    return np.concatenate(ids).astype(np.int32), np.concatenate(source).astype(np.int64), first
-
-
-def _notes(before: TrainingRow, after: TrainingRow, differences: int) -> tuple[str, ...]:
-    note = f"{many(differences, 'span')} of the row replaced"
-    if before.loss_mask is None or after.loss_mask is None:
-        return (note,)
-    lost, trained = int(before.loss_mask.sum()) - int(after.loss_mask.sum()), int(before.loss_mask.sum())
-    return note, f"{lost:,} of {trained:,} trained tokens left the loss"

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain
 
-from tito_audit.chains.fork import ForkedRow, fork_cost, fork_rows
+from tito_audit.chains.fork import fork_cost, fork_rows
 from tito_audit.evidence.model import Evidence
 from tito_audit.record.arrays import empty_ids
 from tito_audit.record.finding import Finding
 from tito_audit.record.moved import Moved
 from tito_audit.record.repaired import RepairedRollout
-from tito_audit.record.rollout import Rollout
 from tito_audit.repair import Proposal, Safety, repair
 from tito_audit.repairs._carry import chain_tokens, rebuilt_row, untrained_turns
 from tito_audit.settings.model import RepairChoices
@@ -20,12 +19,15 @@ _UNTRAINED = frozenset({"MSK403"})
 """Rules that report a part whose turns the row had already left out of the loss."""
 
 
-def _fits(evidence: Evidence, finding: Finding) -> bool:
-    """Whether a call of the rollout does not continue the calls before it."""
-    return not finding.code.startswith(("MSK", "LPR")) and any(link.kind.breaks for link in evidence.links)
-
-
-@repair("fork", cures=("SEQ", "TOK", "TPL"), safety=Safety.SAFE, precedence=15, fits=_fits)
+@repair(
+    "fork",
+    cures=("SEQ", "TOK", "TPL"),
+    safety=Safety.SAFE,
+    precedence=15,
+    fits=lambda evidence, finding: (
+        not finding.code.startswith(("MSK", "LPR")) and any(link.kind.breaks for link in evidence.links)
+    ),
+)
 def fork(evidence: Evidence, findings: tuple[Finding, ...], choices: RepairChoices) -> Proposal | None:
     """Makes one training row of each unbroken run of calls, in the tokens that were seen and sampled.
 
@@ -63,42 +65,28 @@ def fork(evidence: Evidence, findings: tuple[Finding, ...], choices: RepairChoic
     if len(rows) < 2:
         return None
     placed: set[int] = set()
-    parts = [_part(evidence, row, findings, placed) for row in rows]
+    parts: list[RepairedRollout] = []
+    moves: list[Moved] = []
+    for row in rows:
+        # A rollout of its own, without the calls that an earlier row holds.
+        own = tuple(k for k in row.calls if k not in placed)
+        placed.update(own)
+        part = replace(rollout, turns=tuple(turns[k] for k in own))
+        if rollout.training_row is not None:
+            trained = set(row.trained) - untrained_turns(evidence, row.calls, findings)
+            target = chain_tokens(turns, row.calls, empty_ids())
+            moves.append(rebuilt_row(rollout.training_row, evidence.row, target, turns, trained))
+            part = replace(part, training_row=moves[-1].row)
+        parts.append(RepairedRollout(part, own))
     row_count, more_tokens = fork_cost(calls, rows)
     silent = [k for k in range(len(turns)) if k not in placed]
-    masks = [moved.row.loss_mask for _, moved in parts if moved and moved.row.loss_mask is not None]
+    masks = [moved.row.loss_mask for moved in moves if moved.row.loss_mask is not None]
     return Proposal(
-        tuple(mended for mended, _ in parts),
+        tuple(parts),
         notes=tuple(f"turn {k} sampled nothing and is in no row" for k in silent),
         cost=f"{row_count} rows instead of 1, {more_tokens:,} more tokens in all",
         more_tokens=more_tokens,
-        stale=_union(moved.stale for _, moved in parts if moved),
-        dropped=_union(moved.dropped for _, moved in parts if moved),
+        stale=tuple(dict.fromkeys(chain.from_iterable(moved.stale for moved in moves))),
+        dropped=tuple(dict.fromkeys(chain.from_iterable(moved.dropped for moved in moves))),
         adds=frozenset() if all(mask.any() for mask in masks) else _UNTRAINED,
     )
-
-
-def _part(
-    evidence: Evidence, row: ForkedRow, findings: Sequence[Finding], placed: set[int]
-) -> tuple[RepairedRollout, Moved | None]:
-    """One run of calls as a rollout of its own, without the calls that an earlier row holds."""
-    rollout = evidence.rollout
-    calls = tuple(k for k in row.calls if k not in placed)
-    placed.update(calls)
-    turns = tuple(rollout.turns[k] for k in calls)
-    moved = _row(evidence, row, findings)
-    part: Rollout = replace(rollout, turns=turns, training_row=moved.row if moved else None)
-    return RepairedRollout(part, calls), moved
-
-
-def _row(evidence: Evidence, part: ForkedRow, findings: Sequence[Finding]) -> Moved | None:
-    row = evidence.rollout.training_row
-    if row is None:
-        return None
-    left_out = untrained_turns(evidence, part.calls, findings)
-    target = chain_tokens(evidence.rollout.turns, part.calls, empty_ids())
-    return rebuilt_row(row, evidence.row, target, evidence.rollout.turns, set(part.trained) - left_out)
-
-
-def _union(columns: object) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(name for names in columns for name in names))  # type: ignore[attr-defined]

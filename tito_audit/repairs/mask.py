@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -19,13 +19,9 @@ from tito_audit.record.finding import Finding, Where
 from tito_audit.record.rollout import TrainingRow
 from tito_audit.record.runs import trained_runs
 from tito_audit.repair import Proposal, Safety, repair
-from tito_audit.repairs._carry import PERHAPS_INVERTED
-from tito_audit.repairs._same_tokens import UNTRAINED, column_of, restated, with_row
+from tito_audit.repairs._carry import PERHAPS_INVERTED, UNTRAINED, column_of, restated, with_row
 from tito_audit.settings.model import RepairChoices
 from tito_audit.terminal.words import many
-
-_TOLERANCE = 1e-6
-"""A value above this is not the logarithm of a probability, as in LPR504."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +93,24 @@ def mask(evidence: Evidence, findings: tuple[Finding, ...], choices: RepairChoic
         raise RecordError("the row alone does not show how far its columns are shifted")
     if perhaps_inverted(evidence):
         raise RecordError(PERHAPS_INVERTED)
-    out = _taken_out(evidence, row, findings, choices)
+    out = np.zeros(len(row.token_ids), np.bool_)
+    for finding in findings:
+        parts: Iterable[Finding] = (finding,)
+        if choices.mask_by == "turn":
+            # Each place may widen to other turns, so folded ones are looked at one by one.
+            parts = (
+                replace(finding, hit=replace(finding.hit, turn=turn, start=start, end=end), folded=None)
+                for turn, start, end in finding.spans()
+            )
+        for part in parts:
+            place = _place(evidence, row, part)
+            if place is None:
+                continue
+            out[place.positions] = True
+            if choices.mask_by == "turn" and place.in_answer:
+                out |= _turns_of(evidence, row, place)
+            elif choices.mask_by == "first-divergence" and place.diverges:
+                out[place.first :] = True
     count = int((row.loss_mask & out).sum())
     if not count:
         return None
@@ -131,29 +144,6 @@ def _sampled(evidence: Evidence) -> Mask:
     return sampled
 
 
-def _taken_out(evidence: Evidence, row: TrainingRow, findings: Sequence[Finding], choices: RepairChoices) -> Mask:
-    """`[T]` the tokens that the findings cover, widened as chosen."""
-    out = np.zeros(len(row.token_ids), np.bool_)
-    for finding in findings:
-        # Each place may widen to other turns, so folded ones are looked at one by one.
-        for part in _apart(finding) if choices.mask_by == "turn" else (finding,):
-            place = _place(evidence, row, part)
-            if place is None:
-                continue
-            out[place.positions] = True
-            if choices.mask_by == "turn" and place.in_answer:
-                out |= _turns_of(evidence, row, place)
-            elif choices.mask_by == "first-divergence" and place.diverges:
-                out[place.first :] = True
-    return out
-
-
-def _apart(finding: Finding) -> Iterator[Finding]:
-    """The findings that it stands for, each while it is looked at."""
-    for turn, start, end in finding.spans():
-        yield replace(finding, hit=replace(finding.hit, turn=turn, start=start, end=end), folded=None)
-
-
 def _place(evidence: Evidence, row: TrainingRow, finding: Finding) -> _CoveredTokens | None:
     """The tokens of the row that a finding covers; None when a mask cannot leave them out."""
     hit, view = finding.hit, evidence.row
@@ -161,7 +151,14 @@ def _place(evidence: Evidence, row: TrainingRow, finding: Finding) -> _CoveredTo
         return _drifted(view, evidence, finding) if view is not None and view.proven else None
     if hit.where is not Where.ROW:
         return None
-    span, first = _covered(finding, len(row.token_ids))
+    if finding.folded is None:
+        span, first = np.arange(hit.start, hit.end), hit.start
+    else:
+        _, starts, ends = finding.folded.places.T
+        # At each position, how many ranges have begun and not ended.
+        size = len(row.token_ids) + 1
+        opened = np.bincount(starts, minlength=size) - np.bincount(ends, minlength=size)
+        span, first = np.flatnonzero(np.cumsum(opened)), int(starts.min())
     if finding.code.startswith(("TOK", "TPL")) or finding.code == "REC003":
         return _CoveredTokens(span, first, diverges=True)
     if finding.code.startswith("MSK"):
@@ -173,19 +170,11 @@ def _place(evidence: Evidence, row: TrainingRow, finding: Finding) -> _CoveredTo
         return _CoveredTokens(unsampled, first, in_answer=False)
     if finding.code in ("LPR503", "LPR505") and contested(evidence):
         return None  # the gap may be the only sign that the column is shifted
-    if finding.code == "LPR504" and _no_logprobs(row):
-        return _CoveredTokens(np.arange(len(row.token_ids)), 0)
+    if finding.code == "LPR504" and row.logprobs is not None and row.loss_mask is not None:
+        values = row.logprobs[row.loss_mask & np.isfinite(row.logprobs)]
+        if (values > -1e-6).all():  # no trained value is below zero, so none is a logprob
+            return _CoveredTokens(np.arange(len(row.token_ids)), 0)
     return _CoveredTokens(span, first)
-
-
-def _covered(finding: Finding, size: int) -> tuple[Offsets, int]:
-    """The positions in a row of this size that a finding covers, and where the first of its ranges begins."""
-    if finding.folded is None:
-        return np.arange(finding.hit.start, finding.hit.end), finding.hit.start
-    _, starts, ends = finding.folded.places.T
-    # At each position, how many ranges have begun and not ended.
-    opened = np.bincount(starts, minlength=size + 1) - np.bincount(ends, minlength=size + 1)
-    return np.flatnonzero(np.cumsum(opened)), int(starts.min())
 
 
 def _drifted(view: RowView, evidence: Evidence, finding: Finding) -> _CoveredTokens:
@@ -194,9 +183,22 @@ def _drifted(view: RowView, evidence: Evidence, finding: Finding) -> _CoveredTok
     """
     hit, sampled_at = finding.hit, np.flatnonzero(view.turn >= 0)
     starts: dict[int, list[int]] = {}
-    for turn, start, _ in finding.spans():
-        starts.setdefault(-1 if turn is None else turn, []).append(start)
-    before = [_known_before(view, evidence, sampled_at, hit.where, *of_call) for of_call in starts.items()]
+    for call, begin, _ in finding.spans():
+        starts.setdefault(-1 if call is None else call, []).append(begin)
+    before = []
+    turns, offset = view.turn[sampled_at], view.turn_offset[sampled_at]
+    prompts = [0 if (ids := turn.prompt_ids) is None else len(ids) for turn in evidence.rollout.turns]
+    for number, begins in starts.items():
+        # For each range, how many sampled tokens come before it or before a sampled token that does.
+        if hit.where is Where.COMPLETION:
+            earlier, same = np.flatnonzero(turns < number), np.flatnonzero(turns == number)
+            at = offset[same]
+        else:
+            earlier, same = np.zeros(0, np.int64), np.flatnonzero(turns < number)
+            at = np.array(prompts, np.int64)[turns[same]] + offset[same]
+        order = np.argsort(at, kind="stable")
+        furthest = np.concatenate([[int(earlier[-1]) if len(earlier) else -1], same[order]])
+        before.append(np.maximum.accumulate(furthest)[np.searchsorted(at[order], begins)] + 1)
     gaps = np.unique(np.concatenate(before))
     # Gap n ends at sampled token n and begins after the one before it.
     edges = np.concatenate([[-1], sampled_at, [len(view.turn)]])
@@ -207,33 +209,6 @@ def _drifted(view: RowView, evidence: Evidence, finding: Finding) -> _CoveredTok
     in_answer = hit.where is Where.COMPLETION
     turn = hit.turn if in_answer and hit.turn is not None else -1
     return _CoveredTokens(positions, first, turn, in_answer=in_answer, diverges=True)
-
-
-def _known_before(
-    view: RowView, evidence: Evidence, sampled_at: Offsets, where: Where, number: int, starts: Sequence[int]
-) -> Offsets:
-    """For each start of a range in one call, how many of these positions come before it or before a sampled
-    token that does.
-    """
-    turn, offset = view.turn[sampled_at], view.turn_offset[sampled_at]
-    if where is Where.COMPLETION:
-        earlier, same = np.flatnonzero(turn < number), np.flatnonzero(turn == number)
-        at = offset[same]
-    else:
-        earlier, same = np.zeros(0, np.int64), np.flatnonzero(turn < number)
-        prompts = [0 if (ids := t.prompt_ids) is None else len(ids) for t in evidence.rollout.turns]
-        at = np.array(prompts, np.int64)[turn[same]] + offset[same]
-    order = np.argsort(at, kind="stable")
-    furthest = np.concatenate([[int(earlier[-1]) if len(earlier) else -1], same[order]])
-    return np.maximum.accumulate(furthest)[np.searchsorted(at[order], starts)] + 1
-
-
-def _no_logprobs(row: TrainingRow) -> bool:
-    """Whether no trained value is below zero, and so none is a logprob."""
-    if row.logprobs is None or row.loss_mask is None:
-        return False
-    values = row.logprobs[row.loss_mask & np.isfinite(row.logprobs)]
-    return bool((values > -_TOLERANCE).all())
 
 
 def _turns_of(evidence: Evidence, row: TrainingRow, place: _CoveredTokens) -> Mask:

@@ -17,20 +17,19 @@ from tito_audit.record.column import Alignment, Column, ColumnRole, MaskEncoding
 from tito_audit.record.finding import Finding
 from tito_audit.record.rollout import Padding, TrainingRow
 from tito_audit.repair import Proposal, Safety, repair
-from tito_audit.repairs._same_tokens import UNTRAINED, column_of, restated, with_row
+from tito_audit.repairs._carry import UNTRAINED, column_of, restated, with_row
 from tito_audit.settings.model import RepairChoices
 
 
-def _fits(evidence: Evidence, finding: Finding) -> bool:
-    """Whether the mask is inverted: the only fault that shows by itself what the row should be."""
-    return whole_mask(evidence) is WholeMask.INVERTED
-
-
-def _chosen(choices: RepairChoices) -> bool:
-    return choices.sentinel is not None or choices.mask_style is not None or choices.padding is not None
-
-
-@repair("normalize", cures=("MSK403",), safety=Safety.SAFE, precedence=60, fits=_fits, chosen=_chosen)
+@repair(
+    "normalize",
+    cures=("MSK403",),
+    safety=Safety.SAFE,
+    precedence=60,
+    # An inverted mask is the only fault that shows by itself what the row should be.
+    fits=lambda evidence, _: whole_mask(evidence) is WholeMask.INVERTED,
+    chosen=lambda choices: (choices.sentinel, choices.mask_style, choices.padding) != (None, None, None),
+)
 def normalize(evidence: Evidence, findings: tuple[Finding, ...], choices: RepairChoices) -> Proposal | None:
     """Writes masks, sentinels and padding in one convention.
 
@@ -65,7 +64,12 @@ def normalize(evidence: Evidence, findings: tuple[Finding, ...], choices: Repair
         row = _turned(evidence, row, notes)
     row = _with_sentinel(evidence, row, choices, notes)
     row = _in_style(row, choices, notes)
-    row = _padded(row, choices, notes)
+    total = row.padding.left + row.padding.right
+    wanted = {"left": Padding(total, 0), "right": Padding(0, total), "none": Padding()}.get(choices.padding or "")
+    if wanted is not None and wanted != row.padding:
+        side = "left out" if choices.padding == "none" else f"on the {choices.padding}"
+        notes.append(f"padding of {total:,} is {side}")
+        row = replace(row, padding=wanted)
     if row is before:
         return None
     inverted = row.loss_mask is not before.loss_mask
@@ -94,18 +98,11 @@ def _turned(evidence: Evidence, row: TrainingRow, notes: list[str]) -> TrainingR
 def _with_sentinel(evidence: Evidence, row: TrainingRow, choices: RepairChoices, notes: list[str]) -> TrainingRow:
     """The row with the chosen value at every token that was neither sampled nor trained."""
     column = column_of(row, ColumnRole.LOGPROBS)
-    # `[T]` tokens that were neither sampled nor trained; None if neither is known.
     view = evidence.row
-    if row.loss_mask is None and view is None:
-        unused = None
-    else:
-        used = np.zeros(len(row.token_ids), np.bool_)
-        for mask in (row.loss_mask, view.sampled if view is not None else None):
-            if mask is not None:
-                used |= mask
-        unused = ~used
-    if choices.sentinel is None or column is None or row.logprobs is None or unused is None:
+    masks = [mask for mask in (row.loss_mask, view.sampled if view is not None else None) if mask is not None]
+    if choices.sentinel is None or column is None or row.logprobs is None or not masks:
         return row
+    unused = ~np.logical_or.reduce(masks)
     mark = np.nan if choices.sentinel == "null" else float(choices.sentinel)
     part = _cut(unused, column, row)
     if part is None:
@@ -124,13 +121,11 @@ def _with_sentinel(evidence: Evidence, row: TrainingRow, choices: RepairChoices,
     sentinel = None if np.isnan(mark) else mark
     new = replace(column, values=values.astype(column.values.dtype), sentinel=sentinel)
     columns = tuple(new if each is column else each for each in row.columns)
-    # `[T]` 1.0 where the column has an entry, else NaN.
-    out = np.ones(len(row.token_ids))
-    if column.alignment is Alignment.RESPONSE:
-        out[: row.prompt_length] = np.nan
+    if column.alignment is Alignment.RESPONSE:  # it has no entry for the prompt
+        unused[: row.prompt_length] = False
     elif column.alignment is Alignment.SHIFTED:
-        out[:1] = np.nan
-    logprobs = np.where(unused & ~np.isnan(out), mark, row.logprobs)
+        unused[:1] = False
+    logprobs = np.where(unused, mark, row.logprobs)
     return replace(row, logprobs=logprobs, sentinel=sentinel, columns=columns)
 
 
@@ -167,15 +162,3 @@ def _in_style(row: TrainingRow, choices: RepairChoices, notes: list[str]) -> Tra
     notes.append(f"{column.name} is written as {style}, not {column.encoding}")
     new = replace(column, values=values, encoding=style)
     return replace(row, columns=tuple(new if each is column else each for each in row.columns))
-
-
-def _padded(row: TrainingRow, choices: RepairChoices, notes: list[str]) -> TrainingRow:
-    """The row with its padding on the chosen side, or without it."""
-    total = row.padding.left + row.padding.right
-    wanted = {"left": Padding(total, 0), "right": Padding(0, total), "none": Padding()}.get(choices.padding or "")
-    if wanted is None or wanted == row.padding:
-        return row
-    notes.append(
-        f"padding of {total:,} is {'left out' if choices.padding == 'none' else f'on the {choices.padding}'}"
-    )
-    return replace(row, padding=wanted)

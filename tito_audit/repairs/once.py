@@ -7,20 +7,25 @@ from tito_audit.evidence.model import Evidence
 from tito_audit.record.column import ColumnRole
 from tito_audit.record.finding import Finding
 from tito_audit.repair import Proposal, Safety, repair
-from tito_audit.repairs._same_tokens import UNTRAINED, column_of, restated, with_row
+from tito_audit.repairs._carry import UNTRAINED, column_of, restated, with_row
 from tito_audit.settings.model import RepairChoices
 
 _EMPTY = frozenset({*UNTRAINED, "MSK403"})
 """Rules that report that a mask was reduced, or that nothing of it is left."""
 
 
-def _fits(evidence: Evidence, finding: Finding) -> bool:
-    """Whether the finding is about a row with a mask."""
-    row = evidence.rollout.training_row
-    return finding.hit.turn is None and row is not None and column_of(row, ColumnRole.LOSS_MASK) is not None
-
-
-@repair("once", cures=("REC009",), safety=Safety.SAFE, precedence=45, fits=_fits, named_only=True)
+@repair(
+    "once",
+    cures=("REC009",),
+    safety=Safety.SAFE,
+    precedence=45,
+    fits=lambda evidence, finding: (
+        finding.hit.turn is None
+        and (row := evidence.rollout.training_row) is not None
+        and column_of(row, ColumnRole.LOSS_MASK) is not None
+    ),
+    named_only=True,
+)
 def once(evidence: Evidence, findings: tuple[Finding, ...], choices: RepairChoices) -> Proposal | None:
     """Takes out of the loss what another row of the run trains first.
 

@@ -10,34 +10,21 @@ import numpy as np
 from tito_audit.errors import RecordError
 from tito_audit.evidence.fill import IMPOSSIBLE, first_covered
 from tito_audit.evidence.judgement import judgement, restored_logprobs, restored_mask, row_slide
-from tito_audit.evidence.logprobs import ROUNDING, LogprobShift, shifts
-from tito_audit.evidence.model import Evidence, RowView
-from tito_audit.record.arrays import Logprobs, Mask, Offsets
+from tito_audit.evidence.logprobs import ROUNDING, shifts
+from tito_audit.evidence.model import Evidence
+from tito_audit.record.arrays import Logprobs, Mask
 from tito_audit.record.column import Alignment, Column, ColumnRole, MaskEncoding, spread
 from tito_audit.record.finding import Finding, Where
 from tito_audit.record.repaired import unmended
 from tito_audit.record.rollout import TrainingRow, Turn
 from tito_audit.repair import Proposal, Safety, repair
-from tito_audit.repairs._same_tokens import UNTRAINED, column_of, restated
+from tito_audit.repairs._carry import UNTRAINED, column_of, restated
 from tito_audit.settings.model import RepairChoices
 
-# A shifted logprob column, moved back as far as the log proves.
 
-
-@dataclass(frozen=True, slots=True)
-class MovedBack:
-    """Logprobs back on their tokens."""
-
-    logprobs: Logprobs
-    """`[T]`"""
-    lost: Mask
-    """`[T]` sampled tokens whose value fell off an end and is not recorded elsewhere in the log."""
-    offset: int
-    by_calls: bool
-
-
-def moved_back(evidence: Evidence) -> MovedBack | None:
-    """The logprobs of the row back on their tokens; None when they are not shifted.
+def _moved_back(evidence: Evidence) -> tuple[Logprobs, Mask, bool] | None:
+    """The logprobs of the row back on their tokens, the tokens whose value fell off an end and is not recorded
+    elsewhere, and whether the calls prove it; None when they are not shifted.
 
     RecordError when they are wrong and no offset is proven to put them right.
     """
@@ -52,7 +39,7 @@ def moved_back(evidence: Evidence) -> MovedBack | None:
     judged = judgement(evidence)
     if not shifted[0].by_calls and judged is not None:
         logprobs, lost = restored_logprobs(row, judged)
-        return MovedBack(logprobs, lost, offset, by_calls=False)
+        return logprobs, lost, False
     fill, first = _filler(evidence, row), first_covered(row)
     source = np.arange(len(row.logprobs)) + offset
     inside = (source >= first) & (source - offset >= first) & (source < len(source))
@@ -66,30 +53,21 @@ def moved_back(evidence: Evidence) -> MovedBack | None:
     # Whether all turns, and so the whole column, are shifted by the same offset.
     together = inside & (view.turn >= 0) & (view.turn == view.turn[source])
     together &= view.turn_offset[source] - view.turn_offset == source - np.arange(len(source))
-    if not (together & np.isfinite(view.expected_logprobs) & ~right & ~view.drifted).any():
+    if not (together & np.isfinite(expected) & ~right & ~view.drifted).any():
         # The call supplies a value that fell off an end.
         values = np.where(np.isfinite(expected) & ~right, expected, whole)
         lost = ~inside & ~np.isfinite(expected)
     else:
-        values, lost = _turn_by_turn(row, view, shifted, source, right, fill)
+        # Only the shifted turns move back; a value outside its turn leaves a fill value behind.
+        moving = np.isin(view.turn, [shift.turn for shift in shifted if shift.turn is not None])
+        values = row.logprobs.copy()
+        vacated = source[moving & right]
+        values[vacated[~view.sampled[vacated]]] = fill
+        values[moving] = np.where(right, row.logprobs[source], expected)[moving]
+        lost = moving & ~right & np.isnan(expected)
     trained = row.loss_mask if row.loss_mask is not None else np.zeros(len(source), np.bool_)
     lost &= trained
-    return MovedBack(np.where(lost, fill, values), lost, offset, by_calls=True)
-
-
-def _turn_by_turn(
-    row: TrainingRow, view: RowView, shifted: list[LogprobShift], source: Offsets, right: Mask, fill: float
-) -> tuple[Logprobs, Mask]:
-    """The logprobs with only the shifted turns moved back; the call supplies each value that its turn lost."""
-    assert row.logprobs is not None
-    assert view.expected_logprobs is not None
-    moving = np.isin(view.turn, [shift.turn for shift in shifted if shift.turn is not None])
-    values = row.logprobs.copy()
-    # A value outside its turn leaves a fill value behind.
-    vacated = source[moving & right]
-    values[vacated[~view.sampled[vacated]]] = fill
-    values[moving] = np.where(right, row.logprobs[source], view.expected_logprobs)[moving]
-    return values, moving & ~right & np.isnan(view.expected_logprobs)
+    return np.where(lost, fill, values), lost, True
 
 
 def _filler(evidence: Evidence, row: TrainingRow) -> float:
@@ -108,12 +86,6 @@ def _filler(evidence: Evidence, row: TrainingRow) -> float:
     return float(values[most]) if len(counts) and counts[most] * 2 > len(rest) else float("nan")
 
 
-# A logprob column with one entry too many or too few: which one is extra, or where one is missing.
-
-_PROOF = 2
-"""This many known values must agree to count as proof."""
-
-
 def fillers(values: Logprobs, sentinel: float | None) -> Mask:
     """`[N]` True where an entry is a fill value and not a logprob: null, 1.0, -9999, the sentinel.
 
@@ -130,7 +102,7 @@ def fitted_by_values(values: Logprobs, expected: Logprobs) -> Logprobs | None:
     agree. NaN in `known` is not compared.
     """
     extra = len(values) - len(expected)
-    if np.isfinite(expected).sum() < _PROOF or abs(extra) != 1:
+    if np.isfinite(expected).sum() < 2 or abs(extra) != 1:  # one value that agrees may do so by chance
         return None
     size = min(len(values), len(expected))
     front = _agree(values[:size], expected[:size])
@@ -144,8 +116,15 @@ def fitted_by_values(values: Logprobs, expected: Logprobs) -> Logprobs | None:
     if extra > 0:
         # If several places are left, take one at an end, else any one if the entries are equal.
         ends = places[(places == 0) | (places == len(expected))]
-        fitted = [np.delete(values, place) for place in (ends if len(ends) else places)]
-        return fitted[0] if all(_alike(fitted[0], other, expected) for other in fitted[1:]) else None
+        first, *others = (np.delete(values, place) for place in (ends if len(ends) else places))
+        # Up to rounding where values are known, exactly elsewhere.
+        compared = np.isfinite(expected)
+        alike = all(
+            (np.abs(first[compared] - other[compared]) <= 2 * ROUNDING).all()
+            and np.array_equal(first[~compared], other[~compared], equal_nan=True)
+            for other in others
+        )
+        return first if alike else None
     place = next((int(p) for p in places if np.isfinite(expected[p])), None)
     return None if place is None else np.insert(values, place, expected[place])
 
@@ -186,15 +165,6 @@ def unprovable(name: str) -> RecordError:
 
 def _agree(values: Logprobs, expected: Logprobs) -> Mask:
     return np.asarray(~np.isfinite(expected) | (np.abs(values - expected) <= ROUNDING))
-
-
-def _alike(first: Logprobs, other: Logprobs, expected: Logprobs) -> bool:
-    """Whether two fits give the same values: up to rounding where values are known, exactly elsewhere."""
-    compared = np.isfinite(expected)
-    rest = (first[~compared], other[~compared])
-    return bool(
-        (np.abs(first[compared] - other[compared]) <= 2 * ROUNDING).all() and np.array_equal(*rest, equal_nan=True)
-    )
 
 
 def _fits(evidence: Evidence, finding: Finding) -> bool:
@@ -301,7 +271,16 @@ def _mask_back(evidence: Evidence, row: TrainingRow, work: _Work) -> TrainingRow
         raise RecordError(f"column {compact[0].name!r} would lack entries: the row cuts off a trained run")
     bare = tuple(column for column in row.columns if column.alignment is not Alignment.SAMPLED)
     moved = restated(replace(row, columns=bare), loss_mask=back)
-    rest = {column.name: _weighted(column, row, back) for column in moved.columns}
+    rest = {column.name: column for column in moved.columns}
+    old = column_of(row, ColumnRole.LOSS_MASK)
+    if old is not None and old.name in rest and old.encoding is MaskEncoding.FLOAT:
+        weights = np.unique(old.values[old.values > 0])
+        if len(weights) > 1:
+            raise RecordError(
+                f"column {old.name!r} holds several weights, and which token has which is not recorded"
+            )
+        values = np.where(rest[old.name].values > 0, weights[0], 0.0).astype(old.values.dtype)
+        rest[old.name] = replace(rest[old.name], values=values)
     columns = tuple(rest.get(column.name, column) for column in row.columns)
     logprobs = row.logprobs
     for column in compact:
@@ -310,47 +289,32 @@ def _mask_back(evidence: Evidence, row: TrainingRow, work: _Work) -> TrainingRow
     return replace(moved, columns=columns, logprobs=logprobs)
 
 
-def _weighted(column: Column, row: TrainingRow, trained: Mask) -> Column:
-    """A mask of weights with its one weight; RecordError when it had several."""
-    old = column_of(row, ColumnRole.LOSS_MASK)
-    if old is None or column.name != old.name or old.encoding is not MaskEncoding.FLOAT:
-        return column
-    weights = np.unique(old.values[old.values > 0])
-    if len(weights) > 1:
-        raise RecordError(f"column {old.name!r} holds several weights, and which token has which is not recorded")
-    return replace(column, values=np.where(column.values > 0, weights[0], 0.0).astype(old.values.dtype))
-
-
 def _logprobs_back(evidence: Evidence, row: TrainingRow, work: _Work) -> TrainingRow:
     """The row with its logprobs back on their tokens; a token whose value is lost leaves the loss."""
-    moved = moved_back(evidence)
+    moved = _moved_back(evidence)
     if moved is None:
         return row
-    lost = moved.lost if row.loss_mask is None else moved.lost & row.loss_mask
-    # The mask without the lost tokens; None when it stays.
-    if not lost.any():
-        mask = None
-    else:
+    logprobs, lost, by_calls = moved
+    proof = "as the calls prove" if by_calls else _proof(evidence, "prove")
+    notes = [f"the logprobs were moved by {-shifts(evidence)[0].offset:+d}, {proof}"]
+    left = None
+    lost = lost if row.loss_mask is None else lost & row.loss_mask
+    if count := int(lost.sum()):
         if row.loss_mask is None or column_of(row, ColumnRole.LOSS_MASK) is None:
             raise RecordError("a value fell off the end, and there is no mask to leave its token out")
         left = row.loss_mask & ~lost
         if not left.any():
             raise RecordError("nothing would be left to train")
-        mask = left
-    proof = "as the calls prove" if moved.by_calls else _proof(evidence, "prove")
-    work.notes.append(f"the logprobs were moved by {-moved.offset:+d}, {proof}")
-    if lost.any() and row.loss_mask is not None:
-        count = int(lost.sum())
         work.untrained += count
-        work.notes.append(f"{count} trained token{'s' * (count > 1)} left the loss, since no value is recorded")
-    return restated(row, loss_mask=mask, logprobs=moved.logprobs)
+        notes.append(f"{count} trained token{'s' * (count > 1)} left the loss, since no value is recorded")
+    work.notes += notes
+    return restated(row, loss_mask=left, logprobs=logprobs)
 
 
 def _row_fitted(evidence: Evidence, row: TrainingRow, work: _Work) -> TrainingRow:
     """The row with a logprob column of the right length; RecordError when nothing proves which entry is wrong."""
-    column = next(
-        (c for c in row.columns if c.role is ColumnRole.LOGPROBS and c.alignment is None and len(c.values)), None
-    )
+    unfit = (c for c in row.columns if c.role is ColumnRole.LOGPROBS and c.alignment is None)
+    column = next((c for c in unfit if len(c.values)), None)
     if column is None or row.logprobs is not None:
         return row
     full = len(row.token_ids)
@@ -373,10 +337,9 @@ def _row_fitted(evidence: Evidence, row: TrainingRow, work: _Work) -> TrainingRo
             work.notes.append(_counted(column, len(values)))
             fitted = replace(column, values=values, alignment=alignment)
             columns = tuple(fitted if old is column else old for old in row.columns)
-            spread_values = spread(
-                values, alignment, full=full, prompt_length=row.prompt_length, trained=row.loss_mask
-            )
-            return replace(row, logprobs=spread_values, columns=columns)
+            length, trained = row.prompt_length, row.loss_mask
+            logprobs = spread(values, alignment, full=full, prompt_length=length, trained=trained)
+            return replace(row, logprobs=logprobs, columns=columns)
     raise unprovable(column.name)
 
 
@@ -398,10 +361,7 @@ def _fitted_turn(evidence: Evidence, number: int, turn: Turn, work: _Work) -> Tu
         out[view.turn_offset[places]] = row.logprobs[places]
         expected = out if np.isfinite(out).any() else None
     values = fitted_by_values(column.values, expected) if expected is not None else by_null
-    contradicted = (
-        by_null is not None and values is not None and not np.array_equal(by_null, values, equal_nan=True)
-    )
-    if values is None or contradicted:
+    if values is None or (by_null is not None and not np.array_equal(by_null, values, equal_nan=True)):
         work.problems.append(str(unprovable(column.name)) + f" (turn {number})")
         return turn
     work.notes.append(f"turn {number}: {_counted(column, length)}")

@@ -17,13 +17,9 @@ from tito_audit.record.model_scores import RECORDED, ModelScores
 from tito_audit.record.repaired import unmended
 from tito_audit.record.rollout import TrainingRow, Turn
 from tito_audit.repair import Proposal, Safety, repair
-from tito_audit.repairs._same_tokens import column_of, restated
+from tito_audit.repairs._carry import column_of, restated
 from tito_audit.settings.model import RepairChoices
 from tito_audit.terminal.words import many
-
-_ROW, _CALL = "logprobs", "completion_logprobs"
-"""The columns that are added to a row or a call without logprobs."""
-_ADDS = frozenset({"LPR507", "LPR509"})
 
 
 @repair(
@@ -69,11 +65,14 @@ def rescore(evidence: Evidence, findings: tuple[Finding, ...], choices: RepairCh
     if row is not None and scores.row is not None:
         new = _row(evidence, row, scores, turns)
         if new is not row:
-            filled, replaced = filled + _filled(row, new, scores), replaced + _replaced(row, new, scores)
+            assert new.logprobs is not None
+            changed = _differs(row.logprobs, new.logprobs)
+            stated = scores.recorded.get(None, np.zeros(len(changed), np.bool_))
+            filled += int((changed & ~stated).sum())
+            replaced += int((changed & stated).sum())
         row = new
-    if row is evidence.rollout.training_row and all(
-        a is b for a, b in zip(turns, evidence.rollout.turns, strict=True)
-    ):
+    same = all(new is old for new, old in zip(turns, evidence.rollout.turns, strict=True))
+    if same and row is evidence.rollout.training_row:
         return None
     if shifts(evidence):
         raise RecordError("the row's logprobs are off their tokens, or may be: run `realign` first")
@@ -89,7 +88,7 @@ def rescore(evidence: Evidence, findings: tuple[Finding, ...], choices: RepairCh
         Safety.UNSAFE if unsafe else Safety.SAFE,
         unsafe,
         tuple(notes),
-        adds=_ADDS,
+        adds=frozenset({"LPR507", "LPR509"}),
     )
 
 
@@ -114,7 +113,7 @@ def _calls(evidence: Evidence, scores: ModelScores) -> tuple[list[Turn], int, in
         at = next((k for k, column in enumerate(columns) if column.role is ColumnRole.LOGPROBS), None)
         if at is None:
             _may_add(scores)
-            columns.append(Column(_CALL, ColumnRole.LOGPROBS, new, Alignment.CALL))
+            columns.append(Column("completion_logprobs", ColumnRole.LOGPROBS, new, Alignment.CALL))
         else:
             columns[at] = replace(columns[at], values=new, alignment=Alignment.CALL)
             if keep and turn.completion_logprobs is not None:
@@ -142,7 +141,13 @@ def _row(evidence: Evidence, row: TrainingRow, scores: ModelScores, turns: Seque
     """The row with its gaps filled: from the calls that sampled the tokens, else from the model."""
     assert scores.row is not None
     stated = scores.recorded.get(None, np.zeros(len(row.token_ids), np.bool_))
-    model = _of_calls(evidence, scores.row, turns)
+    view, model = evidence.row, scores.row.copy()
+    if view is not None and view.proven:
+        for number, turn in enumerate(turns):
+            if turn.completion_logprobs is not None:
+                at = np.flatnonzero((view.turn == number) & np.isfinite(scores.row))
+                values = turn.completion_logprobs[view.turn_offset[at]]
+                model[at] = np.where(np.isfinite(values), values, model[at])
     new = _merged(row.logprobs, model, stated, scores)
     if new is None:
         return row
@@ -150,7 +155,7 @@ def _row(evidence: Evidence, row: TrainingRow, scores: ModelScores, turns: Seque
         if row.logprobs is None and any(each.role is ColumnRole.LOGPROBS for each in row.columns):
             raise RecordError("the row's logprobs do not fit its tokens, so which belongs to which is unknown")
         _may_add(scores)
-        column = Column(_ROW, ColumnRole.LOGPROBS, new, Alignment.FULL)
+        column = Column("logprobs", ColumnRole.LOGPROBS, new, Alignment.FULL)
         return replace(row, logprobs=new, columns=(*row.columns, column))
     out = restated(row, logprobs=new)
     if row.logprobs is not None and (_differs(row.logprobs, new) & stated).any():
@@ -158,33 +163,6 @@ def _row(evidence: Evidence, row: TrainingRow, scores: ModelScores, turns: Seque
         recorded = Column(RECORDED, ColumnRole.OTHER, row.logprobs, Alignment.FULL)
         out = replace(out, columns=(*out.columns, recorded))
     return out
-
-
-def _of_calls(evidence: Evidence, model: Logprobs, turns: Sequence[Turn]) -> Logprobs:
-    """The model's values for the row, with the calls' values for tokens that these sampled."""
-    view = evidence.row
-    if view is None or not view.proven:
-        return model
-    out = model.copy()
-    for number, turn in enumerate(turns):
-        if turn.completion_logprobs is not None:
-            at = np.flatnonzero((view.turn == number) & np.isfinite(model))
-            values = turn.completion_logprobs[view.turn_offset[at]]
-            out[at] = np.where(np.isfinite(values), values, out[at])
-    return out
-
-
-def _filled(old: TrainingRow, new: TrainingRow, scores: ModelScores) -> int:
-    assert new.logprobs is not None
-    stated = scores.recorded.get(None)
-    changed = _differs(old.logprobs, new.logprobs)
-    return int(changed.sum() if stated is None else (changed & ~stated).sum())
-
-
-def _replaced(old: TrainingRow, new: TrainingRow, scores: ModelScores) -> int:
-    assert new.logprobs is not None
-    stated = scores.recorded.get(None)
-    return 0 if stated is None else int((_differs(old.logprobs, new.logprobs) & stated).sum())
 
 
 def _may_add(scores: ModelScores) -> None:

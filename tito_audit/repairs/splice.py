@@ -7,13 +7,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from tito_audit.chains.links import Chain, LinkKind, chain_to, last_calls, parents_of
+from tito_audit.chains.links import LinkKind, chain_to, last_calls, parents_of
 from tito_audit.chains.splice import splice_prefix
 from tito_audit.errors import RecordError, SpliceError
 from tito_audit.evidence.model import Evidence
 from tito_audit.record.arrays import Ids
 from tito_audit.record.finding import Finding
-from tito_audit.record.moved import Moved
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import TrainingRow, Turn
 from tito_audit.repair import Proposal, Safety, repair
@@ -26,19 +25,15 @@ _REASON = (
 )
 
 
-def _fits(evidence: Evidence, finding: Finding) -> bool:
-    """Whether it is safe: the calls say what the row should hold, and none of them was given other tokens."""
-    if maybe_meant(finding):
-        return False
-    return evidence.row is not None and evidence.row.proven and not _retold(evidence)
-
-
 @repair(
     "splice",
     cures=("TOK", "TPL", "SEQ301", "SEQ302", "MSK", "LPR"),
     safety=Safety.DEPENDS,
     precedence=10,
-    fits=_fits,
+    # Where it is safe: the calls say what the row should hold, and none of them was given other tokens.
+    fits=lambda evidence, finding: (
+        not maybe_meant(finding) and evidence.row is not None and evidence.row.proven and not _retold(evidence)
+    ),
 )
 def splice(evidence: Evidence, findings: tuple[Finding, ...], choices: RepairChoices) -> Proposal | None:
     """Puts the sampled ids back where the row or a prompt holds others.
@@ -66,7 +61,7 @@ def splice(evidence: Evidence, findings: tuple[Finding, ...], choices: RepairCho
     row       ▁Skin ny ▁cat <|im_end|>      after, with the logprob of each sampled token
     ```
     """
-    rollout = evidence.rollout
+    rollout, row, view = evidence.rollout, evidence.rollout.training_row, evidence.row
     if not rollout.turns:
         return None
     if findings and all(map(maybe_meant, findings)):
@@ -74,15 +69,34 @@ def splice(evidence: Evidence, findings: tuple[Finding, ...], choices: RepairCho
     broken = _retold(evidence)
     turns, changed = _spliced_prompts(evidence) if broken else (rollout.turns, [])
     moved = None
-    if rollout.training_row is not None:
-        chains = _row_chains(evidence)
+    if row is not None:
+        if view is None or not view.proven:
+            return None
+        # The chains of which the row holds tokens that no earlier chain has, fullest first.
+        sizes = {int(k): int(count) for k, count in zip(*np.unique(view.turn, return_counts=True), strict=True)}
+        parents = parents_of(evidence.links)
+        logged = enumerate(rollout.turns)
+        calls = [k for k, turn in logged if turn.prompt_ids is not None and turn.completion_ids is not None]
+        every = [chain_to(last, parents) for last in last_calls(calls, parents)]
+        every.sort(key=lambda calls_of_chain: -sum(sizes.get(turn, 0) for turn in calls_of_chain))
+        chains = [chain for chain in every if sum([sizes.pop(turn, 0) for turn in chain])]
         if not chains:
             return None
         if len(chains) > 1 and not broken:
             raise RecordError("the row holds answers of several branches, which no single context holds")
-        chain = _up_to_row_end(evidence, sorted({turn for chain in chains for turn in chain}))
-        moved = _spliced_row(evidence, turns, chain, findings)
-    if not changed and (moved is None or _same(moved.row, rollout.training_row)):
+        chain = sorted({turn for chain in chains for turn in chain})
+        # A row is not extended by calls after its end.
+        last = max(k for k, turn in enumerate(chain) if (view.turn == turn).any())
+        end = _end_in_row(evidence, chain[last])
+        if end is not None and not view.drifted[end:].any():
+            chain = chain[: last + 1]
+        tail, cut = _after(evidence, turns, chain, row)
+        target = chain_tokens(turns, chain, tail)
+        if cut is not None:
+            target = replace(target, ids=target.ids[:cut], turn=target.turn[:cut], offset=target.offset[:cut])
+        left_out = untrained_turns(evidence, chain, findings)
+        moved = rebuilt_row(row, view, target, turns, set(chain) - left_out)
+    if not changed and (moved is None or _same(moved.row, row)):
         return None
     mended = replace(rollout, turns=turns, training_row=moved.row if moved else None)
     answers = {turn: ids for turn in changed if (ids := turns[turn].completion_ids) is not None}
@@ -102,45 +116,6 @@ def splice(evidence: Evidence, findings: tuple[Finding, ...], choices: RepairCho
 def _retold(evidence: Evidence) -> bool:
     """Whether a prompt holds the history in tokens other than those seen."""
     return any(link.kind.only_tokens_differ for link in evidence.links)
-
-
-def _row_chains(evidence: Evidence) -> list[Chain]:
-    """The chains of which the training row holds tokens that no earlier chain has, fullest first."""
-    view, turns = evidence.row, evidence.rollout.turns
-    if view is None or not view.proven:
-        return []
-    sizes = {int(turn): int(count) for turn, count in zip(*np.unique(view.turn, return_counts=True), strict=True)}
-    parents = parents_of(evidence.links)
-    calls = [k for k, turn in enumerate(turns) if turn.prompt_ids is not None and turn.completion_ids is not None]
-    chains = [chain_to(last, parents) for last in last_calls(calls, parents)]
-    row_chains = []
-    for chain in sorted(chains, key=lambda calls_of_chain: -sum(sizes.get(turn, 0) for turn in calls_of_chain)):
-        if sum([sizes.pop(turn, 0) for turn in chain]):
-            row_chains.append(chain)
-    return row_chains
-
-
-def _up_to_row_end(evidence: Evidence, chain: list[int]) -> list[int]:
-    """The chain up to the last call that the row reaches: a row is not extended by calls after its end."""
-    view = evidence.row
-    assert view is not None
-    last = max(k for k, turn in enumerate(chain) if (view.turn == turn).any())
-    end = _end_in_row(evidence, chain[last])
-    return chain if end is None or view.drifted[end:].any() else chain[: last + 1]
-
-
-def _spliced_row(
-    evidence: Evidence, turns: Sequence[Turn], chain: list[int], findings: tuple[Finding, ...]
-) -> Moved:
-    """The training row on the tokens of a chain."""
-    row = evidence.rollout.training_row
-    assert row is not None
-    tail, cut = _after(evidence, turns, chain, row)
-    target = chain_tokens(turns, chain, tail)
-    if cut is not None:
-        target = replace(target, ids=target.ids[:cut], turn=target.turn[:cut], offset=target.offset[:cut])
-    left_out = untrained_turns(evidence, chain, findings)
-    return rebuilt_row(row, evidence.row, target, turns, set(chain) - left_out)
 
 
 def _after(
@@ -217,25 +192,23 @@ def _spliced_prompts(evidence: Evidence) -> tuple[tuple[Turn, ...], list[int]]:
         prompt = turn.prompt_ids
         if link is not None and link.parent is not None and prompt is not None:
             before, now = old[link.parent].seen_ids, turns[link.parent].seen_ids
-            if before is not None and now is not None:
-                if link.kind.only_tokens_differ:
-                    prompt = _prompt(now, before, prompt, stops, k, link.parent)
-                elif link.kind is LinkKind.CONTINUES and link.parent in changed:
-                    prompt = np.concatenate([now, prompt[len(before) :]])
+            if before is None or now is None:
+                pass
+            elif link.kind.only_tokens_differ:
+                try:
+                    prompt = np.asarray(splice_prefix(now, before, prompt, stops), np.int32)
+                except SpliceError as error:
+                    message = (
+                        f"turn {k}'s prompt has no place for what turn {link.parent} saw and sampled: {error}"
+                    )
+                    raise RecordError(message) from None
+            elif link.kind is LinkKind.CONTINUES and link.parent in changed:
+                prompt = np.concatenate([now, prompt[len(before) :]])
         if prompt is not None and turn.prompt_ids is not None and not np.array_equal(prompt, turn.prompt_ids):
             changed.append(k)
             turn = replace(turn, prompt_ids=prompt)
         turns.append(turn)
     return tuple(turns), changed
-
-
-def _prompt(now: Ids, before: Ids, prompt: Ids, stops: list[int], turn: int, parent: int) -> Ids:
-    try:
-        return np.asarray(splice_prefix(now, before, prompt, stops), np.int32)
-    except SpliceError as error:
-        raise RecordError(
-            f"turn {turn}'s prompt has no place for what turn {parent} saw and sampled: {error}"
-        ) from None
 
 
 def _same(new: TrainingRow, old: TrainingRow | None) -> bool:
@@ -245,16 +218,13 @@ def _same(new: TrainingRow, old: TrainingRow | None) -> bool:
     for a, b in ((new.loss_mask, old.loss_mask), (new.logprobs, old.logprobs)):
         if (a is None) is not (b is None):
             return False
-        if a is not None and b is not None and not _equal_values(a, b, old.sentinel):
-            return False
+        if a is not None and b is not None:
+            values, other = (np.asarray(column, np.float64) for column in (a, b))
+            if old.sentinel is not None:
+                values, other = (np.where(np.isnan(column), old.sentinel, column) for column in (values, other))
+            if not np.array_equal(values, other, equal_nan=True):
+                return False
     return all(a.alignment == b.alignment for a, b in zip(new.columns, old.columns, strict=False))
-
-
-def _equal_values(a: object, b: object, sentinel: float | None) -> bool:
-    left, other = np.asarray(a, np.float64), np.asarray(b, np.float64)
-    if sentinel is not None:
-        left, other = (np.where(np.isnan(x), sentinel, x) for x in (left, other))
-    return bool(np.array_equal(left, other, equal_nan=True))
 
 
 def _turns(numbers: Sequence[int]) -> str:

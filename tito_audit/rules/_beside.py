@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from tito_audit.evidence.model import Evidence
-from tito_audit.record.arrays import Ids, Mask
+from tito_audit.record.arrays import Ids, Mask, Offsets
 from tito_audit.record.beside import NOTHING_BESIDE, BesideTokens
 from tito_audit.record.by_name import version_column
 from tito_audit.record.column import Column
-from tito_audit.record.finding import Where
+from tito_audit.record.finding import Hit, Severity, Where
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +44,11 @@ class Sequence:
         cuts = (both & (column.values[1:] != column.values[:-1])).nonzero()[0]
         return [start + 1 + cut for cut in cuts.tolist()]
 
-    def place(self, start: int, end: int) -> tuple[Where, int, int]:
-        """A range of these tokens as a finding names it."""
-        if self.where is Where.ROW:
-            return self.where, start, end
-        by = self.response or 0
-        return self.where, max(start - by, 0), max(end - by, 0)
+    def hit(self, message: str, cause: str, at: Offsets | None = None, severity: Severity | None = None) -> Hit:
+        """A hit from the first to the last of these positions; on all tokens without them."""
+        start, end = (0, len(self.ids)) if at is None else (int(at[0]), int(at[-1]) + 1)
+        by = 0 if self.where is Where.ROW else self.response or 0
+        return Hit(self.where, max(start - by, 0), max(end - by, 0), message, self.turn, cause, severity)
 
 
 def sequences(evidence: Evidence) -> Iterator[Sequence]:

@@ -81,19 +81,15 @@ def changed_thought(difference: Difference) -> tuple[bytes, bytes] | None:
     inner = []
     for side in (difference.recorded, difference.canonical):
         start, text = len(side.before), side.before + side.data + side.after
-        block = _block_at(text, start, start + len(side.data))
-        if block is None:
+        for thought in thoughts(text):
+            space = _SPACE_AFTER.match(text, thought.end())
+            assert space is not None
+            if thought.start() <= start and start + len(side.data) <= space.end():
+                inner.append(thought[1].strip())
+                break
+        else:
             return None
-        inner.append(block)
     return (inner[0], inner[1]) if inner[0] != inner[1] else None
-
-
-def _block_at(text: bytes, start: int, end: int) -> bytes | None:
-    """The text of the reasoning block that contains a range of bytes, markers included; None if there is none."""
-    for thought in thoughts(text):
-        if thought.start() <= start and end <= thought.end() + len(_SPACE_AFTER.match(text, thought.end())[0]):  # type: ignore[index]
-            return thought[1].strip()
-    return None
 
 
 def holding_mark(difference: Difference, mark: bytes) -> tuple[bool, bool]:

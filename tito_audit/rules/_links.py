@@ -4,28 +4,23 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 
 from tito_audit.chains.links import TEXT_UNKNOWN, Link, LinkKind
 from tito_audit.evidence.model import CONTEXT_TOKENS, Against, Evidence
 from tito_audit.record.arrays import Ids
 from tito_audit.record.finding import NEXT_PROMPT, PREVIOUS_CALL, PROMPT, SAMPLED, Hit, Side, Where
+from tito_audit.record.memo import memoized
 from tito_audit.record.prefix import common_prefix, same_ids
 from tito_audit.rule import SHOWN_TOKENS
-from tito_audit.rules._words import listed
+from tito_audit.terminal.words import listed
 
-_UNEXPLAINED = "TPL299"
-"""The rule of differences without a known cause, which may be in what the messages say."""
 _SHOWN = 8
 """Tokens of each side that a finding holds where no difference says how far it reaches."""
 
 
-def _causes_of(link: Link, evidence: Evidence) -> Sequence[int]:
-    """The numbers of the explained differences that broke a link."""
-    return evidence.once("causes of links", _causes).get(link.turn, ())
-
-
+@memoized
 def _causes(evidence: Evidence) -> dict[int | None, array[int]]:
     """The numbers of the explained differences that broke links, by the turn whose prompt is broken."""
     causes: dict[int | None, array[int]] = {}
@@ -43,7 +38,7 @@ def broken_prefixes(evidence: Evidence, *, by_tokenizer: bool) -> Iterator[Hit]:
     for link in evidence.links:
         if not link.kind.only_tokens_differ:
             continue
-        causes = map(evidence.explained.__getitem__, _causes_of(link, evidence))
+        causes = map(evidence.explained.__getitem__, _causes(evidence).get(link.turn, ()))
         owned = Counter((of_cause.code, of_cause.cause) for of_cause in causes)
         text_kept = bool(owned) and all(code.startswith("TOK") for code, _ in owned)
         if (link.kind is LinkKind.RETOKENIZED or text_kept) is not by_tokenizer:
@@ -54,7 +49,7 @@ def broken_prefixes(evidence: Evidence, *, by_tokenizer: bool) -> Iterator[Hit]:
         what = listed([cause if n == 1 else f"{n} × {cause}" for cause, n in counts.items()]) or link.detail
         same = "same text" if link.kind is LinkKind.RETOKENIZED else "what decoding made of the text"
         lead = f"{same}, other ids" if by_tokenizer else "same messages, other text"
-        if not by_tokenizer and any(code == _UNEXPLAINED for code, _ in owned):
+        if not by_tokenizer and any(code == "TPL299" for code, _ in owned):
             lead, what = "other text", what.replace("other text", "no cause found")
         if link.detail == TEXT_UNKNOWN:
             lead = "other tokens"
@@ -109,7 +104,7 @@ def _sides(link: Link, evidence: Evidence, prompt: Ids, start: int) -> tuple[Sid
 def _stretch(link: Link, evidence: Evidence, prompt: Ids, seen: Ids, said_at: int) -> tuple[int, int] | None:
     """Where the first difference of a broken link ends, in the prompt and in what was seen before it; None if no
     difference begins where they part."""
-    for number in _causes_of(link, evidence):
+    for number in _causes(evidence).get(link.turn, ()):
         difference = evidence.explained[number].difference
         if difference.turn != link.parent or difference.where is not Where.COMPLETION:
             continue

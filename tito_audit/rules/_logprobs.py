@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -15,23 +15,15 @@ from tito_audit.evidence.model import Evidence
 from tito_audit.record.arrays import Ids, Logprobs, Mask
 from tito_audit.record.column import ColumnRole
 from tito_audit.record.finding import Hit, Severity, Where
+from tito_audit.record.memo import memoized
 from tito_audit.record.rollout import seen_by_loss
 from tito_audit.record.runs import Run, trained_runs
 from tito_audit.rules._words import shown
 
-_EQUAL = 4
-_EQUAL_ZERO = 8
 _SENTINELS_BELOW = -1000
 """A value this low is a format's sentinel: no sampled token has such a logprob."""
 _GRIDS = (0.125, 0.1, 0.0625, 0.03125, 0.01, 0.001, 0.0001)
 """Steps to which logs round, with decimals or as half precision leaves them."""
-_ON_GRID = 8
-"""Values that show a step; fewer may be round by chance."""
-_NEAR_STEPS = 3
-_NEAR = 1e-5
-"""Values at least this near to 0 show a model that was certain at times: float32 has only 0.0 below 6e-8."""
-_STAYS_CERTAIN = 0.8
-"""How often a certain token follows another at the least: loops, copies and markup are certain for long."""
 LONG = 8
 """A run of exact zeros this long is more than the near-certain end of an answer (`"}]<|im_end|>`)."""
 CHANCE = -6
@@ -63,16 +55,14 @@ class Certainty:
         run = end - start
         if not self.near or values.logprobs[start] < -self.near:
             return False
-        often = max((self.zeros - run + 1) / max(self.close - run + 2, 1), _STAYS_CERTAIN)
+        # A certain token follows another this often at the least: loops, copies and markup are certain for long.
+        often = max((self.zeros - run + 1) / max(self.close - run + 2, 1), 0.8)
         return self.leads_to(values, start, end) or run * math.log10(often) >= CHANCE
 
 
+@memoized
 def certainty(evidence: Evidence) -> Certainty:
     """How near the logprobs of the rollout come to zero, over all its calls, else its row."""
-    return evidence.once("certainty", _certainty)
-
-
-def _certainty(evidence: Evidence) -> Certainty:
     parts = sampled_values(evidence)
     parts = [part for part in parts if part.where is Where.COMPLETION] or parts
     pooled = np.concatenate([np.empty(0), *(part.in_loss for part in parts)])
@@ -86,10 +76,11 @@ def _certainty(evidence: Evidence) -> Certainty:
             if edges.isdisjoint((start, end)):
                 inside.append(end - start)
     short = sum(length < LONG for length in lengths)
-    near = _NEAR
+    # Values this near to 0 show a model that was certain at times: float32 has only 0.0 below 6e-8.
+    near = 1e-5
     if short and len(below) and below.min() > near:
         # A rounded column holds lone zeros too; runs alone are what something else than a sampler wrote.
-        near = _NEAR_STEPS * _step(below)
+        near = 3 * _step(below)
     if not len(below) or below.min() > near:
         return Certainty(0.0, 0, 0, ())
     close = int((below <= near).sum()) + sum(lengths)
@@ -98,7 +89,7 @@ def _certainty(evidence: Evidence) -> Certainty:
 
 def _step(values: Logprobs) -> float:
     """The step to which values are rounded; 0 if they are not, or are too few to show it."""
-    if len(np.unique(values)) < _ON_GRID:
+    if len(np.unique(values)) < 8:  # fewer may be round by chance
         return 0.0
     for step in _GRIDS:
         steps = values / step
@@ -175,34 +166,28 @@ class SampledValues:
         return [[run] for run in runs if _constant(self, [run])]
 
 
+@memoized
 def sampled_values(evidence: Evidence) -> list[SampledValues]:
     """The logprobs of every completion, then of the training row; without columns that fit no tokens."""
-    return evidence.once("sampled values", lambda evidence: list(_sampled_values(evidence)))
-
-
-def _sampled_values(evidence: Evidence) -> Iterator[SampledValues]:
+    parts: list[SampledValues] = []
     for number, turn in enumerate(evidence.rollout.turns):
         values, ids = turn.completion_logprobs, turn.completion_ids
         if values is None or ids is None or not len(ids):
             continue
         sentinel = next((c.sentinel for c in turn.columns if c.role is ColumnRole.LOGPROBS), None)
-        everything = np.ones(len(ids), np.bool_)
-        yield SampledValues(
-            Where.COMPLETION, number, ids, values, everything, ((0, len(ids)),), sentinel, None, False
-        )
-    row = evidence.rollout.training_row
+        trained, runs = np.ones(len(ids), np.bool_), ((0, len(ids)),)
+        parts.append(SampledValues(Where.COMPLETION, number, ids, values, trained, runs, sentinel, None, False))
+    row, view = evidence.rollout.training_row, evidence.row
     if row is None or row.logprobs is None:
-        return
-    # `[T]` what enters the loss, by the mask or else by what was sampled; None if neither is known.
-    view = evidence.row
-    trained = seen_by_loss(row) if row.loss_mask is not None else view.sampled if view is not None else None
-    if trained is not None:
-        runs = trained_runs(trained if evidence.row is None else trained & evidence.row.sampled)
-        expected = evidence.row.expected_logprobs if evidence.row is not None else None
-        shifted = bool(shifts(evidence))
-        yield SampledValues(
-            Where.ROW, None, row.token_ids, row.logprobs, trained, runs, row.sentinel, expected, shifted
-        )
+        return parts
+    # What enters the loss, by the mask or else by what was sampled.
+    in_loss = seen_by_loss(row) if row.loss_mask is not None else view.sampled if view is not None else None
+    if in_loss is not None:
+        spans = trained_runs(in_loss if view is None else in_loss & view.sampled)
+        expected, shifted = view.expected_logprobs if view is not None else None, bool(shifts(evidence))
+        ids, values = row.token_ids, row.logprobs
+        parts.append(SampledValues(Where.ROW, None, ids, values, in_loss, spans, row.sentinel, expected, shifted))
+    return parts
 
 
 def _constant(values: SampledValues, parts: Sequence[Run]) -> bool:
@@ -212,10 +197,10 @@ def _constant(values: SampledValues, parts: Sequence[Run]) -> bool:
         return False  # the quick exit: most runs differ at once
     where = np.concatenate([np.arange(start, end) for start, end in parts])
     part = values.logprobs[where]
-    if len(part) < _EQUAL or not np.isfinite(part).all():
+    if len(part) < 4 or not np.isfinite(part).all():
         return False
     if not values.ordinary and values.placeholders[where].any():
         return False
     if part[0] == 0:
-        return len(part) >= _EQUAL_ZERO and bool(values.zeros[where].all())
+        return len(part) >= 8 and bool(values.zeros[where].all())
     return bool((part == part[0]).all())

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tito_audit.evidence.judgement import Judgement, judgement, row_slide
+from tito_audit.evidence.judgement import judgement, row_slide
 from tito_audit.evidence.left_out import left_out
 from tito_audit.evidence.masks import is_end, sampled_turns, trained_as_sampled, whole_mask
 from tito_audit.evidence.model import Evidence, RowView
@@ -15,6 +15,7 @@ from tito_audit.evidence.unclear import unclear_roles, unclear_tokens
 from tito_audit.record.arrays import Ids, Mask
 from tito_audit.record.column import Alignment, ColumnRole
 from tito_audit.record.finding import Hit, Severity, Where
+from tito_audit.record.memo import memoized
 from tito_audit.record.reading import places, slides_in_words
 from tito_audit.record.rollout import TrainingRow
 from tito_audit.record.runs import trained_runs
@@ -68,20 +69,14 @@ def shifted(row: TrainingRow, role: ColumnRole) -> bool:
     return any(column.role is role and column.alignment is Alignment.SHIFTED for column in row.columns)
 
 
+@memoized
 def judged_mask(evidence: Evidence) -> JudgedMask | None:
     """The parts of the mask that are wrong; None without mask or sampling, or when none or all of the mask is
     wrong."""
-    return evidence.once("judged mask", _judged)
-
-
-def _judged(evidence: Evidence) -> JudgedMask | None:
     row, view = evidence.rollout.training_row, evidence.row
-    if (
-        row is None
-        or row.loss_mask is None
-        or view is None
-        or (row.hidden is None and trained_as_sampled(evidence))
-    ):
+    if row is None or row.loss_mask is None or view is None:
+        return None
+    if row.hidden is None and trained_as_sampled(evidence):
         return None
     if whole_mask(evidence) is not None or (unclear_roles(evidence) is not None and not view.sampled.any()):
         return None
@@ -95,6 +90,13 @@ def _judged(evidence: Evidence) -> JudgedMask | None:
         spans = [judged.spans[number] for number in judged.fit.answers]
         off[: max(spans[0].start + min(slide, 0), 0)] = False
         off[spans[-1].ends[-1] + max(slide, 0) :] = False
+    slid = ""
+    if slide:
+        by_part = judged is not None and not view.proven and not judged.slide.of_row
+        where = judged.slide.where if judged is not None and by_part else ""
+        slid = f"{'the trained runs are' if by_part else 'every trained run is'} {places(slide)}{where}"
+    # Whether several faults explain the row, one of them a slid mask.
+    several = judged is not None and not view.proven and judged.several and any(f.slide.mask for f in judged.fits)
     on_purpose = missing if left is None else left.tokens & ~off
     rewritten = _rewritten(view, trained)
     if not off.all():
@@ -110,30 +112,14 @@ def _judged(evidence: Evidence) -> JudgedMask | None:
         trained=trained,
         view=view,
         slide=slide,
-        slid=_slid(view, slide, judged),
+        slid=slid,
         off=off,
-        among=_among(view, judged),
+        among=tuple(slides_in_words(fit.slide for fit in judged.fits)) if judged is not None and several else (),
         end_not_trained=missing,
         end_not_sampled=added,
         not_sampled=trained & ~view.sampled & ~added & ~rewritten & ~unclear_tokens(evidence),
         not_trained=view.sampled & ~trained & ~missing & ~on_purpose,
     )
-
-
-def _slid(view: RowView, slide: int, judged: Judgement | None) -> str:
-    """A proven slide of the mask as a clause."""
-    if not slide:
-        return ""
-    if view.proven or judged is None or judged.slide.of_row:
-        return f"every trained run is {places(slide)}"
-    return f"the trained runs are {places(slide)}{judged.slide.where}"
-
-
-def _among(view: RowView, judged: Judgement | None) -> tuple[str, ...]:
-    """What explains a faulty row if several faults do, one of them a slid mask."""
-    if judged is None or view.proven or not judged.several or not any(fit.slide.mask for fit in judged.fits):
-        return ()
-    return tuple(slides_in_words(fit.slide for fit in judged.fits))
 
 
 def _ends_not_trained(ids: Ids, trained: Mask, view: RowView, evidence: Evidence) -> Mask:

@@ -14,21 +14,20 @@ import numpy as np
 from tito_audit.evidence.model import Evidence
 from tito_audit.evidence.prompts import PREFILL
 from tito_audit.record.arrays import Ids, Offsets
+from tito_audit.record.memo import memoized
 from tito_audit.record.message import Message
 from tito_audit.record.rollout import Turn
 from tito_audit.tokens.vocab import Prefix, Vocabulary
 
 _BROKEN = "\ufffd"
 _BROKEN_RUN = re.compile(f"{_BROKEN}+")
-_CHARACTERS_MISSED = 4
-"""A shorter gap counts as a disagreement, not as a loss."""
-_STOP_STRING = 32
 _MARKUP_END = re.compile(r"<[^<>\s]+>\s*$")
 _SPACES_CLEANED = (
     *((f" {mark}", mark) for mark in ".?!,"),
     (" ' ", "'"),
     *((f" {end}", end) for end in ("n't", "'m", "'s", "'ve", "'re")),
 )
+"""What `clean_up_tokenization_spaces` replaces."""
 
 
 class TextAgreement(StrEnum):
@@ -69,20 +68,15 @@ def answer_of(evidence: Evidence, turn: Turn) -> Message | None:
     return messages[index]
 
 
+@memoized
 def spelled_out(evidence: Evidence) -> frozenset[int]:
     """The calls whose ids plainly spell their text, else their message, and the names of the tools that it calls.
 
     They are decoded together, which costs little; for others, `decodings` has the other ways to decode them.
     """
-    return evidence.once("spelled out", _spelled_out)
-
-
-def _spelled_out(evidence: Evidence) -> frozenset[int]:
     vocabulary, spelled = evidence.vocabulary, set()
     turns = enumerate(evidence.rollout.turns)
-    calls = [
-        (number, turn, ids) for number, turn in turns if (ids := turn.completion_ids) is not None and len(ids)
-    ]
+    calls = [(k, turn, ids) for k, turn in turns if (ids := turn.completion_ids) is not None and len(ids)]
     if vocabulary is None or vocabulary.prefix is not Prefix.NEVER or not calls:
         return frozenset()
     joined = np.concatenate([ids for _, _, ids in calls])
@@ -112,7 +106,7 @@ def decodings(evidence: Evidence, number: int, text: str) -> list[Decoding]:
     vocabulary, ids = evidence.vocabulary, evidence.rollout.turns[number].completion_ids
     if vocabulary is None or ids is None:
         return []
-    whole = evidence.once(f"decodings {number}", lambda evidence: _decodings(evidence, vocabulary, ids))
+    whole = _decodings(evidence, number)
     if _BROKEN not in text and _BROKEN not in whole[0].text:
         return whole
     return whole + evidence.once(
@@ -121,8 +115,12 @@ def decodings(evidence: Evidence, number: int, text: str) -> list[Decoding]:
     )
 
 
-def _decodings(evidence: Evidence, vocabulary: Vocabulary, ids: Ids) -> list[Decoding]:
-    """The ways of decoding ids that decode everything they keep in one go."""
+@memoized
+def _decodings(evidence: Evidence, number: int) -> list[Decoding]:
+    """The ways of decoding a turn's completion that decode everything they keep in one go."""
+    vocabulary, ids = evidence.vocabulary, evidence.rollout.turns[number].completion_ids
+    assert vocabulary is not None
+    assert ids is not None
     every = np.arange(len(ids))
     special = vocabulary.control(ids)
     ends = len(ids) > 0 and (int(ids[-1]) in evidence.end_ids or bool(special[-1]))
@@ -136,44 +134,48 @@ def _decodings(evidence: Evidence, vocabulary: Vocabulary, ids: Ids) -> list[Dec
 
 def without_prefill(evidence: Evidence, number: int, text: str) -> str:
     """The text of an answer without what its prompt ends with, which was not sampled."""
-    return text.lstrip().removeprefix(evidence.once("prefills", _prefills).get(number, ""))
+    prefills: dict[int | None, str] = evidence.once(
+        "prefills",
+        lambda evidence: {
+            each.turn: each.recorded.data.decode("utf-8", "replace").strip()
+            for each in evidence.differences
+            if each.construction is PREFILL
+        },
+    )
+    return text.lstrip().removeprefix(prefills.get(number, ""))
 
 
-def _prefills(evidence: Evidence) -> dict[int | None, str]:
-    """By turn, the first text of an answer that its prompt ends with."""
-    prefills = (difference for difference in evidence.differences if difference.construction is PREFILL)
-    return {prefill.turn: prefill.recorded.data.decode("utf-8", "replace").strip() for prefill in prefills}
-
-
+@memoized
 def agreement(evidence: Evidence, number: int) -> TextAgreement:
     """How a turn's text agrees with its ids, in the best decoding. Needs a vocabulary, ids and text."""
-    return evidence.once(f"agreement {number}", lambda evidence: _agreement(evidence, number))
-
-
-def _agreement(evidence: Evidence, number: int) -> TextAgreement:
     turn, vocabulary = evidence.rollout.turns[number], evidence.vocabulary
     text, finish_reason = turn.completion_text, turn.finish_reason
     assert vocabulary is not None
     assert text is not None
     ways, want = decodings(evidence, number, text), _folded(text)
-    if any(_same(way.folded, want, vocabulary) for way in ways):
-        return TextAgreement.SAME
-    decoded = [way.folded for way in ways]
-    if any(_after_markup(written, want) for written in decoded):
-        return TextAgreement.SAME
-    if any(written.strip() == want.strip() for written in decoded):
+    # Whether the space that the tokenizer prepends is shown depends on what was decoded before.
+    spaced = vocabulary.prefix is not Prefix.NEVER
+    for way in ways:
+        if way.folded == want or (spaced and way.folded.removeprefix(" ") == want.removeprefix(" ")):
+            return TextAgreement.SAME
+    decoded, bare = [way.folded for way in ways], want.strip()
+    for written in map(str.rstrip, decoded):
+        # The text may be the end of it, after a tag such as one that closes the reasoning.
+        if bare and written.endswith(bare) and _MARKUP_END.search(written[: -len(bare)]):
+            return TextAgreement.SAME
+    if any(written.strip() == bare for written in decoded):
         return TextAgreement.TRIMMED
     behind = past_stop(evidence, number, text)
     if behind is not None:
         return TextAgreement.PAST_STOP if behind >= 0 else TextAgreement.STOP_STRING
-    if (
-        finish_reason == "stop"
-        and want
-        and any(written.startswith(want) and len(written) - len(want) <= _STOP_STRING for written in decoded)
-    ):
+    more = [len(written) - len(want) for written in decoded if written.startswith(want)]
+    if finish_reason == "stop" and want and min(more, default=33) <= 32:
         return TextAgreement.STOP_STRING
-    if any(_cleaned(written).strip() == want.strip() for written in decoded):
-        return TextAgreement.CLEANED
+    for cleaned in decoded:
+        for loose, tight in _SPACES_CLEANED:
+            cleaned = cleaned.replace(loose, tight)
+        if cleaned.strip() == bare:
+            return TextAgreement.CLEANED
     return TextAgreement.DIFFERENT
 
 
@@ -223,7 +225,7 @@ def missing_part(evidence: Evidence, number: int, text: str) -> str | None:
         prefix = _common_prefix(have, want)
         suffix = _common_prefix(have[prefix:][::-1], want[prefix:][::-1])
         missed = want[prefix : len(want) - suffix]
-        if prefix + suffix >= len(have) and (len(missed.strip()) >= _CHARACTERS_MISSED or not have):
+        if prefix + suffix >= len(have) and (len(missed.strip()) >= 4 or not have):
             return missed or None
     return None
 
@@ -252,13 +254,6 @@ def _folded(text: str) -> str:
         return text
     composed = unicodedata.normalize("NFC", text)
     return _BROKEN_RUN.sub(_BROKEN, composed) if _BROKEN in composed else composed
-
-
-def _same(decoded: str, text: str, vocabulary: Vocabulary) -> bool:
-    if decoded == text:
-        return True
-    # Whether the space that the tokenizer prepends is shown depends on what was decoded before.
-    return vocabulary.prefix is not Prefix.NEVER and decoded.removeprefix(" ") == text.removeprefix(" ")
 
 
 def _broken(vocabulary: Vocabulary, ids: Ids, kept_at: Offsets) -> Iterator[Decoding]:
@@ -290,19 +285,6 @@ def _strict(run: bytes) -> str:
     """A run of partial tokens as byte-fallback decoders write it: all of its characters, or one U+FFFD."""
     text = run.decode("utf-8", "replace")
     return _BROKEN if _BROKEN in text else text
-
-
-def _after_markup(decoded: str, text: str) -> bool:
-    """Whether the text is the end of what was decoded, after a tag such as one that closes the reasoning."""
-    want, have = text.strip(), decoded.rstrip()
-    return bool(want) and have.endswith(want) and bool(_MARKUP_END.search(have[: len(have) - len(want)]))
-
-
-def _cleaned(text: str) -> str:
-    """Text without spaces before punctuation, as `clean_up_tokenization_spaces` writes it."""
-    for spaced, tight in _SPACES_CLEANED:
-        text = text.replace(spaced, tight)
-    return text
 
 
 def _common_prefix(text: str, other: str) -> int:

@@ -19,11 +19,11 @@ from tito_audit.record.arrays import Ids, Logprobs, Mask, Offsets
 from tito_audit.record.by_name import SAMPLING, WEIGHTS, over_row, trainer_columns, version_column
 from tito_audit.record.column import Column, ColumnRole
 from tito_audit.record.finding import Where
+from tito_audit.record.memo import memoized
 from tito_audit.record.mismatch import MismatchCause, RowMismatch
 from tito_audit.record.rollout import seen_by_loss
 from tito_audit.record.runs import trained_runs
-from tito_audit.rules._words import listed
-from tito_audit.terminal.words import decimal
+from tito_audit.terminal.words import decimal, listed
 
 _CERTAIN = -1.0
 """A trainer's logprob above which the sampler's 0.0 may be a certain token; below, it is LPR505's placeholder."""
@@ -34,12 +34,8 @@ _UNITS = {
     math.log(2): ("trainer", "base 2"),
 }
 """What the sampler's logprobs are times the trainer's, where one of them has another base than e."""
-_FEWEST = 12
-"""Tokens with a ratio, the fewest from which a base is read."""
 _READABLE = -0.05
 """Logprobs above it are too close to zero for their ratio to mean anything."""
-_NEAR = 0.03
-"""How far a ratio may be from that of two bases, as a share of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +55,37 @@ class Pair:
     """`[N]` tokens of the row that are not those which were sampled."""
 
 
+@memoized
 def pairs(evidence: Evidence) -> list[Pair]:
     """Every trainer's column with the sampler's, of the row or else of the calls; [] where no token has both."""
-    return evidence.once("pairs of logprobs", lambda evidence: [*_of_row(evidence)] or [*_of_calls(evidence)])
+    row, view = evidence.rollout.training_row, evidence.row
+    with_both: list[Pair] = []
+    if row is not None and row.logprobs is not None and not shifts(evidence):
+        inside = seen_by_loss(row)
+        if inside is None:
+            inside = np.ones(len(row.token_ids), np.bool_) if view is None else view.sampled
+        for column in trainer_columns(row.columns):
+            trainer = _filled(over_row(column, row))
+            at: Offsets = (inside & _both(row.logprobs, trainer, row.sentinel)).nonzero()[0]
+            if len(at):
+                drifted = np.zeros(len(at), np.bool_) if view is None or not view.proven else view.drifted[at]
+                names, values = (_name(row.columns), column.name), (row.logprobs[at], trainer[at])
+                with_both.append(Pair(Where.ROW, None, row.token_ids, at, *values, names, drifted))
+    for number, turn in enumerate(() if with_both else evidence.rollout.turns):
+        logprobs, ids = turn.completion_logprobs, turn.completion_ids
+        if logprobs is None or ids is None:
+            continue
+        for column in trainer_columns(turn.columns):
+            trainer = _filled(column.values.astype(np.float64))
+            at = _both(logprobs, trainer, None).nonzero()[0]
+            if len(at):
+                names, values = (_name(turn.columns), column.name), (logprobs[at], trainer[at])
+                nothing = np.zeros(len(at), np.bool_)
+                with_both.append(Pair(Where.COMPLETION, number, ids, at, *values, names, nothing))
+    return with_both
 
 
+@memoized
 def other_base(evidence: Evidence) -> dict[str, tuple[str, str]]:
     """By trainer's column: which of the two columns has another base than e, and the base.
 
@@ -71,24 +93,19 @@ def other_base(evidence: Evidence) -> dict[str, tuple[str, str]]:
     of one unit ratios scatter around 1: even if each lay anywhere from 0.4 to 2.4 with the same chance, eleven of
     twelve would lie in that window once in 10^18.
     """
-    return evidence.once("other base", _other_base)
-
-
-def _other_base(evidence: Evidence) -> dict[str, tuple[str, str]]:
     bases: dict[str, tuple[str, str]] = {}
     by_column: dict[str, list[Pair]] = {}
     for pair in pairs(evidence):
         by_column.setdefault(pair.names[1], []).append(pair)
     for name, pairs_of_column in by_column.items():
-        sampler, trainer = (
-            np.concatenate([getattr(p, side) for p in pairs_of_column]) for side in ("sampler", "trainer")
-        )
+        sampler = np.concatenate([pair.sampler for pair in pairs_of_column])
+        trainer = np.concatenate([pair.trainer for pair in pairs_of_column])
         readable = (sampler < _READABLE) & (trainer < _READABLE)
-        if np.count_nonzero(readable) < _FEWEST:
+        if np.count_nonzero(readable) < 12:
             continue
         ratios = sampler[readable] / trainer[readable]
         for ratio, unit in _UNITS.items():
-            if np.count_nonzero(np.abs(ratios / ratio - 1) <= _NEAR) >= 0.9 * len(ratios):
+            if np.count_nonzero(np.abs(ratios / ratio - 1) <= 0.03) >= 0.9 * len(ratios):
                 bases[name] = unit
     return bases
 
@@ -150,16 +167,11 @@ def notes(evidence: Evidence, mismatch: RowMismatch) -> Iterator[tuple[str, str]
     limits = listed([f"{name.replace('_', '-')} {decimal(logged[name], 3)}" for name in limits_of(logged)])
     if MismatchCause.TRUNCATED in causes and logged:
         top_p = logged.get("top_p", 1.0) if mismatch.mass is not None else 1.0
-        differs = (
-            top_p < 1
-            and mismatch.mass is not None
-            and not (mismatch.mass.low - 0.01 <= top_p <= mismatch.mass.high + 0.01)
-        )
-        words = (
-            f"the log says {limits}{', which is not it' if differs else ''}"
-            if limits
-            else ("the log names no limit: a server's defaults may hold one (`generation_config.json`)")
-        )
+        mass, words = mismatch.mass, f"the log says {limits}"
+        if not limits:
+            words = "the log names no limit: a server's defaults may hold one (`generation_config.json`)"
+        elif top_p < 1 and mass is not None and not mass.low - 0.01 <= top_p <= mass.high + 0.01:
+            words += ", which is not it"
         yield MismatchCause.TRUNCATED, words
     if MismatchCause.TEMPERED in causes:
         words = f"the log says temperature {decimal(degrees or 1.0, 3)} with {limits}: the trainer left both out"
@@ -259,38 +271,6 @@ def _versions(evidence: Evidence, pair: Pair) -> Logprobs:
 def _number(version: str) -> float:
     """A version as a number, so that two have a distance; NaN for any other name."""
     return float(version) if version.isdecimal() and len(version) < 16 else math.nan
-
-
-def _of_row(evidence: Evidence) -> Iterator[Pair]:
-    row, view = evidence.rollout.training_row, evidence.row
-    if row is None or row.logprobs is None or shifts(evidence):
-        return
-    inside = seen_by_loss(row)
-    if inside is None:
-        inside = np.ones(len(row.token_ids), np.bool_) if view is None else view.sampled
-    name = _name(row.columns)
-    for column in trainer_columns(row.columns):
-        trainer = _filled(over_row(column, row))
-        at: Offsets = (inside & _both(row.logprobs, trainer, row.sentinel)).nonzero()[0]
-        if len(at):
-            drifted = np.zeros(len(at), np.bool_) if view is None or not view.proven else view.drifted[at]
-            values = row.logprobs[at], trainer[at]
-            yield Pair(Where.ROW, None, row.token_ids, at, *values, (name, column.name), drifted)
-
-
-def _of_calls(evidence: Evidence) -> Iterator[Pair]:
-    for number, turn in enumerate(evidence.rollout.turns):
-        values, ids = turn.completion_logprobs, turn.completion_ids
-        if values is None or ids is None:
-            continue
-        for column in trainer_columns(turn.columns):
-            trainer = _filled(column.values.astype(np.float64))
-            at: Offsets = _both(values, trainer, None).nonzero()[0]
-            if len(at):
-                pair = values[at], trainer[at]
-                nothing = np.zeros(len(at), np.bool_)
-                names = _name(turn.columns), column.name
-                yield Pair(Where.COMPLETION, number, ids, at, *pair, names, nothing)
 
 
 def _both(sampler: Logprobs, trainer: Logprobs, sentinel: float | None) -> Mask:

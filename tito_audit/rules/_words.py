@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from tito_audit.evidence.model import Evidence
 from tito_audit.record.arrays import Ids
 from tito_audit.record.finding import Side
 from tito_audit.rule import SHOWN_TOKENS
-
-_QUOTED_CHARACTERS = 40
 
 
 def counted(number: int, noun: str, plural: str = "") -> str:
@@ -17,15 +13,9 @@ def counted(number: int, noun: str, plural: str = "") -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {plural or noun + 's'}"
 
 
-def listed(words: Sequence[str]) -> str:
-    """`a`, `a and b`, `a, b and c`."""
-    return " and ".join(filter(None, (", ".join(words[:-1]), words[-1]))) if words else ""
-
-
 def quoted(text: str) -> str:
     """A text in quotes with control characters escaped, shortened to fit into a sentence."""
-    whole = len(text) <= _QUOTED_CHARACTERS
-    return repr(text if whole else text[: _QUOTED_CHARACTERS - 1] + "…")
+    return repr(text if len(text) <= 40 else text[:39] + "…")
 
 
 def shown(evidence: Evidence, ids: Ids) -> Side:

@@ -51,16 +51,20 @@ def logprob_count(evidence: Evidence) -> Iterator[Hit]:
     ## Repair
     `realign` drops the extra entry where the log proves which it is; `splice` takes the values of the calls.
     """
+    row, view = evidence.rollout.training_row, evidence.row
     for number, turn in enumerate(evidence.rollout.turns):
         if turn.completion_ids is None or not len(turn.completion_ids):
             continue
         length = len(turn.completion_ids)
         for column in turn.columns:
             if column.role is ColumnRole.LOGPROBS and column.alignment is None:
-                row_values = _row_values(evidence, number, length)
+                row_values = None
+                if row is not None and row.logprobs is not None and view is not None:
+                    own = (view.turn == number).nonzero()[0]
+                    row_values = np.full(length, np.nan)
+                    row_values[view.turn_offset[own]] = row.logprobs[own]
                 yield _hit(column, Where.COMPLETION, number, {length: "completion token"}, row_values, length)
-    row = evidence.rollout.training_row
-    expected = evidence.row.expected_logprobs if evidence.row is not None else None
+    expected = view.expected_logprobs if view is not None else None
     for column in row.columns if row is not None else ():
         if row is not None and column.role is ColumnRole.LOGPROBS and column.alignment is None:
             full = len(row.token_ids)
@@ -72,21 +76,17 @@ def logprob_count(evidence: Evidence) -> Iterator[Hit]:
                 fits.setdefault(int(row.loss_mask.sum()), "trained token")
                 count = len(column.values)
                 if not (row.prompt_length or evidence.rollout.turns) and from_first + 1 < count < full - 1:
-                    yield _open(column, count - from_first, full)
+                    # It may cover a response that begins before its first trained token.
+                    message = (
+                        f"`{column.name}` has {counted(count, 'entry', 'entries')} for {full:,} tokens; a "
+                        f"response of that length would begin {counted(count - from_first, 'token')} before the "
+                        "first trained one, and the log does not say so (`prompt_length`)"
+                    )
+                    yield Hit(Where.ROW, 0, full, message, cause="undecided", severity=Severity.WARNING)
                     continue
                 if row.prompt_length is None:
                     fits.setdefault(from_first, "response token")
             yield _hit(column, Where.ROW, None, fits, expected, full)
-
-
-def _open(column: Column, before: int, end: int) -> Hit:
-    """The finding for a column that may cover a response which begins before its first trained token."""
-    message = (
-        f"`{column.name}` has {counted(len(column.values), 'entry', 'entries')} for {end:,} tokens; a response of "
-        f"that length would begin {counted(before, 'token')} before the first trained one, and the log does not "
-        "say so (`prompt_length`)"
-    )
-    return Hit(Where.ROW, 0, end, message, cause="undecided", severity=Severity.WARNING)
 
 
 def _hit(
@@ -101,32 +101,15 @@ def _hit(
     cause = {1: "one too many", -1: "one too few"}.get(extra, "other count")
     if abs(extra) == 1:
         message += f", {cause}"
-    if extra == 1:
-        message += _which(column.values, base, row_values)
-    return Hit(where, 0, end, f"{message}; no value can be matched to its token", turn=turn, cause=cause)
-
-
-def _which(values: Logprobs, base: int, row_values: Logprobs | None) -> str:
-    """Whether the first or the last entry is the extra one, if the log shows it; else ""."""
-    if row_values is not None and len(row_values) == base:
+    values, front, back = column.values, False, False
+    if extra == 1 and row_values is not None and len(row_values) == base:
         finite = np.isfinite(row_values)
         front, back = (
             bool(finite.any() and (np.abs(part[finite] - row_values[finite]) <= ROUNDING).all())
             for part in (values[1:], values[:-1])
         )
-        if front != back:
-            return f" (the {'first' if front else 'last'}: without it they equal the values recorded elsewhere)"
-    if np.isnan(values[0]) and not np.isnan(values[1:]).any():
-        return " (the first is null, as servers write for a token without context)"
-    return ""
-
-
-def _row_values(evidence: Evidence, turn: int, length: int) -> Logprobs | None:
-    """`[C]` what the training row holds for the tokens of a turn, NaN where nothing; None without row logprobs."""
-    row, view = evidence.rollout.training_row, evidence.row
-    if row is None or row.logprobs is None or view is None:
-        return None
-    own = (view.turn == turn).nonzero()[0]
-    out = np.full(length, np.nan)
-    out[view.turn_offset[own]] = row.logprobs[own]
-    return out
+    if front != back:
+        message += f" (the {'first' if front else 'last'}: without it they equal the values recorded elsewhere)"
+    elif extra == 1 and np.isnan(values[0]) and not np.isnan(values[1:]).any():
+        message += " (the first is null, as servers write for a token without context)"
+    return Hit(where, 0, end, f"{message}; no value can be matched to its token", turn=turn, cause=cause)

@@ -60,13 +60,9 @@ def shifted_logprobs(evidence: Evidence) -> Iterator[Hit]:
     for shift in shifts(evidence):
         start, end = shift.start, shift.end
         recorded = shown(evidence, row.token_ids[start:end])
-        yield Hit(Where.ROW, start, end, _message(shift), shift.turn, _cause(shift), recorded=recorded)
-
-
-def _cause(shift: LogprobShift) -> str:
-    if shift.undecided:
-        return "undecided"
-    return f"shifted by {shift.offset:+d}" if shift.offset else "other values than the calls recorded"
+        cause = f"shifted by {shift.offset:+d}" if shift.offset else "other values than the calls recorded"
+        cause = "undecided" if shift.undecided else cause
+        yield Hit(Where.ROW, start, end, _message(shift), shift.turn, cause, recorded=recorded)
 
 
 def _message(shift: LogprobShift) -> str:

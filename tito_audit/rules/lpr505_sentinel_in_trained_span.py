@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Iterator
+from itertools import chain
 from operator import itemgetter
 
 import numpy as np
@@ -12,20 +13,15 @@ import numpy as np
 from tito_audit.evidence.logprobs import placeholder_zeros
 from tito_audit.evidence.model import Evidence, Sound
 from tito_audit.evidence.needs import Needs
-from tito_audit.record.arrays import Logprobs, Mask
 from tito_audit.record.finding import Hit, Severity
 from tito_audit.record.runs import trained_runs
 from tito_audit.rule import rule
 from tito_audit.rules._logprobs import CHANCE, LONG, SampledValues, certainty, sampled_values
 from tito_audit.rules._words import counted
 
-_EDGE = 3
-"""A run of exact zeros this long at the edge of an answer may show a shifted or padded column."""
 _EDGE_CHANCE, _LONG_CHANCE = -4, -3.5
-"""Decimal logarithms of the chance below which such a run, or a long one, is a note."""
-
-_PADDED = "a logprob of exactly 0, which looks like padding"
-_UNDECIDED = "a logprob of exactly 0, certain or never recorded"
+"""Decimal logarithms of the chance below which a run of exact zeros is a note: one of three or more at the edge of
+an answer, which may show a shifted or padded column, and a long one."""
 
 
 @rule(
@@ -79,16 +75,19 @@ def sentinel_in_trained_span(evidence: Evidence) -> Iterator[Hit]:
             continue
         for start, end in () if values.ordinary else trained_runs(values.placeholders & values.trained):
             shows = f"{values.logprobs[start]:g}"
-            yield _hit(
-                evidence, values, start, end, f"the placeholder {shows} instead of a logprob", f"sentinel {shows}"
-            )
+            clause = f"the placeholder {shows} instead of a logprob"
+            yield _hit(evidence, values, start, end, clause, f"sentinel {shows}")
         if values.expected is not None:
-            for start, end in trained_runs(_refuted(values, values.expected)):
+            refuted = values.zeros & values.trained & placeholder_zeros(values.logprobs, values.expected)
+            for start, end in chain.from_iterable(values.constant_stretches):
+                refuted[start:end] = False  # a stretch of nothing but zeros is LPR506's
+            for start, end in trained_runs(refuted):
                 clause = "a logprob of 0 where the call recorded another value"
                 yield _hit(evidence, values, start, end, clause, "sentinel 0")
         else:
             for start, end, padded in _suspect(evidence, values):
-                clause = _PADDED if padded else _UNDECIDED
+                why = "which looks like padding" if padded else "certain or never recorded"
+                clause = f"a logprob of exactly 0, {why}"
                 cause, severity = ("run of zeros", Severity.WARNING) if padded else ("undecided", Severity.NOTE)
                 yield _hit(evidence, values, start, end, clause, cause, severity)
 
@@ -107,15 +106,6 @@ def _hit(
     return values.hit(evidence, start, end, message, cause, severity)
 
 
-def _refuted(values: SampledValues, expected: Logprobs) -> Mask:
-    """`[N]` True where a value in the loss is zero and the call recorded another."""
-    proven = values.zeros & values.trained & placeholder_zeros(values.logprobs, expected)
-    for start, end in (run for parts in values.constant_stretches for run in parts):
-        # A stretch of nothing but zeros is LPR506's.
-        proven[start:end] = False
-    return np.asarray(proven)
-
-
 def _suspect(evidence: Evidence, values: SampledValues) -> Iterator[tuple[int, int, bool]]:
     """Runs of exact zeros too long for chance, and whether nothing else explains them either."""
     marked = values.zeros & values.trained
@@ -125,7 +115,7 @@ def _suspect(evidence: Evidence, values: SampledValues) -> Iterator[tuple[int, i
     edges = np.zeros((2, len(marked) + 1), np.bool_)
     for start, end in values.runs:
         edges[0, start] = edges[1, end] = True
-    whole = sorted(run for parts in values.constant_stretches for run in parts)
+    whole = sorted(chain.from_iterable(values.constant_stretches))
     for start, end in trained_runs(marked):
         run = end - start
         # A stretch of nothing but zeros is LPR506's.
@@ -134,7 +124,7 @@ def _suspect(evidence: Evidence, values: SampledValues) -> Iterator[tuple[int, i
             continue
         at_edge = edges[0, start] or edges[1, end]
         chance = run * math.log10((zeros - run + 1) / (total - run + 2))
-        if run < (_EDGE if at_edge else LONG) or chance >= (_LONG_CHANCE if run >= LONG else _EDGE_CHANCE):
+        if run < (3 if at_edge else LONG) or chance >= (_LONG_CHANCE if run >= LONG else _EDGE_CHANCE):
             continue
         certain = certainty(evidence)
         if not certain.near:

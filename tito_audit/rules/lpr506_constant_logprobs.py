@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from tito_audit.evidence.logprobs import placeholder_zeros
 from tito_audit.evidence.model import Evidence, Sound
 from tito_audit.evidence.needs import Needs
 from tito_audit.record.finding import Hit, Severity, Where
-from tito_audit.record.runs import Run
 from tito_audit.rule import rule
-from tito_audit.rules._logprobs import SampledValues, certainty, sampled_values
+from tito_audit.rules._logprobs import certainty, sampled_values
 from tito_audit.terminal.words import decimal
 
 
@@ -55,27 +54,28 @@ def constant_logprobs(evidence: Evidence) -> Iterator[Hit]:
     """
     for values in sampled_values(evidence):
         for parts in values.constant_stretches:
-            yield _hit(evidence, values, parts)
-
-
-def _hit(evidence: Evidence, values: SampledValues, parts: Sequence[Run]) -> Hit:
-    start, end = parts[0][0], parts[-1][1]
-    count, value = sum(b - a for a, b in parts), values.logprobs[start]
-    severity = Severity.ERROR
-    message = f"all {count} logprobs are {decimal(value, 4)}; a sampler gives each token its own"
-    if value == 0:
-        severity = Severity.WARNING
-        message = f"all {count} logprobs are exactly 0; unless decoding was greedy, they were never recorded"
-        if values.where is Where.ROW and len(parts) == len(values.runs):
+            start, end = parts[0][0], parts[-1][1]
+            count, value = sum(b - a for a, b in parts), values.logprobs[start]
             severity = Severity.ERROR
-            message = f"all {count} logprobs of the row are exactly 0; they were never recorded"
-        if values.expected is not None and placeholder_zeros(values.logprobs, values.expected)[start:end].any():
-            severity, message = Severity.ERROR, f"all {count} logprobs are 0 where the calls recorded others"
-    cause = "all zero" if value == 0 else "all equal"
-    proven = severity is Severity.ERROR and value == 0
-    if not proven and certainty(evidence).may_last(values, start, end):
-        severity, cause = Severity.NOTE, "undecided"
-        message = (
-            f"all {count} logprobs are {decimal(value, 4)}, as certain as others of the rollout, or never recorded"
-        )
-    return values.hit(evidence, start, end, message, cause, severity)
+            message = f"all {count} logprobs are {decimal(value, 4)}; a sampler gives each token its own"
+            if value == 0:
+                severity = Severity.WARNING
+                message = (
+                    f"all {count} logprobs are exactly 0; unless decoding was greedy, they were never recorded"
+                )
+                if values.where is Where.ROW and len(parts) == len(values.runs):
+                    severity = Severity.ERROR
+                    message = f"all {count} logprobs of the row are exactly 0; they were never recorded"
+                recorded = values.expected
+                if recorded is not None and placeholder_zeros(values.logprobs, recorded)[start:end].any():
+                    severity = Severity.ERROR
+                    message = f"all {count} logprobs are 0 where the calls recorded others"
+            cause = "all zero" if value == 0 else "all equal"
+            proven = severity is Severity.ERROR and value == 0
+            if not proven and certainty(evidence).may_last(values, start, end):
+                severity, cause = Severity.NOTE, "undecided"
+                shown = decimal(value, 4)
+                message = (
+                    f"all {count} logprobs are {shown}, as certain as others of the rollout, or never recorded"
+                )
+            yield values.hit(evidence, start, end, message, cause, severity)

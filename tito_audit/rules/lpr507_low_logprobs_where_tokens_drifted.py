@@ -9,13 +9,13 @@ import numpy as np
 
 from tito_audit.evidence.fill import FLOOR, IMPOSSIBLE
 from tito_audit.evidence.logprobs import ROUNDING, shifts
-from tito_audit.evidence.model import Evidence, RowView, Sound
+from tito_audit.evidence.model import Evidence, Sound
 from tito_audit.evidence.needs import Needs
-from tito_audit.record.arrays import Logprobs, Mask
+from tito_audit.record.arrays import Logprobs
 from tito_audit.record.by_name import over_row, trainer_columns
 from tito_audit.record.column import ColumnRole
 from tito_audit.record.finding import Hit, Severity, Where
-from tito_audit.record.rollout import TrainingRow, seen_by_loss
+from tito_audit.record.rollout import seen_by_loss
 from tito_audit.record.runs import trained_runs
 from tito_audit.rule import rule
 from tito_audit.rules._words import shown
@@ -23,10 +23,6 @@ from tito_audit.terminal.words import decimal, percent
 
 _LOW = -8.0
 """A token that the policy says once in 3,000."""
-_LOWER = 5.0
-"""By how much the middle of the drifted tokens is below that of the others: a factor of 150 in probability."""
-_FEWEST = 8
-"""Other tokens, the fewest that show what is usual in the row."""
 _CHANCE = -2.0
 """Decimal logarithm of the chance below which low values are where tokens drifted because of that."""
 
@@ -81,48 +77,41 @@ def low_logprobs_where_tokens_drifted(evidence: Evidence) -> Iterator[Hit]:
     inside = seen_by_loss(row)
     if inside is None:
         return
-    for name, values in _columns(row):
-        yield from _judged(evidence, row, view, inside, name, values)
-
-
-def _columns(row: TrainingRow) -> Iterator[tuple[str, Logprobs]]:
-    """The columns of logprobs of the row with their names, the sampler's first."""
+    columns = [(column.name, over_row(column, row)) for column in trainer_columns(row.columns)]
     if row.logprobs is not None:
-        yield next((c.name for c in row.columns if c.role is ColumnRole.LOGPROBS), "logprobs"), row.logprobs
-    for column in trainer_columns(row.columns):
-        yield column.name, over_row(column, row)
-
-
-def _judged(
-    evidence: Evidence, row: TrainingRow, view: RowView, inside: Mask, name: str, values: Logprobs
-) -> Iterator[Hit]:
-    scored = inside & np.isfinite(values) & (values <= ROUNDING) & (values > FLOOR)
-    for fill in (*IMPOSSIBLE, *(() if row.sentinel is None else (row.sentinel,))):
-        scored &= values != fill
-    drifted = scored & view.drifted & ~view.sampled
-    others = values[scored & ~view.drifted & view.sampled]
-    low_values = values[drifted]
-    if not len(low_values) or len(others) < _FEWEST:
-        return
-    middle, usual = float(np.median(low_values)), float(np.median(others))
-    if middle > _LOW or middle > usual - _LOWER or _chance(low_values, others) >= _CHANCE:
-        return
-    share = float(low_values.sum() / (low_values.sum() + others.sum()))
-    low, high = float(low_values.min()), float(low_values.max())
-    what = (
-        f"logprobs of {decimal(low, 3)} to {decimal(high, 3)}"
-        if len(low_values) > 1
-        else f"a logprob of {decimal(low, 3)}"
-    )
-    subject = "1 token in the loss was" if len(low_values) == 1 else f"{len(low_values)} tokens in the loss were"
-    message = (
-        f"{subject} not sampled, with {what} in `{name}`; the median of the {len(others)} that were "
-        f"sampled is {decimal(usual, 3)}, so {percent(share)} of the row's summed logprob comes from drift"
-    )
-    lowest = int(drifted.nonzero()[0][low_values.argmin()])
-    start, end = next(run for run in trained_runs(drifted) if run[0] <= lowest < run[1])
-    side = shown(evidence, row.token_ids[start:end])
-    yield Hit(Where.ROW, start, end, message, cause="low where drifted", recorded=side)
+        name = next((c.name for c in row.columns if c.role is ColumnRole.LOGPROBS), "logprobs")
+        columns.insert(0, (name, row.logprobs))
+    for name, values in columns:
+        scored = inside & np.isfinite(values) & (values <= ROUNDING) & (values > FLOOR)
+        for fill in (*IMPOSSIBLE, *(() if row.sentinel is None else (row.sentinel,))):
+            scored &= values != fill
+        drifted = scored & view.drifted & ~view.sampled
+        others = values[scored & ~view.drifted & view.sampled]
+        low_values = values[drifted]
+        if not len(low_values) or len(others) < 8:  # too few to show what is usual in the row
+            continue
+        middle, usual = float(np.median(low_values)), float(np.median(others))
+        # 5 below the others is a factor of 150 in probability.
+        if middle > _LOW or middle > usual - 5 or _chance(low_values, others) >= _CHANCE:
+            continue
+        share = float(low_values.sum() / (low_values.sum() + others.sum()))
+        low, high = float(low_values.min()), float(low_values.max())
+        what = (
+            f"logprobs of {decimal(low, 3)} to {decimal(high, 3)}"
+            if len(low_values) > 1
+            else f"a logprob of {decimal(low, 3)}"
+        )
+        subject = (
+            "1 token in the loss was" if len(low_values) == 1 else f"{len(low_values)} tokens in the loss were"
+        )
+        message = (
+            f"{subject} not sampled, with {what} in `{name}`; the median of the {len(others)} that were "
+            f"sampled is {decimal(usual, 3)}, so {percent(share)} of the row's summed logprob comes from drift"
+        )
+        lowest = int(drifted.nonzero()[0][low_values.argmin()])
+        start, end = next(run for run in trained_runs(drifted) if run[0] <= lowest < run[1])
+        side = shown(evidence, row.token_ids[start:end])
+        yield Hit(Where.ROW, start, end, message, cause="low where drifted", recorded=side)
 
 
 def _chance(drifted: Logprobs, others: Logprobs) -> float:

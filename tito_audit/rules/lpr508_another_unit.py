@@ -19,8 +19,6 @@ from tito_audit.terminal.words import decimal
 
 _ROUNDED = 1.05
 """What the probabilities of alternatives may add up to, with logprobs rounded to two decimals."""
-_TOKENS = 3
-"""Tokens whose alternatives have to add up to more."""
 _FIRST = 16
 """Values of a stretch that are looked at before all are."""
 _CHANCE = -9.0
@@ -29,10 +27,6 @@ _VOCABULARY = math.log(2**18)
 """Natural logarithm of the most tokens that a sampler has to choose from."""
 _UNCERTAIN = -0.5
 """The best alternative of a token with others that matter: a probability of 0.7 in base 2."""
-_SPREAD = 0.5
-"""By how much the best alternatives of these tokens differ; tokens with equal alternatives prove nothing."""
-_UNCERTAIN_TOKENS = 12
-"""Uncertain tokens, the fewest from which base 2 is read."""
 
 
 @rule(
@@ -81,14 +75,34 @@ def another_unit(evidence: Evidence) -> Iterator[Hit]:
     ## Repair
     None is certain: convert the column where it is written, or `drop` the rollout.
     """
-    for turn in evidence.rollout.turns:
-        if turn.alternatives:
-            yield from _impossible_alternatives(evidence)
-            break
-    if Needs.TRAINER_LOGPROBS in evidence.present:
-        yield from _other_bases(evidence)
-    if not _scattered_at_once(evidence):
-        yield from _sums(evidence)
+    if any(turn.alternatives for turn in evidence.rollout.turns):
+        yield from _impossible_alternatives(evidence)
+    # A trainer's column shows, with the sampler's, that one of the two has another base.
+    for name, (whose, base) in other_base(evidence).items() if Needs.TRAINER_LOGPROBS in evidence.present else ():
+        pair = next(candidate for candidate in pairs(evidence) if candidate.names[1] == name)
+        wrong, right = pair.names if whose == "sampler" else pair.names[::-1]
+        own, other = (pair.sampler, pair.trainer) if whose == "sampler" else (pair.trainer, pair.sampler)
+        ratio = decimal(float(np.median(own[other < 0] / other[other < 0])), 3)
+        message = f"`{wrong}` holds logarithms of {base}: its values are those of `{right}` times {ratio}"
+        start, end = int(pair.at[0]), int(pair.at[-1]) + 1
+        yield Hit(pair.where, start, end, message, pair.turn, base, recorded=shown(evidence, pair.ids[start:end]))
+    if _scattered_at_once(evidence):
+        return
+    # The values of all calls, or of the row, may be sums up to each token.
+    unshifted = [values for values in sampled_values(evidence) if not values.shifted]
+    calls = [values for values in unshifted if values.where is Where.COMPLETION]
+    rows = [values for values in unshifted if values.where is Where.ROW and values.expected is None]
+    for together in (calls, rows):
+        which = _sums_of(together) if together else None
+        if which is not None:
+            side, neighbours, first = *which, together[0]
+            start, end = first.runs[0][0], first.runs[-1][1]
+            count = sum(stop - begin for values in together for begin, stop in values.runs)
+            message = (
+                f"the {counted(count, 'logprob')} never {side} from token to token: each looks like the sum of "
+                f"all logprobs {neighbours} its token; the difference of two neighbours is the logprob"
+            )
+            yield first.hit(evidence, start, end, message, "sums")
 
 
 def _impossible_alternatives(evidence: Evidence) -> Iterator[Hit]:
@@ -109,7 +123,7 @@ def _impossible_alternatives(evidence: Evidence) -> Iterator[Hit]:
             f"a median of {decimal(float(np.median(sums)), 3)} as natural ones"
         )
         yield Hit(Where.COMPLETION, 0, len(ids), message, number, "base 2", recorded=shown(evidence, ids))
-    if len(wrong) < _TOKENS or ids is None:
+    if len(wrong) < 3 or ids is None:
         return
     fits = all(float((10.0 ** np.minimum(top, 9)).sum()) <= _ROUNDED for top in tops)
     reading = "they fit logarithms of base 10" if fits else "they are not logarithms of probabilities"
@@ -127,22 +141,10 @@ def _of_base_2(tops: Sequence[Logprobs]) -> bool:
         return False
     uncertain = [top for top in tops if len(top) and top.max() < _UNCERTAIN]
     best = [float(top.max()) for top in uncertain]
-    if len(uncertain) < _UNCERTAIN_TOKENS or max(best) - min(best) < _SPREAD:
+    if len(uncertain) < 12 or max(best) - min(best) < 0.5:  # tokens with equal alternatives prove nothing
         return False
     sums = np.array([float(np.exp2(top).sum()) for top in uncertain])
     return bool((sums > 0.98).mean() >= 0.9)
-
-
-def _other_bases(evidence: Evidence) -> Iterator[Hit]:
-    """A finding for each trainer's column that shows, with the sampler's, that one of the two has another base."""
-    for name, (whose, base) in other_base(evidence).items():
-        pair = next(candidate for candidate in pairs(evidence) if candidate.names[1] == name)
-        wrong, right = pair.names if whose == "sampler" else pair.names[::-1]
-        own, other = (pair.sampler, pair.trainer) if whose == "sampler" else (pair.trainer, pair.sampler)
-        ratio = decimal(float(np.median(own[other < 0] / other[other < 0])), 3)
-        message = f"`{wrong}` holds logarithms of {base}: its values are those of `{right}` times {ratio}"
-        start, end = int(pair.at[0]), int(pair.at[-1]) + 1
-        yield Hit(pair.where, start, end, message, pair.turn, base, recorded=shown(evidence, pair.ids[start:end]))
 
 
 def _scattered_at_once(evidence: Evidence) -> bool:
@@ -169,45 +171,21 @@ def _scattered(values: Logprobs) -> bool:
     return bool((behind > before).any()) and bool((behind < before).any())
 
 
-def _sums(evidence: Evidence) -> Iterator[Hit]:
-    """A finding where the values of all calls, or of the row, are sums up to each token."""
-    unshifted = [values for values in sampled_values(evidence) if not values.shifted]
-    calls = [values for values in unshifted if values.where is Where.COMPLETION]
-    rows = [values for values in unshifted if values.where is Where.ROW and values.expected is None]
-    for together in (calls, rows):
-        which = _sums_of(together) if together else None
-        if which is not None:
-            side, neighbours, first = *which, together[0]
-            start, end = first.runs[0][0], first.runs[-1][1]
-            count = sum(end - start for values in together for start, end in values.runs)
-            message = (
-                f"the {counted(count, 'logprob')} never {side} from token to token: each looks like the sum of "
-                f"all logprobs {neighbours} its token; the difference of two neighbours is the logprob"
-            )
-            yield first.hit(evidence, start, end, message, "sums")
-
-
 def _sums_of(together: Sequence[SampledValues]) -> tuple[str, str] | None:
     """What the values of every stretch never do, and what they then add up, where that is no chance; else None."""
     stretches = [values.logprobs[start:end] for values in together for start, end in values.runs]
     if not any(_scattered(run[:4]) for run in stretches) and all(np.isfinite(run).all() for run in stretches):
-        if sum(map(_chance, stretches)) >= _CHANCE:
+        chance = 0.0  # its decimal logarithm, that the values, in any order, never rise
+        for run in stretches:
+            _, counts = np.unique(run, return_counts=True)
+            orders = math.lgamma(len(run) + 1) - sum(math.lgamma(count + 1) for count in counts.tolist())
+            chance -= orders / math.log(10)
+        if chance >= _CHANCE:
             return None
         if all((run[1:] <= run[:-1]).all() for run in stretches):
             return "rise", "up to"
-        if all((run[1:] >= run[:-1]).all() for run in stretches) and _undrawn(stretches):
+        # No sampler draws tokens this unlikely: each has at most this chance times its vocabulary.
+        drawn = sum(float(np.minimum(run + _VOCABULARY, 0).sum()) for run in stretches) / math.log(10)
+        if drawn < _CHANCE and all((run[1:] >= run[:-1]).all() for run in stretches):
             return "fall", "from"
     return None
-
-
-def _undrawn(stretches: Sequence[Logprobs]) -> bool:
-    """Whether no sampler draws tokens this unlikely: each has at most this chance times its vocabulary."""
-    chance = sum(float(np.minimum(run + _VOCABULARY, 0).sum()) for run in stretches)
-    return chance / math.log(10) < _CHANCE
-
-
-def _chance(values: Logprobs) -> float:
-    """The decimal logarithm of the chance that these values, in any order, never rise."""
-    _, counts = np.unique(values, return_counts=True)
-    orders = math.lgamma(len(values) + 1) - sum(math.lgamma(count + 1) for count in counts.tolist())
-    return -orders / math.log(10)

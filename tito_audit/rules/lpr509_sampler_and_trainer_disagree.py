@@ -18,12 +18,10 @@ from tito_audit.record.mismatch import MISMATCH, CauseShare, MismatchCause, RowM
 from tito_audit.record.reading import places
 from tito_audit.rule import rule
 from tito_audit.rules._trainer import Pair, notes, other_base, pairs, together
-from tito_audit.rules._words import counted, listed, quoted, shown
+from tito_audit.rules._words import counted, quoted, shown
 from tito_audit.terminal.mismatch import cause_words
-from tito_audit.terminal.words import decimal, percent, signed
+from tito_audit.terminal.words import decimal, listed, percent, signed
 
-_FAR = 1.0
-"""A logprob this far off is another probability by a factor of e."""
 _BOUND = math.log(1.05)
 """What two engines with the same weights differ by at most in the mean. NeMo-RL's tests hold the mean of
 exp(|difference|) below 1.05 (`token_mult_prob_error`, NVIDIA-NeMo/RL `docs/adding-new-models.md`); as exp is
@@ -34,8 +32,6 @@ _STRANGE, _ONE_SIDED = 0.5, 0.02
 """What no arithmetic makes of a row within the bound: a token that differs more, and so few tokens that the
 trainer finds likelier."""
 _WORST = 3
-_TOKENS_A_CONFIDENT = 1000
-"""So many tokens may have one of confident disagreement; with more of them it is a warning."""
 
 
 @rule(
@@ -111,18 +107,13 @@ def _judged(evidence: Evidence, column: list[Pair], mismatches: list[RowMismatch
     differences = [pair.trainer - pair.sampler for pair in column]
     every = np.concatenate(differences)
     apart = np.abs(every)
-    far = int((apart > _FAR).sum())
-    # Whether the mean stays above the bound with two standard errors taken off.
-    if len(apart) < _FEWEST:
-        above = False
-    else:
-        above = bool(apart.mean() - 2 * apart.std(ddof=1) / math.sqrt(len(apart)) > _BOUND)
-    sampler, trainer = column[0].names
+    far, (sampler, trainer) = int((apart > 1).sum()), column[0].names
+    # The mean stays above the bound with two standard errors taken off.
+    above = len(apart) >= _FEWEST and apart.mean() - 2 * apart.std(ddof=1) / math.sqrt(len(apart)) > _BOUND
     if not far and not above:
         mismatches.append(_within_bound(evidence, column, every, apart))
         if mismatches[-1].shares[0][0] == MismatchCause.COPIED:
-            pair = column[0]
-            at = int(pair.at[0])
+            pair, at = column[0], int(column[0].at[0])
             message = (
                 f"`{trainer}` equals `{sampler}` to the bit over {counted(len(every), 'token')}: one is a copy "
                 "of the other, or the trainer computed both; they cannot show a mismatch, and where the clip "
@@ -132,9 +123,11 @@ def _judged(evidence: Evidence, column: list[Pair], mismatches: list[RowMismatch
             yield Hit(pair.where, at, at + 1, message, pair.turn, MismatchCause.COPIED.value, Severity.NOTE, side)
         return
     mean, size = signed(every.mean(), 3), decimal(apart.mean(), 3)
+    with np.errstate(over="ignore"):  # Schulman's estimate, at least 0 (joschu.net/blog/kl-approx.html)
+        k3 = float((np.expm1(every) - every).mean())
     numbers = (
         f"over {counted(len(every), 'token')}, trainer minus sampler has a mean of {mean} and a mean size of "
-        f"{size} (k1 {decimal(-every.mean(), 3)}, k3 {decimal(_k3(every), 3)})"
+        f"{size} (k1 {decimal(-every.mean(), 3)}, k3 {decimal(k3, 3)})"
     )
     more = f"; {counted(far, 'token')} ({percent(far / len(every))}) differ by more than 1" if far else ""
     worst = _worst(evidence, column, differences)
@@ -147,7 +140,7 @@ def _judged(evidence: Evidence, column: list[Pair], mismatches: list[RowMismatch
     offset = _moved(column) if above else 0
     mismatch = _explained(evidence, column, shifted=bool(offset))
     mismatches.append(mismatch)
-    many_confident = mismatch.confident * _TOKENS_A_CONFIDENT >= mismatch.tokens > 0 and mismatch.confident
+    many_confident = mismatch.confident * 1000 >= mismatch.tokens > 0 and mismatch.confident
     severity = Severity.WARNING if above or many_confident else Severity.NOTE
     if offset:
         cause = f"shifted by {offset:+d}"
@@ -214,12 +207,6 @@ def _apart(column: list[Pair], offset: int) -> tuple[Logprobs, Logprobs]:
         in_place.append(np.abs(pair.trainer - pair.sampler)[here])
         moved.append(np.abs(pair.trainer[there[here]] - pair.sampler[here]))
     return np.concatenate(in_place), np.concatenate(moved)
-
-
-def _k3(differences: Logprobs) -> float:
-    """Schulman's estimate from tokens that the sampler drew (joschu.net/blog/kl-approx.html), at least 0."""
-    with np.errstate(over="ignore"):
-        return float((np.expm1(differences) - differences).mean())
 
 
 def _worst(evidence: Evidence, column: list[Pair], differences: list[Logprobs]) -> str:

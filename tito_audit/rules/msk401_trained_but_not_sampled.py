@@ -6,32 +6,21 @@ import shlex
 from collections import Counter
 from collections.abc import Iterator
 
-from tito_audit.evidence.model import Evidence, RowView, Sound
+from tito_audit.evidence.model import Evidence, Sound
 from tito_audit.evidence.needs import Needs
 from tito_audit.evidence.roles import GENERATION_PROMPT, TEMPLATE, TURN_END, UNKNOWN
 from tito_audit.evidence.sft import of_sft
 from tito_audit.evidence.unclear import unclear_roles
-from tito_audit.record.arrays import Mask
 from tito_audit.record.finding import Hit, Severity, Where
-from tito_audit.record.rollout import TrainingRow, hidden_and_trained
+from tito_audit.record.rollout import hidden_and_trained
 from tito_audit.record.runs import trained_runs
 from tito_audit.record.speakers import ASSISTANT
 from tito_audit.rule import rule
 from tito_audit.rules._masks import judged_mask
-from tito_audit.rules._words import counted, listed, shown
-from tito_audit.terminal.words import listed_or
-
-# What the MSK rules report when a message has an unknown role.
+from tito_audit.rules._words import counted, shown
+from tito_audit.terminal.words import listed, listed_or
 
 _MOST = 3
-
-
-def _options(evidence: Evidence, name: str) -> str:
-    """The options that name a role as sampled, and with it the roles that already count as sampled."""
-    sampled_roles = [message.role for message in evidence.rollout.messages if message.sampled]
-    spoken = [ASSISTANT] if evidence.row is not None and evidence.row.sampled.any() else []
-    roles = dict.fromkeys((*(evidence.speakers.stated or sampled_roles or spoken), name))
-    return " ".join(f"--sampled-role {shlex.quote(role)}" for role in roles)
 
 
 def unknown_role(evidence: Evidence) -> Iterator[Hit]:
@@ -45,7 +34,11 @@ def unknown_role(evidence: Evidence) -> Iterator[Hit]:
         names.append(f"{len(unclear.names) - _MOST:,} more")
     several = len(unclear.names) > 1
     wrote = "them" if several else "it"
-    options = _options(evidence, unclear.names[0])
+    # The options name the role as sampled, and with it the roles that already count as sampled.
+    sampled_roles = [message.role for message in evidence.rollout.messages if message.sampled]
+    spoken = [ASSISTANT] if evidence.row is not None and evidence.row.sampled.any() else []
+    roles = dict.fromkeys((*(evidence.speakers.stated or sampled_roles or spoken), unclear.names[0]))
+    options = " ".join(f"--sampled-role {shlex.quote(role)}" for role in roles)
     which = "the assistant wrote" if of_sft(evidence) else "were sampled"
     message = (
         f"cannot tell which tokens {which}: {'roles' if several else 'role'} {listed(names)} "
@@ -114,15 +107,33 @@ def trained_but_not_sampled(evidence: Evidence) -> Iterator[Hit]:
     row = evidence.rollout.training_row
     hidden = hidden_and_trained(row)
     if row is not None and hidden is not None:
-        yield from _hidden(evidence, row, hidden)
+        for start, end in trained_runs(hidden):
+            message = (
+                f"{counted(end - start, 'trained token')} {'is' if end - start == 1 else 'are'} hidden by "
+                "`attention_mask`; the loss trains what the model treats as padding"
+            )
+            recorded = shown(evidence, row.token_ids[start:end])
+            yield Hit(Where.ROW, start, end, message, cause="hidden by the attention mask", recorded=recorded)
     mask = judged_mask(evidence)
     if mask is None:
         return
-    origins_of = _Origins(mask.view)
+    origin, sampled, after = mask.view.roles, mask.view.sampled, 0
     for start, end in trained_runs(mask.not_sampled if hidden is None else mask.not_sampled & ~hidden):
-        roles = Counter(origins_of.role(position) for position in range(start, end))
+        roles: Counter[str] = Counter()
+        for position in range(start, end):
+            role = origin[position]
+            if role == ASSISTANT:  # a token of an answer is a prefill where a sampled one follows in it
+                after = max(after, position)
+                while after < len(origin) and origin[after] == ASSISTANT and not sampled[after]:
+                    after += 1
+                role = "prefill" if after < len(origin) and sampled[after] else ASSISTANT
+            roles[role] += 1
+        # The role of most of the run; text of a message counts before the scaffold around it.
+        leading, *others = (role for role, _ in roles.most_common())
+        leading = next((role for role in (leading, *others) if role not in _SCAFFOLD), leading)
         off = bool(mask.off[start:end].all())
-        cause = f"slid by {mask.slide:+d}" if off else "undecided" if mask.among else _cause(roles)
+        cause = {UNKNOWN: "not sampled", ASSISTANT: "answer of no call"}.get(leading, leading)
+        cause = f"slid by {mask.slide:+d}" if off else "undecided" if mask.among else cause
         alone = len(roles) == 1
         origins = listed([_phrase(role) if alone else f"{n} {_phrase(role)}" for role, n in roles.most_common()])
         slid = f"; {mask.slid}" if off else f"; undecided: {listed_or(mask.among)}" if mask.among else ""
@@ -134,45 +145,6 @@ def trained_but_not_sampled(evidence: Evidence) -> Iterator[Hit]:
         )
         headline = "{n} with trained tokens that the assistant did not write" if of_sft(evidence) else ""
         yield mask.hit(evidence, start, end, message, cause, headline=headline)
-
-
-def _hidden(evidence: Evidence, row: TrainingRow, hidden: Mask) -> Iterator[Hit]:
-    """A hit for each run of trained tokens that the attention mask hides."""
-    for start, end in trained_runs(hidden):
-        message = (
-            f"{counted(end - start, 'trained token')} {'is' if end - start == 1 else 'are'} hidden by "
-            "`attention_mask`; the loss trains what the model treats as padding"
-        )
-        recorded = shown(evidence, row.token_ids[start:end])
-        yield Hit(Where.ROW, start, end, message, cause="hidden by the attention mask", recorded=recorded)
-
-
-class _Origins:
-    """Where trained tokens come from, asked in their order."""
-
-    def __init__(self, view: RowView) -> None:
-        self._view = view
-        self._first = self._after = 0
-        """The answer's tokens that were searched last, up to a sampled token or its end."""
-
-    def role(self, position: int) -> str:
-        """The role of a token; an answer's token before a sampled one is a prefill."""
-        roles, sampled = self._view.roles, self._view.sampled
-        role = roles[position]
-        if role != ASSISTANT:
-            return role
-        if not self._first <= position < self._after:
-            self._first = self._after = position
-            while self._after < len(roles) and roles[self._after] == ASSISTANT and not sampled[self._after]:
-                self._after += 1
-        return "prefill" if self._after < len(roles) and sampled[self._after] else ASSISTANT
-
-
-def _cause(roles: Counter[str]) -> str:
-    """The role of most of the run; text of a message counts before the scaffold around it."""
-    spoken = [role for role, _ in roles.most_common() if role not in _SCAFFOLD]
-    role = spoken[0] if spoken else roles.most_common(1)[0][0]
-    return {UNKNOWN: "not sampled", ASSISTANT: "answer of no call"}.get(role, role)
 
 
 def _phrase(role: str) -> str:

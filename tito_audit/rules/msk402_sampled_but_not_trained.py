@@ -64,30 +64,20 @@ def sampled_but_not_trained(evidence: Evidence) -> Iterator[Hit]:
                 for s, e in trained_runs(mask.not_trained[a:b]):
                     yield _part(evidence, mask, a + s, a + e, turn)
         else:
-            # Severity and message for a whole turn that is not trained.
-            untrained = f"turn {number + 1} of {len(trained)} is not trained"
-            calls = evidence.rollout.turns
+            calls, why = evidence.rollout.turns, "a choice that some trainers make"
             if turn is not None and turn < len(calls) and calls[turn].finish_reason == "length":
-                left_out = (
-                    Severity.NOTE,
-                    f"{untrained}; it was cut by the length limit, and some trainers leave such turns out",
-                )
-            else:
-                left_out = (Severity.NOTE, f"{untrained}; a choice that some trainers make")
-            severity, message = left_out
+                why = "it was cut by the length limit, and some trainers leave such turns out"
+            message = f"turn {number + 1} of {len(trained)} is not trained; {why}"
             headline = "{n} with answers left out of the loss" if of_sft(evidence) else ""
-            yield mask.hit(evidence, start, end, message, "turn left out", turn, severity, headline)
+            yield mask.hit(evidence, start, end, message, "turn left out", turn, Severity.NOTE, headline)
 
 
 def _part(evidence: Evidence, mask: JudgedMask, start: int, end: int, turn: int | None) -> Hit:
     """The finding for a part of a turn that is otherwise trained."""
     verb = "is" if end - start == 1 else "are"
-    kind = "token of the assistant" if of_sft(evidence) else "sampled token"
-    tokens = (
-        counted(end - start, kind)
-        if not of_sft(evidence) or end - start == 1
-        else f"{end - start:,} tokens of the assistant"
-    )
+    tokens = counted(end - start, "sampled token")
+    if of_sft(evidence):
+        tokens = f"{end - start:,} token{'s' * (end - start > 1)} of the assistant"
     message = f"{tokens} {verb} not trained although the rest of the turn is"
     severity, cause = Severity.WARNING, "part of a turn left out"
     if mask.off[start:end].all():

@@ -58,14 +58,11 @@ def turn_end_out_of_step(evidence: Evidence) -> Iterator[Hit]:
         message = _NOT_TAUGHT if of_sft(evidence) else _UNTRAINED
         yield _hit(evidence, mask, position, position, message, "sampled, not trained", Severity.WARNING)
     for position in mask.end_not_sampled.nonzero()[0].tolist():
-        # Why the end was not sampled, if the log says.
-        answer = position - 1
-        turn, calls = int(mask.view.turn[answer]), evidence.rollout.turns
+        turn, calls = int(mask.view.turn[position - 1]), evidence.rollout.turns
+        why = "it was appended to the answer and carries no logprob of its own"
         if 0 <= turn < len(calls) and calls[turn].finish_reason == "length":
-            cut = ": the length limit cut the answer and the end was appended"
-        else:
-            cut = ": it was appended to the answer and carries no logprob of its own"
-        message = "the end of a turn is trained but was not sampled" + cut
+            why = "the length limit cut the answer and the end was appended"
+        message = f"the end of a turn is trained but was not sampled: {why}"
         yield _hit(evidence, mask, position, position - 1, message, "trained, not sampled", Severity.ERROR)
 
 

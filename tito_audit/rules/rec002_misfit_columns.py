@@ -8,7 +8,6 @@ import numpy as np
 
 from tito_audit.evidence.model import Evidence
 from tito_audit.evidence.needs import Needs
-from tito_audit.record.arrays import Ids
 from tito_audit.record.column import Column, ColumnRole, MaskEncoding, spread
 from tito_audit.record.finding import Hit, Severity, Where
 from tito_audit.record.rollout import TrainingRow
@@ -54,32 +53,24 @@ def misfit_columns(evidence: Evidence) -> Iterator[Hit]:
         if row is None or column.role is not ColumnRole.LOSS_MASK:
             continue
         if column.alignment is None:
-            yield Hit(Where.ROW, 0, len(row.token_ids), _wrong_length(column, row), cause="mask length")
+            message = f"`{column.name}` has {counted(len(column.values), 'entry', 'entries')} for "
+            targets = shifted(row, ColumnRole.LOGPROBS)
+            message += counted(len(row.token_ids) - targets, "target token" if targets else "token")
+            if row.prompt_length:
+                message += f" ({len(row.token_ids) - row.prompt_length} after the prompt)"
+            message += "; nothing says which token each entry belongs to"
+            yield Hit(Where.ROW, 0, len(row.token_ids), message, cause="mask length")
         elif column.encoding is None:
-            yield Hit(Where.ROW, 0, len(row.token_ids), _no_mask(column), cause="values are no mask")
+            values, what = column.values, "are not numbers"
+            if values.dtype.kind in "iuf" and len(values):
+                finite = values[~np.isnan(values.astype(np.float64))]
+                what = f"lie between {finite.min():g} and {finite.max():g}" if len(finite) else "are all null"
+                what += ", some null" if 0 < len(finite) < len(values) else ""
+            not_one = "they are not a mask of 0 and 1, of weights, or of -100 and ids"
+            message = f"the values of `{column.name}` {what}; {not_one}"
+            yield Hit(Where.ROW, 0, len(row.token_ids), message, cause="values are no mask")
         elif column.encoding is MaskEncoding.LABELS:
             yield from _wrong_labels(evidence, column, row)
-
-
-def _wrong_length(column: Column, row: TrainingRow) -> str:
-    message = f"`{column.name}` has {counted(len(column.values), 'entry', 'entries')} for "
-    targets = shifted(row, ColumnRole.LOGPROBS)
-    message += counted(len(row.token_ids) - targets, "target token" if targets else "token")
-    if row.prompt_length:
-        message += f" ({len(row.token_ids) - row.prompt_length} after the prompt)"
-    return f"{message}; nothing says which token each entry belongs to"
-
-
-def _no_mask(column: Column) -> str:
-    values = column.values
-    if values.dtype.kind in "iuf" and len(values):
-        finite = values[~np.isnan(values.astype(np.float64))]
-        what = f"lie between {finite.min():g} and {finite.max():g}" if len(finite) else "are all null"
-        if 0 < len(finite) < len(values):
-            what += ", some null"
-    else:
-        what = "are not numbers"
-    return f"the values of `{column.name}` {what}; they are not a mask of 0 and 1, of weights, or of -100 and ids"
 
 
 def _wrong_labels(evidence: Evidence, column: Column, row: TrainingRow) -> Iterator[Hit]:
@@ -96,8 +87,12 @@ def _wrong_labels(evidence: Evidence, column: Column, row: TrainingRow) -> Itera
     wrong = where & (labels != row.token_ids)
     if not wrong.any():
         return
-    slide = _slide(labels, row.token_ids)
-    marked = where.nonzero()[0]
+    marked, slide = where.nonzero()[0], 0
+    for by in (1, -1):  # every label is the id one place before it, or the one after it
+        source = marked - by
+        inside = (source >= 0) & (source < len(row.token_ids))
+        if not slide and inside.all() and np.array_equal(labels[marked], row.token_ids[source]):
+            slide = by
     runs = [(int(marked[0]), int(marked[-1]) + 1)] if slide else trained_runs(wrong)
     for start, end in runs:
         count = int(wrong[start:end].sum())
@@ -111,14 +106,3 @@ def _wrong_labels(evidence: Evidence, column: Column, row: TrainingRow) -> Itera
             message = f"{labels_are} not the id of their token; mask and tokens were made from different sequences"
         cause = f"labels slid by {slide:+d}" if slide else "labels of other tokens"
         yield Hit(Where.ROW, start, end, message, cause=cause, recorded=shown(evidence, row.token_ids[start:end]))
-
-
-def _slide(labels: Ids, ids: Ids) -> int:
-    """+1 when every label is the id one place before it, -1 when it is the one after it; else 0."""
-    where = (labels != _IGNORED).nonzero()[0]
-    for slide in (1, -1):
-        source = where - slide
-        inside = (source >= 0) & (source < len(ids))
-        if inside.all() and np.array_equal(labels[where], ids[source]):
-            return slide
-    return 0

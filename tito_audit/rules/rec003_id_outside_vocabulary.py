@@ -14,10 +14,9 @@ from tito_audit.record.finding import Hit, Severity, Where
 from tito_audit.record.prefix import common_prefix
 from tito_audit.record.runs import trained_runs
 from tito_audit.rule import rule
-from tito_audit.rules._words import counted, listed, shown
+from tito_audit.rules._words import counted, shown
+from tito_audit.terminal.words import listed
 
-_PADDING = 1024
-"""Embeddings are padded to a round number of rows; no model adds more than this many."""
 _NAMED = 4
 _PADDED = "padding of the embedding"
 
@@ -83,13 +82,20 @@ def _outside(evidence: Evidence, where: Where, turn: int | None, ids: Ids, skipp
         start, end = first + skipped, last + skipped
         wrong = ids[start:end]
         named = [str(i) for i in wrong[:_NAMED]] + (["…"] if len(wrong) > _NAMED else [])
-        size = f" of {evidence.vocabulary.size:,} tokens" if evidence.vocabulary is not None else ""
+        size = evidence.vocabulary.size if evidence.vocabulary is not None else 0
+        of = f" of {size:,} tokens" if evidence.vocabulary is not None else ""
         verb = "is" if len(wrong) == 1 else "are"
         message = (
-            f"{counted(len(wrong), 'id')} ({listed(named)}) {verb} outside the vocabulary{size}; no text and "
+            f"{counted(len(wrong), 'id')} ({listed(named)}) {verb} outside the vocabulary{of}; no text and "
             "no trained embedding belongs to it"
         )
-        yield Hit(where, start, end, message, turn, _cause(evidence, wrong), recorded=shown(evidence, wrong))
+        if (wrong < 0).any():
+            cause = "below zero"
+        elif wrong.min() < size:
+            cause = "hole in the vocabulary"
+        else:  # embeddings are padded to a round number of rows; no model adds more than this many
+            cause = _PADDED if wrong.max() < size + 1024 else "above the vocabulary"
+        yield Hit(where, start, end, message, turn, cause, recorded=shown(evidence, wrong))
 
 
 def _unknown(evidence: Evidence, ids: Ids) -> Mask:
@@ -97,12 +103,3 @@ def _unknown(evidence: Evidence, ids: Ids) -> Mask:
     if evidence.vocabulary is None:
         return np.asarray(ids < 0)
     return np.asarray(~evidence.vocabulary.known(ids))
-
-
-def _cause(evidence: Evidence, wrong: Ids) -> str:
-    if (wrong < 0).any():
-        return "below zero"
-    size = evidence.vocabulary.size if evidence.vocabulary is not None else 0
-    if wrong.min() >= size and wrong.max() < size + _PADDING:
-        return _PADDED
-    return "above the vocabulary" if wrong.min() >= size else "hole in the vocabulary"

@@ -18,10 +18,8 @@ from tito_audit.rules._texts import TextAgreement, agreement, answer_of, contain
 from tito_audit.rules._words import shown
 
 _CONSTANT = 4
-_COUNTING = 3
-_LONG = 16
 _UNSURE = -0.3
-"""A mean logprob below this in the second half of so many repetitions is not one of a model in a loop."""
+"""A mean logprob below this in the second half of 16 repetitions or more is not one of a model in a loop."""
 _ONE_ID = "one id repeated"
 _UNDECIDED = "undecided"
 
@@ -111,7 +109,7 @@ def _pattern(ids: Ids) -> str | None:
     """Why a whole sequence looks filled in; None when it does not."""
     if _one_id(ids):
         return _ONE_ID
-    if len(ids) >= _COUNTING and ids[0] in (0, 1) and (np.diff(ids) == 1).all():
+    if len(ids) >= 3 and ids[0] in (0, 1) and (np.diff(ids) == 1).all():
         return "counting up"
     return None
 
@@ -143,7 +141,7 @@ def _loops(logprobs: Logprobs) -> bool | None:
     values = logprobs[np.isfinite(logprobs)]
     if not len(values) or (values == values[0]).all():
         return False if len(values) else None
-    return None if len(values) >= _LONG and values[len(values) // 2 :].mean() < _UNSURE else True
+    return None if len(values) >= 16 and values[len(values) // 2 :].mean() < _UNSURE else True
 
 
 def _repeats(text: str | None, count: int) -> bool:

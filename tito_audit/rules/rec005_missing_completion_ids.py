@@ -11,7 +11,7 @@ import numpy as np
 from tito_audit.evidence.model import Evidence
 from tito_audit.record.column import ColumnRole
 from tito_audit.record.finding import Hit, Severity, Where
-from tito_audit.record.message import Message, ToolCall
+from tito_audit.record.message import ToolCall
 from tito_audit.record.rollout import Turn
 from tito_audit.rule import rule
 from tito_audit.rules._texts import TextAgreement, agreement, answer_of, contained, missing_part, spelled_out
@@ -19,10 +19,6 @@ from tito_audit.rules._words import counted, quoted, shown
 
 _EMPTY_THOUGHT = re.compile(r"\s*<think>\s*</think>\s*")
 """What templates put before an answer; it was not sampled, so its ids are not missing."""
-_DENSE = 5
-"""More characters a token than this no answer has: then ids are missing whatever else was counted."""
-_MARKUP = 20
-"""Characters that every tool call has besides its name and arguments."""
 
 
 @rule("REC005", Severity.ERROR, headline="{n} with missing completion ids")
@@ -68,21 +64,15 @@ def missing_completion_ids(evidence: Evidence) -> Iterator[Hit]:
             without += _without_ids(evidence, number, turn)
         elif turn.usage is not None or number not in spelled_out(evidence):
             yield from _incomplete(evidence, number, turn)
-    yield from _together(without, len(evidence.rollout.turns))
+    # Calls without ids are one hit for each cause, at the first of them.
+    for cause in dict.fromkeys(hit.cause for hit in without):
+        first, *more = (hit for hit in without if hit.cause == cause)
+        calls = f"{1 + len(more)} of {len(evidence.rollout.turns)} calls, this one first: "
+        yield replace(first, message=calls + first.message) if more else first
     row = evidence.rollout.training_row
     if row is not None and not len(row.token_ids) and any(m.sampled for m in evidence.rollout.messages):
         message = "the training row holds no tokens although the conversation has an answer"
         yield Hit(Where.ROW, 0, 0, message, cause="empty row")
-
-
-def _together(hits: list[Hit], calls: int) -> Iterator[Hit]:
-    """Calls without ids, as one hit for each cause, at the first of them."""
-    for cause in dict.fromkeys(hit.cause for hit in hits):
-        first, *more = (hit for hit in hits if hit.cause == cause)
-        if more:
-            message = f"{1 + len(more)} of {calls} calls, this one first: {first.message}"
-            first = replace(first, message=message)
-        yield first
 
 
 def _without_ids(evidence: Evidence, number: int, turn: Turn) -> Iterator[Hit]:
@@ -118,7 +108,15 @@ def _incomplete(evidence: Evidence, number: int, turn: Turn) -> Iterator[Hit]:
     uncounted = 0 if usage is None else usage.counted - usage.recorded
     complete = usage is not None and abs(uncounted) <= usage.choices
     problem, cause = "", "part of the text"
-    missed = None if evidence.vocabulary is None else _missed(evidence, number, turn, answer)
+    missed = None
+    if evidence.vocabulary is not None:
+        # The part of the logged text that the ids lack, if they hold all the rest.
+        text, whole = turn.completion_text, True
+        if text is not None:
+            whole = agreement(evidence, number) is not TextAgreement.DIFFERENT
+        elif answer is not None:
+            text, whole = answer.text, contained(evidence, number, answer.text)
+        missed = None if text is None or whole else missing_part(evidence, number, text)
     if missed is not None and not _EMPTY_THOUGHT.fullmatch(missed):
         problem = f"lack {counted(len(missed), 'character')} of its text: {quoted(missed)}"
     elif answer is not None and evidence.vocabulary is not None and not complete:
@@ -126,27 +124,21 @@ def _incomplete(evidence: Evidence, number: int, turn: Turn) -> Iterator[Hit]:
         if names:
             problem, cause = f"hold no call of `{names[0]}`, which its message makes", "tool call"
     if not problem and usage is not None and uncounted > usage.choices:
+        length = len(turn.completion_text or "")
+        if answer is not None:  # every tool call has about 20 characters besides its name and arguments
+            length = len(answer.text) + len(answer.reasoning or "")
+            length += sum(len(call.name) + len(str(call.arguments or "")) + 20 for call in answer.tool_calls)
         of = "" if usage.choices == 1 else f" in {usage.choices} choices, which hold {usage.recorded}"
         problem, cause = f"are fewer than the {usage.counted:,} tokens that the server counted{of}", "usage"
         if usage.reasoning and abs(uncounted - usage.reasoning) <= usage.choices:
             problem, cause = f"{problem}, {usage.reasoning:,} of them reasoning", "reasoning"
             severity = Severity.WARNING
-        elif not usage.alone and _length(answer, turn) < _DENSE * len(ids):
+        elif not usage.alone and length < 5 * len(ids):  # more characters a token has no answer
             severity = Severity.WARNING  # the count may be of other choices too, which other rows hold
     if problem:
         message = f"the {counted(len(ids), 'completion id')} {problem}; the rest was not recorded"
         side = shown(evidence, ids[np.maximum(len(ids) - 16, 0) :])
         yield Hit(Where.COMPLETION, 0, len(ids), message, number, f"incomplete: {cause}", severity, side)
-
-
-def _missed(evidence: Evidence, number: int, turn: Turn, answer: Message | None) -> str | None:
-    """The part of the logged text that the ids lack, if they hold all the rest; else None."""
-    if turn.completion_text is not None:
-        different = agreement(evidence, number) is TextAgreement.DIFFERENT
-        return missing_part(evidence, number, turn.completion_text) if different else None
-    if answer is None or contained(evidence, number, answer.text):
-        return None
-    return missing_part(evidence, number, answer.text)
 
 
 def _spelled(evidence: Evidence, number: int, call: ToolCall) -> bool:
@@ -155,11 +147,3 @@ def _spelled(evidence: Evidence, number: int, call: ToolCall) -> bool:
     return contained(evidence, number, call.name) or (
         len(arguments.strip()) > len("{}") and contained(evidence, number, arguments)
     )
-
-
-def _length(answer: Message | None, turn: Turn) -> int:
-    """About how many characters a call wrote, markup of its tool calls included."""
-    if answer is None:
-        return len(turn.completion_text or "")
-    calls = sum(len(call.name) + len(str(call.arguments or "")) + _MARKUP for call in answer.tool_calls)
-    return len(answer.text) + len(answer.reasoning or "") + calls

@@ -75,8 +75,18 @@ def text_and_ids_disagree(evidence: Evidence) -> Iterator[Hit]:
             continue
         if turn.completion_text is not None:
             yield from _against_text(evidence, number, ids, turn.completion_text)
-        else:
-            yield from _against_message(evidence, number, turn, ids)
+            continue
+        answer = answer_of(evidence, turn)
+        parts = () if answer is None else ((answer.text, "content"), (answer.reasoning or "", "reasoning"))
+        for part, name in parts:
+            if contained(evidence, number, part) or missing_part(evidence, number, part) is not None:
+                continue
+            message = (
+                f"the {name} of the message ({quoted(part.strip())}) is nowhere in what the ids decode to; "
+                "the message was edited, or belongs to another completion"
+            )
+            cause, side = f"{name} is not in the ids", shown(evidence, ids)
+            yield Hit(Where.COMPLETION, 0, len(ids), message, number, cause, Severity.WARNING, side)
 
 
 def _against_count(evidence: Evidence, number: int, turn: Turn) -> Iterator[Hit]:
@@ -128,19 +138,3 @@ def _against_text(evidence: Evidence, number: int, ids: Ids, text: str) -> Itera
         message = f"the ids decode to {quoted(decoded)} from here on, the text says {quoted(recorded)}"
     side = shown(evidence, ids[start:])
     yield Hit(Where.COMPLETION, start, len(ids), message, number, how.value, severity, side)
-
-
-def _against_message(evidence: Evidence, number: int, turn: Turn, ids: Ids) -> Iterator[Hit]:
-    """The message that the log keeps for the turn, if the decoded ids do not contain its text."""
-    answer = answer_of(evidence, turn)
-    if answer is None:
-        return
-    for part, name in ((answer.text, "content"), (answer.reasoning or "", "reasoning")):
-        if contained(evidence, number, part) or missing_part(evidence, number, part) is not None:
-            continue
-        message = (
-            f"the {name} of the message ({quoted(part.strip())}) is nowhere in what the ids decode to; "
-            "the message was edited, or belongs to another completion"
-        )
-        cause, side = f"{name} is not in the ids", shown(evidence, ids)
-        yield Hit(Where.COMPLETION, 0, len(ids), message, number, cause, Severity.WARNING, side)

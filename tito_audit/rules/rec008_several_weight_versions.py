@@ -15,7 +15,8 @@ from tito_audit.record.finding import Hit, Severity, Where
 from tito_audit.record.rollout import Rollout, TrainingRow
 from tito_audit.record.runs import trained_runs
 from tito_audit.rule import rule
-from tito_audit.rules._words import counted, listed
+from tito_audit.rules._words import counted
+from tito_audit.terminal.words import listed
 
 _NAMED = 4
 """Versions that a message names."""
@@ -141,16 +142,19 @@ def _versions(rollout: Rollout) -> _Versions | None:
         start = row.prompt_length if row.prompt_length is not None else int(trained.argmax())
         covered = [sum(int(trained[a + by : b + by].sum()) for _, a, b in spans) for by in (0, start)]
         by = start if covered[1] > covered[0] else 0
-        versions.add_spans(
-            tuple(
-                (version, a + by, min(b + by, len(trained))) for version, a, b in spans if a + by < len(trained)
-            ),
-            Where.ROW,
-            None,
-        )
+        size = len(trained)
+        cut = [(version, a + by, min(b + by, size)) for version, a, b in spans if a + by < size]
+        versions.add_spans(cut, Where.ROW, None)
         return versions
     if row is not None and isinstance(named, list | tuple) and named:
-        return _of_row(row, named)
+        versions = _Versions()
+        runs = [] if row.loss_mask is None else trained_runs(row.loss_mask)
+        if len(runs) == len(named):  # each call names one
+            for (start, end), version in zip(runs, named, strict=True):
+                versions.add([version], end - start, (Where.ROW, None, start, end))
+        else:
+            versions.add(named, int(_sampled(row).sum()), (Where.ROW, None, 0, len(row.token_ids)))
+        return versions
     if len(set(stated.policy_versions)) < 2:
         return None
     size = sum(len(turn.completion_ids) for turn in rollout.turns if turn.completion_ids is not None)
@@ -176,18 +180,6 @@ def _of_calls(rollout: Rollout) -> _Versions:
             versions.add_spans(tuple(cut), Where.COMPLETION, number)
         elif turn.weight_versions and (size or turn.completion_ids is None):
             versions.add(turn.weight_versions, size, (Where.COMPLETION, number, 0, size))
-    return versions
-
-
-def _of_row(row: TrainingRow, named: Sequence[str]) -> _Versions:
-    """The versions of a row whose calls each name one, where its trained runs are as many as the calls."""
-    versions = _Versions()
-    runs = [] if row.loss_mask is None else trained_runs(row.loss_mask)
-    if len(runs) == len(named):
-        for (start, end), version in zip(runs, named, strict=True):
-            versions.add([version], end - start, (Where.ROW, None, start, end))
-    else:
-        versions.add(named, int(_sampled(row).sum()), (Where.ROW, None, 0, len(row.token_ids)))
     return versions
 
 

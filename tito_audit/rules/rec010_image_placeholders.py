@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from tito_audit.evidence.images import (
     Frame,
@@ -92,8 +93,14 @@ def image_placeholders(evidence: Evidence) -> Iterator[Hit]:
     None: the log does not hold the missing image. Log the ids that the server was given, after its processor.
     """
     tokens = image_tokens(evidence.vocabulary) if evidence.vocabulary is not None else None
-    if tokens is None or not (evidence.present & Needs.IMAGES or _opens_one(evidence, tokens)):
+    if tokens is None:
         return
+    if not evidence.present & Needs.IMAGES:
+        # The row, or else the last prompt, may hold a token that opens an image.
+        row, turns = evidence.rollout.training_row, evidence.rollout.turns
+        ids = row.token_ids if row is not None else turns[-1].prompt_ids if turns else None
+        if ids is None or not (ids == (tokens.start if tokens.start >= 0 else tokens.pad)).any():
+            return
     reported: set[str] = set()
     for pictures in _sequences(evidence, tokens):
         for hit in _hits(evidence, pictures):
@@ -102,33 +109,29 @@ def image_placeholders(evidence: Evidence) -> Iterator[Hit]:
                 yield hit
 
 
-def _opens_one(evidence: Evidence, tokens: ImageTokens) -> bool:
-    """Whether the row, or else the last prompt, holds a token that opens an image."""
-    row, turns = evidence.rollout.training_row, evidence.rollout.turns
-    ids = row.token_ids if row is not None else turns[-1].prompt_ids if turns else None
-    return ids is not None and bool((ids == (tokens.start if tokens.start >= 0 else tokens.pad)).any())
-
-
 def _sequences(evidence: Evidence, tokens: ImageTokens) -> Iterator[_Pictures]:
     """Every prompt and the row; without images in the messages only the longest, for what is written twice."""
     rollout, row = evidence.rollout, evidence.rollout.training_row
-    prompts = [
-        (number, turn.prompt_ids) for number, turn in enumerate(rollout.turns) if turn.prompt_ids is not None
-    ]
+    prompts = [(k, turn.prompt_ids) for k, turn in enumerate(rollout.turns) if turn.prompt_ids is not None]
     stated = bool(evidence.present & Needs.IMAGES)
     if not stated:
         prompts = [] if row is not None else prompts[-1:]
-    if _spelled(
-        [*rollout.messages, *(message for turn in rollout.turns for message in turn.prompt_messages or ())], tokens
-    ):
-        return
+    # A text, a thought or a call that spells a placeholder may be read as an image.
+    names = [name for name in (tokens.family.pad, tokens.family.start, tokens.family.end) if name is not None]
+    for message in chain(rollout.messages, *(turn.prompt_messages or () for turn in rollout.turns)):
+        texts = message.text, message.reasoning or "", *(str(call.arguments) for call in message.tool_calls)
+        if any(name in text for text in texts for name in names):
+            return
     generated = False
     for number, ids in prompts:
         generated |= number > 0 and _holds(rollout.turns[number - 1].completion_ids, tokens)
         if generated:
             break
-        messages = _sent(evidence, number) if stated else None
-        yield _pictures(Where.PROMPT, number, ids, messages, tokens)
+        turn = rollout.turns[number]
+        messages = turn.prompt_messages  # None if the log does not tell
+        if messages is None and turn.message_index is not None:
+            messages = rollout.messages[: turn.message_index]
+        yield _pictures(Where.PROMPT, number, ids, messages if stated else None, tokens)
     if row is not None:
         generated |= row.loss_mask is not None and _holds(row.token_ids[row.loss_mask], tokens)
         if not generated:
@@ -143,37 +146,14 @@ def _pictures(
     return _Pictures(where, turn, ids, frames, shown, tokens)
 
 
-def _sent(evidence: Evidence, number: int) -> Sequence[Message] | None:
-    """The messages that a call was sent; None if the log does not tell."""
-    turn = evidence.rollout.turns[number]
-    if turn.prompt_messages is not None:
-        return turn.prompt_messages
-    return None if turn.message_index is None else evidence.rollout.messages[: turn.message_index]
-
-
 def _holds(ids: Ids | None, tokens: ImageTokens) -> bool:
     """Whether a model itself generated image tokens, after which nothing can be counted."""
     return ids is not None and bool(frames_in(ids, tokens) or (ids == tokens.pad).any())
 
 
-def _spelled(messages: Sequence[Message], tokens: ImageTokens) -> bool:
-    """Whether a text, a thought or a call spells a placeholder, which may be read as an image."""
-    names = [name for name in (tokens.family.pad, tokens.family.start, tokens.family.end) if name is not None]
-    texts = (text for message in messages for text in _texts(message))
-    return any(name in text for text in texts for name in names)
-
-
-def _texts(message: Message) -> Iterator[str]:
-    yield message.text
-    yield message.reasoning or ""
-    for call in message.tool_calls:
-        yield str(call.arguments)
-
-
 def _hits(evidence: Evidence, pictures: _Pictures) -> Iterator[Hit]:
-    if pictures.tokens.start >= 0 <= pictures.tokens.end and any(
-        frame.depth and not frame.whole for frame in pictures.frames
-    ):
+    cut = any(frame.depth and not frame.whole for frame in pictures.frames)
+    if cut and pictures.tokens.start >= 0 <= pictures.tokens.end:
         return
     twice = next((frame for frame in pictures.frames if frame.depth > 1), None)
     if twice is not None:
@@ -183,34 +163,21 @@ def _hits(evidence: Evidence, pictures: _Pictures) -> Iterator[Hit]:
         )
         yield pictures.hit(evidence, (twice.start, twice.stop), message, "expanded twice", Severity.ERROR)
         return
-    counted_wrong = list(_miscounted(evidence, pictures))
-    yield from counted_wrong
-    yield from _not_expanded(evidence, pictures)
-    if not counted_wrong:
-        yield from _unequal(evidence, pictures)
-    yield from _against_grids(evidence, pictures)
-
-
-def _miscounted(evidence: Evidence, pictures: _Pictures) -> Iterator[Hit]:
-    if pictures.stated is None:
-        return
-    images, stated = pictures.images, len(pictures.stated.images)
-    exact = pictures.tokens.family.one_each and not pictures.stated.videos
-    if len(images) < stated:
+    images, stated, miscounted = pictures.images, pictures.stated, None
+    count = 0 if stated is None else len(stated.images)
+    if len(images) < count:
         end = images[-1].stop if images else 0
         message = (
-            f"the messages hold {counted(stated, 'image')}, the ids {len(images) or 'none'}; the answer is about "
+            f"the messages hold {counted(count, 'image')}, the ids {len(images) or 'none'}; the answer is about "
             "an image that its prompt lacks"
         )
-        yield pictures.hit(evidence, (end, end), message, "images missing", Severity.WARNING)
-    elif exact and stated and len(images) > stated:
-        more = images[stated]
-        message = f"the messages hold {counted(stated, 'image')}, the ids {len(images)}"
-        yield pictures.hit(evidence, (more.start, more.stop), message, "images added", Severity.WARNING)
-
-
-def _not_expanded(evidence: Evidence, pictures: _Pictures) -> Iterator[Hit]:
-    images = pictures.images
+        miscounted = pictures.hit(evidence, (end, end), message, "images missing", Severity.WARNING)
+    elif stated is not None and pictures.tokens.family.one_each and not stated.videos and 0 < count < len(images):
+        more = images[count]
+        message = f"the messages hold {counted(count, 'image')}, the ids {len(images)}"
+        miscounted = pictures.hit(evidence, (more.start, more.stop), message, "images added", Severity.WARNING)
+    if miscounted is not None:
+        yield miscounted
     longest = max((frame.pads for frame in images), default=0)
     short = [frame for frame in images if frame.pads <= 1]
     if longest > 1 and short:
@@ -220,6 +187,9 @@ def _not_expanded(evidence: Evidence, pictures: _Pictures) -> Iterator[Hit]:
         )
         place = short[0].start, short[0].stop
         yield pictures.hit(evidence, place, message, "not expanded", Severity.WARNING)
+    if miscounted is None:
+        yield from _unequal(evidence, pictures)
+    yield from _against_grids(evidence, pictures)
 
 
 def _unequal(evidence: Evidence, pictures: _Pictures) -> Iterator[Hit]:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from tito_audit.evidence.model import Evidence
 from tito_audit.evidence.needs import Needs
 from tito_audit.record.beside import Routing
-from tito_audit.record.finding import Hit, Severity, Where
+from tito_audit.record.finding import Hit, Severity
 from tito_audit.record.runs import trained_runs
 from tito_audit.rule import rule
 from tito_audit.rules._beside import Sequence, sequences
@@ -66,7 +66,7 @@ def routed_experts(evidence: Evidence) -> Iterator[Hit]:
     for sequence in sequences(evidence):
         for unfit in sequence.beside.unfit:
             if unfit.experts and unfit.wrong:
-                yield _hit(sequence, f"`{unfit.name}` holds {unfit.because}", "not of its shape")
+                yield sequence.hit(f"`{unfit.name}` holds {unfit.because}", "not of its shape")
         for routing in sequence.beside.routing:
             first, later = _rows(sequence, routing)
             if routing.experts.ndim == 1:
@@ -74,7 +74,7 @@ def routed_experts(evidence: Evidence) -> Iterator[Hit]:
                 fits = {size // count for count in first | later if count and size % count == 0}
                 if not images and (not fits or (widths is not None and not widths & fits)):
                     message = f"{size:,} numbers in `{routing.name}` are no rows of {_tokens(sequence)}"
-                    yield _hit(sequence, message, "rows of other tokens")
+                    yield sequence.hit(message, "rows of other tokens")
                 widths = (widths & fits or widths) if widths and fits else fits or widths
                 yield from _values(sequence, routing, None)
                 continue
@@ -84,10 +84,15 @@ def routed_experts(evidence: Evidence) -> Iterator[Hit]:
                 message = (
                     f"`{routing.name}` has rows of {' x '.join(map(str, shape))} experts, others have {other}"
                 )
-                yield _hit(sequence, message, "another shape")
+                yield sequence.hit(message, "another shape")
             shapes.setdefault(shape, sequence.turn)
             count, most = len(routing.experts), max(first, default=0)
-            start, end = _captured(routing) if count > most else (0, count)
+            start, end = 0, count
+            if count > most:
+                # Without padding on either side: zeros, as in verl's tensors, or the sign for nothing captured.
+                flat = routing.experts.reshape(count, -1)
+                inside = (~((flat == 0).all(axis=1) | (flat == _MISSING).all(axis=1))).nonzero()[0]
+                start, end = (int(inside[0]), int(inside[-1]) + 1) if len(inside) else (0, 0)
             if not images and count not in first | later and (count < most or end - start > most):
                 parts = sequence.resumed
                 if parts and count - sum(parts) + len(parts) in first:
@@ -97,10 +102,10 @@ def routed_experts(evidence: Evidence) -> Iterator[Hit]:
                         f"{counted(len(parts) + 1, 'part')} that different weights sampled, each from the first "
                         "token on; replay has to leave out what a later part repeats"
                     )
-                    yield _hit(sequence, message, "rows of several parts", severity=Severity.WARNING)
+                    yield sequence.hit(message, "rows of several parts", severity=Severity.WARNING)
                     yield from _values(sequence, routing, None)
                     continue
-                yield _hit(sequence, _count_message(sequence, routing), "rows of other tokens")
+                yield sequence.hit(_count_message(sequence, routing), "rows of other tokens")
                 continue
             # Where rows of the response alone are possible, or an image takes several, their tokens are unknown.
             certain = not images and (count in first or (count > most >= end))
@@ -118,14 +123,6 @@ def _rows(sequence: Sequence, routing: Routing) -> tuple[set[int], set[int]]:
     begins = sampled[:1].tolist() if sequence.response is None else [sequence.response]
     later = [] if routing.start else [*begins, sequence.fed]
     return rows, {size - at - by for at in later if at is not None for by in (0, 1) if at + by <= size} - rows
-
-
-def _captured(routing: Routing) -> tuple[int, int]:
-    """The rows between padding on either side: zeros, as in verl's tensors, or the sign for nothing captured."""
-    flat = routing.experts.reshape(len(routing.experts), -1)
-    empty = (flat == 0).all(axis=1) | (flat == _MISSING).all(axis=1)
-    inside = (~empty).nonzero()[0]
-    return (int(inside[0]), int(inside[-1]) + 1) if len(inside) else (0, 0)
 
 
 def _count_message(sequence: Sequence, routing: Routing) -> str:
@@ -152,7 +149,7 @@ def _values(sequence: Sequence, routing: Routing, first: int | None) -> Iterator
     if least < _MISSING or (routing.count is not None and most >= routing.count):
         of = "" if routing.count is None else f" of {counted(routing.count, 'expert')}"
         number = least if least < _MISSING else most
-        yield _hit(sequence, f"`{routing.name}` names expert {number}{of}", "experts out of range")
+        yield sequence.hit(f"`{routing.name}` names expert {number}{of}", "experts out of range")
         return
     if experts.ndim != 3:
         return
@@ -161,7 +158,7 @@ def _values(sequence: Sequence, routing: Routing, first: int | None) -> Iterator
         twice = ((ordered[..., 1:] == ordered[..., :-1]) & (ordered[..., 1:] > 0)).any(axis=(1, 2))
         if twice.any():
             message = f"{counted(int(twice.sum()), 'row')} of `{routing.name}` with one expert twice in a layer"
-            yield _hit(sequence, message, "one expert twice", twice if first is not None else None, first or 0)
+            yield sequence.hit(message, "one expert twice", None if first is None else twice.nonzero()[0] + first)
             return
     if first is not None:
         yield from _unfilled(sequence, routing, experts, first)
@@ -175,9 +172,8 @@ def _unfilled(sequence: Sequence, routing: Routing, experts: NDArray[np.int64], 
         empty = sampled & np.asarray((flat == 0).all(axis=1))
         if empty.any():
             message = f"`{routing.name}` has only zeros for {counted(int(empty.sum()), 'sampled token')}"
-            yield _hit(
-                sequence, f"{message}: nothing was captured there", "rows of zeros", empty, first, Severity.WARNING
-            )
+            message += ": nothing was captured there"
+            yield sequence.hit(message, "rows of zeros", empty.nonzero()[0] + first, Severity.WARNING)
             return
     if flat.shape[1] < _REPEATS or len(flat) < _REPEATS:
         return
@@ -187,22 +183,5 @@ def _unfilled(sequence: Sequence, routing: Routing, experts: NDArray[np.int64], 
         tokens = sequence.ids[first + start - 1 : first + end]
         if end - start + 1 >= _REPEATS and len(np.unique(tokens)) >= _REPEATS // 2:
             message = f"{counted(end - start + 1, 'token')} in a row have the same experts in every layer"
-            where = np.zeros(len(flat), np.bool_)
-            where[start - 1 : end] = True
-            yield _hit(sequence, message, "repeated rows", where, first, Severity.WARNING)
-
-
-def _hit(
-    sequence: Sequence,
-    message: str,
-    cause: str,
-    rows: NDArray[np.bool_] | None = None,
-    first: int = 0,
-    severity: Severity | None = None,
-) -> Hit:
-    start, end = 0, len(sequence.ids)
-    if rows is not None:
-        at = rows.nonzero()[0]
-        start, end = int(at[0]) + first, int(at[-1]) + first + 1
-    where, start, end = sequence.place(start, end)
-    return Hit(Where(where), start, end, message, sequence.turn, cause, severity)
+            at = np.arange(start - 1, end) + first
+            yield sequence.hit(message, "repeated rows", at, Severity.WARNING)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,21 +56,21 @@ def kept_token_sets(evidence: Evidence) -> Iterator[Hit]:
     for sequence in sequences(evidence):
         for unfit in sequence.beside.unfit:
             if unfit.wrong and not unfit.experts:
-                yield _hit(sequence, f"`{unfit.name}` has {unfit.because}", "offsets of other ids")
+                yield sequence.hit(f"`{unfit.name}` has {unfit.because}", "offsets of other ids")
         for sets in sequence.beside.sets:
             # Models have more ids than tokenizers, filled up to a round number.
             size = 2 * evidence.vocabulary.size if evidence.vocabulary is not None else 1 << 31
             out = sets.ids[(sets.ids < 0) | (sets.ids >= size)]
             if len(out):
                 message = f"`{sets.name}` holds the id {int(out[0])}, which the vocabulary does not have"
-                yield _hit(sequence, message, "ids outside the vocabulary")
+                yield sequence.hit(message, "ids outside the vocabulary")
                 continue
             places = _places(sequence, len(sets.offsets) - 1)
             if places is None:
                 sampled = counted(int(sequence.sampled.sum()), "sampled token")
                 message = f"`{sets.name}` has {counted(len(sets.offsets) - 1, 'set')} for {sampled}"
                 message += "; nothing says which token each set belongs to"
-                yield _hit(sequence, message, "sets of other tokens")
+                yield sequence.hit(message, "sets of other tokens")
                 continue
             yield from _outside(evidence, sequence, sets, places)
 
@@ -102,9 +103,8 @@ def _outside(evidence: Evidence, sequence: Sequence, sets: KeptSets, places: NDA
         both = judged & (np.arange(len(ids)) >= 1 if by > 0 else np.arange(len(ids)) < len(ids) - 1)
         if len(at) > 1 and both.any() and (_holds(sets, moved) | ~both).all():
             message += f"; the sets are those of the token {side} each"
-    where, start, end = sequence.place(int(at[0]), int(at[-1]) + 1)
     tokens = shown(evidence, sequence.ids[int(at[0]) : int(at[-1]) + 1])
-    yield Hit(where, start, end, message, sequence.turn, "not in its set", recorded=tokens)
+    yield replace(sequence.hit(message, "not in its set", at), recorded=tokens)
 
 
 def _holds(sets: KeptSets, ids: Ids) -> NDArray[np.bool_]:
@@ -113,8 +113,3 @@ def _holds(sets: KeptSets, ids: Ids) -> NDArray[np.bool_]:
     owner = np.repeat(np.arange(len(counts)), counts)
     equal = sets.ids == np.repeat(ids, counts)
     return np.bincount(owner[equal], minlength=len(counts)) > 0
-
-
-def _hit(sequence: Sequence, message: str, cause: str) -> Hit:
-    where, start, end = sequence.place(0, len(sequence.ids))
-    return Hit(where, start, end, message, sequence.turn, cause)

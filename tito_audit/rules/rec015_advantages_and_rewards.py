@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from tito_audit.evidence.model import Evidence
 from tito_audit.evidence.needs import Needs
 from tito_audit.record.finding import Hit, Severity
-from tito_audit.record.rollout import Rollout
 from tito_audit.record.runs import trained_runs
 from tito_audit.rule import rule
 from tito_audit.rules._beside import Sequence, sequences
@@ -57,49 +56,44 @@ def advantages_and_rewards(evidence: Evidence) -> Iterator[Hit]:
             elif isinstance(value, list | tuple | np.ndarray):
                 yield from _listed(evidence, sequence, name, value)
             elif isinstance(value, float) and not np.isfinite(value):
-                yield _hit(sequence, f"`{name}` is {_worst(np.array([value]))}", "not a finite number")
+                yield sequence.hit(f"`{name}` is {_worst(np.array([value]))}", "not a finite number")
 
 
 def _listed(evidence: Evidence, sequence: Sequence, name: str, value: Any) -> Iterator[Hit]:
-    numbers = _numbers(value)
-    if numbers is None:
+    entries = value.tolist() if isinstance(value, np.ndarray) else list(value)
+    if not entries or not all(entry is None or isinstance(entry, int | float) for entry in entries):
         return
+    numbers = np.array([np.nan if entry is None else float(entry) for entry in entries])
     if name not in _PER_TOKEN:
         # Rewards by turn, by component, by function: only their values say something.
         if np.isinf(numbers).any() or _nans(value):
-            yield _hit(sequence, f"`{name}` holds {_worst(numbers)}", "not a finite number")
+            yield sequence.hit(f"`{name}` holds {_worst(numbers)}", "not a finite number")
         return
-    if not _fits(evidence.rollout, sequence, numbers):
-        message = (
-            f"`{name}` has {counted(len(numbers), 'entry', 'entries')} for {counted(len(sequence.ids), 'token')}"
-        )
+    # By token, by turn, one for all, or with zeros as padding behind.
+    count, size, places = len(numbers), len(sequence.ids), _places(sequence, len(numbers))
+    answers = sum(message.sampled for message in evidence.rollout.messages)
+    runs = len(trained_runs(sequence.sampled))
+    padded = count > size and not np.nan_to_num(numbers[size:], nan=0.0).any()
+    if places is None and not padded and count not in (1, runs, answers, len(evidence.rollout.turns)):
+        message = f"`{name}` has {counted(count, 'entry', 'entries')} for {counted(size, 'token')}"
         if sequence.response:
-            message += f" ({len(sequence.ids) - sequence.response:,} after the prompt)"
-        yield _hit(sequence, f"{message}; nothing says which token each entry belongs to", "length")
+            message += f" ({size - sequence.response:,} after the prompt)"
+        yield sequence.hit(f"{message}; nothing says which token each entry belongs to", "length")
         return
-    places = _places(sequence, len(numbers))
     at = places[sequence.sampled[places] & (places >= 0)] if places is not None else None
     if places is None or at is None or not len(at):
         if np.isinf(numbers).any() or _nans(value):
-            yield _hit(sequence, f"`{name}` holds {_worst(numbers)}", "not a finite number")
+            yield sequence.hit(f"`{name}` holds {_worst(numbers)}", "not a finite number")
         return
     own = numbers[sequence.sampled[places]]
     # A table's NaN may be its null, and null says that the value is not known, as a repair writes it.
     broken = np.isinf(own) | (np.isnan(own) if _nans(value) else np.zeros(len(own), np.bool_))
     if broken.any():
         message = f"`{name}` is {_worst(own)} at {counted(int(broken.sum()), 'trained token')} of {len(own):,}"
-        yield _hit(sequence, message, "not a finite number", at[broken])
+        yield sequence.hit(message, "not a finite number", at[broken])
     elif name == "advantages" and len(own) > 1 and not own.any():
         message = f"the advantages of all {len(own):,} trained tokens are zero, so nothing is learned from them"
-        yield _hit(sequence, message, "no advantage", at, Severity.NOTE)
-
-
-def _numbers(value: Any) -> NDArray[np.float64] | None:
-    """One number for each entry, NaN for null; None if they are no numbers."""
-    entries = value.tolist() if isinstance(value, np.ndarray) else list(value)
-    if not entries or not all(entry is None or isinstance(entry, int | float) for entry in entries):
-        return None
-    return np.array([np.nan if entry is None else float(entry) for entry in entries])
+        yield sequence.hit(message, "no advantage", at, Severity.NOTE)
 
 
 def _nans(value: Any) -> bool:
@@ -107,16 +101,6 @@ def _nans(value: Any) -> bool:
     return not isinstance(value, np.ndarray) and any(
         isinstance(entry, float) and entry != entry for entry in value
     )
-
-
-def _fits(rollout: Rollout, sequence: Sequence, numbers: NDArray[np.float64]) -> bool:
-    """Whether there is a way to write so many: by token, by turn, one for all, or with zeros as padding behind."""
-    count, size = len(numbers), len(sequence.ids)
-    runs = len(trained_runs(sequence.sampled))
-    answers = sum(message.sampled for message in rollout.messages)
-    if count in (1, runs, answers, len(rollout.turns)) or _places(sequence, count) is not None:
-        return True
-    return count > size and not np.nan_to_num(numbers[size:], nan=0.0).any()
 
 
 def _places(sequence: Sequence, count: int) -> NDArray[np.int64] | None:
@@ -147,20 +131,8 @@ def _response_length(evidence: Evidence, sequence: Sequence, length: Any) -> Ite
         f"`{_LENGTH}` is {length:,}, and {counted(before, 'trained token')} of {len(trained):,} "
         f"stand{'s' if before == 1 else ''} before the last {counted(length, 'token')}"
     )
-    yield _hit(sequence, message, "response length", trained[trained < size - length])
+    yield sequence.hit(message, "response length", trained[trained < size - length])
 
 
 def _worst(numbers: NDArray[np.float64]) -> str:
     return "infinite" if np.isinf(numbers).any() else "NaN"
-
-
-def _hit(
-    sequence: Sequence,
-    message: str,
-    cause: str,
-    at: NDArray[np.int64] | None = None,
-    severity: Severity | None = None,
-) -> Hit:
-    start, end = (0, len(sequence.ids)) if at is None else (int(at[0]), int(at[-1]) + 1)
-    where, start, end = sequence.place(start, end)
-    return Hit(where, start, end, message, sequence.turn, cause, severity)

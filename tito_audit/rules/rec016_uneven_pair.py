@@ -51,7 +51,13 @@ def uneven_pair(evidence: Evidence) -> Iterator[Hit]:
     side = evidence.rollout.stated.side
     if side is None:
         return
-    ids, where, turn, start = _answer(evidence)
+    # The ids of the answer to the end of the row, where they stand, in which call, and where they begin.
+    turns, row = evidence.rollout.turns, evidence.rollout.training_row
+    ids, where, start = (turns[0].completion_ids if turns else None), Where.COMPLETION if turns else Where.ROW, 0
+    turn = 0 if turns else None
+    if row is not None and not turns:
+        start = int(row.loss_mask.argmax()) if row.loss_mask is not None and row.loss_mask.any() else 0
+        ids = row.token_ids[start:]
     if side.prompts_part is not None and side.name != "chosen":
         last = "; the encoder merged the last token with an answer" if side.at_seam else ""
         message = (
@@ -119,18 +125,6 @@ def _prompt(evidence: Evidence) -> Iterator[Hit]:
         )
         last = len(prompt) - 1
         yield Hit(Where.PROMPT, last, last + 1, message, 0, "prompt cut", recorded=shown(evidence, prompt[last:]))
-
-
-def _answer(evidence: Evidence) -> tuple[Ids | None, Where, int | None, int]:
-    """The ids of the answer to the end of the row, where they stand, in which call, and where they begin."""
-    if evidence.rollout.turns:
-        return evidence.rollout.turns[0].completion_ids, Where.COMPLETION, 0, 0
-    row = evidence.rollout.training_row
-    if row is None:
-        return None, Where.ROW, None, 0
-    mask = row.loss_mask
-    start = int(mask.argmax()) if mask is not None and mask.any() else 0
-    return row.token_ids[start:], Where.ROW, None, start
 
 
 def _unended(evidence: Evidence, ids: Ids, start: int) -> tuple[int, str, str]:

@@ -47,33 +47,24 @@ def prompt_without_template(difference: Difference, evidence: Evidence) -> Reaso
     ## Repair
     None for this log: apply the chat template before sampling. `drop` removes the rollout.
     """
-    if difference.where is Where.COMPLETION or not _unmarked(difference, evidence):
-        return None
-    if end_only(difference.canonical, evidence):
-        return None
-    # Whether the template writes role markers there, or BOS before a sequence that differs as a whole.
-    side, ids = difference.canonical, evidence.sequence(difference.where, difference.turn)
-    if holds_marker((side.before + side.data + side.after).decode("utf-8", "replace")):
-        marks = True
-    elif evidence.vocabulary is None or evidence.bos_id is None or ids is None:
-        marks = False
-    else:
-        whole = difference.start == 0 and difference.end == len(ids)
-        marks = whole and side.after.startswith(evidence.vocabulary.token_bytes(evidence.bos_id))
-    if not marks:
-        return None
-    word = "prompt" if difference.where is Where.PROMPT else "row"
-    what = f"the {word} holds no role markers: it was encoded without the chat template"
-    return Reason("no template", what)
-
-
-def _unmarked(difference: Difference, evidence: Evidence) -> bool:
-    """Whether the sequence of a difference has no role marker; BOS at its start, and in a row its ends, do not
-    count."""
     ids, vocabulary = evidence.sequence(difference.where, difference.turn), evidence.vocabulary
-    if ids is None or vocabulary is None or not len(ids):
-        return False
+    if difference.where is Where.COMPLETION or ids is None or vocabulary is None or not len(ids):
+        return None
+    # BOS at its start, and in a row its ends, are no role markers.
     inner = ids[1:] if ids[0] == evidence.bos_id else ids
     if difference.where is Where.ROW:
         inner = inner[~np.isin(inner, list(evidence.end_ids))]
-    return not vocabulary.control(inner).any() and not holds_marker(vocabulary.text(inner))
+    if vocabulary.control(inner).any() or holds_marker(vocabulary.text(inner)):
+        return None
+    side = difference.canonical
+    if end_only(side, evidence):
+        return None
+    if not holds_marker((side.before + side.data + side.after).decode("utf-8", "replace")):
+        # The template may write BOS before a sequence that differs as a whole.
+        whole = difference.start == 0 and difference.end == len(ids)
+        bos = None if evidence.bos_id is None else vocabulary.token_bytes(evidence.bos_id)
+        if bos is None or not whole or not side.after.startswith(bos):
+            return None
+    word = "prompt" if difference.where is Where.PROMPT else "row"
+    what = f"the {word} holds no role markers: it was encoded without the chat template"
+    return Reason("no template", what)

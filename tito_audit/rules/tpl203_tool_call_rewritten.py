@@ -14,8 +14,6 @@ from tito_audit.record.finding import Severity, Where
 from tito_audit.rule import Reason, cause
 from tito_audit.rules._drift import answer_texts, in_answer
 
-# How two spellings of a tool call differ.
-
 _WRAPPERS = re.compile(
     r"</?tool_calls?>|```\w*|<\|tool_call(?:s_begin|_begin|_end)?\|>|\[/?TOOL_CALLS?\]|<function=|</function>|<\|python_tag\|>"
 )
@@ -31,39 +29,23 @@ class _SpelledCall:
     python: bool = False
 
 
-def compare_calls(recorded: str, canonical: str) -> str | None:
-    """What changed between two texts that hold tool calls; None when neither holds one or nothing changed.
-
-    Calls are JSON objects with a `name` and `arguments` or `parameters`; a Python literal is read too.
-    """
-    left, right = _calls(recorded), _calls(canonical)
-    if not left and not right:
-        return None
-    if len(left) != len(right):
-        return "only one side has it" if not left or not right else "another number of calls"
-    aspects = ["wrapped in other markers"] if _WRAPPERS.findall(recorded) != _WRAPPERS.findall(canonical) else []
-    aspects += [how for a, b in zip(left, right, strict=True) if (how := _difference(a, b)) is not None]
-    return ", ".join(dict.fromkeys(aspects)) or None
-
-
 def _calls(text: str) -> list[_SpelledCall]:
-    """Every tool call in a text, in order."""
+    """Every tool call in a text, in order: JSON objects with a `name` and `arguments` or `parameters`, or Python
+    literals of them."""
     calls, at = [], text.find("{")
     while at >= 0:
-        call = _call_at(text, at)
+        call = None
+        try:
+            value, end = _DECODER.raw_decode(text, at)
+        except (ValueError, RecursionError):
+            call = _python_call(text, at)
+        else:
+            if isinstance(value, dict) and "name" in value and ("arguments" in value or "parameters" in value):
+                call = _SpelledCall(text[at:end], value)
         if call is not None:
             calls.append(call)
         at = text.find("{", at + (len(call.text) if call else 1))
     return calls
-
-
-def _call_at(text: str, at: int) -> _SpelledCall | None:
-    try:
-        value, end = _DECODER.raw_decode(text, at)
-    except (ValueError, RecursionError):
-        return _python_call(text, at)
-    is_call = isinstance(value, dict) and "name" in value and ("arguments" in value or "parameters" in value)
-    return _SpelledCall(text[at:end], value) if is_call else None
 
 
 def _python_call(text: str, at: int) -> _SpelledCall | None:
@@ -78,16 +60,6 @@ def _python_call(text: str, at: int) -> _SpelledCall | None:
         return None
     is_call = isinstance(value, dict) and "name" in value and "arguments" in value
     return _SpelledCall(line[:end], value, python=True) if is_call else None
-
-
-def _difference(a: _SpelledCall, b: _SpelledCall) -> str | None:
-    """How the spelling of one call differs from the other's; None when they are equal."""
-    if a.text == b.text:
-        return None
-    try:
-        return _spelling(a, b) if a.value == b.value else _other_value(a.value, b.value)
-    except RecursionError:
-        return "other keys or values"  # nested too deep to be worth comparing
 
 
 def _spelling(a: _SpelledCall, b: _SpelledCall) -> str:
@@ -126,9 +98,8 @@ def _keys(call: dict[str, Any]) -> set[str]:
 
 def _as_strings(value: Any) -> str:
     """A value as text in which `true`, `"true"` and `"True"` are the same."""
-    return (
-        _ordered(value).replace("'", "").replace("True", "true").replace("False", "false").replace("None", "null")
-    )
+    text = _ordered(value).replace("'", "")
+    return text.replace("True", "true").replace("False", "false").replace("None", "null")
 
 
 def _ordered(value: Any) -> str:
@@ -185,7 +156,18 @@ def tool_call_rewritten(difference: Difference, evidence: Evidence) -> Reason | 
     """
     if difference.where is Where.PROMPT and not in_answer(difference):
         return None
-    how = compare_calls(*answer_texts(difference))
-    if how is None:
-        return None
-    return Reason(f"tool call: {how}", f"the tool call is rewritten ({how})")
+    recorded, canonical = answer_texts(difference)
+    left, right = _calls(recorded), _calls(canonical)
+    aspects: list[str] = []
+    if len(left) != len(right):
+        aspects = ["only one side has it" if not left or not right else "another number of calls"]
+    elif left and _WRAPPERS.findall(recorded) != _WRAPPERS.findall(canonical):
+        aspects = ["wrapped in other markers"]
+    for a, b in zip(left, right, strict=True) if len(left) == len(right) else ():
+        if a.text != b.text:
+            try:
+                aspects.append(_spelling(a, b) if a.value == b.value else _other_value(a.value, b.value))
+            except RecursionError:  # nested too deep to be worth comparing
+                aspects.append("other keys or values")
+    how = ", ".join(dict.fromkeys(aspects))
+    return Reason(f"tool call: {how}", f"the tool call is rewritten ({how})") if how else None

@@ -56,7 +56,12 @@ def generation_prompt_misplaced(difference: Difference, evidence: Evidence) -> R
     argument.
     """
     if difference.where is Where.ROW:
-        return _in_row(difference, evidence)
+        # It lacks an opener of an answer or repeats it, and differs in nothing else.
+        data, lacking = difference.recorded.data, difference.canonical.data
+        if (data and lacking) or not _ONLY_HEADER.fullmatch((data or lacking).decode("utf-8", "replace")):
+            return None
+        word = "missing" if lacking else "doubled" if repeats(difference, evidence) else "misplaced"
+        return Reason(f"generation prompt {word}", f"the opener of the answer is {word}")
     at_end = not difference.recorded.after or not difference.canonical.after
     if difference.where is not Where.PROMPT or not at_end or difference.sampled:
         return None
@@ -74,14 +79,4 @@ def generation_prompt_misplaced(difference: Difference, evidence: Evidence) -> R
         _HEADER.search(difference.recorded.before) is not None or repeats(difference, evidence)
     )
     word = "missing" if canonical else "doubled" if doubled else "misplaced"
-    return Reason(f"generation prompt {word}", f"the opener of the answer is {word}")
-
-
-def _in_row(difference: Difference, evidence: Evidence) -> Reason | None:
-    """The reason when a row lacks an opener of an answer or repeats it, and differs in nothing else."""
-    recorded, canonical = difference.recorded.data, difference.canonical.data
-    own = recorded or canonical
-    if (recorded and canonical) or not _ONLY_HEADER.fullmatch(own.decode("utf-8", "replace")):
-        return None
-    word = "missing" if canonical else "doubled" if repeats(difference, evidence) else "misplaced"
     return Reason(f"generation prompt {word}", f"the opener of the answer is {word}")

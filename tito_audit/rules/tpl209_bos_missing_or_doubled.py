@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tito_audit.evidence.model import Against, Difference, Evidence, TextSide
+from tito_audit.evidence.model import Against, Difference, Evidence
 from tito_audit.evidence.needs import Needs
 from tito_audit.record.finding import Severity, Where
 from tito_audit.rule import Reason, cause
@@ -51,12 +51,7 @@ def bos_missing_or_doubled(difference: Difference, evidence: Evidence) -> Reason
     more = recorded_side.ids.tolist().count(evidence.bos_id) - wanted.ids.tolist().count(evidence.bos_id)
     if not more or max(len(recorded_side.ids), len(wanted.ids)) > 2:
         return None
-    word = "missing" if more < 0 else "doubled" if _follows(recorded_side, evidence) else "added"
+    tokens = evidence.vocabulary
+    again = tokens is not None and recorded_side.after.startswith(tokens.token_bytes(evidence.bos_id))
+    word = "missing" if more < 0 else "doubled" if again else "added"
     return Reason(f"BOS {word}", f"the beginning-of-sequence token is {word}")
-
-
-def _follows(side: TextSide, evidence: Evidence) -> bool:
-    """Whether another BOS directly follows the difference."""
-    assert evidence.vocabulary is not None
-    assert evidence.bos_id is not None
-    return side.after.startswith(evidence.vocabulary.token_bytes(evidence.bos_id))

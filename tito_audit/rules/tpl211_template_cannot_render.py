@@ -42,6 +42,5 @@ def template_cannot_render(evidence: Evidence) -> Iterator[Hit]:
     for turn, message in evidence.render_errors:
         where = Where.ROW if turn is None else Where.PROMPT
         what = "the conversation" if turn is None else f"turn {turn}'s prompt"
-        yield Hit(
-            where, 0, 0, f"{what} cannot be rendered: {message}", turn=turn, cause=message.split("\n")[0][:80]
-        )
+        cause = message.split("\n")[0][:80]
+        yield Hit(where, 0, 0, f"{what} cannot be rendered: {message}", turn=turn, cause=cause)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from typing import TypeAlias
 
@@ -40,7 +40,6 @@ _LONGER: tuple[tuple[str, ...], ...] = (
 )
 """Conversations beyond those that `template` shows."""
 _MORE_CONTENTS = ("Été {}, no more?", "- a\n- b{}\n- c)")
-_SHOWN = 40
 
 Pair: TypeAlias = tuple[str, str]
 
@@ -126,7 +125,18 @@ def delimiters(tokenizer: Tokenizer | str | Path, renderer: Renderer | None = No
             pair = _NAMES.get(seam.left, seam.left), _NAMES.get(seam.right, seam.right)
             groups.setdefault(pair, []).append(seam)
     pairs = {pair: _delimiter(loaded, pair, group, answer.end) for pair, group in groups.items()}
-    for pair, reason in _refuted(renderer, pairs, answer):
+    refuted: dict[Pair, str] = {}  # pairs that have another text in longer conversations
+    for pattern, form in product(_LONGER, _MORE_CONTENTS):
+        texts = [form.format(number) for number in range(len(pattern))]
+        messages = as_messages(list(map(wire, pattern, texts)), "a pattern")
+        try:
+            whole = renderer.render(messages, add_generation_prompt=True)
+        except RenderError:
+            continue
+        unlike, reason = _first_unlike(pattern, texts, whole, pairs, answer)
+        if unlike is not None:
+            refuted.setdefault(unlike, reason)
+    for pair, reason in refuted.items():
         pairs[pair] = replace(pairs[pair], text=None, ids=None, reason=reason)
     return Delimiters(loaded, pairs, {content.role: content for content in contents(renderer)}, answer)
 
@@ -152,25 +162,6 @@ def answer_form(tokenizer: Tokenizer, renderer: Renderer) -> AnswerForm:
     end_found = max((end for end in ends if end and bare.startswith(end)), key=len, default="")
     end = text[: len(text) - len(bare) + len(end_found)] if end_found else ""
     return AnswerForm(None, end, _end_ids(tokenizer, end))
-
-
-def _refuted(
-    renderer: Renderer, pairs: Mapping[Pair, Delimiter], answer: AnswerForm
-) -> Iterator[tuple[Pair, str]]:
-    """The pairs that have another text in longer conversations, each with the reason."""
-    refuted: dict[Pair, str] = {}
-    for pattern in _LONGER:
-        for form in _MORE_CONTENTS:
-            texts = [form.format(number) for number in range(len(pattern))]
-            messages = as_messages(list(map(wire, pattern, texts)), "a pattern")
-            try:
-                whole = renderer.render(messages, add_generation_prompt=True)
-            except RenderError:
-                continue
-            pair, reason = _first_unlike(pattern, texts, whole, pairs, answer)
-            if pair is not None:
-                refuted.setdefault(pair, reason)
-    yield from refuted.items()
 
 
 def _first_unlike(
@@ -204,28 +195,20 @@ def _end_ids(tokenizer: Tokenizer, end: str) -> tuple[int, ...] | None:
 def _delimiter(tokenizer: Tokenizer, pair: Pair, group: Sequence[Seam], end: str) -> Delimiter:
     texts = list(dict.fromkeys(text for seam in group for text in seam.texts))
     seen = sum(seam.seen for seam in group)
-    reason = _reason(tokenizer, texts, end if pair[0] == ASSISTANT else "")
-    if reason is not None:
+    if len(texts) > 1:
+        shown = " and ".join(repr(text[-40:]) for text in texts[:2])
+        reason = f"it depends on the messages ({len(texts)} texts were found, among them {shown})"
         return Delimiter(*pair, None, None, seen, reason)
+    end = end if pair[0] == ASSISTANT else ""
+    if _ids(tokenizer, end + texts[0]) != (*_ids(tokenizer, end), *_ids(tokenizer, texts[0])):
+        return Delimiter(*pair, None, None, seen, f"a token reaches into it from the end token {end!r}")
     before = tuple(dict.fromkeys(edge for seam in group for edge in seam.merges_before))
     after = tuple(dict.fromkeys(edge for seam in group for edge in seam.merges_after))
     return Delimiter(*pair, texts[0], _ids(tokenizer, texts[0]), seen, None, before, after)
 
 
-def _reason(tokenizer: Tokenizer, texts: Sequence[str], end: str) -> str | None:
-    """Why these texts are not one fixed delimiter; None if they are."""
-    if len(texts) > 1:
-        shown = " and ".join(repr(text[-_SHOWN:]) for text in texts[:2])
-        return f"it depends on the messages ({len(texts)} texts were found, among them {shown})"
-    whole, parts = _ids(tokenizer, end + texts[0]), (*_ids(tokenizer, end), *_ids(tokenizer, texts[0]))
-    return None if whole == parts else f"a token reaches into it from the end token {end!r}"
-
-
 def _ids(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
     return tuple(tokenizer.encode(text).tolist())
-
-
-# Stored turns joined with what the chat template writes between them
 
 
 _PROMPT, _START, _TOOL = "prompt", "start", "tool"
@@ -253,16 +236,32 @@ def build_multi_turn_ids(
     if the last turn is not one. A conversation with tools begins with the stored `prompt`, which holds their
     definitions. SpliceError if a pair has no delimiter, or if it is unknown how the template writes a content.
     """
-    listed = list(turns)
-    runs = list(_runs(listed, written, generation_prompt))
-    return np.concatenate([empty_ids(), *(ids for run in runs for ids in _encoded(written, *run))])
+    listed, tokenizer, whole = list(turns), written.tokenizer, [empty_ids()]
+    for number, turn in enumerate(listed):
+        if turn.role == _PROMPT and number:
+            raise SpliceError(f"turn {number} is a {_PROMPT}, which only the first turn can be.")
+        if turn.role == _PROMPT and isinstance(turn.content, str):
+            raise SpliceError(f"turn {number} is a {_PROMPT} as text.\nPass the ids that the sampler was given.")
+    for parts, sampled in list(_runs(listed, written, generation_prompt)):
+        texts = [part if isinstance(part, str) else tokenizer.vocabulary.text(part) for part in parts]
+        ids = tokenizer.encode("".join(texts))
+        if any(not isinstance(part, str) for part in parts):
+            # Stored ids are kept if no token of the surrounding text would reach into them.
+            pieces = [tokenizer.encode(part) if isinstance(part, str) else part for part in parts]
+            if not np.array_equal(ids, np.concatenate(pieces)):
+                raise SpliceError(
+                    f"{tokenizer.name}: the ids of a stored message are not what the template's text has there.\n"
+                    "A token reaches across its end, or the ids are not how the tokenizer writes their text.\n"
+                    "Pass the text of the message instead."
+                )
+        whole += (ids, sampled)
+    return np.concatenate(whole)
 
 
 def _runs(
     turns: Sequence[StoredTurn], written: Delimiters, opens: bool
 ) -> Iterator[tuple[Sequence[str | Ids], Ids]]:
     """Everything before each sampled answer, and the answer."""
-    _check_prompts(turns)
     left = _START
     parts: list[str | Ids] = []
     for number, turn in enumerate(turns):
@@ -293,16 +292,6 @@ def _runs(
     if opens and turns and left not in (ASSISTANT, _PROMPT):
         parts.append(_text(written, left, ASSISTANT))
     yield parts, empty_ids()
-
-
-def _check_prompts(turns: Sequence[StoredTurn]) -> None:
-    for number, turn in enumerate(turns):
-        if turn.role != _PROMPT:
-            continue
-        if number:
-            raise SpliceError(f"turn {number} is a {_PROMPT}, which only the first turn can be.")
-        if isinstance(turn.content, str):
-            raise SpliceError(f"turn {number} is a {_PROMPT} as text.\nPass the ids that the sampler was given.")
 
 
 def _as_given(turn: StoredTurn) -> list[int]:
@@ -351,22 +340,3 @@ def _answer(written: Delimiters, turn: StoredTurn, number: int, *, last: bool) -
             f"{written.tokenizer.name}: turn {number} has no end token, and the ids of the template's are unknown."
         )
     return np.concatenate([ids, np.array(written.answer.end_ids, np.int32)])
-
-
-def _encoded(written: Delimiters, parts: Sequence[str | Ids], sampled: Ids) -> Iterator[Ids]:
-    """The ids before an answer, then the answer's. Stored ids among them are kept if no token of the surrounding
-    text would reach into them.
-    """
-    tokenizer = written.tokenizer
-    texts = [part if isinstance(part, str) else tokenizer.vocabulary.text(part) for part in parts]
-    whole = tokenizer.encode("".join(texts))
-    if any(not isinstance(part, str) for part in parts):
-        pieces = [tokenizer.encode(part) if isinstance(part, str) else part for part in parts]
-        if not np.array_equal(whole, np.concatenate(pieces)):
-            raise SpliceError(
-                f"{tokenizer.name}: the ids of a stored message are not what the template's text has there.\n"
-                "A token reaches across its end, or the ids are not how the tokenizer writes their text.\n"
-                "Pass the text of the message instead."
-            )
-    yield whole
-    yield sampled

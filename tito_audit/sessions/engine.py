@@ -19,9 +19,6 @@ from tito_audit.sessions.session import Session as Session
 from tito_audit.sessions.session import TextPrompt, prompt_data
 from tito_audit.tokens.tokenizer import Tokenizer
 
-_REMEMBERED = 100_000
-"""Ids of sessions that left memory, kept to tell a client that comes back."""
-
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -137,5 +134,5 @@ class Conversations:
     def _leave(self, session_id: str) -> None:
         self._sessions.pop(session_id).leave()
         self._left[session_id] = None
-        if len(self._left) > _REMEMBERED:
+        if len(self._left) > 100_000:  # kept to tell a client that comes back
             self._left.popitem(last=False)

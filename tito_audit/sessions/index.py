@@ -26,8 +26,6 @@ START = b""
 """The key of an empty history."""
 _COMPARED = frozenset({"role", "content", "tool_calls", "tool_call_id"})
 _OF_ANSWERS = frozenset({"assistant"})
-_LONG = 500
-"""Characters of a text that is compared by its digest."""
 
 
 def history_keys(keys: Sequence[bytes]) -> list[bytes]:
@@ -52,25 +50,10 @@ def message_keys(messages: Sequence[Message]) -> list[bytes]:
             # Counted back from here, as the message before may have been compacted.
             refers = ("call", index - place[0], place[1]) if place is not None else plain(answered)
         tool_calls = tuple((call.name, arguments_of(call)) for call in message.tool_calls)
-        # As sortable texts.
-        others = (
-            (str(key), repr(plain(value)))
-            for key, value in wire.items()
-            if key not in _COMPARED and value is not None
-        )
-        keys.append(
-            digest(
-                repr(
-                    (
-                        message.role,
-                        _content(message),
-                        tool_calls,
-                        refers,
-                        () if message.role in _OF_ANSWERS else tuple(sorted(others)),
-                    )
-                )
-            )
-        )
+        rest = {} if message.role in _OF_ANSWERS else wire
+        stated = [(key, value) for key, value in rest.items() if key not in _COMPARED and value is not None]
+        others = tuple(sorted((str(key), repr(plain(value))) for key, value in stated))
+        keys.append(digest(repr((message.role, _content(message), tool_calls, refers, others))))
         calls.update({call.id: (index, k) for k, call in enumerate(message.tool_calls) if call.id is not None})
     return keys
 
@@ -90,7 +73,7 @@ def _content(message: Message) -> object:
 
 def _short(text: str) -> object:
     """A text, or the digest of a long one, which is cheaper than its repr."""
-    if len(text) <= _LONG:
+    if len(text) <= 500:
         return text
     return "long", len(text), digest(text)
 
@@ -156,9 +139,6 @@ def _exact(number: str) -> object:
     return sign, digits[:count], exponent + len(digits) - count
 
 
-# Texts and ids recognized by a digest of their beginning
-
-
 def text_bytes(text: str) -> bytes:
     """The bytes of a text; lone surrogates too."""
     return text.encode("utf-8", "surrogatepass")
@@ -188,9 +168,6 @@ class Beginnings:
             self._lengths.insert(place, length)
             self._states.insert(place, state)
         return state.digest()
-
-
-# The answers of a session by the history that leads to them
 
 
 Fit: TypeAlias = tuple[int, int]
@@ -288,9 +265,13 @@ class AnsweredHistories:
     def matches(self, messages: Sequence[Message], history_keys: Sequence[bytes]) -> Iterator[Match]:
         """The answer at each place of a history where there is one, the last place first."""
         for depth in range(self.shared(history_keys), 0, -1):
-            answers = self._at(messages, history_keys[depth], depth)
-            if answers:
-                yield _pick(messages, answers, depth)
+            best = self._at(messages, history_keys[depth], depth)
+            if len(best) > 1:
+                # The client most likely continues the best fit, of several the latest.
+                fits = [_fit(messages, answer, depth) for answer in best]
+                best = [answer for answer, fit in zip(best, fits, strict=True) if fit == max(fits)]
+            if best:
+                yield Match(best[-1], depth, sum(not _same_ids(answer, best[-1]) for answer in best))
 
     def fit(self, messages: Sequence[Message], key: bytes, depth: int) -> Fit | None:
         """How well the best answer at this place of a history fits; None if none does."""
@@ -339,15 +320,6 @@ def _fit(messages: Sequence[Message], answer: StoredAnswer, depth: int) -> Fit:
         ids += [call.id for call in sent.tool_calls] == [call.id for call in stored.tool_calls]
         reasonings += (sent.reasoning or None) == (stored.reasoning or None)
     return ids, reasonings
-
-
-def _pick(messages: Sequence[Message], answers: Sequence[StoredAnswer], depth: int) -> Match:
-    """The answer that the client most likely continues: the best fit, of several the latest."""
-    if len(answers) == 1:
-        return Match(answers[0], depth, 0)
-    fits = [_fit(messages, answer, depth) for answer in answers]
-    best = [answer for answer, fit in zip(answers, fits, strict=True) if fit == max(fits)]
-    return Match(best[-1], depth, sum(not _same_ids(answer, best[-1]) for answer in best))
 
 
 def _same_ids(a: StoredAnswer, b: StoredAnswer) -> bool:
@@ -404,9 +376,6 @@ class Index:
         """The session with the longest prompt and answer that this text, or these ids, start with."""
         match = next(self._texts.matches(data), None)
         return match[1][-1] if match is not None else None
-
-
-# Why a call does not continue an earlier one, in words for the user
 
 
 _BEFORE, _AFTER, _QUOTED = 24, 48, 60

@@ -144,35 +144,9 @@ def sequence(node: Node, vocabulary: Vocabulary, trains: set[int] | None = None,
         logprobs[start:count] = link.logprobs[: max(count - start, 0)]
         if trains is not None:
             trains.add(id(link))
-    return SequenceNode(
-        vocabulary.text(tokens),
-        tokens.tolist(),
-        np.where(trained, tokens, UNTRAINED).tolist(),
-        logprobs.tolist(),
-        {**_metadata(node), **_versions(node), **more},
-        _messages(node),
-        _prompt_messages(first) or vocabulary.text(tokens[: first.prompt.length]),
-        vocabulary.text(tokens[first.prompt.length :]),
-        first.prompt.length,
-    )
-
-
-def _prompt_messages(node: Node) -> list[dict[str, Any]]:
-    """The messages that an answer was given; [] for a text prompt."""
-    written = node.prompt.written
-    return [] if written is None else [dict(message.wire) for message in written.messages]
-
-
-def _messages(node: Node) -> list[dict[str, Any]]:
-    """The conversation that renders to the sequence, if messages alone are enough."""
-    written = node.prompt.written
-    if written is None or node.call.tools or node.call.template_kwargs or not node.call.add_generation_prompt:
-        return []
-    return [*_prompt_messages(node), dict(node.message.wire)]
-
-
-def _metadata(node: Node) -> dict[str, Any]:
-    prompt = node.prompt
+    prompt, call = node.prompt, node.call
+    # Messages alone render to the sequence only then.
+    alone = prompt.written is not None and not (call.tools or call.template_kwargs) and call.add_generation_prompt
     metadata = {
         "finish_reason": node.finish_reason,
         "call_id": node.call_id,
@@ -185,7 +159,23 @@ def _metadata(node: Node) -> dict[str, Any]:
         "fork": str(prompt.fork.reason) if prompt.fork is not None else None,
         "fork_detail": prompt.fork.detail if prompt.fork is not None else None,
     }
-    return {name: value for name, value in metadata.items() if value is not None}
+    return SequenceNode(
+        vocabulary.text(tokens),
+        tokens.tolist(),
+        np.where(trained, tokens, UNTRAINED).tolist(),
+        logprobs.tolist(),
+        {**{name: value for name, value in metadata.items() if value is not None}, **_versions(node), **more},
+        [*_prompt_messages(node), dict(node.message.wire)] if alone else [],
+        _prompt_messages(first) or vocabulary.text(tokens[: first.prompt.length]),
+        vocabulary.text(tokens[first.prompt.length :]),
+        first.prompt.length,
+    )
+
+
+def _prompt_messages(node: Node) -> list[dict[str, Any]]:
+    """The messages that an answer was given; [] for a text prompt."""
+    written = node.prompt.written
+    return [] if written is None else [dict(message.wire) for message in written.messages]
 
 
 def _versions(node: Node) -> dict[str, Any]:
@@ -267,7 +257,7 @@ async def managed_server(
             train_once=train_once,
             clock=clock,
         )
-    elif dummy or allows_placeholders():
+    elif dummy or os.environ.get(VARIABLE, "").lower() in ("1", "true", "yes"):
         managed = PlaceholderServer(provider, track_tree)
     else:
         raise SetupError(
@@ -387,12 +377,11 @@ class ManagedServer:
         (`prompt_topk_logprobs`), as many as `top_k` or `top_logprobs` says. The first token has none."""
         ids = arguments.get("input_ids")
         if ids is None:
-            session, chat = self._open(), "messages" in arguments
-            prompt = (
-                session.prompt(in_form(chat_call(arguments), self._renderer))
-                if chat
-                else session.text_prompt(arguments["prompt"])
-            )
+            session = self._open()
+            if "messages" in arguments:
+                prompt = session.prompt(in_form(chat_call(arguments), self._renderer))
+            else:
+                prompt = session.text_prompt(arguments["prompt"])
             ids = prompt.ids.tolist()
         top = arguments.get("top_k") or arguments.get("top_logprobs") or 1
         scored = await self.provider.score(list(ids), top=top)
@@ -414,11 +403,9 @@ class ManagedServer:
         vocabulary = self.tokenizer.vocabulary
         if not self.track_tree:
             trained: set[int] = set()
-            return {
-                "nodes": [
-                    sequence(node, vocabulary, trained if self._train_once else set()) for node in self._current
-                ]
-            }
+            once = self._train_once
+            nodes = [sequence(node, vocabulary, trained if once else set()) for node in self._current]
+            return {"nodes": nodes}
         # Every answer by its text, and by its ids too where another answer has the same text.
         keys: dict[int, str] = {}
         tree: dict[str, SequenceNode] = {}
@@ -469,33 +456,23 @@ class ManagedServer:
     def _track(self, nodes: Sequence[Node]) -> None:
         """Track answers: the first replaces the one that it continues."""
         for node in nodes:
-            places = [
-                place
-                for place, other in enumerate(self._current)
-                if node.parent is other and node.prompt.kept == other.length
-            ]
-            if places and not self.track_tree:
-                self._current[places[0]] = node
-            else:
+            every = enumerate(self._current)
+            whole = (at for at, other in every if node.parent is other and node.prompt.kept == other.length)
+            place = None if self.track_tree else next(whole, None)
+            if place is None:
                 self._current.append(node)
+            else:
+                self._current[place] = node
 
 
 def _parser(name: str | None, reads: Reads) -> Parser | None:
     return parser_named(name, reads) if name is not None else None
 
 
-# Placeholders for endpoints that return no token ids: to try an environment, never to train
-
-
 VARIABLE = "ATROPOS_ALLOW_DUMMY_MANAGED_SERVER"
 """The environment variable by which Atropos allows placeholders."""
 _TOKENS = 128
 """The ids that Atropos writes: 0, 1, 2, …"""
-
-
-def allows_placeholders() -> bool:
-    """Whether the environment allows placeholders."""
-    return os.environ.get(VARIABLE, "").lower() in ("1", "true", "yes")
 
 
 class PlaceholderServer:

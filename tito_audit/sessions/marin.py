@@ -93,8 +93,24 @@ def extract_tokens_and_logprobs_from_choice(
     returned them; else each token's id is looked up by its bytes. ChoiceError where logprobs are missing, where
     there are no tokens, and where the id of a token is not certain.
     """
-    entries = _entries(choice)
-    logprobs = np.array([_logprob(entry, place) for place, entry in enumerate(entries)], np.float32)
+    stated = _get(choice, "logprobs")
+    if stated is None:
+        raise ChoiceError(f"The choice has no logprobs.\n{_ASK}")
+    content = _get(stated, "content")
+    if content is None and (tokens := _get(stated, "tokens")) is not None:  # a choice of /v1/completions
+        values = _get(stated, "token_logprobs") or ()
+        if len(values) != len(tokens):
+            raise ChoiceError(f"The choice has {len(tokens)} tokens and {len(values)} logprobs.\n{_ASK}")
+        content = [{"token": token, "logprob": value} for token, value in zip(tokens, values, strict=True)]
+    if not content:
+        raise ChoiceError(f"The choice has zero tokens in its logprobs.\n{_ASK}")
+    entries = list(content)
+    for place, entry in enumerate(entries):
+        value = _get(entry, "logprob")
+        if value is None or not math.isfinite(value) or value > 0 or value == _NOT_AVAILABLE:
+            which = f"Token {place} ({_get(entry, 'token')!r})"
+            raise ChoiceError(f"{which} has the logprob {value}, which no sampler gives.\n{_ASK}")
+    logprobs = np.array([float(_get(entry, "logprob")) for entry in entries], np.float32)
     ids = _ids(choice, entries, _loaded(tokenizer))
     if not logprobs.any():
         warnings.warn(
@@ -122,9 +138,8 @@ def rollout_from_choice(
     template's.
     """
     loaded = _loaded(tokenizer)
-    prompt_ids = as_ids(
-        tokenize_prompt_with_chat_template(prompt, loaded, system_prompt=system_prompt), "the prompt"
-    )
+    of_prompt = tokenize_prompt_with_chat_template(prompt, loaded, system_prompt=system_prompt)
+    prompt_ids = as_ids(of_prompt, "the prompt")
     stated = _get(choice, "prompt_token_ids")
     if stated is not None and as_ids(stated, "prompt_token_ids").tolist() != prompt_ids.tolist():
         raise ChoiceError(
@@ -133,6 +148,10 @@ def rollout_from_choice(
             "Pass the server's own tokenizer folder."
         )
     ids, logprobs = extract_tokens_and_logprobs_from_choice(choice, loaded)
+    message, answer = _get(choice, "message"), {"role": "assistant", "content": _get(choice, "text")}
+    if message is not None:
+        wire = message if isinstance(message, Mapping) else message.model_dump(exclude_none=True)
+        answer |= {"content": None, **{key: value for key, value in wire.items() if value is not None}}
     return MarinRollout(
         env_name,
         env_example_id,
@@ -143,7 +162,7 @@ def rollout_from_choice(
         float(reward),
         correctness_reward,
         _get(choice, "finish_reason") == "length",
-        (*_messages(prompt, system_prompt), _answer(choice)),
+        (*_messages(prompt, system_prompt), answer),
     )
 
 
@@ -163,31 +182,6 @@ def _messages(prompt: PromptInput, system_prompt: str | None) -> list[Mapping[st
 def _get(value: Any, name: str) -> Any:
     """A field of an object of the `openai` package, or of the same as a mapping; None if absent."""
     return value.get(name) if isinstance(value, Mapping) else getattr(value, name, None)
-
-
-def _entries(choice: Any) -> Sequence[Any]:
-    """The tokens of a choice with their logprobs."""
-    logprobs = _get(choice, "logprobs")
-    if logprobs is None:
-        raise ChoiceError(f"The choice has no logprobs.\n{_ASK}")
-    content = _get(logprobs, "content")
-    if content is None and (tokens := _get(logprobs, "tokens")) is not None:  # a choice of /v1/completions
-        values = _get(logprobs, "token_logprobs") or ()
-        if len(values) != len(tokens):
-            raise ChoiceError(f"The choice has {len(tokens)} tokens and {len(values)} logprobs.\n{_ASK}")
-        content = [{"token": token, "logprob": value} for token, value in zip(tokens, values, strict=True)]
-    if not content:
-        raise ChoiceError(f"The choice has zero tokens in its logprobs.\n{_ASK}")
-    return list(content)
-
-
-def _logprob(entry: Any, place: int) -> float:
-    value = _get(entry, "logprob")
-    if value is None or not math.isfinite(value) or value > 0 or value == _NOT_AVAILABLE:
-        raise ChoiceError(
-            f"Token {place} ({_get(entry, 'token')!r}) has the logprob {value}, which no sampler gives.\n{_ASK}"
-        )
-    return float(value)
 
 
 def _ids(choice: Any, entries: Sequence[Any], tokenizer: Tokenizer) -> Ids:
@@ -217,16 +211,3 @@ def _ids(choice: Any, entries: Sequence[Any], tokenizer: Tokenizer) -> Ids:
             f"the vocabulary spells their bytes more than once.\n{_ASK}"
         )
     return recovered.ids
-
-
-def _answer(choice: Any) -> dict[str, Any]:
-    """The answer as a message in OpenAI chat form."""
-    message = _get(choice, "message")
-    if message is None:
-        return {"role": "assistant", "content": _get(choice, "text")}
-    wire = message if isinstance(message, Mapping) else message.model_dump(exclude_none=True)
-    return {
-        "role": "assistant",
-        "content": None,
-        **{key: value for key, value in wire.items() if value is not None},
-    }

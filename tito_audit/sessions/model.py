@@ -131,10 +131,8 @@ class Prompt:
         while prompt.parent is not None:
             node = prompt.parent
             prompt = node.prompt
-            pieces += (
-                node.output_ids[: max(count - prompt.length, 0)],
-                prompt.new_ids[: max(count - prompt.kept, 0)],
-            )
+            pieces.append(node.output_ids[: max(count - prompt.length, 0)])
+            pieces.append(prompt.new_ids[: max(count - prompt.kept, 0)])
             count = min(count, prompt.kept)
         return np.concatenate(pieces[::-1])
 

@@ -165,7 +165,11 @@ class PromptWriter:
         shared = after[: common_start(after, other)].lstrip()
         tokens = sorted(filter(None, self._renderer.control_texts), key=len, reverse=True)
         end = next((token for token in tokens if shared.startswith(token)), "")
-        return "" if end and end in _leading(start, tokens) else end
+        while (token := next((token for token in tokens if start.startswith(token)), None)) is not None:
+            if token == end:
+                return ""
+            start = start[len(token) :]
+        return end
 
     @cached_property
     def _stop_ids(self) -> frozenset[int]:
@@ -201,12 +205,7 @@ class PromptWriter:
         if missing:
             what = f"the template leaves the answer's {' and '.join(missing)} out"
             return Fork(ForkReason.TEMPLATE_REWRITES, what, index)
-        return self._located(answer, text, written.length)
-
-    def _located(self, answer: StoredAnswer, text: str, start: int) -> TurnEnd | Fork:
-        """The end of an answer in what the template writes, which begins with its prompt."""
-        node = answer.node
-        stop = self.stop_text(node)
+        start, stop = written.length, self.stop_text(node)
         ends = (*self._ends, *([stop] if stop is not None else []))
         calls = (f"{call.name} {call.arguments}" for call in node.message.tool_calls)
         parts = (node.message.text, node.message.reasoning or "", *calls)
@@ -226,8 +225,11 @@ class PromptWriter:
     def _spelled_end(self, answer: StoredAnswer, text: str, start: int, ends: Sequence[str]) -> TurnEnd | Fork:
         """The same for an answer whose text spells a token that ends turns: found by one that does not."""
         node = answer.node
-        other = replace(answer, history=(*answer.history[:-1], _without(answer.history[-1], ends)))
-        plain = self._closed(other)
+        wire = json.dumps(answer.history[-1].wire, ensure_ascii=False)
+        for end in _longest(ends):
+            wire = wire.replace(end, "x" * len(end))
+        message = as_message(json.loads(wire), "a probe")
+        plain = self._closed(replace(answer, history=(*answer.history[:-1], message)))
         sampled, ended = sampled_text(plain, plain[:start], ends)
         end = next((end for end in _longest(ends) if sampled.endswith(end)), "")
         tail = plain[start + len(sampled) - len(end) :]
@@ -264,15 +266,6 @@ class PromptWriter:
         return len(node.output_ids)
 
 
-def _leading(text: str, tokens: Sequence[str]) -> list[str]:
-    """The control tokens that a text begins with."""
-    texts: list[str] = []
-    while (token := next((token for token in tokens if text.startswith(token)), None)) is not None:
-        texts.append(token)
-        text = text[len(token) :]
-    return texts
-
-
 def _opened(text: str, message: Message) -> str:
     """A text up to the end of what its last message says, which the model continues; as transformers does it."""
     content = message.text
@@ -281,14 +274,6 @@ def _opened(text: str, message: Message) -> str:
         raise RenderError("the last message is to be continued, and the template does not write its text")
     exact = at + len(content.lstrip())
     return text[:exact] if text[at:exact] == content.lstrip() else text[: at + len(content.strip())]
-
-
-def _without(message: Message, ends: Sequence[str]) -> Message:
-    """The message with other text in place of tokens that end turns."""
-    wire = json.dumps(message.wire, ensure_ascii=False)
-    for end in _longest(ends):
-        wire = wire.replace(end, "x" * len(end))
-    return as_message(json.loads(wire), "a probe")
 
 
 def _longest(texts: Sequence[str]) -> list[str]:

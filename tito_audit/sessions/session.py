@@ -56,31 +56,26 @@ class Texts:
 
     def add(self, node: Node) -> list[Key]:
         """Hold an answer; the keys it was added under."""
-        keys = list(self._keys(node))
+        length, last = node.length, node.output_ids[-1:]
+        # The running digest of the prompt's ids goes on from that of the answer that it continues.
+        prompt, parent, state = node.prompt, node.parent, None
+        if parent is not None and id(parent) in self._states:
+            left_out, end = parent.length - prompt.kept, parent.output_ids[-1:]
+            if left_out in (0, len(end)):
+                state = _with(_with(self._states[id(parent)][1], end[left_out:]), prompt.new_ids)
+        state = state or running(_IDS + prompt.ids.tobytes())
+        state.update(node.output_ids[:-1].tobytes())
+        self._states[id(node)] = node, state
+        # What a prompt starts with that goes on from the answer, and how many ids it then keeps.
+        keys = [(_ids_key(length, _with(state, last)), length)]
+        if self._writer.stop_text(node) is not None:
+            keys.append((_ids_key(length - 1, state), length - 1))
+        if node.prompt.text is not None:
+            text = node.prompt.text + str(node.answer.get("text") or "")
+            keys.append((key_of(_TEXT + text_bytes(text)), length))
         for key, count in keys:
             self._answers.add(key, (node, count))
         return [key for key, _ in keys]
-
-    def _keys(self, node: Node) -> Iterator[tuple[Key, int]]:
-        """The keys of what a prompt starts with that goes on from an answer, and how many ids it then keeps."""
-        length, last = node.length, node.output_ids[-1:]
-        state = self._prompt_state(node.prompt)
-        state.update(node.output_ids[:-1].tobytes())
-        self._states[id(node)] = node, state
-        yield _ids_key(length, _with(state, last)), length
-        if self._writer.stop_text(node) is not None:
-            yield _ids_key(length - 1, state), length - 1
-        if node.prompt.text is not None:
-            yield key_of(_TEXT + text_bytes(node.prompt.text + str(node.answer.get("text") or ""))), length
-
-    def _prompt_state(self, prompt: Prompt) -> blake2b:
-        """The running digest of a prompt's ids, which goes on from the answer that it continues."""
-        parent = prompt.parent
-        if parent is not None and id(parent) in self._states:
-            left_out, last = parent.length - prompt.kept, parent.output_ids[-1:]
-            if left_out in (0, len(last)):
-                return _with(_with(self._states[id(parent)][1], last[left_out:]), prompt.new_ids)
-        return running(_IDS + prompt.ids.tobytes())
 
     def prompt(self, prompt: TextPrompt) -> Prompt | None:
         """The prompt that continues the longest matching answer; None if there is none."""
@@ -143,10 +138,6 @@ def _ids_key(length: int, state: blake2b) -> Key:
     return len(_IDS) + 4 * length, state.digest()
 
 
-_NODE_BYTES = 4000
-"""The bytes of an answer besides its tokens and texts, as an estimate."""
-
-
 class Session:
     """One conversation, or several of one client: a forest of answers."""
 
@@ -205,9 +196,8 @@ class Session:
         if first.answer.node.prompt.written is not None:  # asked for soon; so the text is read once
             text_written.digest(first.answer.node.prompt.written.length)
         written = _written(history, sent, (*first.answer.keys, *keys[first.depth :]), text_written)
-        return self._going_on(
-            call, first, matches, written, text_written, self._departed(call, keys, places, first)
-        )
+        fork = self._departed(call, keys, places, first)
+        return self._going_on(call, first, matches, written, text_written, fork)
 
     def fit(self, messages: Sequence[Message], place: bytes, depth: int) -> Fit | None:
         """How well an answer of this session at this place of a history fits; None if none does."""
@@ -235,14 +225,10 @@ class Session:
         """
         nodes = []
         for choice, (result, answer) in enumerate(zip(results, answers, strict=True)):
-            # The node of one answer; its call shares the messages that the session already holds.
-            written = prompt.written
+            written, own = prompt.written, ChatCall(())
             if call is None or written is None:
-                own, message = (
-                    ChatCall(()),
-                    as_message({"role": "assistant", "content": answer.get("text")}, "the answer"),
-                )
-            else:
+                message = as_message({"role": "assistant", "content": answer.get("text")}, "the answer")
+            else:  # the call shares the messages that the session already holds
                 own, message = replace(call, messages=written.sent), as_message(dict(answer), "the answer")
                 message = _merged(written.messages[-1], message) if _is_prefilled(own) else message
             output_ids = as_ids(result.output_ids, "output_ids")
@@ -335,31 +321,28 @@ class Session:
             return self._joined(first, added, written, fork, Proof.SAME_TEXT)
         end = self._writer.turn_end(first.answer)
         if isinstance(end, TurnEnd):
-            added = (
-                self._writer.added(first.answer.node, end, text)
-                if text_written.digest(end.at) == end.digest
-                else None
-            )
+            same = text_written.digest(end.at) == end.digest
+            added = self._writer.added(first.answer.node, end, text) if same else None
             if added is not None:
                 return self._joined(first, added, written, fork)
             end = self._writer.rewritten(first.answer, call, text, first.depth - 1)
-        for match, added, proof in self._proved(earlier, text_written):
-            return self._joined(match, added, written, fork or end, proof)
-        return self._whole(text, written, fork or end)
-
-    def _proved(self, matches: Iterable[Match], text_written: Beginnings) -> Iterator[tuple[Match, str, Proof]]:
-        """The answers that a text continues, with what it adds, the last one first; the text is read once."""
-        text = text_written.text
-        proofs = (
-            (end, match) for match in matches for end in (match.answer.exact, self._writer.turn_end(match.answer))
-        )
-        ends = [(end, match) for end, match in proofs if isinstance(end, TurnEnd)]
-        ends.sort(key=lambda pair: pair[0].at)
-        digests = [text_written.digest(end.at) for end, _ in ends]
-        for (end, match), digest in zip(reversed(ends), reversed(digests), strict=True):
-            added = self._writer.added(match.answer.node, end, text) if digest == end.digest else None
+        fork = fork or end
+        # Earlier answers that the text may continue, tried from the last one; the text is read once.
+        earlier_ends = [
+            (stored_end, match)
+            for match in earlier
+            for stored_end in (match.answer.exact, self._writer.turn_end(match.answer))
+            if isinstance(stored_end, TurnEnd)
+        ]
+        earlier_ends.sort(key=lambda pair: pair[0].at)
+        digests = [text_written.digest(stored_end.at) for stored_end, _ in earlier_ends]
+        for (stored_end, match), digest in zip(reversed(earlier_ends), reversed(digests), strict=True):
+            same = digest == stored_end.digest
+            added = self._writer.added(match.answer.node, stored_end, text) if same else None
             if added is not None:
-                yield match, added, Proof.SAME_TEXT if end is match.answer.exact else Proof.SAME_SUFFIX
+                proof = Proof.SAME_TEXT if stored_end is match.answer.exact else Proof.SAME_SUFFIX
+                return self._joined(match, added, written, fork, proof)
+        return self._whole(text, written, fork)
 
     def _joined(
         self, match: Match, added: str, written: Written, fork: Fork | None, proof: Proof = Proof.SAME_SUFFIX
@@ -430,7 +413,7 @@ class Session:
         for key in keys:
             self._index.wrote(self.id, key)
         self._indexed_texts += keys
-        size = _NODE_BYTES + 2 * len(node.prompt.added) + 4 * len(node.prompt.new_ids) + 12 * len(node.output_ids)
+        size = 4000 + 2 * len(node.prompt.added) + 4 * len(node.prompt.new_ids) + 12 * len(node.output_ids)
         size += 2 * len(node.prompt.text or "")
         self._bytes += size
         self._index.bytes += size

@@ -97,9 +97,6 @@ def _tops(result: GenerationResult | GenerationChunk) -> Sequence[TopLogprobs]:
     return result.top_logprobs if result.top_logprobs is not None else [()] * len(result.output_ids)
 
 
-# Arguments of a managed server's calls, and its answers as OpenAI objects
-
-
 _SAMPLED = ("temperature", "top_p", "top_k", "min_p", "seed")
 _OURS = frozenset(
     (
@@ -109,8 +106,6 @@ _OURS = frozenset(
     )
 )
 """Fields that are read or ignored here; every other field goes to the provider as it is."""
-_PROMPT_END = 64
-"""Ids at the end of a prompt that parsers are shown, as text."""
 
 
 def sampling_of(arguments: Mapping[str, Any]) -> SamplingParams:
@@ -118,32 +113,6 @@ def sampling_of(arguments: Mapping[str, Any]) -> SamplingParams:
     body = _merged(arguments)
     if body.get("stream"):
         raise ValueError("A managed server gives whole answers: leave `stream` out.")
-    _check_types(body)
-    stop = body.get("stop") or ()
-    longest = body.get("max_completion_tokens")
-    top = body.get("top_logprobs") or 0
-    if not top and type(body.get("logprobs")) is int:  # /v1/completions has their number there
-        top = body["logprobs"]
-    return SamplingParams(
-        **{name: body.get(name) for name in _SAMPLED},
-        max_tokens=longest if longest is not None else body.get("max_tokens"),
-        stop=(stop,) if isinstance(stop, str) else tuple(stop),
-        stop_token_ids=tuple(body.get("stop_token_ids") or ()),
-        n=body.get("n") or 1,
-        top_logprobs=top,
-        extra={name: value for name, value in body.items() if name not in _OURS and value is not None},
-    )
-
-
-def _merged(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """All keyword arguments, `extra_body` included."""
-    extra = arguments.get("extra_body") or {}
-    if not isinstance(extra, Mapping):
-        raise ValueError("`extra_body` is not a mapping.")
-    return {**arguments, **extra}
-
-
-def _check_types(body: Mapping[str, Any]) -> None:
     for name in ("n", "max_tokens", "max_completion_tokens", "top_k", "seed"):
         value = body.get(name)
         if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
@@ -161,6 +130,27 @@ def _check_types(body: Mapping[str, Any]) -> None:
         raise ValueError("`stop` is not a string or a list of strings.")
     if not isinstance(ids, list | tuple) or not all(type(item) is int for item in ids):
         raise ValueError("`stop_token_ids` is not a list of token ids.")
+    longest = body.get("max_completion_tokens")
+    top = body.get("top_logprobs") or 0
+    if not top and type(body.get("logprobs")) is int:  # /v1/completions has their number there
+        top = body["logprobs"]
+    return SamplingParams(
+        **{name: body.get(name) for name in _SAMPLED},
+        max_tokens=longest if longest is not None else body.get("max_tokens"),
+        stop=(stop,) if isinstance(stop, str) else tuple(stop),
+        stop_token_ids=tuple(ids),
+        n=body.get("n") or 1,
+        top_logprobs=top,
+        extra={name: value for name, value in body.items() if name not in _OURS and value is not None},
+    )
+
+
+def _merged(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """All keyword arguments, `extra_body` included."""
+    extra = arguments.get("extra_body") or {}
+    if not isinstance(extra, Mapping):
+        raise ValueError("`extra_body` is not a mapping.")
+    return {**arguments, **extra}
 
 
 def chat_call(arguments: Mapping[str, Any]) -> ChatCall:
@@ -207,14 +197,11 @@ class Reader:
         self, result: GenerationResult, sampling: SamplingParams, call: ChatCall, *, calls: bool
     ) -> tuple[dict[str, Any], str | None]:
         """An answer as an assistant message, and its finish reason; tool calls are read only where `calls`."""
-        options = ParseOptions(
-            call.tools if calls else (),
-            self.tokenizer.vocabulary.text(np.array(result.input_ids[-_PROMPT_END:], np.int32)),
-        )
+        prompt_end = self.tokenizer.vocabulary.text(np.array(result.input_ids[-64:], np.int32))
+        options = ParseOptions(call.tools if calls else (), prompt_end)
         parsed = parse_answer(self.text(result, sampling), self.reasoning, self.tools, options)
-        return to_message(parsed, lambda number: f"call_{uuid4().hex[:24]}"), finish_reason(
-            parsed, result.finish_reason
-        )
+        message = to_message(parsed, lambda number: f"call_{uuid4().hex[:24]}")
+        return message, finish_reason(parsed, result.finish_reason)
 
 
 def chat_completion(head: Head, choices: Sequence[Mapping[str, Any]], **more: Any) -> Any:

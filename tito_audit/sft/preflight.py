@@ -12,7 +12,6 @@ from tito_audit.errors import RecordError, RenderError
 from tito_audit.evidence.reference import Reference
 from tito_audit.record.arrays import Ids, Mask
 from tito_audit.record.finding import Severity
-from tito_audit.record.message import Message
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.render.renderer import Renderer
 from tito_audit.render.span_builder import common_start
@@ -147,11 +146,15 @@ class Planner:
             chat = tokenized(rollout, self.reference)
         except RecordError as error:
             return self.refused(rollout.place, str(error))
-        problems = [*self._of_markers(chat), *self._of_seams(chat), *self._of_prompts(rollout, chat)]
+        problems = list(self._of_markers(chat))
+        for tokens in map(chat.answers.__getitem__, chat.split):
+            assert tokens is not None
+            problems.append((Problem.SPLIT, f"{self.reference.text(chat.ids[tokens[0] - 1 : tokens[0]])!r}"))
+        problems += self._of_prompts(rollout, chat)
         mask = chat.written if chat.marked is None else chat.marked
         if chat.marked is None and None in chat.answers:
             problems.append((Problem.NOT_SHOWN, f"answer {chat.answers.index(None)}"))
-        answers = [tokens for tokens in chat.answers if tokens is not None and mask[slice(*tokens)].any()]
+        answers = [each for each in chat.answers if each is not None and mask[slice(*each)].any()]
         problems += self._of_length(answers)
         ids, mask = chat.ids[: self.max_length], mask[: self.max_length]
         if not mask.any():
@@ -205,12 +208,6 @@ class Planner:
             at = int(less.argmax())
             yield Problem.MARKED_LESS, f"token {at}, {text(chat.ids[at : at + 1])!r}"
 
-    def _of_seams(self, chat: TokenizedChat) -> Iterator[tuple[Problem, str]]:
-        for number in chat.split:
-            tokens = chat.answers[number]
-            assert tokens is not None
-            yield Problem.SPLIT, f"{self.reference.text(chat.ids[tokens[0] - 1 : tokens[0]])!r}"
-
     def _of_prompts(self, rollout: Rollout, chat: TokenizedChat) -> Iterator[tuple[Problem, str]]:
         """Where the prompt of an answer at inference is not what stands before it in the text that is trained."""
         text, renderer = chat.rendering.text, self.inference
@@ -219,8 +216,12 @@ class Planner:
                 continue
             start, end = span
             message = rollout.messages[index]
-            if (thought := _reasoning(message)) is not None:
-                if thought not in text[start:end]:
+            thought = message.reasoning
+            if thought is None:
+                inline, tag, _ = message.text.partition("</think>")
+                thought = inline.split("<think>")[-1] if tag else ""
+            if thought.strip():
+                if thought.strip() not in text[start:end]:
                     yield Problem.STRIPPED, f"message {index}"
             else:
                 # What is trained before the content.
@@ -231,12 +232,8 @@ class Planner:
             if not index:
                 continue
             try:
-                prompt = renderer.render(
-                    rollout.messages[:index],
-                    rollout.tools,
-                    add_generation_prompt=True,
-                    template_kwargs=rollout.template_kwargs,
-                )
+                before, kwargs = rollout.messages[:index], rollout.template_kwargs
+                prompt = renderer.render(before, rollout.tools, add_generation_prompt=True, template_kwargs=kwargs)
             except RenderError:
                 continue
             if prompt == text[:start]:
@@ -257,11 +254,3 @@ class Planner:
                 yield Problem.CUT_BEFORE, f"answer {number} begins at token {start:,}"
             elif end > size:
                 yield Problem.CUT, f"answer {number} has {end - start:,} tokens, {size - start:,} of them fit"
-
-
-def _reasoning(message: Message) -> str | None:
-    """The reasoning of an answer, bare; None if it has none."""
-    if message.reasoning is not None:
-        return message.reasoning.strip() or None
-    head, tag, _ = message.text.partition("</think>")
-    return (head.split("<think>")[-1].strip() or None) if tag else None

@@ -9,7 +9,7 @@ lack the markers. Then the rendering shows it: marks around each answer, which t
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,6 @@ from tito_audit.record.prefix import common_prefix
 from tito_audit.record.rollout import Rollout, TrainingRow
 from tito_audit.render.sentinels import SpanKind
 from tito_audit.render.spans import Rendering, spans
-from tito_audit.render.template import Template
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +81,9 @@ def tokenized(rollout: Rollout, reference: Reference) -> TokenizedChat:
         raise RecordError(str(error)) from None
     text = rendering.text
     ids = reference.encode(text)
-    at = _bytes_of(ids, text, reference)
+    at = _Bytes(text, None if reference.has_bytes_of(ids, text) else "NFC")
+    if at.form is not None and at.data != reference.vocabulary.data(ids):
+        raise RecordError("the tokenizer changes the text that it encodes, so where its answers begin is unknown")
     lengths = reference.vocabulary.byte_lengths(ids)
     ends = lengths.cumsum()
     starts = ends - lengths
@@ -101,14 +102,17 @@ def tokenized(rollout: Rollout, reference: Reference) -> TokenizedChat:
         if start < len(ids) and starts[start] > begins:
             split.append(len(answers))
         answers.append((start, max(start, end)))
-        opened = [
-            each.start
-            for each in rendering.spans
-            if each.end == span[0] and each.kind is SpanKind.GENERATION_PROMPT
-        ]
-        headers.append(int(starts.searchsorted(at.of(opened[0]))) if opened else start)
+        prompts = (each for each in rendering.spans if each.kind is SpanKind.GENERATION_PROMPT)
+        header = next((prompt.start for prompt in prompts if prompt.end == span[0]), None)
+        headers.append(start if header is None else int(starts.searchsorted(at.of(header))))
         written[start:end] = trained[len(answers) - 1]
-    marked = _marked(rollout, reference.renderer.template(bool(rollout.tools)), rendering, reference)
+    template = reference.renderer.template(bool(rollout.tools))
+    variables = reference.renderer.variables(rollout.tools, rollout.template_kwargs)
+    variables = {**variables, "messages": rendering.chat, "add_generation_prompt": False}
+    try:  # the ranges of the text that the template marks, None if it has no markers
+        marked = template.generation(variables, text)
+    except RenderError:
+        marked = None
     mask = None
     if marked is not None:
         mask = np.zeros(len(ids), np.bool_)
@@ -121,26 +125,12 @@ def tokenized(rollout: Rollout, reference: Reference) -> TokenizedChat:
     return TokenizedChat(rendering, ids, starts, tuple(answers), tuple(headers), written, mask, tuple(split))
 
 
-def _marked(
-    rollout: Rollout, template: Template, rendering: Rendering, reference: Reference
-) -> Sequence[tuple[int, int]] | None:
-    """The ranges of the text that the template marks; None if it has no markers."""
-    assert reference.renderer is not None
-    variables = reference.renderer.variables(rollout.tools, rollout.template_kwargs)
-    try:
-        return template.generation(
-            {**variables, "messages": rendering.chat, "add_generation_prompt": False}, rendering.text
-        )
-    except RenderError:
-        return None
-
-
 class _Bytes:
     """Character positions of a text as byte positions in what the tokenizer makes of it."""
 
     def __init__(self, text: str, form: str | None) -> None:
         self._text = text
-        self._form = form
+        self.form = form
         self.data = self._written(text)
 
     def of(self, place: int) -> int:
@@ -153,17 +143,7 @@ class _Bytes:
         return len(before)
 
     def _written(self, text: str) -> bytes:
-        return (unicodedata.normalize(self._form, text) if self._form else text).encode("utf-8", "surrogatepass")  # type: ignore[arg-type]
-
-
-def _bytes_of(ids: Ids, text: str, reference: Reference) -> _Bytes:
-    """The bytes of a text in its tokens; RecordError if the tokenizer changes it in a way that is not known."""
-    if reference.has_bytes_of(ids, text):
-        return _Bytes(text, None)
-    composed = _Bytes(text, "NFC")
-    if composed.data != reference.vocabulary.data(ids):
-        raise RecordError("the tokenizer changes the text that it encodes, so where its answers begin is unknown")
-    return composed
+        return (unicodedata.normalize(self.form, text) if self.form else text).encode("utf-8", "surrogatepass")  # type: ignore[arg-type]
 
 
 def texts_of(row: Mapping[str, Any]) -> tuple[str, str] | None:

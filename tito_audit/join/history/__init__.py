@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -138,14 +139,10 @@ def likeness_of_ids(answer: Ids, there: Ids, *, open_end: bool = False) -> float
 
 
 _AT_ONCE = 512
-_LEVELS = 4
-"""At how many prompt lengths a call is compared with earlier calls."""
 _RIVALS = 64
 """With how many calls at each length."""
 _LONGEST = 1 << 13
 """How many ids of an answer are compared where no end token shows where it ends."""
-_CLEARLY = 0.05
-_PERHAPS = 0.6
 
 Values = NDArray[Any]
 
@@ -191,15 +188,18 @@ class PrefixSearch:
         order, ends = np.argsort(group, kind="stable"), np.cumsum(np.bincount(group))
         by_first = np.argsort(first)
         for start in range(0, len(by_first), _AT_ONCE):
-            groups = [
-                order[ends[place - 1] if place else 0 : ends[place]]
-                for place in by_first[start : start + _AT_ONCE]
-            ]
+            places = by_first[start : start + _AT_ONCE]
+            groups = [order[ends[place - 1] if place else 0 : ends[place]] for place in places]
             members = {int(calls[group[0]]): calls[group] for group in groups}
-            levels = [
-                (members[number], self._levels(members[number], call)) for number, call in reread([*members])
-            ]
-            self._compare([level for _, of_call in levels for level in of_call], reread)
+            levels = [(members[k], self._levels(members[k], call)) for k, call in reread([*members])]
+            # Read the calls that others may continue, and compare their answers with what is there.
+            wanted_by: dict[int, list[_Level]] = {}
+            for level in chain.from_iterable(of_call for _, of_call in levels):
+                for rival in level.rivals.tolist():
+                    wanted_by.setdefault(rival, []).append(level)
+            for number, call in reread(sorted(wanted_by)) if wanted_by else ():
+                for level in wanted_by[number]:
+                    level.likeness.append((number, self._likeness(call, level)))
             for alike, of_call in levels:
                 if of_call:
                     self._decide(alike, of_call)
@@ -210,14 +210,14 @@ class PrefixSearch:
         by_level = (sorted(each for each in level.likeness if each[1] >= PROVEN) for level in levels)
         # Only the answers after the longest prefix.
         proven = next(filter(None, by_level), [])
-        doubtful = any(_PERHAPS <= likeness < PROVEN for level in levels for _, likeness in level.likeness)
+        doubtful = any(0.6 <= likeness < PROVEN for level in levels for _, likeness in level.likeness)
         for call in calls.tolist():
             key = int(links.key[call])
             self.starts_like_own_key[call] = key and (links.key[near] == key).any()
             # The calls whose answers are most like what is held, among those with the same key if there are any.
             own = [each for each in proven if key and links.key[each[0]] == key] or proven
             most = max((likeness for _, likeness in own), default=0.0)
-            rivals = [rival for rival, likeness in own if likeness > most - _CLEARLY]
+            rivals = [rival for rival, likeness in own if likeness > most - 0.05]
             if len(rivals) == 1:
                 links.parent[call], links.by[call] = rivals[0], links.sequence[call]
             elif rivals:
@@ -247,35 +247,21 @@ class PrefixSearch:
         levels: list[_Level] = []
         shared = (at < len(values)) & ((prefixes != 0) | (self._with_prompt.counts(hash_at[at])[0] > 0))
         for position, prefix in zip(at[shared].tolist(), prefixes[shared].tolist(), strict=True):
-            rivals = self._rivals(int(calls[0]), int(hash_at[position]), prefix)
+            # Calls whose prompt has this hash, with or without a generation prompt; the nearest if they are many.
+            first = int(calls[0])
+            body = self._with_body.of(prefix) if prefix and prefix != self._body[first] else np.empty(0, np.int64)
+            shorter = body[self._links.length[body] < self._links.length[first]]
+            rivals = np.union1d(self._with_prompt.of(int(hash_at[position])), shorter)
+            near = max(int(np.searchsorted(rivals, first)) - _RIVALS // 2, 0)
+            rivals = rivals[near : near + _RIVALS]
             if len(rivals):
                 there = values[position : position + _LONGEST]
                 ends = tracer.ends.after(there) if call.prompt is not None else there[:0]
                 there = there[: int(ends[0])] if len(ends) else there
                 levels.append(_Level(position, rivals, there.copy(), not len(ends)))
-            if len(levels) == _LEVELS:
+            if len(levels) == 4:
                 break
         return levels
-
-    def _rivals(self, call: int, hash_: int, prefix: int) -> Calls:
-        """Calls whose prompt has this hash, with or without a generation prompt."""
-        with_body = self._with_body.of(prefix) if prefix and prefix != self._body[call] else np.empty(0, np.int64)
-        shorter = with_body[self._links.length[with_body] < self._links.length[call]]
-        rivals = np.union1d(self._with_prompt.of(hash_), shorter)
-        near = max(int(np.searchsorted(rivals, call)) - _RIVALS // 2, 0)
-        return rivals[near : near + _RIVALS]
-
-    def _compare(self, levels: Sequence[_Level], reread: Reread) -> None:
-        """Read the calls that others may continue, and compare their answers with what is there."""
-        wanted: dict[int, list[_Level]] = {}
-        for level in levels:
-            for rival in level.rivals.tolist():
-                wanted.setdefault(rival, []).append(level)
-        if not wanted:
-            return
-        for number, call in reread(sorted(wanted)):
-            for level in wanted[number]:
-                level.likeness.append((number, self._likeness(call, level)))
 
     def _likeness(self, call: CallTraits, level: _Level) -> float:
         if call.prompt is None:
@@ -341,9 +327,6 @@ def decide(
             joined_to[second] = first
 
 
-# All calls
-
-
 class HistoryIndex(CallColumns):
     """Finds which calls continue which. Calls may come in any order."""
 
@@ -363,7 +346,7 @@ class HistoryIndex(CallColumns):
             return JoinedConversations(np.empty(0, np.int64), np.empty(0, np.uint8), np.empty(0, np.int64), False)
         links = ExactLinks(self)
         links.link()
-        starts_like_own_key, undecided = np.zeros(count, np.bool_), []
+        starts_like_own_key, undecided = np.zeros(count, np.bool_), list[int]()
         believed = are_believed(links, self.array("prompt"), starts_like_own_key)
         has = self.array("has")
         wanted = (links.parent < 0) & (has & (Has.IDS | Has.TEXT) != 0) & (has & Has.NO_ANSWERS == 0)
@@ -378,36 +361,29 @@ class HistoryIndex(CallColumns):
             del search  # It holds more than what it found.
             undecided += decide(contested, links, components(count, links.parent))
             believed = believed or are_believed(links, self.array("prompt"), starts_like_own_key)
-        return _conversations(links, undecided, believed)
-
-
-def _conversations(links: ExactLinks, undecided: list[int], believed: bool) -> JoinedConversations:
-    joined = [links.parent]
-    if believed:
-        across = (links.key > 0) & (links.parent >= 0) & (links.key[links.parent] != links.key)
-        links.parent[across], links.by[across] = -1, JoinedBy.NOTHING
-        joined.append(first_of_key(links.key))
-    of = components(len(links.parent), *joined)
-    # `[N]` Whether a call continues no call and is not the first such call of its conversation.
-    parent = links.parent
-    starts = np.flatnonzero(parent < 0)
-    _, first = np.unique(of[starts], return_index=True)
-    later = parent < 0
-    later[starts[first]] = False
-    links.by[later] = JoinedBy.KEY
-    doubtful = np.concatenate((links.between_conversations(of), np.array(undecided, np.int64)))
-    unsure = np.unique(doubtful)
-    if believed:
-        key = links.key[unsure]
-        unsure = unsure[(key == 0) | (np.bincount(links.key)[key] == 1)]
-    return JoinedConversations(of, links.by, unsure, believed)
+        joined = [links.parent]
+        if believed:
+            across = (links.key > 0) & (links.parent >= 0) & (links.key[links.parent] != links.key)
+            links.parent[across], links.by[across] = -1, JoinedBy.NOTHING
+            first = np.full(int(links.key.max(initial=0)) + 1, count, np.int64)  # the first call with each key
+            np.minimum.at(first, links.key, np.arange(count))
+            first[0] = -1
+            joined.append(first[links.key])
+        of = components(count, *joined)
+        # A key joins what continues no call and is not the first such call of its conversation.
+        starts = np.flatnonzero(links.parent < 0)
+        _, first = np.unique(of[starts], return_index=True)
+        later = links.parent < 0
+        later[starts[first]] = False
+        links.by[later] = JoinedBy.KEY
+        unsure = np.unique(np.concatenate((links.between_conversations(of), np.array(undecided, np.int64))))
+        if believed:
+            key = links.key[unsure]
+            unsure = unsure[(key == 0) | (np.bincount(links.key)[key] == 1)]
+        return JoinedConversations(of, links.by, unsure, believed)
 
 
 # Whether stated keys name conversations or something else that calls share
-
-
-_MOST_STARTS = 64
-"""How many calls without a predecessor a conversation may have: sub-agents, and histories that were cut."""
 
 
 def are_believed(links: ExactLinks, prompt: Array, starts_like_own_key: NDArray[np.bool_]) -> bool:
@@ -429,7 +405,8 @@ def are_believed(links: ExactLinks, prompt: Array, starts_like_own_key: NDArray[
     if 2 * linked_of_key[several].sum() < (size[several] - 1).sum():
         return False
     starts = np.flatnonzero(several[key] & ~linked)
-    if np.median(np.bincount(key[starts], minlength=len(size))[several]) > _MOST_STARTS:
+    # A conversation may have calls without a predecessor: sub-agents, and histories that were cut.
+    if np.median(np.bincount(key[starts], minlength=len(size))[several]) > 64:
         return False
     return bool(2 * _groups(links, prompt, starts) < np.count_nonzero(several))
 
@@ -449,11 +426,3 @@ def _groups(links: ExactLinks, prompt: Array, starts: Calls) -> int:
     order = starts[np.lexsort((prompt[starts], key[starts]))]
     equal = (key[order][1:] == key[order][:-1]) & (prompt[order][1:] == prompt[order][:-1])
     return len(np.unique(key[order][1:][equal]))
-
-
-def first_of_key(key: Array) -> Calls:
-    """`[N]` The first call with each call's key; -1 if it has none."""
-    first = np.full(int(key.max(initial=0)) + 1, len(key), np.int64)
-    np.minimum.at(first, key, np.arange(len(key)))
-    first[0] = -1
-    return first[key]

@@ -17,8 +17,6 @@ from tito_audit.join.history._trace import Has, Hashes, Trace, Tracer
 
 Array = NDArray[Any]
 Calls = NDArray[np.int64]
-_FULL = 0.7
-_GROWTH = 1.5
 
 
 class Numbers:
@@ -37,7 +35,7 @@ class Numbers:
         """The number of a hash, added if new."""
         at = self._slot(hash_)
         if not self._slots[at]:
-            if len(self.hashes) > _FULL * len(self._slots):
+            if len(self.hashes) > 0.7 * len(self._slots):
                 self._grow()
                 at = self._slot(hash_)
             self._slots[at] = len(self.hashes)
@@ -69,7 +67,7 @@ class Numbers:
         return numbers
 
     def _grow(self) -> None:
-        slots = np.zeros(int(_GROWTH * len(self._slots)), np.uint32)
+        slots = np.zeros(int(1.5 * len(self._slots)), np.uint32)
         hashes = np.frombuffer(self.hashes, np.uint64)
         for start in range(1, len(hashes), AT_ONCE):
             stop = min(start + AT_ONCE, len(hashes))
@@ -282,10 +280,8 @@ class ExactLinks:
             ids_count, ids_first = self.seen.counts(self._at[part])
             dialogue_count, dialogue_first = self._dialogue.counts(self._heard[part])
             by_messages = (dialogue_count > 0) & ((ids_count == 0) | self._is_deeper(dialogue_first, ids_first))
-            count, first = (
-                np.where(by_messages, dialogue_count, ids_count),
-                np.where(by_messages, dialogue_first, ids_first),
-            )
+            count = np.where(by_messages, dialogue_count, ids_count)
+            first = np.where(by_messages, dialogue_first, ids_first)
             # Where both give a call, the other one may still have the same key.
             key = self.key[part]
             clear = (count == 1) & (~self._keys_with_several[key] | (self.key[first] == key))
@@ -371,14 +367,8 @@ class ExactLinks:
 
     def between_conversations(self, conversation: Calls) -> Calls:
         """The calls that could just as well continue a call of another conversation."""
-        return np.array(
-            [
-                call
-                for call, (prefix, is_messages) in self._tied.items()
-                if len(np.unique(conversation[self._rivals(call, prefix, is_messages)])) > 1
-            ],
-            np.int64,
-        )
+        tied = ((call, conversation[self._rivals(call, *longest)]) for call, longest in self._tied.items())
+        return np.array([call for call, others in tied if len(np.unique(others)) > 1], np.int64)
 
 
 def _those(calls: Calls, wanted: Array) -> Calls:

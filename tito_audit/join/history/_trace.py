@@ -47,9 +47,6 @@ Reread: TypeAlias = Callable[[Sequence[int]], Iterator[tuple[int, CallTraits]]]
 """The calls with these numbers (ascending), read again, each with its number."""
 
 
-# What a message says
-
-
 _THOUGHT = re.compile(r"<think>.*?</think>", re.DOTALL)
 _THOUGHT_END = "</think>"
 _ANALYSIS = re.compile(r"<\|channel\|>analysis<\|message\|>.*?<\|end\|>(?:<\|start\|>assistant)?", re.DOTALL)
@@ -57,7 +54,6 @@ _CALL = re.compile(r'\{\s*"(?:name|arguments|parameters|function|type|id)"\s*:')
 _MARKERS = re.compile(
     r"</?tool_calls?>|```(?:json)?|<\|/?tool_calls?(?:_begin|_end|s_begin|s_end)?\|>|\[/?TOOL_CALLS?\]|<\|python_tag\|>"
 )
-_MOST_CALLS = 64
 _DECODER = json.JSONDecoder()
 
 
@@ -87,14 +83,19 @@ def exact_digest(message: Message) -> int:
 def text_and_calls(text: str, calls: tuple[ToolCall, ...] = ()) -> tuple[str, list[str]]:
     """The text of an answer without reasoning and tool calls, and the tool calls in one spelling."""
     text = without_reasoning(text)
-    spelled, at = [_spelled(call) for call in calls], 0
+    spelled, at = [*map(_spelled, calls)], 0
     rest: list[str] = []
     for match in _CALL.finditer(text):
-        if match.start() < at or len(rest) == _MOST_CALLS:
+        if match.start() < at or len(rest) == 64:
             continue
-        call, end = _call_at(text, match.start())
-        if call is not None:
-            spelled.append(call)
+        try:
+            value, end = _DECODER.raw_decode(text, match.start())
+        except (ValueError, RecursionError):
+            continue
+        inner = value.get("function")
+        call = inner if isinstance(inner, dict) else value
+        if isinstance(call.get("name"), str) and ("arguments" in call or "parameters" in call):
+            spelled.append(_spelled(ToolCall(call["name"], call.get("arguments", call.get("parameters")))))
             rest.append(text[at : match.start()])
             at = end
     text = "".join([*rest, text[at:]])
@@ -112,20 +113,6 @@ def without_reasoning(text: str) -> str:
     return text.rpartition(_THOUGHT_END)[2]
 
 
-def _call_at(text: str, at: int) -> tuple[str | None, int]:
-    """The tool call at a place of a text, and where it ends."""
-    try:
-        value, end = _DECODER.raw_decode(text, at)
-    except (ValueError, RecursionError):
-        return None, at
-    inner = value.get("function")
-    call = inner if isinstance(inner, dict) else value
-    name = call.get("name")
-    if not isinstance(name, str) or not ("arguments" in call or "parameters" in call):
-        return None, at
-    return _spelled(ToolCall(name, call.get("arguments", call.get("parameters")))), end
-
-
 def _spelled(call: ToolCall) -> str:
     return f"{call.name}({_canonical(call.arguments)})"
 
@@ -139,9 +126,6 @@ def _canonical(value: Any) -> str:
         return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, default=repr)
     except (ValueError, RecursionError, TypeError):
         return str(value).strip() if isinstance(value, str) else type(value).__name__
-
-
-# Hashes
 
 
 Hashes: TypeAlias = NDArray[np.uint64]
@@ -201,15 +185,7 @@ def digest(text: str) -> int:
     return hash_of(text.encode("utf-8", "surrogatepass"))
 
 
-# Which token ids end a turn, learned from completions that end themselves
-
-
-_MOST = 8
 _WATCHED = 16
-_OFTEN = 0.05
-"""The least share of an end token among the last ids."""
-_INSIDE = 0.02
-"""Up to this share of uses inside completions, an id may still be an end token."""
 
 
 class TurnEnds:
@@ -241,11 +217,9 @@ class TurnEnds:
                 changed |= last not in self.ids
         if changed or self._ended & (self._ended - 1) == 0:
             surest = sorted(self._last.items(), key=lambda each: (-each[1], each[0]))
-            self.ids = tuple(
-                id_
-                for id_, count in surest
-                if count >= _OFTEN * self._ended and self._inside[id_] <= _INSIDE * (count + self._inside[id_])
-            )[:_MOST]
+            often = [(id_, count, self._inside[id_]) for id_, count in surest if count >= 0.05 * self._ended]
+            # An id may end turns that is rarely used inside completions, too.
+            self.ids = tuple(id_ for id_, count, inside in often if inside <= 0.02 * (count + inside))[:8]
 
     def after(self, ids: Ids) -> Offsets:
         """The positions after each turn end in a sequence, ascending; `[E]` int64."""
