@@ -17,7 +17,7 @@ from tests.tiers import DEEP, some
 from tests.toy import toy_renderer, toy_tokenizer
 from tito_audit.evidence.gather import gather
 from tito_audit.record.build import training_row
-from tito_audit.record.finding import Finding, Result
+from tito_audit.record.finding import Finding, Result, Where
 from tito_audit.record.rollout import Place, Rollout, Turn
 from tito_audit.repairs import all_repairs
 from tito_audit.rules import all_rules
@@ -226,3 +226,30 @@ def test_folding_changes_no_repair(log: Path, tmp_path: Path, monkeypatch: pytes
             ]
             said[single] = told, out.read_bytes()
         assert said[None] == said[0], repairs
+
+
+def test_masking_by_turns_takes_out_the_turn_of_each_folded_place() -> None:
+    """Two of three answers are re-encoded in the row."""
+    again = list(toy_tokenizer().vocabulary.ids_of_bytes(WORD.encode()))
+    prompt, added = [82, 76], [300, 301]
+    answer, changed = [65, *spelled(), 66], [65, *again, 66]
+    first = Turn(np.array(prompt, np.int32), np.array(answer, np.int32))
+    second = Turn(np.array([*prompt, *answer, *added], np.int32), np.array(answer, np.int32))
+    third = Turn(np.array([*prompt, *answer, *added, *answer, *added], np.int32), np.array([65, 66], np.int32))
+    ids = [*prompt, *changed, *added, *changed, *added, 65, 66]
+    mask = [0, 0, 1, 1, 1, 0, 0, 1, 1, 1, 0, 0, 1, 1]
+    line = training_row(np.array(ids, np.int32), mask=("loss_mask", mask))
+    rollout = Rollout(Place("row.jsonl", 0), "generic", turns=(first, second, third), training_row=line)
+    evidence = explain(gather(rollout, toy_tokenizer(), toy_renderer()), all_rules())
+    left = []
+    for single in (None, 0):
+        findings = audited(rollout, single).findings
+        drifts = tuple(one for one in findings if one.code.startswith("TOK") and one.hit.where is Where.COMPLETION)
+        assert sum(one.times for one in drifts) == 2
+        proposal = next(one for one in all_repairs() if one.name == "mask").mend(
+            evidence, drifts, RepairChoices(mask_by="turn")
+        )
+        assert proposal is not None
+        (repaired,) = proposal.rollouts
+        left.append(repaired.rollout.training_row.loss_mask.tolist())
+    assert left == [[False] * 12 + [True] * 2] * 2
