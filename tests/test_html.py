@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 
 from tests import report_results
 from tests.browser import made
+from tests.tables import table
 from tito_audit.record.finding import Finding, Hit, Result, Severity, Skip, Where
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.reports import report_named
@@ -141,17 +142,7 @@ def test_the_page_of_the_fixed_results_says_what_its_gate_and_its_baseline_say()
     assert "no logprobs</td><td><code>LPR501-LPR506</code></td>" in text
 
 
-@pytest.mark.parametrize(
-    ("files", "name"),
-    [
-        ([], "0 logs"),
-        (["logs/run.jsonl"], "run.jsonl"),
-        (["/data/a/x.jsonl", "/data/a/y.jsonl"], "2 logs in a"),
-        (["/data/a/x.jsonl", "/data/b/x.jsonl", "/data/z.jsonl"], "3 logs in data"),
-        (["a/x/1.jsonl", "b/x/1.jsonl"], "2 logs"),
-        (["x.jsonl", "y.jsonl"], "2 logs"),
-    ],
-)
+@pytest.mark.parametrize(*table(__file__, "a_page_names_its_log_or_the_folder_of_its_logs"))
 def test_a_page_names_its_log_or_the_folder_of_its_logs(files: list[str], name: str) -> None:
     assert f"· {name} · tito-audit</title>" in made.written([], Summary(files=files))
 

@@ -16,6 +16,7 @@ from tests.format_cases import fixture_of
 from tests.frameworks.ask import asked
 from tests.sft.conversations import conversations
 from tests.sft.faults import FAULTS, Family, Rows, planted, runs
+from tests.tables import table
 from tests.tiers import DEEP
 from tito_audit import Settings, convert_rollouts, scan_rollouts
 from tito_audit.record.finding import Result
@@ -143,16 +144,7 @@ def test_a_row_that_proves_nothing_is_named_and_left_out(tmp_path: Path) -> None
 # Told apart
 
 
-@pytest.mark.parametrize(
-    ("column", "kind", "said"),
-    [
-        ("labels", "auto", "not written by the assistant"),
-        ("assistant_masks", "auto", "not written by the assistant"),
-        ("loss_mask", "auto", "never sampled"),
-        ("loss_mask", "sft", "not written by the assistant"),
-        ("labels", "rl", "never sampled"),
-    ],
-)
+@pytest.mark.parametrize(*table(__file__, "rows_are_judged_by_what_they_are_for"))
 def test_rows_are_judged_by_what_they_are_for(column: str, kind: Any, said: str, tmp_path: Path) -> None:
     (row,) = made(tmp_path, [{"messages": [ASK, ANSWER]}], "sft_assistant_masks")
     mask = row.pop("assistant_masks")

@@ -13,6 +13,7 @@ from tokenizers import Tokenizer
 
 from tests import toy
 from tests.command import run
+from tests.tables import table
 from tests.template_oracle.chat import TOKENS, Refusal, Template
 from tests.template_oracle.conversations import (
     STEPS,
@@ -250,17 +251,7 @@ def test_every_token_is_where_it_is_said_to_be() -> None:
             assert tag.line == source.count("\n", 0, tag.start) + 1
 
 
-@pytest.mark.parametrize(
-    ("tag", "found"),
-    [
-        ("{% if a and not b %}", ["a and not b", "a", "b"]),
-        ("{% if x is not none %}", ["x is not none"]),
-        ("{% set y = (a > 1 or b) %}", ["a > 1", "b"]),
-        ("{{ f(x if loop.last else y) }}", ["loop.last"]),
-        ("{% for m in ms %}", []),
-        ("{% elif 'a' not in b %}", ["'a' not in b"]),
-    ],
-)
+@pytest.mark.parametrize(*table(__file__, "the_conditions_of_a_tag_are_found"))
 def test_the_conditions_of_a_tag_are_found(tag: str, found: list[str]) -> None:
     (read,) = read_tags(tag)
     runs = [tag[run[0].start : run[-1].end] for run in conditions(read)]
@@ -414,17 +405,7 @@ def test_two_templates_are_compared_prompt_by_prompt(tmp_path: Path) -> None:
     assert said["prompts"] > 50
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "cause"),
-    [
-        ("{%- if add_generation_prompt %}", "{%- if false %}", "the generation prompt"),
-        ("{%- set ns = ", "Be kind.{% set ns = ", "the text before the first message"),
-        ("m.reasoning_content and loop.index0 > ns.last", "false", "reasoning"),
-        ("'<|im_end|>\\n'", "'<|im_end|>\\n\\n'", "whitespace"),
-        ("{{- said }}", "{{- '* ' + said }}", "answers in history"),
-        ("'<|im_end|>\\n'", "'<|end|>\\n'", "the text around messages"),
-    ],
-)
+@pytest.mark.parametrize(*table(__file__, "the_cause_of_a_difference_is_named"))
 def test_the_cause_of_a_difference_is_named(tmp_path: Path, old: str, new: str, cause: str) -> None:
     one, other = tmp_path / "one.jinja", tmp_path / "other.jinja"
     assert old in BY_PLACE
