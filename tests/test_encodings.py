@@ -20,7 +20,6 @@ from tito_audit.terminal.encoding import FALLBACK, written_in
 
 ROOT = Path(__file__).resolve().parents[1]
 TOY = ROOT / "fixtures" / "tokenizers" / "toy_bpe"
-GENERIC = ROOT / "fixtures" / "formats" / "generic.jsonl"
 ENCODINGS = ("ascii", "latin-1", "cp1252", "cp437", "cp850", "cp866", "cp932", "cp936", "koi8-r", "utf-16-le")
 ODD = "Grüße, 東京 👩‍🚀 \u202e\x1b[2J\t{e\u0301}\n– “quoted”"
 

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from html import unescape
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -32,8 +31,6 @@ from tito_audit.reports._html.page_findings import PageFindings
 from tito_audit.rules import all_rules
 from tito_audit.summary import Gate, Summary
 from tito_audit.viewer.model import Measures, Observed
-
-ROOT = Path(__file__).resolve().parents[1]
 
 
 def result(row: int, *findings: Finding, tokens: int = 120, skips: tuple[Skip, ...] = ()) -> Result:

@@ -157,26 +157,6 @@ def test_what_is_given_and_wrong_is_named_as_well(tmp_path: Path) -> None:
     assert "on 2024-07-26, not on 2025-01-02, as --clock says" in found["message"]
 
 
-def test_the_tokenizers_own_template_is_tried_where_another_was_given(tmp_path: Path) -> None:
-    """A template of the same family, which opens turns alike."""
-    encode = toy.toy_tokenizer().encode
-    rows = []
-    for number in range(6):
-        asked, answer = f"How many is {number}?", f"It is {number}."
-        prompt = f"<|im_start|>user\n{asked}<|im_end|>\n<|im_start|>assistant\n"
-        messages = [{"role": "user", "content": asked}, {"role": "assistant", "content": answer}]
-        call = {"prompt_token_ids": encode(prompt).tolist(), "generation_token_ids": encode(answer).tolist()}
-        rows.append({"messages": messages, "calls": [call]})
-    log = log_of(tmp_path, rows)
-    other = tmp_path / "other.jinja"
-    other.write_text("{{ '<|im_start|>system\nBe brief.<|im_end|>\n' }}" + (tmp_path / "toy.jinja").read_text())
-    (found,) = findings(log, "-t", BPE, "--chat-template", str(other))
-    assert (found["code"], found["severity"]) == ("REC011", "warning")
-    assert f"rendered with the tokenizer's own template, not with {other}" in found["message"]
-    assert found["message"].endswith(f"pass -t {BPE}")
-    assert findings(log, "-t", BPE) == []
-
-
 # What is left to its rows
 
 

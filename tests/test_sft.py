@@ -130,17 +130,6 @@ def test_markers_of_the_template_decide_where_it_has_them(tmp_path: Path) -> Non
     assert runs(marked["labels"]) == [(start, end + 1)]
 
 
-def test_a_row_that_proves_nothing_is_named_and_left_out(tmp_path: Path) -> None:
-    log = written(
-        tmp_path / "log.jsonl",
-        [{"messages": [ASK]}, {"messages": [ASK, ANSWER]}, {"prompt": ["a"], "completion": ["b"]}],
-    )
-    ran = run("convert", str(log), "--to", "sft", "-o", str(tmp_path / "out.jsonl"), "-t", TOY, "--lossy")
-    assert ran[0] == 1
-    assert ran[1].count("it holds neither token ids nor a conversation with an answer") == 2
-    assert len((tmp_path / "out.jsonl").read_text().splitlines()) == 1
-
-
 # Told apart
 
 
@@ -365,13 +354,6 @@ def test_a_prompt_and_a_completion_that_share_a_token_are_named(tmp_path: Path) 
     rows = [{"prompt": "The ", "completion": "cat said hello."}, {"prompt": "Hello\n", "completion": "cat"}]
     page = plan(str(written(tmp_path / "a.jsonl", rows)), "-t", TOY)
     assert page["problems"]["prompt and answer share a token when they are encoded together"]["rows"] == 1
-
-
-def test_the_page_escapes_what_the_log_holds(tmp_path: Path) -> None:
-    said = {"role": "assistant", "content": "\x1b[31mred"}
-    ran = run("sft", str(written(tmp_path / "a.jsonl", [{"messages": [ASK, said]}])), "-t", TOY)
-    assert "\x1b[31m" not in ran[1]
-    assert "tokens trained" in ran[1]
 
 
 # As TRL tokenizes

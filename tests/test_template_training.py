@@ -81,7 +81,6 @@ TRIMMING = (
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content | trim + '<|im_end|>\\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
-COUNTING = TRIMMING.replace("m.content | trim", "m.content ~ messages | length")
 
 
 def trained(
@@ -150,16 +149,6 @@ def test_a_template_that_keeps_history_is_written_as_it_is(tmp_path: Path) -> No
     code, said, out = trained(tmp_path, source)
     assert (code, said["edits"], said["diff"]) == (0, [], [])
     assert out.read_text(encoding="utf-8") == source
-
-
-def test_where_no_edit_is_enough_the_construct_is_named_and_no_file_written(tmp_path: Path) -> None:
-    file, out = tmp_path / "original.jinja", tmp_path / "variant.jinja"
-    file.write_text(COUNTING)
-    code, page, _ = run("template", "--chat-template", file, "--training", out)
-    assert code == 1
-    assert "no file is written" in page
-    assert "Obstacles" in page
-    assert not out.exists()
 
 
 def test_an_edit_that_would_change_first_prompts_is_not_made(tmp_path: Path) -> None:
