@@ -22,9 +22,7 @@ from tests import toy
 from tests.command import run
 from tests.tiers import some
 from tito_audit import RepairSettings, Settings, repair_rollouts, scan_rollouts
-from tito_audit.record.rollout import Place
 from tito_audit.run.workers import can_fork
-from tito_audit.settings.model import Override
 from tito_audit.tokens.load import load_tokenizer
 
 BPE = str(toy.TOKENIZERS / "toy_bpe")
@@ -202,35 +200,6 @@ def test_who_ignores_it_has_the_log_audited_as_given(tmp_path: Path) -> None:
 
 
 # Every way to run it
-
-
-@pytest.mark.skipif(not can_fork(), reason="processes are not forked on this system")
-def test_processes_say_what_one_says_of_logs_with_settings_of_their_own(tmp_path: Path) -> None:
-    logs = [
-        log_of(
-            tmp_path, [row(number, datetime(2024, 7, 1 + number % 9), WITH) for number in range(ROWS)], "a.jsonl"
-        ),
-        log_of(
-            tmp_path, ["x", *(row(number, tools=WITH, enable_thinking=False) for number in range(ROWS))], "b.jsonl"
-        ),
-        log_of(tmp_path, [row(number) for number in range(ROWS)], "c.jsonl"),
-        log_of(tmp_path, [row(number, tools=WITH) for number in range(ROWS)], "d.jsonl"),
-    ]
-    overrides = (Override((logs[2],), {"tools": "none"}),)
-    told = []
-    for jobs, chunk in ((1, None), (2, 8_000), (3, 20_000)):
-        settings = Settings(
-            tokenizer=BPE, chat_template=str(tmp_path / "toy.jinja"), jobs=jobs, overrides=overrides
-        )
-        scan = scan_rollouts(logs, settings)
-        scan.chunk_bytes = chunk
-        told.append([(one.place, one.findings, one.skips, one.of_log) for one in scan])
-    assert told[0] == told[1] == told[2]
-    of_logs = [(place.file, found[0].code) for place, found, _, of_log in told[0] if of_log]
-    assert of_logs == [(logs[0], "TPL210"), (logs[1], "REC011")]
-    assert [
-        found for place, found, _, of_log in told[0] if not of_log and found and place != Place(logs[1], 0)
-    ] == []
 
 
 def test_a_sample_a_limit_and_a_row_do_not_change_what_the_log_was_written_with(tmp_path: Path) -> None:
