@@ -257,18 +257,6 @@ def test_rows_without_messages_or_ids_say_so(tmp_path: Path) -> None:
     assert said(written(tmp_path / "texts.jsonl", texts), "-t", TOY)["because"] == "no token ids"
 
 
-def test_why_a_template_refuses_the_messages_is_told(tmp_path: Path) -> None:
-    rows = [json.loads(line) for line in log_at(tmp_path / "plain.jsonl").read_text().splitlines()]
-    for row in rows:
-        for message in row["messages"]:
-            message["content"] = [{"type": "text", "text": message["content"]}]
-    log = written(tmp_path / "parts.jsonl", rows)
-    (tmp_path / "joined.jinja").write_text(DATED)
-    code, page, _ = run("identify", log, "-t", TOY, "--chat-template", "joined.jinja")
-    assert code == 1
-    assert "the template refuses the messages: chat template, line" in " ".join(page.split())
-
-
 def test_a_row_that_cannot_be_read_is_counted(tmp_path: Path) -> None:
     log = log_at(tmp_path / "log.jsonl")
     log.write_text(log.read_text() + "{broken\n")

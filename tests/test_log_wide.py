@@ -136,25 +136,6 @@ def test_a_log_that_comes_out_as_given_is_none_of_it(tmp_path: Path) -> None:
     assert findings(log_of(tmp_path, [row(number, tools=WITH) for number in range(ROWS)]), *flags(tmp_path)) == []
 
 
-def test_arguments_that_rows_state_but_were_not_used_are_named(tmp_path: Path) -> None:
-    rows = [
-        row(number, tools=WITH, stated={"enable_thinking": True}, enable_thinking=False) for number in range(6)
-    ]
-    (found,) = findings(log_of(tmp_path, rows), *flags(tmp_path))
-    assert found["code"] == "REC011"
-    assert "with enable_thinking=false, where the rows state enable_thinking=true" in found["message"]
-    assert "log the arguments that were used, or leave the stated ones out and pass -t" in found["message"]
-
-
-def test_what_is_given_and_wrong_is_named_as_well(tmp_path: Path) -> None:
-    log = log_of(tmp_path, [row(number, THEN, WITH) for number in range(6)])
-    given = "--clock", "2025-01-02", "--template-arg", "enable_thinking=false"
-    (found,) = findings(log, *flags(tmp_path), *given)
-    assert found["code"] == "REC011"
-    assert "rendered without enable_thinking, not with enable_thinking=false" in found["message"]
-    assert "on 2024-07-26, not on 2025-01-02, as --clock says" in found["message"]
-
-
 # What is left to its rows
 
 

@@ -167,19 +167,6 @@ def test_a_scan_counts_what_a_set_trains(tmp_path: Path) -> None:
     assert f"ends in {turns} of {turns} turns" in page
 
 
-@pytest.mark.parametrize(
-    "row",
-    [
-        {"messages": [ASK, ANSWER, ASK, ANSWER]},
-        {"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]},
-        {"prompt": "a", "completion": "b"},
-    ],
-)
-def test_rows_of_text_alone_are_not_audited(row: dict[str, Any], tmp_path: Path) -> None:
-    ran = run("scan", str(written(tmp_path / "a.jsonl", [row] * 3)), "-t", TOY)
-    assert ran[1].splitlines()[-1].startswith("nothing audited: no token ids in 3 rollouts")
-
-
 # Judged
 
 

@@ -66,14 +66,6 @@ def test_what_was_not_compared_never_passes(rows: list[Any], options: str, verdi
     assert code == 0
 
 
-def test_unreadable_rows_that_a_baseline_accepts_are_still_not_audited(tmp_path: Path) -> None:
-    options = f"--baseline {tmp_path / 'known.json'}"
-    code, line = last_line(tmp_path, [UNREADABLE] * 3, f"{options} --update-baseline")
-    assert (code, line.partition(";")[0]) == (0, "nothing audited: 3 rows could not be read")
-    code, line = last_line(tmp_path, [UNREADABLE] * 3, options)
-    assert (code, line) == (0, "nothing audited: 3 rows could not be read; 0 new errors (3 known)")
-
-
 def test_what_fails_is_called_failed_even_if_nothing_was_compared(tmp_path: Path) -> None:
     assert last_line(tmp_path, [SCORED] * 3, "")[0] == 1
     code, line = last_line(tmp_path, [TEXT] * 3, f"{TOY} --fail-on note")
