@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.command import run
+from tests.command import run, written
 from tests.format_cases import fixture_of
 from tests.frameworks.ask import asked
 from tests.sft.conversations import conversations
@@ -32,11 +32,6 @@ MARKED = (
     "{{ m.content + END }}{% endgeneration %}{% else %}{{ m.content + '<|im_end|>\n' }}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
-
-
-def written(path: Path, rows: Rows) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return path
 
 
 def made(folder: Path, texts: Rows, form: str = "sft", tokenizer: str = TOY, **settings: Any) -> Rows:
