@@ -1,4 +1,4 @@
-"""The command as tests call it, and logs as they write them.
+"""The command and a scan as tests run them, and logs as they write them.
 
 In this process a run is as new as in its own: what it is told, what it reads and what it prints. Only what is the
 same each time is made once: the parser of the command line, the code of a chat template, and a tokenizer out of
@@ -25,14 +25,17 @@ from typer.testing import CliRunner
 
 from tests.ready import forked
 from tests.tiers import DEEP
+from tito_audit import Result, Settings, scan_rollouts
 from tito_audit.cli import app
 from tito_audit.render.sandbox import ChatEnvironment
 from tito_audit.render.template import Template
+from tito_audit.run.tasks import bare
+from tito_audit.summary import Summary
 from tito_audit.tokens import load
 from tito_audit.tokens.cache import cache_folder
 from tito_audit.tokens.tokenizer import Tokenizer
 
-__all__ = ["become", "loaded", "loading_once", "run", "unchanged", "written"]
+__all__ = ["become", "loaded", "loading_once", "run", "scanned", "unchanged", "written"]
 
 
 def run(
@@ -56,8 +59,20 @@ def become(*arguments: object, env: Mapping[str, str]) -> NoReturn:
 
 def written(path: Path, rows: Iterable[object]) -> Path:
     """The path, once the rows are written there as JSON lines."""
+    path.parent.mkdir(exist_ok=True)
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return path
+
+
+def scanned(
+    logs: Any, jobs: int | None = None, chunk: int | None = None, *, observe: bool = False, **options: Any
+) -> tuple[list[Result], Summary]:
+    """What a scan in chunks of so many bytes says, without its clock and what only one process holds."""
+    scan = scan_rollouts(logs, Settings(jobs=jobs, **options), observe=observe)
+    scan.chunk_bytes = chunk
+    results = [bare(result) for result in scan]
+    scan.summary.seconds = 0.0
+    return results, scan.summary
 
 
 def loaded(folder: Path) -> Tokenizer:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.tables import table
 from tito_audit.render.arguments import Argument, TemplateArguments
 from tito_audit.render.template import compile_template
 
@@ -57,18 +58,7 @@ def test_the_values_that_a_template_tells_apart_are_found(source: str, values: t
     assert sorted(map(repr, found)) == sorted(map(repr, values))
 
 
-@pytest.mark.parametrize(
-    ("source", "written"),
-    [
-        ("{{ 'Effort: ' + x }}", True),
-        ("{{ x | upper }}", True),
-        ("{% set y = 'a' ~ x %}{{ y }}", True),
-        ("{{ 'a %s' % x }}", True),
-        ("{% macro m(v) %}{{ v }}{% endmacro %}{{ m(x) }}", True),
-        ("{{ 'a' if x else 'b' }}", False),
-        ("{% if x == 'a' %}a{% endif %}", False),
-    ],
-)
+@pytest.mark.parametrize(*table(__file__, "an_argument_is_written_if_its_value_gets_into_the_prompt"))
 def test_an_argument_is_written_if_its_value_gets_into_the_prompt(source: str, written: bool) -> None:
     assert argument(source).written is written
 

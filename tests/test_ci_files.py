@@ -19,6 +19,7 @@ import pytest
 
 from tests.checkers import checked
 from tests.ready import program
+from tests.tables import table
 from tests.tiers import DEEP
 
 yaml = pytest.importorskip("yaml", reason="PyYAML is in the extra dev")
@@ -296,19 +297,6 @@ def test_a_commit_of_a_configuration_that_cannot_be_is_refused(place: Path, repo
     assert "tokenizer" in refused.stderr + refused.stdout
 
 
-@pytest.mark.parametrize(
-    ("name", "taken"),
-    [
-        ("runs/a.jsonl", True),
-        ("a.jsonl.gz", True),
-        ("a.jsonl.zst", True),
-        ("a b.parquet", True),
-        ("a.ndjson", True),
-        ("package.json", False),
-        ("a.jsonl.py", False),
-        ("jsonl", False),
-        ("a.parquet.md", False),
-    ],
-)
+@pytest.mark.parametrize(*table(__file__, "the_hook_takes_what_is_surely_a_log"))
 def test_the_hook_takes_what_is_surely_a_log(name: str, taken: bool) -> None:
     assert bool(re.search(HOOKS["tito-audit"]["files"], name)) == taken

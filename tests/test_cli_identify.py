@@ -134,44 +134,12 @@ def test_what_was_found_is_written_and_then_used(tmp_path: Path) -> None:
     assert (tmp_path / "tito-audit.toml").read_bytes() == before
 
 
-def test_a_key_that_differs_is_replaced_only_by_force(tmp_path: Path) -> None:
-    log = log_at(tmp_path / "log.jsonl", arguments={"enable_thinking": False})
-    file = tmp_path / "pyproject.toml"
-    before = '[tool.tito-audit]\nclock = "2020-01-01"\nfail-on = "note"\n'
-    file.write_text(before, encoding="utf-8")
-    code, _, told = run("identify", log, "-t", TOY, "-w", "pyproject.toml")
-    assert code == 2
-    assert "clock = '2020-01-01', found: none" in told
-    assert "--force" in told
-    assert file.read_text(encoding="utf-8") == before
-    assert run("identify", log, "-t", TOY, "-w", "pyproject.toml", "--force")[0] == 0
-    table = tomllib.loads(file.read_text(encoding="utf-8"))["tool"]["tito-audit"]
-    assert table == {
-        "fail-on": "note",
-        "template-args": {"enable_thinking": False},
-        "tokenizer": table["tokenizer"],
-    }
-    assert (tmp_path / table["tokenizer"]).resolve() == TOY
-
-
 def test_a_file_in_another_folder_gets_paths_that_it_can_follow(tmp_path: Path) -> None:
     log = log_at(tmp_path / "log.jsonl")
     shutil.copytree(TOY, tmp_path / "tok")
     (tmp_path / "there").mkdir()
     assert run("identify", log, "-t", "tok", "-w", "there/tito-audit.toml")[0] == 0
     assert finds_nothing(log, "--config", "there/tito-audit.toml")
-
-
-def test_what_is_not_sure_is_not_written(tmp_path: Path) -> None:
-    log = log_at(tmp_path / "log.jsonl", rows=4)
-    rows = log.read_text().splitlines()
-    log.write_text("\n".join([*rows, *(row.replace("How much is", "Why is") for row in rows)]) + "\n")
-    code, page, told = run("identify", log, "-t", TOY, "-w", "tito-audit.toml")
-    assert code == 1
-    assert "Not certain. Closest:" in page
-    assert "4 of 8 prompts (50 %)" in page
-    assert "Nothing was written" in told
-    assert not (tmp_path / "tito-audit.toml").exists()
 
 
 # Which tokenizers are tried
@@ -281,42 +249,12 @@ def test_of_two_tokenizers_the_one_that_wrote_the_log_is_named(tmp_path: Path) -
 # What cannot be explained
 
 
-def test_without_a_tokenizer_the_ids_speak_for_themselves(tmp_path: Path) -> None:
-    log = log_at(tmp_path / "log.jsonl")
-    code, page, _ = run("identify", log)
-    assert code == 1
-    assert "Not identified: there is no tokenizer to try" in page
-    assert "ids in 16 sequences" in page
-    assert "to 2,002: the vocabulary has at least 2,003 entries" in " ".join(page.split())
-    assert said(log)["ids"]["largest"] == 2002
-
-
 def test_rows_without_messages_or_ids_say_so(tmp_path: Path) -> None:
     rows = [json.loads(line) for line in log_at(tmp_path / "plain.jsonl", form="binary").read_text().splitlines()]
     ids = [{key: value for key, value in row.items() if key != "messages"} for row in rows]
     assert said(written(tmp_path / "ids.jsonl", ids), "-t", TOY)["because"] == "no messages"
     texts = [{"messages": row["messages"]} for row in rows]
     assert said(written(tmp_path / "texts.jsonl", texts), "-t", TOY)["because"] == "no token ids"
-
-
-def test_rows_that_are_not_there_or_cannot_be_read_are_not_said_to_lack_ids(tmp_path: Path) -> None:
-    for text, words in (("", "the log has no rows"), ("{broken\n{broken\n", "no row can be read")):
-        (tmp_path / "log.jsonl").write_text(text)
-        code, page, _ = run("identify", tmp_path / "log.jsonl", "-t", TOY)
-        assert code == 1
-        assert f"Not identified: {words}\n" in page
-
-
-def test_why_a_template_refuses_the_messages_is_told(tmp_path: Path) -> None:
-    rows = [json.loads(line) for line in log_at(tmp_path / "plain.jsonl").read_text().splitlines()]
-    for row in rows:
-        for message in row["messages"]:
-            message["content"] = [{"type": "text", "text": message["content"]}]
-    log = written(tmp_path / "parts.jsonl", rows)
-    (tmp_path / "joined.jinja").write_text(DATED)
-    code, page, _ = run("identify", log, "-t", TOY, "--chat-template", "joined.jinja")
-    assert code == 1
-    assert "the template refuses the messages: chat template, line" in " ".join(page.split())
 
 
 def test_a_row_that_cannot_be_read_is_counted(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.tables import stored
 from tito_audit.cli import _complete
 from tito_audit.cli._repaired import REPORTS
 from tito_audit.convert.rows import all_makers
@@ -33,20 +34,7 @@ main()' "$@"
 """The command where the shell asks what completes; else what the line says."""
 BEGIN = {"bash": "source complete.bash", "zsh": "autoload -U compinit; compinit -u; source complete.zsh"}
 SHELLS = {"bash": ["bash", "--norc", "--noprofile", "-i"], "zsh": ["zsh", "-f", "-i"]}
-LINES = {
-    "tito-audit sca": ["scan"],
-    "tito-audit scan --fail-o": ["scan", "--fail-on"],
-    "tito-audit scan --fail-on war": ["scan", "--fail-on", "warning"],
-    "tito-audit scan --report jsonl": ["scan", "--report", "jsonl"],
-    "tito-audit scan --format nemo_gym_": ["scan", "--format", "nemo_gym_tokens"],
-    "tito-audit scan --select REC,TPL29": ["scan", "--select", "REC,TPL299"],
-    "tito-audit repair --with splice,real": ["repair", "--with", "splice,realign"],
-    "tito-audit convert --to atr": ["convert", "--to", "atropos_group"],
-    "tito-audit explain SEQ305": ["explain", "SEQ305"],
-    "tito-audit scan samp": ["scan", "sampled.parquet"],
-    "tito-audit scan roll": ["scan", "rollouts of May.jsonl"],
-    "tito-audit repair --report json --out samp": ["repair", "--report", "json", "--out", "sampled.parquet"],
-}
+LINES = stored(__file__, "LINES")
 HEAVY = {"numpy", "rich", "orjson", "tito_audit.rules", "tito_audit.formats", "tito_audit.reports"}
 
 

@@ -10,6 +10,7 @@ import pytest
 import typer
 
 from tests.command import run, written
+from tests.tables import table
 from tests.world import BROKEN, CLEAN
 from tito_audit.cli import app
 from tito_audit.errors import SetupError
@@ -391,27 +392,7 @@ def test_a_mistake_in_what_speaks_of_some_logs_or_other_files_is_one_message(
         read_config(project / "pyproject.toml")
 
 
-@pytest.mark.parametrize(
-    ("pattern", "those", "not_those"),
-    [
-        ("legacy/**", ["legacy/a", "legacy/b/c"], ["legacy", "x/legacy/a", "../legacy/a"]),
-        ("legacy", ["legacy/a/b", "x/legacy/a", "x/legacy", "/far/legacy"], ["legacy2/a", "../legacy/a"]),
-        ("legacy/", ["legacy/a/b", "x/legacy/a"], ["x/legacy", "/far/legacy"]),
-        ("./legacy", ["legacy", "legacy/a"], ["x/legacy/a", "x/legacy"]),
-        ("*.parquet", ["a.parquet", "x/a.parquet", "/far/a.parquet", "a.parquet/part.jsonl"], ["a.parquet.gz"]),
-        ("x/*.jsonl", ["x/a.jsonl", "x/a.jsonl/b"], ["x/y/a.jsonl", "a.jsonl"]),
-        ("x/**/*.jsonl", ["x/a.jsonl", "x/y/z/a.jsonl"], ["a.jsonl"]),
-        ("../other/*", ["../other/a", "../other/a/b"], ["other/a"]),
-        ("*/../a", ["a"], ["x/a"]),
-        ("*/a", ["x/a"], ["a", "x/y/a", "/far/a"]),
-        ("**/a", ["a", "x/y/a"], ["/far/a", "../a"]),
-        ("/*/a", ["/far/a"], ["/a", "far/a"]),
-        ("/far/**", ["/far/a"], ["far/a", "/far"]),
-        (".", ["a", "x/b"], ["../a", "/far/a"]),
-        ("a\\*b", ["a*b", "/far/a*b"], ["axb"]),
-        ("x/a\\*b", ["x/a*b"], ["x/axb"]),
-    ],
-)
+@pytest.mark.parametrize(*table(__file__, "a_pattern_of_the_file_starts_from_its_folder"))
 def test_a_pattern_of_the_file_starts_from_its_folder(
     tmp_path: Path, pattern: str, those: list[str], not_those: list[str]
 ) -> None:

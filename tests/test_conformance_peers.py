@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 
 from tests.frameworks.ask import asked
+from tests.tables import stored
 from tests.template_oracle.sources import frameworks, needed, tokenizer_folders
 from tests.test_conformance import collected
 from tests.tiers import DEEP
@@ -37,22 +38,7 @@ from tito_audit.tokens.load import load_tokenizer
 
 pytestmark = pytest.mark.skipif(not DEEP, reason="imports trainers: in make deep")
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "conformance.md"
-CLASSES = {
-    "qwen2_5": "qwen3",
-    "qwen3": "qwen3",
-    "qwen3_vl": "qwen3",
-    "qwen3_instruct_2507": "qwennext",
-    "qwen3_5_think": "qwen35",
-    "lfm2": "qwen3",
-    "glm4moe": "glm47",
-    "nemotron_3_nano": "nemotron3",
-    "nemotron_3_super": "nemotron3",
-    "llama3_1": "default",
-    "gptoss": "default",
-    "moonshotai-Kimi-K2.5": "kimi25",
-    "moonshotai-Kimi-K2.6": "kimi26",
-    "MiniMaxAI-MiniMax-M2.7": "minimax_m27",
-}
+CLASSES = stored(__file__, "CLASSES")
 """The templates of the comparison, each with miles' class for its family."""
 
 
@@ -233,18 +219,7 @@ def test_chatlint_says_of_prompts_what_our_rendering_shows(tmp_path: Path) -> No
     says("chatlint", f"{same[True]} of {same.total()} conversations")
 
 
-TEMPLATES = {
-    "Qwen/Qwen3.8-27B": "qwen3_8",
-    "Qwen/Qwen3.8-Flash-Next": "qwen3_8",
-    "THUDM/GLM-4.5-Air": "zai-org-GLM-4.5-Air",
-    "deepseek-ai/DeepSeek-V3": "deepseekv3",
-    "meta-llama/Llama-3.2-1B-Instruct": "llama3_2",
-    "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16": "nemotron_3_nano",
-    "nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-BF16": "nemotron_3_super",
-    "nvidia/NVIDIA-Nemotron-3-Ultra-550B-A55B-BF16": "nemotron_3_ultra",
-    "nvidia/NVIDIA-Nemotron-3.5-Lightning-30B-A3B-BF16": "nemotron_3_5_lightning",
-    "poolside/Laguna-XS.2": "poolside-Laguna-XS.2",
-}
+TEMPLATES = stored(__file__, "TEMPLATES")
 """Templates of models that chatlint's index does not name."""
 AS_ITS_CODE = {"kimi-k2.5-thinking=false", "glm-5.1-clear_thinking=false"}
 """Witnesses of which the package's renderer writes something else than the template."""

@@ -368,21 +368,6 @@ def test_a_row_of_a_branch_has_the_messages_of_its_own_branch(tmp_path: Path) ->
     assert [[one["content"] or "" for one in row["messages"]] for row in rows] == paths
 
 
-def test_rows_that_cannot_be_read_are_counted_with_their_place_and_never_passed_over(tmp_path: Path) -> None:
-    log = tmp_path / "torn.jsonl"
-    log.write_text(json.dumps(ROW) + '\n{"token_ids": [1,\n[1]\n{"a": 1}\n' + json.dumps(ROW) + "\n")
-    out = tmp_path / "out.jsonl"
-    code, page, err = run("convert", log, "--to", "slime", "-o", out)
-    assert code == 1
-    assert not out.exists()
-    assert "--lossy" in err
-    assert all(f"{log}:{row} " in page for row in (1, 2, 3))
-    code, page, _ = run("convert", log, "--to", "slime", "-o", out, "--lossy")
-    assert code == 1
-    assert "3 rows or rollouts" in err
-    assert len(lines_of(out)) == 2
-
-
 # The file and the command
 
 
@@ -425,19 +410,6 @@ def test_the_suffix_chooses_the_file_and_all_say_the_same(
             assert stream.read_all().num_rows == len(ours)
     if name.endswith(".feather"):
         assert pa.ipc.open_file(out).read_all().num_rows == len(ours)
-
-
-def test_a_dry_run_writes_nothing_and_says_by_its_exit_code_whether_all_is_carried(tmp_path: Path) -> None:
-    log = written(tmp_path / "log.jsonl", [CALLS])
-    code, page, _ = run("convert", log, "--to", "rows", "--dry-run")
-    assert code == 0
-    assert "Nothing is lost." in page
-    code, page, _ = run("convert", log, "--to", "atropos_group", "--dry-run", "-o", tmp_path / "out.jsonl")
-    assert code == 1
-    assert "a dry run" in page
-    assert "finish_reasons  1" in page
-    assert run("convert", log, "--to", "atropos_group", "--dry-run", "--lossy")[0] == 0
-    assert [path.name for path in tmp_path.iterdir()] == ["log.jsonl"]
 
 
 def test_nothing_is_written_that_loses_something_until_it_is_allowed(tmp_path: Path) -> None:
@@ -502,19 +474,6 @@ def test_a_mistake_is_one_message_and_exit_2(tmp_path: Path, arguments: list[str
     assert there.read_text() == json.dumps(ROW) + "\n"
 
 
-def test_a_file_that_is_there_is_replaced_only_when_asked(tmp_path: Path) -> None:
-    log, out = written(tmp_path / "log.jsonl", [CALLS]), written(tmp_path / "out.jsonl", ["of an earlier run"])
-    assert run("convert", log, "--to", "rows", "-o", out)[0] == 2
-    assert lines_of(out) == ["of an earlier run"]
-    assert run("convert", log, "--to", "rows", "-o", out, "--force")[0] == 0
-    assert "token_ids" in lines_of(out)[0]
-
-
-def test_quiet_prints_nothing(tmp_path: Path) -> None:
-    log = written(tmp_path / "log.jsonl", [CALLS])
-    assert run("convert", log, "--to", "rows", "-o", tmp_path / "out.jsonl", "-q") == (0, "", "")
-
-
 def test_a_log_that_changes_while_it_is_converted_gives_no_file(tmp_path: Path) -> None:
     log, out = written(tmp_path / "log.jsonl", [ROW]), tmp_path / "out.jsonl"
     conversion = Conversion(log, "rows", out)
@@ -552,22 +511,6 @@ def test_a_file_that_says_anything_else_than_what_was_made_is_noticed(tmp_path: 
     form, _ = all_makers()["rows"]
     assert digest_of(same, form) == digest_of(plain, form)
     assert digest_of(other, form) != digest_of(plain, form)
-
-
-def test_an_empty_log_becomes_an_empty_log(tmp_path: Path) -> None:
-    (tmp_path / "log.jsonl").write_bytes(b"")
-    assert run("convert", tmp_path / "log.jsonl", "--to", "rows", "-o", tmp_path / "out.jsonl")[0] == 0
-    assert (tmp_path / "out.jsonl").read_bytes() == b""
-
-
-def test_a_mapped_log_is_converted_under_the_names_that_were_given(tmp_path: Path) -> None:
-    log = written(tmp_path / "log.jsonl", [{"toks": [1, 2, 3], "train": [0, 1, 1]}])
-    out = tmp_path / "out.jsonl"
-    code, _, err = run(
-        "convert", log, "--to", "slime", "-o", out, "--map", "token_ids=toks", "--map", "loss_mask=train"
-    )
-    assert (code, err) == (0, "")
-    assert (lines_of(out)[0]["tokens"], lines_of(out)[0]["loss_mask"]) == ([1, 2, 3], [1, 1])
 
 
 def test_a_log_of_several_batches_keeps_its_order_in_a_table(

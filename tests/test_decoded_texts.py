@@ -15,6 +15,7 @@ import pytest
 import tokenizers
 from tokenizers.decoders import DecodeStream
 
+from tests.tables import stored
 from tests.tiers import examples, some
 from tito_audit.evidence.gather import gather
 from tito_audit.formats import pick_format
@@ -140,19 +141,7 @@ def test_text_that_the_tokenizer_normalises_is_at_most_a_note(name: str, text: s
         assert {one.code for one in loud(name, alone)} <= ({"TPL205"} if name == "qwen3" else set())
 
 
-STOPS = [
-    ("In a world where", "In a world wh", "er", "STOP"),
-    ("In a world where", "In a world wher", "er", "STOP"),
-    ("The answer is 4\n\nUser:", "The answer is 4", "\n\nUser:", "STOP"),
-    (
-        "The answer is 4</answer> and that is all of it",
-        "The answer is 4",
-        "</answer> and that is all of it",
-        "STOP",
-    ),
-    ("The answer is 4\n\nUser: and what else is there", "The answer is 4", "\n\nUser:", "BEHIND"),
-    ("The answer is 4\n\nUser:", "The answer is 5", "\n\nUser:", "EDITED"),
-]
+STOPS = stored(__file__, "STOPS")
 """What the ids spell, the text, the stop string, and which it is."""
 
 

@@ -48,7 +48,6 @@ WRITTEN = [ROOT / "README.md", *generate.written()]
 """Pages that people write; the others are written from the code."""
 FENCE = re.compile(r"^(?P<fence>`{3,})(?P<language>[a-z]+)\n(?P<text>.*?)\n(?P=fence)$", re.M | re.S)
 PLACEHOLDERS = {"LOG", "DIR", "OUT", "FILE", "…", "...", "NAME", "CODE", "COMMAND"}
-RUN = re.compile(r"tito-audit (.*fixtures/|explain \w|list \w|scan cured|scan no-such|--version)")
 """Commands that need nothing but a checkout."""
 SHELL_ONLY = set("|&;<>$*?`(){}")
 """What no command is given as it is typed."""

@@ -39,7 +39,6 @@ SHARED = Path(
 STRINGS = int(os.environ.get("TITO_AUDIT_FUZZ") or examples(100, 2000))
 """How many random texts each vocabulary is tried on; TITO_AUDIT_FUZZ=20000 for a thorough run."""
 WANTED = ("qwen3", "llama-3.1", "gpt-oss", "deepseek-v3", "gemma-3", "smollm2")
-REAL = [name for name in WANTED if (SHARED / name / "tokenizer.json").is_file()]
 NAMES = ["toy_bpe", "toy_metaspace", *(pytest.param(name, marks=pytest.mark.shared) for name in some(WANTED, 1))]
 
 

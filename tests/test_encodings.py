@@ -14,34 +14,16 @@ import pytest
 
 from tests.command import written
 from tests.ready import program
+from tests.tables import stored, table
 from tests.tiers import DEEP
 from tito_audit.terminal.encoding import FALLBACK, written_in
 
 ROOT = Path(__file__).resolve().parents[1]
 TOY = ROOT / "fixtures" / "tokenizers" / "toy_bpe"
-GENERIC = ROOT / "fixtures" / "formats" / "generic.jsonl"
 ENCODINGS = ("ascii", "latin-1", "cp1252", "cp437", "cp850", "cp866", "cp932", "cp936", "koi8-r", "utf-16-le")
 ODD = "Grüße, 東京 👩‍🚀 \u202e\x1b[2J\t{e\u0301}\n– “quoted”"
 
-PAGES = {
-    "scan": "scan {log} -t {toy}",
-    "scan, a line a finding": "scan {log} -t {toy} -f concise",
-    "scan for GitHub": "scan {log} -t {toy} -f github",
-    "scan, metrics": "scan {log} -t {toy} -f prometheus",
-    "repair": "repair {log} --dry-run -t {toy} --with canonical --unsafe --force",
-    "repair, changes": "repair {log} --dry-run -t {toy} --with canonical --unsafe --diff",
-    "show": "show {log} --row 0 -t {toy} --ids --logprobs --full",
-    "inspect": "inspect {log}",
-    "identify": "identify {log} -t {toy}",
-    "template": "template {toy}",
-    "convert": "convert {log} --to slime --dry-run",
-    "config": "config",
-    "explain": "explain TOK101",
-    "list": "list formats",
-    "help": "--help",
-    "help of a command": "scan --help",
-    "a mistake": "scan … –t",
-}
+PAGES = stored(__file__, "PAGES")
 JSON_PAGES = {
     "scan": "scan {log} -t {toy} -f json",
     "show": "show {log} --row 0 -t {toy} -f json",
@@ -139,17 +121,7 @@ def test_boxes_align_whatever_the_encoding(encoding: str, page: str, log: Path) 
     assert aligned > 10
 
 
-@pytest.mark.parametrize(
-    ("text", "shown"),
-    [
-        ("│·cat│ny│", "|_cat|ny|"),
-        ("3 rows · 2 notes", "3 rows - 2 notes"),
-        ("│⏎│⇥│∅│␛│␡│", "|\\n|\\t|<empty>|\\x1b|\\x7f|"),
-        ("start → user…", "start -> user..."),
-        ("── ━━", "-- ##"),
-        ("東🎉", "\\u6771\\U0001f389"),
-    ],
-)
+@pytest.mark.parametrize(*table(__file__, "a_mark_has_a_form_in_ascii_and_the_rest_is_escaped"))
 def test_a_mark_has_a_form_in_ascii_and_the_rest_is_escaped(text: str, shown: str) -> None:
     assert text.encode("ascii", FALLBACK) == shown.encode()
     assert written_in(text, "ascii") == shown

@@ -26,12 +26,10 @@ from tito_audit.record.rollout import Place, Rollout, TrainingRow, Turn
 from tito_audit.record.stated import Stated
 from tito_audit.render.renderer import make_renderer
 from tito_audit.run.fit import CODE, TEMPLATE, TOKENIZER, misfit
-from tito_audit.run.workers import can_fork
 from tito_audit.tokens.load import load_tokenizer
 
 BPE, METASPACE = "toy_bpe", "toy_metaspace"
 SHARED = toy.ROOT.parent / "shared"
-forks = pytest.mark.skipif(not can_fork(), reason="processes are not forked on this system")
 TALK = (
     "What is the weather in the city today, and will it rain again tomorrow?",
     "It is cold and it rains; tomorrow the sun will be out in most of the city.",
@@ -148,19 +146,6 @@ def test_the_finding_says_what_the_log_names(tmp_path: Path) -> None:
     rows = [row(BPE, number, model="Toy/Model-1B", tokenizer="toy_bpe") for number in range(4)]
     (finding,) = results_of(written(tmp_path / "log.jsonl", rows), METASPACE)[0].findings
     assert "the log names its tokenizer 'toy_bpe' and its model 'Toy/Model-1B'" in finding.hit.message
-
-
-@pytest.mark.parametrize("jobs", [2, 3])
-@forks
-def test_processes_say_what_one_says(tmp_path: Path, jobs: int) -> None:
-    rows = [row(BPE, number) for number in range(30)]
-    logs = [written(tmp_path / "a.jsonl", rows), written(tmp_path / "b.jsonl", ["x", *rows])]  # type: ignore[list-item]
-    logs += [written(tmp_path / "c.jsonl", [row(METASPACE, number) for number in range(30)])]
-    one = [(r.place, r.findings, r.skips, r.of_log) for r in results_of(logs, METASPACE)]
-    several = [(r.place, r.findings, r.skips, r.of_log) for r in results_of(logs, METASPACE, 4_000, jobs=jobs)]
-    assert one == several
-    told = [place for place, found, _, of_log in one if of_log and found[0].code == CODE]
-    assert told == [Place(logs[0], 0), Place(logs[1], 1)]
 
 
 def test_who_ignores_it_has_the_log_audited_as_if_it_fitted(tmp_path: Path) -> None:

@@ -37,7 +37,6 @@ TOOLS: list[Any] = [
         },
     }
 ]
-IDS = {"return_token_ids": True}
 ASK: Any = {"role": "user", "content": "What is the weather in Oslo?"}
 CALL = '<tool_call>\n{"name": "weather",  "arguments": {"city":   "Oslo"}}\n</tool_call><|im_end|>'
 SAID = "<think>\n\n</think>\n\nIt rains in Oslo.<|im_end|>"

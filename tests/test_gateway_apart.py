@@ -22,7 +22,6 @@ from tito_audit.serve import gateway as apart
 
 SAID = "It rains.<|im_end|>"
 LONG = "A long text. " * 3000
-PARTS = ("<|im_start|>", "<|im_end|>", "user\n", "你好", " wörter", "\ud83d", "x" * 9)
 
 
 def ask(address: str, content: str, session: str) -> tuple[dict[str, str], Any]:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from tests.serving import client, logged, make_gateway, served
+from tests.tables import stored
 from tests.test_gateway import PLAIN, asked, errors_of, plain
 from tests.toy import toy_tokenizer
 from tito_audit.render.renderer import make_renderer
@@ -20,22 +21,7 @@ PARTS = (
     "{% for part in m['content'] %}{{ '[' + part.text + ']' }}{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-FORMS = {
-    "{% for message in messages %}{{ message['content'] }}{% endfor %}": False,
-    "{% for message in messages %}{% for c in message['content'] %}{{ c.text }}{% endfor %}{% endfor %}": True,
-    "{% for m in messages[1:] %}{% for c in m.content | list %}{{ c.text }}{% endfor %}{% endfor %}": True,
-    "{% set rest = messages[1:] %}{% for m in rest %}{% for c in m.content %}x{% endfor %}{% endfor %}": True,
-    "{% macro text(content) %}{% for item in content %}{{ item.text }}{% endfor %}{% endmacro %}": True,
-    "{% for m in messages %}{% for call in m.tool_calls %}{{ call }}{% endfor %}{% endfor %}": False,
-    "{% for tool in tools %}{% for c in tool.content %}{{ c }}{% endfor %}{% endfor %}": False,
-    "{% macro text(parts) %}{% for part in parts %}{{ part.text }}{% endfor %}{% endmacro %}"
-    "{% for m in messages %}{{ text(m.content) }}{% endfor %}": True,
-    "{% macro text(parts, deep) %}{% for part in parts %}{{ part.text }}{% endfor %}{% endmacro %}"
-    "{% for m in messages %}{{ text(parts=m['content'], deep=true) }}{% endfor %}": True,
-    "{% macro text(parts) %}{% for part in parts %}{{ part }}{% endfor %}{% endmacro %}"
-    "{% for m in messages %}{{ text(m.tool_calls) }}{{ m.content }}{% endfor %}": False,
-    "{% for broken": False,
-}
+FORMS = stored(__file__, "FORMS")
 
 
 def test_a_template_takes_parts_where_it_loops_over_content() -> None:

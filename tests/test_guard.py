@@ -86,9 +86,3 @@ def test_a_report_that_fails_is_named(log: Path, tmp_path: Path, broken: _Break,
 def test_a_failing_rule_is_not_blamed_on_the_report(log: Path, broken: _Break) -> None:
     broken(rule_of("LPR504"), "check")
     assert "report" not in run("scan", log, "-f", "json")[2]
-
-
-def test_an_empty_row_has_no_running_sums(tmp_path: Path) -> None:
-    row = {"input_lengths": [0], "token_ids": [[]], "token_loss_mask": [], "generation_logprobs": []}
-    log = written(tmp_path / "log.jsonl", [row])
-    assert run("scan", log)[0] in (0, 1)

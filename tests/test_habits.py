@@ -6,56 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.tables import stored
 from tools.habits import House
 
-SOURCES = {
-    "__init__.py": "",
-    "rows/__init__.py": "",
-    "rows/read.py": '''
-"""Reads rows."""
-
-from tito_audit.rows import only_here
-from tito_audit.rows.shared import Row, total
-
-_LIMIT = 7
-_TWICE = 8
-
-
-class Row:
-    """A row."""
-
-
-def rows(paths):
-    """All rows of these files."""
-    # Each row is read once.
-    for one in paths:
-        yield _row(one)
-        yield from _also(one) if _TWICE else _also(_TWICE)
-
-
-def _row(path):
-    return only_here.parsed(path)[:_LIMIT]
-
-
-def _also(found):
-    return total(found)
-
-
-def _long(path):
-    a = 1
-    b = 2
-    c = 3
-    return a + b + c + _private(path)
-
-
-def _private(path):
-    return _long
-''',
-    "rows/only_here.py": "def parsed(text):\n    return text\n",
-    "rows/shared.py": "class Row:\n    pass\n\n\ndef total(rows):\n    return sum(rows)\n",
-    "rules/__init__.py": "",
-    "rules/other.py": "from tito_audit.rows.shared import total\n",
-}
+SOURCES = stored(__file__, "SOURCES")
 
 
 @pytest.fixture

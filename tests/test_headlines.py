@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.command import run
+from tests.tables import table
 from tito_audit.record.finding import Finding, Hit, Severity, Where
 from tito_audit.record.rollout import Place
 from tito_audit.rules import all_rules
@@ -193,19 +194,7 @@ def test_without_a_tokenizer_a_broken_prefix_is_not_said_to_be_another_text() ->
         assert "text" not in one["message"]
 
 
-@pytest.mark.parametrize(
-    ("code", "says"),
-    [
-        ("LPR502", "may be shifted"),
-        ("MSK402", "may be shifted"),
-        ("MSK401", "may be shifted"),
-        ("LPR505", "may be"),
-        ("LPR506", "may be"),
-        ("REC004", "may be"),
-        ("LPR501", "may cover"),
-        ("REC009", "may be"),
-    ],
-)
+@pytest.mark.parametrize(*table(__file__, "a_headline_does_not_claim_what_its_finding_leaves_undecided"))
 def test_a_headline_does_not_claim_what_its_finding_leaves_undecided(code: str, says: str) -> None:
     (finding,) = linked([hit(code, Severity.NOTE, None, cause="undecided")], {}, all_rules())
     assert says in finding.headline

@@ -6,6 +6,7 @@ import gzip
 import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,14 +14,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests import test_fit, test_log_wide, test_sessions
 from tests.command import written
 from tests.elsewhere import Elsewhere
-from tests.test_join import captured
+from tests.test_join import captured, split
 from tests.tiers import DEEP, crossed, examples, some
 from tests.world import BROKEN, CLEAN, FORMATS, TOY, json_lines, lines_of
 from tito_audit import Outcome, RepairSettings, Settings, SetupError, StorageError, repair_rollouts, scan_rollouts
 from tito_audit.run.tasks import bare
 from tito_audit.run.workers import Executor, can_fork
+from tito_audit.settings.model import Override
 
 pytestmark = [
     pytest.mark.skipif(not can_fork(), reason="processes are not forked on this system"),
@@ -70,6 +73,9 @@ class Logged:
     repaired: int | None = None
     ends: str = ""
     """What the error says that ends the run."""
+    notice: str = ""
+    whole: tuple[str, ...] = ()
+    """The logs of which something is found as a whole."""
 
 
 def mixed(count: int) -> list[Options]:
@@ -120,10 +126,46 @@ def gathered(folder: Path) -> Logged:
     """Calls in lines of two files, and the messages of their rollouts in another place."""
     _, lines, rollouts = captured()
     messages = written(folder.parent / "rollouts.jsonl", rollouts)
-    for name in ("a", "b"):
-        written(folder / f"{name}.tokens.jsonl", lines)
+    written(folder / "a.tokens.jsonl", lines)
+    (folder / "b.tokens.jsonl.gz").write_bytes(gzip.compress(json_lines(lines)))
     how = {"unsafe": True, "strategies": ("splice", "mask")}
     return Logged(str(folder), {"messages": str(messages)}, how)
+
+
+def with_messages(folder: Path) -> Logged:
+    """Several rows for each conversation that stands in another file."""
+    _, rows, messages = split("slime")
+    log, elsewhere = written(folder / "log.jsonl", rows * 3), written(folder / "messages.jsonl", messages)
+    return Logged(log, {"messages": str(elsewhere)}, notice="more than one row of the log")
+
+
+def threads(folder: Path) -> Logged:
+    (folder / "made").mkdir()
+    rows = [row for name in test_sessions.LOGS for row in test_sessions.converted(name, folder / "made")]
+    calls = test_sessions.apart(list(filter(test_sessions.is_plain, rows)), test_sessions.generic)
+    return Logged(written(folder / "log.jsonl", calls), {"session": "session_id"})
+
+
+def misfits(folder: Path) -> Logged:
+    """Two logs that the tokenizer did not write, and one that it did."""
+    texts, bpe, own = test_fit.written, test_fit.BPE, test_fit.METASPACE
+    rows, right = ([test_fit.row(name, number) for number in range(30)] for name in (bpe, own))
+    logs = [texts(folder / f"{n}.jsonl", r) for n, r in (("a", rows), ("b", [{"no": 1}, *rows]), ("c", right))]
+    return Logged(logs, {"tokenizer": test_fit.path_of(own)}, whole=("a.jsonl", "b.jsonl"))
+
+
+def own_settings(folder: Path) -> Logged:
+    """Logs of several dates, of another argument, without tools as an override says, and as it is now."""
+    row, tools, numbers = test_log_wide.row, test_log_wide.WITH, range(test_log_wide.ROWS)
+    rows: dict[str, list[Any]] = {
+        "a.jsonl": [row(number, datetime(2024, 7, 1 + number % 9), tools) for number in numbers],
+        "b.jsonl": ["x", *(row(number, tools=tools, enable_thinking=False) for number in numbers)],
+        "c.jsonl": list(map(row, numbers)),
+        "d.jsonl": [row(number, tools=tools) for number in numbers],
+    }
+    logs = [test_log_wide.log_of(folder, lines, name) for name, lines in rows.items()]
+    options = {"chat_template": str(folder / "toy.jinja"), "overrides": (Override((logs[2],), {"tools": "none"}),)}
+    return Logged(logs, options, whole=("a.jsonl", "b.jsonl"))
 
 
 def limited(folder: Path, *, limit: int = 13, **more: Any) -> Logged:
@@ -175,7 +217,8 @@ CASES: dict[str, Callable[[Path], Logged]] = {
         made.__name__.replace("_", " "): made
         for made in (
             of_all_formats, packed_array, files, row_groups, wrapped, mapped, gathered, limited, at_an_end,
-            sampled, broken, no_log, no_gzip, *((a_pickle, no_unicode) if DEEP else ()),
+            with_messages, threads, misfits, own_settings, sampled, broken, no_log, no_gzip,
+            *((a_pickle, no_unicode) if DEEP else ()),
         )
     },
 }  # fmt: skip
@@ -240,8 +283,11 @@ def read(run: Iterable[T]) -> tuple[list[T], str]:
 def test_a_scan_says_the_same(case: str, way: str, tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     logged = CASES[case](tmp_path / "in")
-    results, _, error = expected = scanned(logged, PLAIN, tmp_path)
+    results, summary, error = expected = scanned(logged, PLAIN, tmp_path)
     assert results
+    assert any(logged.notice in notice for notice in ["", *summary.notices])
+    of_logs = tuple(dict.fromkeys(Path(result.place.file).name for result in results if result.of_log))
+    assert logged.whole in ((), of_logs)
     assert logged.ends in error
     assert bool(logged.ends) == bool(error)
     assert scanned(logged, WAYS[way], tmp_path) == expected

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from html import unescape
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +20,7 @@ from hypothesis import strategies as st
 
 from tests import report_results
 from tests.browser import made
+from tests.tables import table
 from tito_audit.record.finding import Finding, Hit, Result, Severity, Skip, Where
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.reports import report_named
@@ -31,8 +31,6 @@ from tito_audit.reports._html.page_findings import PageFindings
 from tito_audit.rules import all_rules
 from tito_audit.summary import Gate, Summary
 from tito_audit.viewer.model import Measures, Observed
-
-ROOT = Path(__file__).resolve().parents[1]
 
 
 def result(row: int, *findings: Finding, tokens: int = 120, skips: tuple[Skip, ...] = ()) -> Result:
@@ -141,17 +139,7 @@ def test_the_page_of_the_fixed_results_says_what_its_gate_and_its_baseline_say()
     assert "no logprobs</td><td><code>LPR501-LPR506</code></td>" in text
 
 
-@pytest.mark.parametrize(
-    ("files", "name"),
-    [
-        ([], "0 logs"),
-        (["logs/run.jsonl"], "run.jsonl"),
-        (["/data/a/x.jsonl", "/data/a/y.jsonl"], "2 logs in a"),
-        (["/data/a/x.jsonl", "/data/b/x.jsonl", "/data/z.jsonl"], "3 logs in data"),
-        (["a/x/1.jsonl", "b/x/1.jsonl"], "2 logs"),
-        (["x.jsonl", "y.jsonl"], "2 logs"),
-    ],
-)
+@pytest.mark.parametrize(*table(__file__, "a_page_names_its_log_or_the_folder_of_its_logs"))
 def test_a_page_names_its_log_or_the_folder_of_its_logs(files: list[str], name: str) -> None:
     assert f"· {name} · tito-audit</title>" in made.written([], Summary(files=files))
 

@@ -14,6 +14,7 @@ import jinja2
 import numpy as np
 import pytest
 
+from tests.tables import table
 from tests.tiers import DEEP, examples
 from tests.toy import toy_renderer, toy_tokenizer
 from tito_audit.evidence.gather import gather
@@ -372,21 +373,7 @@ def _earlier(turn: Turn) -> Turn:
     return replace(turn, message_index=turn.message_index - 1)
 
 
-@pytest.mark.parametrize(
-    ("change", "because"),
-    [
-        (
-            ("{{ message.content }}", "{% if loop.first %}Today is a good day.\n{% endif %}{{ message.content }}"),
-            "begin",
-        ),
-        (
-            ("{{ message.content }}", "{{ message.content }}{% if loop.first %} Use your tools well.{% endif %}"),
-            "begin",
-        ),
-        (("<|im_start|>system\nBe good.", "Be good."), ""),
-        (("{% endfor %}", "{% endfor %}<|im_start|>system\nNow!<|im_end|>\n"), "of"),
-    ],
-)
+@pytest.mark.parametrize(*table(__file__, "texts_that_a_template_may_have_written_are_no_sure_system_prompts"))
 def test_texts_that_a_template_may_have_written_are_no_sure_system_prompts(
     change: tuple[str, str], because: str
 ) -> None:

@@ -149,15 +149,6 @@ def test_rows_of_several_samples_are_said_to_be_packed(tmp_path: Path) -> None:
         assert "splits each row" not in page_of(written(tmp_path / "log.jsonl", rows))
 
 
-def test_lists_written_as_text_are_named_and_text_alone_is_said_to_be_nothing_to_audit(tmp_path: Path) -> None:
-    rows = [{"ids": json.dumps(one["answer"]), "lp": json.dumps(one["lp"])} for one in own_rows()]
-    page = page_of(written(tmp_path / "log.jsonl", rows))
-    assert "These hold lists written as text: ids and lp." in page
-    page = page_of(written(tmp_path / "log.jsonl", [{"question_text": "What is it?", "n": n} for n in range(3)]))
-    assert "No column looks like token ids" in page
-    assert page.endswith("tito-audit list formats")
-
-
 @pytest.mark.parametrize("shape", ["own", "packed", "text", "calls"])
 def test_a_page_ends_with_a_command_that_runs(shape: str, tmp_path: Path) -> None:
     made = {
@@ -215,15 +206,6 @@ def test_the_sampler_is_known_by_the_name_of_its_column_and_the_others_are_measu
     assert 0.001 < near < 0.005 < 0.2 < far < 0.6
     assert found.mapping["logprobs"] == "rollout_lp"
     assert "--map logprobs=old_lp" in page
-
-
-def test_columns_that_nothing_tells_apart_are_said_to_be_unclear(tmp_path: Path) -> None:
-    found, page = look(tmp_path, lp_a="same", lp_b="near")
-    (choice,) = found.logprobs
-    assert not choice.sure
-    assert found.mapping["logprobs"] == "lp_a"
-    assert "Unclear" in page
-    assert "--map logprobs=lp_b" in page
 
 
 def test_a_column_without_values_at_untrained_tokens_is_the_samplers(tmp_path: Path) -> None:

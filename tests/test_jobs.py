@@ -22,18 +22,17 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as with_settings
 from hypothesis import strategies as st
 
-from tests.command import written
+from tests.command import scanned, written
 from tests.ready import program
 from tests.tiers import some
 from tests.world import BROKEN, CLEAN, zstd
-from tito_audit import Result, Settings, SetupError, StorageError, scan_rollouts
+from tito_audit import Settings, SetupError, StorageError, scan_rollouts
 from tito_audit.record.arrays import Ids
-from tito_audit.run.tasks import bare, chunk_bytes
+from tito_audit.run.tasks import chunk_bytes
 from tito_audit.run.workers import ForkedProcesses, can_fork, usable_cores
 from tito_audit.storage import RawRow, open_log
 from tito_audit.storage.chunks import Reading, chunks_of
 from tito_audit.storage.log import lost_row
-from tito_audit.summary import Summary
 from tito_audit.terminal.terminal import RunProgress, compute_first, with_progress
 from tito_audit.tokens.encoders import FastEncoder
 from tito_audit.tokens.load import load_tokenizer
@@ -353,22 +352,6 @@ def test_each_process_has_its_own_cores_where_there_are_enough() -> None:
 # Scans
 
 
-def scanned(
-    logs: Any, jobs: int | None = None, chunk: int | None = None, **options: Any
-) -> tuple[list[Result], Summary, str]:
-    """Results without what only one process holds, the summary without its clock, and the error at the end."""
-    scan = scan_rollouts(logs, Settings(jobs=jobs, **options))
-    scan.chunk_bytes = chunk
-    results, error = [], ""
-    try:
-        for result in scan:
-            results.append(bare(result))
-    except StorageError as raised:
-        error = str(raised)
-    scan.summary.seconds = 0.0
-    return results, scan.summary, error
-
-
 def test_a_fast_encoder_that_one_process_gave_up_is_not_named_in_the_summary(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -384,12 +367,12 @@ def test_a_fast_encoder_that_one_process_gave_up_is_not_named_in_the_summary(
     ]
     log = written(tmp_path / "log.jsonl", rows)
     for jobs in (1, 2):
-        results, summary, _ = scanned(log, jobs, 200, tokenizer=TOKENIZER, encoder="fastokens")
+        results, summary = scanned(log, jobs, 200, tokenizer=TOKENIZER, encoder="fastokens")
         assert len(results) == len(rows)
         assert not any(result.findings for result in results)
         assert summary.encoder == "tokenizers"
         assert any("fastokens disagreed with tokenizers at" in notice for notice in summary.notices)
-    results, summary, _ = scanned(log, 2, 200, tokenizer=TOKENIZER, encoder="fastokens", limit=20)
+    results, summary = scanned(log, 2, 200, tokenizer=TOKENIZER, encoder="fastokens", limit=20)
     assert summary.encoder == "fastokens, proved by tokenizers"
 
 

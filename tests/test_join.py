@@ -213,19 +213,6 @@ def test_a_capture_joined_with_its_rollouts_says_what_rollouts_with_ids_say(seed
     assert any(words in notice for notice in notices)
 
 
-@pytest.mark.parametrize("packed", [False, True])
-def test_a_capture_is_the_same_for_any_number_of_processes(packed: bool, tmp_path: Path) -> None:
-    _, lines, rollouts = captured()
-    log = written(tmp_path / "mixed.tokens.jsonl", lines)
-    if packed:
-        (tmp_path / "mixed.tokens.jsonl.gz").write_bytes(gzip.compress(log.read_bytes()))
-        log = tmp_path / "mixed.tokens.jsonl.gz"
-    said = str(written(tmp_path / "rollouts.jsonl", rollouts))
-    alone = found(log, messages=said)
-    assert found(log, messages=said, jobs=2, chunk=2_000) == alone
-    assert found(log, messages=said, jobs=3, chunk=1) == alone
-
-
 def test_a_rollout_row_without_an_id_is_known_by_task_rollout_and_attempt(tmp_path: Path) -> None:
     _, lines, rollouts = captured()
     row = next(one for one in rollouts if one["id"] == "clean")
@@ -427,15 +414,6 @@ def test_rows_that_cannot_be_kept_for_a_second_reading_are_refused_in_a_line(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
     with pytest.raises(StorageError, match="name another folder with TMPDIR"):
         found(written(tmp_path / "log.jsonl", [log]), messages=str(path))
-
-
-@pytest.mark.parametrize("name", ["generic", "slime"])
-def test_a_join_gives_the_same_for_any_number_of_processes(name: str, tmp_path: Path) -> None:
-    _, log, said = split(name)
-    path, told = written(tmp_path / "log.jsonl", log * 3), str(written(tmp_path / "said.jsonl", said))
-    alone = found(path, messages=told)
-    assert found(path, messages=told, jobs=2, chunk=3_000) == alone
-    assert any("more than one row of the log" in notice for notice in alone[1])
 
 
 # Tools

@@ -12,8 +12,6 @@ import pytest
 
 from tests.command import run, written
 
-ROOT = Path(__file__).resolve().parents[1]
-TOY = str(ROOT / "fixtures" / "tokenizers" / "toy_bpe")
 Json = dict[str, Any]
 
 

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from tests import report_results
-from tito_audit import GateSettings, Result, Settings, gate_rollouts, scan_rollouts
+from tests.command import scanned
+from tito_audit import GateSettings, Result, Settings, gate_rollouts
 from tito_audit.evidence.model import Evidence
 from tito_audit.record import testimony as record
 from tito_audit.record.finding import Finding, Severity, Where
@@ -188,14 +189,6 @@ def log_of(path: Path, firsts: Sequence[int]) -> str:
     row = {"loss_mask": [0, 0, 1, 1], "logprobs": [0.0, 0.0, -0.5, -0.25]}
     path.write_text("".join(json.dumps({"token_ids": [first, 6, 7, 8], **row}) + "\n" for first in firsts))
     return str(path)
-
-
-def scanned(
-    logs: list[str], jobs: int = 1, chunk: int | None = None, **options: Any
-) -> tuple[list[Result], Summary]:
-    scan = scan_rollouts(logs, Settings(jobs=jobs, **options))
-    scan.chunk_bytes = chunk
-    return list(scan), scan.summary
 
 
 BESIDE = "may have the fault of other rows"

@@ -22,9 +22,7 @@ from tests import toy
 from tests.command import run
 from tests.tiers import some
 from tito_audit import RepairSettings, Settings, repair_rollouts, scan_rollouts
-from tito_audit.record.rollout import Place
 from tito_audit.run.workers import can_fork
-from tito_audit.settings.model import Override
 from tito_audit.tokens.load import load_tokenizer
 
 BPE = str(toy.TOKENIZERS / "toy_bpe")
@@ -138,45 +136,6 @@ def test_a_log_that_comes_out_as_given_is_none_of_it(tmp_path: Path) -> None:
     assert findings(log_of(tmp_path, [row(number, tools=WITH) for number in range(ROWS)]), *flags(tmp_path)) == []
 
 
-def test_arguments_that_rows_state_but_were_not_used_are_named(tmp_path: Path) -> None:
-    rows = [
-        row(number, tools=WITH, stated={"enable_thinking": True}, enable_thinking=False) for number in range(6)
-    ]
-    (found,) = findings(log_of(tmp_path, rows), *flags(tmp_path))
-    assert found["code"] == "REC011"
-    assert "with enable_thinking=false, where the rows state enable_thinking=true" in found["message"]
-    assert "log the arguments that were used, or leave the stated ones out and pass -t" in found["message"]
-
-
-def test_what_is_given_and_wrong_is_named_as_well(tmp_path: Path) -> None:
-    log = log_of(tmp_path, [row(number, THEN, WITH) for number in range(6)])
-    given = "--clock", "2025-01-02", "--template-arg", "enable_thinking=false"
-    (found,) = findings(log, *flags(tmp_path), *given)
-    assert found["code"] == "REC011"
-    assert "rendered without enable_thinking, not with enable_thinking=false" in found["message"]
-    assert "on 2024-07-26, not on 2025-01-02, as --clock says" in found["message"]
-
-
-def test_the_tokenizers_own_template_is_tried_where_another_was_given(tmp_path: Path) -> None:
-    """A template of the same family, which opens turns alike."""
-    encode = toy.toy_tokenizer().encode
-    rows = []
-    for number in range(6):
-        asked, answer = f"How many is {number}?", f"It is {number}."
-        prompt = f"<|im_start|>user\n{asked}<|im_end|>\n<|im_start|>assistant\n"
-        messages = [{"role": "user", "content": asked}, {"role": "assistant", "content": answer}]
-        call = {"prompt_token_ids": encode(prompt).tolist(), "generation_token_ids": encode(answer).tolist()}
-        rows.append({"messages": messages, "calls": [call]})
-    log = log_of(tmp_path, rows)
-    other = tmp_path / "other.jinja"
-    other.write_text("{{ '<|im_start|>system\nBe brief.<|im_end|>\n' }}" + (tmp_path / "toy.jinja").read_text())
-    (found,) = findings(log, "-t", BPE, "--chat-template", str(other))
-    assert (found["code"], found["severity"]) == ("REC011", "warning")
-    assert f"rendered with the tokenizer's own template, not with {other}" in found["message"]
-    assert found["message"].endswith(f"pass -t {BPE}")
-    assert findings(log, "-t", BPE) == []
-
-
 # What is left to its rows
 
 
@@ -222,35 +181,6 @@ def test_who_ignores_it_has_the_log_audited_as_given(tmp_path: Path) -> None:
 
 
 # Every way to run it
-
-
-@pytest.mark.skipif(not can_fork(), reason="processes are not forked on this system")
-def test_processes_say_what_one_says_of_logs_with_settings_of_their_own(tmp_path: Path) -> None:
-    logs = [
-        log_of(
-            tmp_path, [row(number, datetime(2024, 7, 1 + number % 9), WITH) for number in range(ROWS)], "a.jsonl"
-        ),
-        log_of(
-            tmp_path, ["x", *(row(number, tools=WITH, enable_thinking=False) for number in range(ROWS))], "b.jsonl"
-        ),
-        log_of(tmp_path, [row(number) for number in range(ROWS)], "c.jsonl"),
-        log_of(tmp_path, [row(number, tools=WITH) for number in range(ROWS)], "d.jsonl"),
-    ]
-    overrides = (Override((logs[2],), {"tools": "none"}),)
-    told = []
-    for jobs, chunk in ((1, None), (2, 8_000), (3, 20_000)):
-        settings = Settings(
-            tokenizer=BPE, chat_template=str(tmp_path / "toy.jinja"), jobs=jobs, overrides=overrides
-        )
-        scan = scan_rollouts(logs, settings)
-        scan.chunk_bytes = chunk
-        told.append([(one.place, one.findings, one.skips, one.of_log) for one in scan])
-    assert told[0] == told[1] == told[2]
-    of_logs = [(place.file, found[0].code) for place, found, _, of_log in told[0] if of_log]
-    assert of_logs == [(logs[0], "TPL210"), (logs[1], "REC011")]
-    assert [
-        found for place, found, _, of_log in told[0] if not of_log and found and place != Place(logs[1], 0)
-    ] == []
 
 
 def test_a_sample_a_limit_and_a_row_do_not_change_what_the_log_was_written_with(tmp_path: Path) -> None:

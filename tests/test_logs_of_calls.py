@@ -44,7 +44,6 @@ from tito_audit.tokens.prefix_cache import KnownText, KnownTexts, PrefixEncoder 
 from tito_audit.tokens.segments import Cuts, SegmentEncoder  # noqa: E402
 
 TOY = ROOT / "fixtures" / "tokenizers" / "toy_bpe"
-few = settings(max_examples=examples(10, 25), deadline=None, derandomize=True)
 some = settings(max_examples=examples(20, 60), deadline=None, derandomize=True)
 PARTS = (
     "<|im_start|>",

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.command import run, written
+from tests.tables import stored
 
 ROOT = Path(__file__).resolve().parents[1]
 FIXTURES = ROOT / "fixtures"
@@ -23,19 +24,7 @@ ROW = {
     "loss_mask": [0, 0, 0, 0, 1, 1, 1, 1],
     "logprobs": [0.0, 0.0, 0.0, 0.0, -0.5, -0.25, -1.5, -0.125],
 }
-MISTAKES: dict[str, tuple[str, ...]] = {
-    "wrong_path": ("scan", "runs.jsonl", "-t", "tokenizer"),
-    "no_tokenizer_there": ("scan", "run.jsonl", "-t", "checkpoint"),
-    "another_tokenizer": ("scan", "run.jsonl", "-t", "other"),
-    "misspelt_flag": ("scan", "run.jsonl", "--tokeniser", "tokenizer"),
-    "csv": ("scan", "run.csv", "-t", "tokenizer"),
-    "pickle": ("scan", "run.pkl", "-t", "tokenizer"),
-    "mixed_folder": ("scan", "mixed", "-t", "tokenizer"),
-    "no_tokenizer": ("scan", "run.jsonl"),
-    "wrong_column": ("scan", "train.jsonl", "-t", "tokenizer", "--map", "token_ids=tokns"),
-    "empty_file": ("scan", "empty.jsonl", "-t", "tokenizer"),
-    "text_only": ("scan", "text.jsonl", "-t", "tokenizer"),
-}
+MISTAKES: dict[str, tuple[str, ...]] = stored(__file__, "MISTAKES")
 
 
 @pytest.fixture(scope="module")

@@ -14,6 +14,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import pytest
 import typer
 
+from tests.tables import stored
 from tito_audit.cli import _complete, _options, app
 from tito_audit.settings.model import GateSettings, RepairChoices, RepairSettings, Settings
 from tito_audit.settings.option import Option
@@ -125,24 +126,7 @@ def test_flags_and_letters_of_a_command_are_told_apart() -> None:
         assert [word for word, times in Counter(words).items() if times > 1] == [], name
 
 
-MEANINGS = {
-    "--tokenizer": "which tokenizer",
-    "--chat-template": "which chat template",
-    "--output-format": "the report on stdout",
-    "--report": "a report and its place",
-    "--out": "where the log goes that a command writes",
-    "--force": "what is there is replaced",
-    "--unsafe": "what cannot be proven is done as well",
-    "--provider": "which model samples and scores",
-    "--model": "which of a server's models",
-    "--against": "what the result is compared with",
-    "--log": "the log beside what the command is about",
-    "--jobs": "how much is done at once",
-    "--worst": "how much of what was found is shown",
-    "--journal": "where a run records what it has finished",
-    "--resume": "what an earlier run recorded is not done again",
-    "--row": "which row is shown",
-}
+MEANINGS = stored(__file__, "MEANINGS")
 """What a flag means that several entries of the table describe, each in words for its commands."""
 LETTERS = {
     **{"-t": "--tokenizer", "-f": "--output-format", "-o": "--out", "-j": "--jobs", "-q": "--quiet"},

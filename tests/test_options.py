@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.command import run
+from tests.tables import table
 from tito_audit.cli import _options as options
 from tito_audit.errors import SetupError
 from tito_audit.report_objects import as_json
@@ -41,24 +42,7 @@ def test_a_rate_is_of_codes_and_of_tokens_or_rollouts(text: str, rate: MaxRate) 
     assert options.gate_settings_of(max_rates=[str(rate)]).max_rates == (rate,)
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("TOK", "--max-rate TOK: not of the form CODES=RATE."),
-        ("=1", "--max-rate =1: not of the form CODES=RATE."),
-        ("TOK=", "--max-rate TOK=: not of the form CODES=RATE."),
-        ("TOK=often", "--max-rate TOK=often: 'often' is not a number of 0 or more."),
-        ("TOK=-0.1", "--max-rate TOK=-0.1: '-0.1' is not a number of 0 or more."),
-        ("TOK=nan", "--max-rate TOK=nan: 'nan' is not a number"),
-        ("TOK=inf", "--max-rate TOK=inf: 'inf' is not a number"),
-        ("TOK=%", "--max-rate TOK=%: '%' is not a number"),
-        ("TOK=1/row", "--max-rate TOK=1/row: a rate is per token or per rollout, not per 'row'."),
-        ("TOK=1/", "--max-rate TOK=1/: a rate is per token or per rollout, not per ''."),
-        ("TOKK=1", 'Unknown rule "TOKK": did you mean TOK?'),
-        ("TOK=1,LPR=2,TOK=3", "--max-rate TOK=3: TOK already has a rate, TOK=1."),
-        ("ALL=1,all=1", "--max-rate all=1: ALL already has a rate, ALL=1."),
-    ],
-)
+@pytest.mark.parametrize(*table(__file__, "a_rate_that_cannot_be_is_refused_with_what_to_write"))
 def test_a_rate_that_cannot_be_is_refused_with_what_to_write(text: str, said: str) -> None:
     with pytest.raises(SetupError) as caught:
         options.gate_settings_of(max_rates=[text])

@@ -14,6 +14,7 @@ import pytest
 
 from tests.command import run, written
 from tests.ready import program
+from tests.tables import table
 from tests.world import BROKEN, CLEAN, ROOT
 from tito_audit.cli._outs import opened
 from tito_audit.errors import SetupError
@@ -103,19 +104,7 @@ def test_a_report_follows_a_link_and_keeps_the_permissions_of_what_it_replaces(l
     assert stat.S_IMODE(real.stat().st_mode) == 0o640
 
 
-@pytest.mark.parametrize(
-    ("name", "flags"),
-    [
-        ("tito-audit.toml", ()),
-        ("base.toml", ()),
-        ("messages.jsonl", ("--messages", "messages.jsonl")),
-        ("messages.jsonl", ("--messages", "mess*.jsonl")),
-        ("tools.json", ("--tools", "./tools.json")),
-        ("template.jinja", ("--tokenizer", "toy", "--chat-template", "template.jinja")),
-        ("toy/tokenizer.json", ("--tokenizer", "toy")),
-        ("other.jinja", ()),
-    ],
-)
+@pytest.mark.parametrize(*table(__file__, "what_a_run_reads_is_no_place_for_a_report"))
 @pytest.mark.parametrize("command", ["scan", "repair"])
 def test_what_a_run_reads_is_no_place_for_a_report(
     log: Path, name: str, flags: tuple[str, ...], command: str

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.tables import table
 from tito_audit.settings.model import Override, Settings
 
 
@@ -17,26 +18,7 @@ def fits(pattern: str, file: str | Path) -> bool:
     return Override((pattern,), {}).fits(file)
 
 
-@pytest.mark.parametrize(
-    ("pattern", "those", "not_those"),
-    [
-        (
-            "/a/b.jsonl",
-            ["/a/b.jsonl", "/a/./b.jsonl", "/a/x/../b.jsonl"],
-            ["/a/bxjsonl", "/x/a/b.jsonl", "/a/b.json"],
-        ),
-        ("/a/*.jsonl", ["/a/b.jsonl", "/a/.jsonl"], ["/a/b/c.jsonl", "/b.jsonl"]),
-        ("/a/?.jsonl", ["/a/b.jsonl"], ["/a/bc.jsonl", "/a/.jsonl", "/a//.jsonl"]),
-        ("/a/**", ["/a/b", "/a/b/c.jsonl"], ["/a", "/ab/c"]),
-        ("/a/**/c", ["/a/c", "/a/b/c", "/a/b/b/c"], ["/a/bc", "/a/c/d", "/c"]),
-        ("/a/**/**/c", ["/a/c", "/a/b/c"], ["/a/bc"]),
-        ("/**/*.parquet", ["/x.parquet", "/a/b/x.parquet"], ["/a/x.parquet/part.jsonl"]),
-        ("/a/b**d", ["/a/bd", "/a/bcd"], ["/a/b/d"]),
-        ("/a/[1].{x}+", ["/a/[1].{x}+"], ["/a/1.x", "/a/1.{x}+"]),
-        ("/a/\\*\\?\\\\", ["/a/*?\\"], ["/a/xy\\", "/a/\\x\\?\\"]),
-        ("/a/é *.jsonl", ["/a/é 1.jsonl", "/a/é \n.jsonl"], ["/a/e 1.jsonl"]),
-    ],
-)
+@pytest.mark.parametrize(*table(__file__, "a_pattern_is_of_the_whole_path"))
 def test_a_pattern_is_of_the_whole_path(pattern: str, those: list[str], not_those: list[str]) -> None:
     assert [file for file in those if not fits(pattern, file)] == []
     assert [file for file in not_those if fits(pattern, file)] == []

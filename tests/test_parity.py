@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.tables import stored, table
 from tests.tiers import some
 from tito_audit.errors import RenderError
 from tito_audit.record.message import as_messages
@@ -166,23 +167,7 @@ def test_first_prompts_encode_to_what_the_sampler_was_given(name):
                 assert tokenizer.encode(text).tolist() == row["calls"][0]["prompt_token_ids"]
 
 
-ODD_TEXTS = [
-    "",
-    " ",
-    "\n",
-    "  two  spaces   three\t\ttabs\n\n\nlines \r\n windows\r\n",
-    "1234567890 12 3.14 a1b2  7  77   777",
-    "I'll they've DON'T l'été",
-    "e\u0301 \u0041\u030a \u1e9b\u0323 \uac00 \u1100\u1161 ड़ \u0958",
-    "日本語 中文 한국어 русский العربية עברית ไทย हिन्दी",
-    "🎉👨‍👩‍👧 🇩🇪 ❤️ 👍🏽 \U0001fae0",
-    "\u00a0\u2003\u3000\u200b\ufeff\u2028",
-    "<|im_start|>user\nhi<|im_end|><|endoftext|><start_of_turn>x<end_of_turn><bos><eos>",
-    "<think> </think> <tool_call>\n{}\n</tool_call> <｜User｜>x<｜end▁of▁sentence｜>",
-    "<|begin_of_text|><|eot_id|> <|eot_id|>  <unused0> <table>",
-    "\x00\x01\x7f\x80 \ufffd \U0010fffd",
-    "def f(x):\n    return x  # done\n\n\n\n        deep",
-]
+ODD_TEXTS = stored(__file__, "ODD_TEXTS")
 
 
 @needs_tokenizers
@@ -338,45 +323,12 @@ def test_additional_template_files_are_named_templates(tmp_path):
     assert assert_same(folder, SIMPLE, [WEATHER]) == "with\n  tools function"
 
 
-@pytest.mark.parametrize(
-    "template",
-    [
-        "{% for m in messages %}{% generation %}{% set x = m.content %}{{ x }}{% endgeneration %}"
-        "{{ x }}|{% endfor %}",
-        "{% for m in messages %}{% if loop.index > 2 %}{% break %}{% endif %}"
-        "{{ m.content ~ 1 ~ none }}{% endfor %}",
-        "{% macro f(a, b='-') %}{{ a }}{{ b }}{{ caller() if caller }}{% endmacro %}"
-        "{{ f('x') }}{% call f(1) %}y{% endcall %}",
-        "{{ messages | tojson(indent=2) }}{{ {'b': 1, 'a': 'é<\\''} | tojson(sort_keys=true) }}",
-        "{{ documents is none }} {{ tools is none }} {{ bos_token is defined }} {{ pad_token }}",
-        "{{ messages | map(attribute='content') | join(', ') }} {{ ['a', 'b'].__len__ is defined }}",
-        "{{ '%s-%03d' % ('a', 7) }} {{ '{:>5}|{}'.format(1, 'x') }} {{ 'ab' * 3 }} "
-        "{{ [1] * 2 + [3] }} {{ 2 ** 10 }}",
-        "{% set ns = namespace(a=1, self=2) %}{% set ns.a = ns.a + 1 %}{{ ns.a }}{{ ns.self }}{{ dict(a=1) }}",
-        "{% set t %}\n  block {{ messages[0].role }}\n{% endset %}"
-        "{{ t | trim | upper | center(20) | replace('B', 'b') }}",
-        "  {% if true %}\n    kept\n  {% endif %}\n{# note #}\nend\n\n",
-        "{{ messages[0].missing }}{{ messages[0]['content'][:3] }}{{ messages[0].content.split('e') }}",
-        "{{ messages | selectattr('role', 'equalto', 'user') | list | length }}"
-        "{{ range(3) | list }}{{ loop is defined }}",
-    ],
-)
+@pytest.mark.parametrize(*table(__file__, "what_templates_use_works_as_with_transformers"))
 def test_what_templates_use_works_as_with_transformers(template, tmp_path):
     assert_same(variant(tmp_path / "t", "toy_bpe", template=template), SIMPLE, custom="value")
 
 
-@pytest.mark.parametrize(
-    "template",
-    [
-        "{{ raise_exception('no') }}",
-        "{{ messages[0].missing.deeper }}",
-        "{{ messages.append(1) }}",
-        "{{ ''.__class__.__mro__ }}{{ messages.__class__.x.y }}",
-        "{% set ns = namespace(_x=1) %}",
-        "{% for i in range(1000000000) %}{% endfor %}",
-        "{{ 1 + 'a' }}",
-    ],
-)
+@pytest.mark.parametrize(*table(__file__, "what_transformers_refuses_is_refused"))
 def test_what_transformers_refuses_is_refused(template, tmp_path):
     folder = variant(tmp_path / "t", "toy_bpe", template=template)
     with pytest.raises(RenderError):

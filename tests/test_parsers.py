@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.tables import stored
 from tests.tiers import examples
 from tito_audit.parser import Delta, Parsed, ParsedCall, ParseOptions, Parser, Reads
 from tito_audit.parsers import (
@@ -21,23 +22,7 @@ from tito_audit.parsers import (
 
 ROOT = Path(__file__).resolve().parents[1]
 CASES = ROOT / "fixtures" / "parsers"
-TOOLS = (
-    {
-        "type": "function",
-        "function": {
-            "name": "get_weather",
-            "parameters": {
-                "type": "object",
-                "properties": {
-                    "city": {"type": "string"},
-                    "days": {"type": "integer"},
-                    "celsius": {"type": "boolean"},
-                    "where": {"type": "object"},
-                },
-            },
-        },
-    },
-)
+TOOLS = stored(__file__, "TOOLS")
 NAMES = [parser.name for parser in all_parsers()]
 FIXTURES = {name: tomllib.loads((CASES / f"{name}.toml").read_text(encoding="utf-8")) for name in NAMES}
 WRITTEN_ANEW = ("pythonic", "qwen3_coder")

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.tables import stored
 from tests.tiers import examples
 from tito_audit.parser import Parsed, ParsedCall, ParseOptions, Reads
 from tito_audit.parsers import parse_answer, parser_named
@@ -24,19 +25,7 @@ ORDINARY = 199_998
 """Tokens of gpt-oss that are no control tokens: those of o200k_base."""
 O200K = "446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0cfb1a2d"
 """The digest of the file of o200k_base that the library asks for."""
-MESSAGES = (
-    "<|channel|>analysis<|message|>Hm.<|end|>",
-    "<|channel|>analysis<|message|>more\n<|start|> and <|channel|>final<|message|> in words<|end|>",
-    "<|channel|>commentary<|message|>Let me look.<|end|>",
-    "<|channel|>final<|message|>Yes.<|return|>",
-    '<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{"city":  "Rome"}<|call|>',
-    '<|channel|>commentary to=functions.get_weather<|constrain|>json<|message|>{"a": 1}<|call|>',
-    "<|channel|>commentary to=functions.get_weather json<|message|>{}<|call|>",
-    "<|channel|>analysis to=functions.get_weather code<|message|>broken {<|call|>",
-    " to=functions.get_weather<|channel|>commentary<|message|>{}<|call|>",
-    " to=functions.get_weather<|channel|>commentary <|constrain|>json<|message|>é😀<|call|>",
-    "<|channel|>final<|message|>\n\n<|end|>",
-)
+MESSAGES = stored(__file__, "MESSAGES")
 LAST = ("<|channel|>final<|message|>no end", "<|channel|>analysis<|message|>", "<|channel|>analysis<|message|>cut")
 
 

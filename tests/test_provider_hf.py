@@ -9,6 +9,7 @@ from importlib.util import find_spec
 
 import pytest
 
+from tests.tables import table
 from tests.tiers import examples
 from tests.tiny_model import build_tiny_model
 from tito_audit.errors import ProviderError, SetupError
@@ -187,17 +188,7 @@ def test_a_stream_gives_the_tokens_of_the_answers_one_by_one(provider):
         assert [chunk.finish_reason for chunk in mine] == [None] * (len(mine) - 1) + [result.finish_reason]
 
 
-@pytest.mark.parametrize(
-    "choices",
-    [
-        {"temperature": 1.0},
-        {"temperature": 0.5},
-        {"temperature": 1.7, "top_k": 7},
-        {"temperature": 1.0, "top_p": 0.5},
-        {"temperature": 1.0, "min_p": 0.2},
-        {"temperature": 1.5, "top_k": 30, "top_p": 0.7, "min_p": 0.05},
-    ],
-)
+@pytest.mark.parametrize(*table(__file__, "tokens_are_drawn_as_often_as_they_are_likely"))
 def test_tokens_are_drawn_as_often_as_they_are_likely(provider, model, choices):
     draws = examples(2000, 20_000)
     expected = expectation(reference(model, PROMPT)[-1].double(), **choices)

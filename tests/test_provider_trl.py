@@ -18,6 +18,8 @@ from typing import Any
 
 import pytest
 
+from tests.tables import table
+
 pytest.importorskip("aiohttp")
 
 from aiohttp import web
@@ -250,22 +252,7 @@ def test_one_provider_serves_several_event_loops() -> None:
     asyncio.run(fails())
 
 
-@pytest.mark.parametrize(
-    ("status", "body", "message"),
-    [
-        (
-            404,
-            {"detail": "Not Found"},
-            "TRL 1.11 and newer start vLLM's own server; name it vllm=http://127.0.0.1",
-        ),
-        (
-            422,
-            {"detail": [{"loc": ["body", "prompts", 0], "msg": "str"}]},
-            "this server takes texts; ids need TRL 1.0",
-        ),
-        (500, {}, "a prompt longer than its context ends its worker"),
-    ],
-)
+@pytest.mark.parametrize(*table(__file__, "a_server_of_another_version_is_named"))
 def test_a_server_of_another_version_is_named(status: int, body: Any, message: str) -> None:
     async def server(request: web.Request) -> web.StreamResponse:
         return web.json_response(body, status=status)

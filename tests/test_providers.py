@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.command import run
+from tests.tables import table
 from tito_audit.errors import SetupError
 from tito_audit.providers import _http, all_providers, open_provider
 
@@ -23,19 +24,7 @@ def test_every_kind_is_found_by_its_file_and_listed():
         assert kind.title in listed
 
 
-@pytest.mark.parametrize(
-    ("spec", "said"),
-    [
-        ("vlm=http://x", 'Unknown provider "vlm": did you mean vllm? (hf=PATH, sglang=URL, trl=URL, vllm=URL)'),
-        ("openai=http://x", 'Unknown provider "openai". (hf=PATH, sglang=URL, trl=URL, vllm=URL)'),
-        ("http://127.0.0.1:8000", "a provider is written NAME=WHERE. Providers: hf=PATH"),
-        ("vllm", "a vLLM server needs a place: vllm=URL"),
-        ("hf=", "a model in this process, by transformers needs a place: hf=PATH"),
-        ("vllm=127.0.0.1:8000", "begins with http:// or https://"),
-        ("hf=/no/such/model", "/no/such/model: no such folder"),
-        ("", "a provider is written NAME=WHERE"),
-    ],
-)
+@pytest.mark.parametrize(*table(__file__, "what_names_no_provider_is_an_error"))
 def test_what_names_no_provider_is_an_error(spec, said):
     with pytest.raises(SetupError) as refused:
         open_provider(spec)

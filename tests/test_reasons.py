@@ -25,7 +25,6 @@ GYM = {
     "response": {"object": "response", "output": [SEARCH, {**SAID, **IDS}]},
 }
 DASHBOARD = {"sample_index": 3, "group_index": 0, "status": "completed", "messages": PLAIN}
-METRICS = {"prompt_token_ids": [5], "completion_token_ids": [6]}
 STEPS = [
     {"step_id": 1, "source": "user", "message": "a", "observation": {"results": [{"content": "seen"}]}},
     {

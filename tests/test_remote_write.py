@@ -20,6 +20,7 @@ from tests.command import run, written
 from tests.remote.model_hub import ModelHub
 from tests.remote.s3 import S3Server
 from tests.remote.server import Fault
+from tests.tables import table
 from tests.tiers import DEEP, some
 from tito_audit.errors import StorageError
 from tito_audit.storage import _store, remote_output
@@ -170,16 +171,7 @@ def test_what_cannot_be_written_is_one_line(s3: S3Server, tmp_path: Path) -> Non
     assert_nothing_left(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("status", "code", "says"),
-    [
-        (403, "AccessDenied", "may not write it (AccessDenied)"),
-        (403, "SignatureDoesNotMatch", "the store refuses these credentials"),
-        (503, "SlowDown", "the server is too busy"),
-        (507, "XMinioStorageFull", "the store has no room for it"),
-        (409, "ConditionalRequestConflict", "somebody else writes this file"),
-    ],
-)
+@pytest.mark.parametrize(*table(__file__, "an_upload_that_is_refused_leaves_nothing"))
 def test_an_upload_that_is_refused_leaves_nothing(
     status: int, code: str, says: str, s3: S3Server, tmp_path: Path
 ) -> None:

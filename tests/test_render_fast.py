@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.tables import table
 from tests.test_render import growing
 from tests.tiers import examples, some
 from tests.toy import spans_fast
@@ -318,22 +319,7 @@ def test_a_template_that_takes_too_much_is_given_up(bomb):
     assert time.process_time() - began < 3
 
 
-@pytest.mark.parametrize(
-    "template",
-    [
-        "{{ messages.append(1) }}",
-        "{{ messages[0].pop('role') }}",
-        "{{ messages[0]['pop']('role') }}",
-        "{% set f = messages[0].pop %}{{ f('role') }}",
-        "{% set f = messages[0]['p' ~ 'op'] %}{{ f('role') }}",
-        "{% set f = messages[0]['p' ~ 'op'] %}{% macro g() %}{% endmacro %}{% set g = f %}{{ g('role') }}",
-        "{% macro f(f) %}{{ f('role') }}{% endmacro %}{{ f(messages[0]['p' ~ 'op']) }}",
-        "{% for range in [messages[0]['p' ~ 'op']] %}{{ range('role') }}{% endfor %}",
-        "{{ messages[0].update({'role': 'x'}) }}",
-        "{{ messages[0] | attr('clear') }}",
-        "{% for m in messages %}{{ m.clear() }}{% endfor %}",
-    ],
-)
+@pytest.mark.parametrize(*table(__file__, "no_template_changes_what_was_logged"))
 def test_no_template_changes_what_was_logged(template):
     chat = [{"role": "user", "content": "x", "tool_calls": [{"function": {"name": "f", "arguments": {"a": [1]}}}]}]
     before = copy.deepcopy(chat)

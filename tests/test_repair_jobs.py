@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +18,8 @@ import pytest
 
 from tests.command import written
 from tests.ready import program
+from tests.test_however_run import PLAIN, Logged, Way, mixed, plain, repaired
 from tests.test_jobs import (
-    BROKEN,
     CLEAN,
     FORMATS,
     LONG,
@@ -34,75 +33,26 @@ from tests.test_jobs import (
 )
 from tests.test_log_findings import LATE, faulty, right
 from tests.tiers import some
-from tito_audit import Outcome, RepairSettings, Settings, repair_rollouts
+from tito_audit import RepairSettings, Settings, repair_rollouts
 from tito_audit.evidence.model import Evidence
 from tito_audit.record.arrays import Ids
 from tito_audit.record.testimony import Witness
 from tito_audit.run.log_groups import RowFlow
 from tito_audit.run.repair import Repairs
-from tito_audit.run.tasks import Batch, RepairBatch, bare, repair_steps
-from tito_audit.run.workers import Executor, InProcess, can_fork, is_small
+from tito_audit.run.tasks import Batch, RepairBatch, repair_steps
+from tito_audit.run.workers import InProcess, can_fork, is_small
 from tito_audit.tokens.encoders import FastEncoder
 
 pytestmark = [
     pytest.mark.skipif(not can_fork(), reason="processes are not forked on this system"),
 ]
 
-Said = tuple[list[Outcome], list[Any], dict[str, bytes]]
+SEVERAL = some((Way(3, 900), Way(2, 1), Way(2, 1 << 20)), 1)
 
 
-def plain(outcome: Outcome) -> Outcome:
-    """The outcome without what only one process holds."""
-    return replace(outcome, before=tuple(map(bare, outcome.before)), after=tuple(map(bare, outcome.after)))
-
-
-def repaired(
-    logs: Any,
-    folder: Path,
-    jobs: int = 1,
-    batch: int | None = None,
-    executor: Executor | None = None,
-    out: str = "out",
-    *,
-    dry: bool = False,
-    with_: dict[str, Any] | None = None,
-    **options: Any,
-) -> Said:
-    """Everything that a repair says and writes; what it writes with one process is read by name."""
-    folder.mkdir(exist_ok=True)
-    aside = {"quarantine": str(folder / "aside")} if with_ is None and not dry else {}
-    how = RepairSettings(force=True, **{"unsafe": True, **aside, **(with_ or {})})
-    run = repair_rollouts(logs, None if dry else folder / out, Settings(jobs=jobs, **options), how)
-    run.batch_bytes, run.executor = batch, executor
-    outcomes = [plain(outcome) for outcome in run]
-    run.before.seconds = run.after.seconds = 0.0
-    run.after.files = [Path(file).name for file in run.after.files]
-    run.after.taken = {Path(file).name: formats for file, formats in run.after.taken.items()}
-    for said in (run.after.notices, run.after.joined):
-        said[:] = [notice.replace(str(folder), "") for notice in said]
-    files = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    places = [(log, target.name) for log, target in run.written]
-    return outcomes, [run.before, run.after, run.failing, places], files
-
-
-SEVERAL = some(((3, 900), (2, 1), (2, 1 << 20)), 1)
-"""Processes, and bytes of a batch."""
-
-
-def the_same(logs: Any, tmp_path: Path, **options: Any) -> Said:
-    """What one process says and writes, which several do as well."""
-    expected = repaired(logs, tmp_path / "1", **options)
-    for jobs, batch in SEVERAL:
-        assert repaired(logs, tmp_path / f"{jobs}-{batch}", jobs, batch, **options) == expected
-    return expected
-
-
-CURED = json.loads((ROOT / "fixtures" / "formats" / "generic.jsonl").read_text(encoding="utf-8").splitlines()[3])
-
-
-def rows(count: int) -> list[dict[str, Any]]:
-    """Rows that are well, that two repairs cure, and that cannot be read."""
-    return [{**(CLEAN, CURED, BROKEN, {"no": "ids"})[n % 4], "n": n} for n in range(count)]
+def folder(path: Path) -> Path:
+    path.mkdir()
+    return path
 
 
 def told_by_the_first_token(evidence: Evidence) -> Witness | None:
@@ -120,7 +70,10 @@ def test_rows_that_may_have_the_fault_of_others_are_counted_alike(
     for name, last in (("a", 6), ("b", 5), ("c", 6)):
         ids = [[first, 6, 7, 8] for first in [*[6] * 5, *[5] * 30, last]]
         written(tmp_path / "in" / f"{name}.jsonl", [{**CLEAN, "token_ids": one} for one in ids])
-    before = the_same(str(tmp_path / "in"), tmp_path)[1][0]
+    case = Logged(str(tmp_path / "in"), {"tokenizer": None})
+    _, (before, *_), _ = expected = repaired(case, PLAIN, folder(tmp_path / "plain"))
+    for number, way in enumerate(SEVERAL):
+        assert repaired(case, way, folder(tmp_path / str(number))) == expected
     assert (before.open_beside_faults, before.fault_beside) == (91, "--assume logprobs=+1")
 
 
@@ -150,11 +103,9 @@ def test_a_repair_loads_its_tokenizer_once_for_all_that_it_reads(
 
 @pytest.mark.parametrize("log", some(FORMATS[::4], 2), ids=lambda path: path.stem)
 def test_the_fast_encoder_changes_nothing(log: Path, tmp_path: Path) -> None:
-    expected = repaired(log, tmp_path / "1", out="o.jsonl", tokenizer=TOKENIZER, encoder="tokenizers")
+    expected = repaired(Logged(log, {"encoder": "tokenizers"}), PLAIN, folder(tmp_path / "plain"))
     for jobs in (1, 2):
-        fast = repaired(
-            log, tmp_path / f"{jobs}", jobs, 997, out="o.jsonl", tokenizer=TOKENIZER, encoder="fastokens"
-        )
+        fast = repaired(Logged(log, {"encoder": "fastokens"}), Way(jobs, 997), folder(tmp_path / str(jobs)))
         assert fast[1][1].encoder == "fastokens, proved by tokenizers"
         fast[1][1].encoder = expected[1][1].encoder
         assert fast == expected
@@ -190,7 +141,7 @@ def test_no_repair_is_proven_by_a_fast_encoder(tmp_path: Path, monkeypatch: pyte
 
 
 def test_rows_that_wait_hold_their_text_only(tmp_path: Path) -> None:
-    log = written(tmp_path / "log.jsonl", rows(8))
+    log = written(tmp_path / "log.jsonl", mixed(8))
     flow = RowFlow([log], Settings())
     parts = [(part, task) for part, task in repair_steps(flow, 1, keep_text=True) if isinstance(part, Batch)]
     assert [len(part.rows) for part, _ in parts] == [1] * 8
@@ -199,7 +150,8 @@ def test_rows_that_wait_hold_their_text_only(tmp_path: Path) -> None:
     work = RepairBatch(flow, RepairSettings(), writes=True, bare=False)
     again = pickle.loads(pickle.dumps([task for _, task in parts]))
     answers = [answer for _, answer in InProcess().map(work, ((None, task) for task in again))]
-    expected = repaired(log, tmp_path / "1", with_={"unsafe": False})[0]
+    case = Logged(log, {"tokenizer": None}, {"unsafe": False})
+    expected = repaired(case, PLAIN, folder(tmp_path / "plain"))[0]
     assert [plain(row.outcome) for one in answers if one for row in one.rows if row] == expected
 
 
@@ -251,7 +203,7 @@ def test_a_repair_that_is_ended_leaves_no_file(long: Path, tmp_path: Path, who: 
 
 def test_processes_end_with_the_outcomes(tmp_path: Path) -> None:
     before = children()
-    log = written(tmp_path / "log.jsonl", rows(400))
+    log = written(tmp_path / "log.jsonl", mixed(400))
     run: Repairs = repair_rollouts(log, tmp_path / "out.jsonl", Settings(jobs=2))
     run.batch_bytes = 100
     outcomes = iter(run)
@@ -264,7 +216,7 @@ def test_processes_end_with_the_outcomes(tmp_path: Path) -> None:
 
 def test_the_command_prints_and_writes_the_same(tmp_path: Path) -> None:
     # Large enough for several batches, by what no rule reads.
-    log = written(tmp_path / "log.jsonl", [{**row, "note": "x" * 90_000} for row in rows(40)])
+    log = written(tmp_path / "log.jsonl", [{**row, "note": "x" * 90_000} for row in mixed(40)])
     assert not is_small([log])
     printed = []
     for jobs in (1, 2):

@@ -18,12 +18,6 @@ from tito_audit.summary import RuleCount, Summary
 
 TOY = ("-t", ROOT / "fixtures" / "tokenizers" / "toy_bpe")
 THOUGHT = "<think>\n2+2 is 4\n</think>\n\n"
-MESSAGES = [
-    {"role": role, "content": text}
-    for role, text in (("user", "2+2?"), ("assistant", f"{THOUGHT}4"), ("user", "3+3?"), ("assistant", "6"))
-]
-TEXT = {"messages": MESSAGES}
-ROW = {"token_ids": [20, 21, 22, 23], "loss_mask": [0, 0, 1, 1], "messages": MESSAGES[2:]}
 OPENS = "= <|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
 
 

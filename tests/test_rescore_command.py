@@ -19,6 +19,7 @@ import pytest
 
 from tests.command import run
 from tests.rescoring import OPEN, TOY, Formula, call, log_of, rescored, sampled_rows, token_ids
+from tests.tables import table
 from tests.test_rescore import NEXT, SAMPLED, canonical
 from tests.tiers import DEEP
 from tests.tiny_model import build_tiny_model
@@ -190,17 +191,7 @@ def test_the_repair_needs_a_model(tmp_path, rows):
     assert "there is no model to score with" in said
 
 
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        (["--provider", "hf=/nowhere"], "/nowhere"),
-        (["--provider", "vllm"], "needs a place"),
-        (["--provider", "abacus=1"], "abacus"),
-        (["--provider", "hf={model}", "-r", "pie"], 'Unknown report "pie". (text, json, html)'),
-        (["--provider", "hf={model}", "--resume"], "no journal"),
-        (["--provider", "hf={model}", "-o", "{log}"], "log.jsonl"),
-    ],
-)
+@pytest.mark.parametrize(*table(__file__, "what_cannot_run_is_said_in_one_message"))
 def test_what_cannot_run_is_said_in_one_message(tmp_path, model, rows, flags, words):
     log = log_of(tmp_path, rows)
     given = [flag.replace("{model}", str(model)).replace("{log}", str(log)) for flag in flags]

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.tables import table
 from tests.tiers import some
 from tito_audit.align.pieces import Pieces
 from tito_audit.evidence.headers import Headers, headers_of
@@ -126,70 +127,7 @@ def test_stated_roles_pair_the_calls_with_their_messages() -> None:
 CHATML = ["<|im_start|>", "user", "\n", "Hi", "<|im_end|>", "\n", "<|im_start|>", "assistant", "\n"]
 
 
-@pytest.mark.parametrize(
-    ("text", "wanted"),
-    [
-        (
-            "<|im_start|>·user·\n·Hi·<|im_end|>·\n·<|im_start|>·assistant·\n·Hello·<|im_end|>·\n",
-            "Hello|<|im_end|>",
-        ),
-        (
-            "<|im_start|>·user·\n·Hi·<|im_end|>·\n·<|im_start|>·assistant·\n·\n\n·Hello·<|im_end|>",
-            "\n\n|Hello|<|im_end|>",
-        ),
-        (
-            "<|im_start|>·user·\n·Hi·<|im_end|>·\n·<|im_start|>·assistant·\n\n\n·Hello·<|im_end|>",
-            "Hello|<|im_end|>",
-        ),
-        (
-            "<|im_start|>·user·\n·Hi·<|im_end|>·\n·<|im_start|>·assistant·\n·Hello·<|endoftext|>·<|im_end|>·\n",
-            "Hello|<|endoftext|>",
-        ),
-        (
-            "<|im_start|>·user·\n·Hi·<|im_end|>·\n·<|im_start|>·assistant·\n·a·<|im_start|>· foo·b·<|im_end|>",
-            "a|<|im_start|>| foo|b|<|im_end|>",
-        ),
-        (
-            "<|im_start|>·user·\n·Hi·<|im_end|>·\n·<|im_start|>·assistant·\n·<think>·\n\n·</think>·Hi·<|im_end|>",
-            "<think>|\n\n|</think>|Hi|<|im_end|>",
-        ),
-        ("<|im_start|>·agent·\n·a·<|im_end|>·\n·<|im_start|>·environment·\n·b·<|im_end|>", "a|<|im_end|>"),
-        (
-            "<start_of_turn>·user·\n·Hi·<end_of_turn>·\n·<start_of_turn>·model·\n·\n\n·A·<end_of_turn>",
-            "\n\n|A|<end_of_turn>",
-        ),
-        (
-            "<|start_header_id|>·user·<|end_header_id|>·\n\n·Hi·<|eot_id|>·"
-            "<|start_header_id|>·assistant·<|end_header_id|>·\n\n·A·<|eot_id|>",
-            "A|<|eot_id|>",
-        ),
-        ("<|start_header_id|>·assistant·<|end_header_id|>·\n\n·\n\n·A·<|eot_id|>", "\n\n|A|<|eot_id|>"),
-        ("<|start_header_id|>·assistant·<|end_header_id|>·\n\n\n·A·<|eot_id|>", "A|<|eot_id|>"),
-        ("<｜User｜>·Hi·<｜Assistant｜>·\n·A·<｜end▁of▁sentence｜>", "\n|A|<｜end▁of▁sentence｜>"),
-        (
-            "<｜Assistant｜>·A·<｜end▁of▁sentence｜>·<｜tool▁outputs▁begin｜>·<｜tool▁output▁begin｜>·"
-            "4·<｜tool▁output▁end｜>·\n·<｜tool▁output▁begin｜>·5·<｜tool▁output▁end｜>·"
-            "<｜tool▁outputs▁end｜>·B·<｜end▁of▁sentence｜>",
-            "A|<｜end▁of▁sentence｜>|B|<｜end▁of▁sentence｜>",
-        ),
-        (
-            "<｜Assistant｜>·A·<｜end▁of▁sentence｜>·<｜tool▁output▁begin｜>·4·<｜tool▁output▁end｜>·"
-            "B·<｜end▁of▁sentence｜>",
-            "A|<｜end▁of▁sentence｜>|B|<｜end▁of▁sentence｜>",
-        ),
-        ("<|user|>·\n·Hi·<|end|>·\n·<|assistant|>·\n·A·<|end|>·\n", "A|<|end|>"),
-        ("[INST]· Hi·[/INST]· A·</s>·[INST]· more·[/INST]· B·</s>", " A|</s>| B|</s>"),
-        (
-            "[/INST]·[TOOL_CALLS]·[{}]·</s>·[TOOL_RESULTS]·4·[/TOOL_RESULTS]·B·</s>",
-            "[TOOL_CALLS]|[{}]|</s>|B|</s>",
-        ),
-        ("<|im_start|>·assistant·<|im_sep|>·A·<|im_end|>", "A|<|im_end|>"),
-        (
-            "<|im_user|>·Bob·<|im_middle|>·Hi·<|im_end|>·<|im_assistant|>·assistant·<|im_middle|>·A·<|im_end|>",
-            "A|<|im_end|>",
-        ),
-    ],
-)
+@pytest.mark.parametrize(*table(__file__, "an_answer_begins_right_behind_the_header_of_its_family"))
 def test_an_answer_begins_right_behind_the_header_of_its_family(text: str, wanted: str) -> None:
     assert sampled(split(text)) == wanted
 

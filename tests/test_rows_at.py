@@ -288,13 +288,6 @@ def test_what_is_no_row_where_one_should_be_is_a_finding_that_says_what_is_there
     assert [json.loads(line)["token_ids"] for line in left.read_bytes().splitlines()] == [BROKEN["token_ids"]]
 
 
-def test_a_path_that_only_the_last_row_has_is_somewhere(tmp_path: Path) -> None:
-    log = written(tmp_path / "log.jsonl", [{"a": 1}] * 300 + [{"row": CLEAN}])
-    code, page, _ = run("scan", log, "--rows-at", "row")
-    assert code == 1
-    assert "300 unreadable rows" in page
-
-
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
 def test_a_pipe_is_read_and_a_path_that_is_nowhere_in_it_is_said_at_its_end(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"

@@ -14,15 +14,14 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as with_settings
 from hypothesis import strategies as st
 
+from tests.command import scanned
 from tests.tiers import examples, some
 from tests.world import json_lines
 from tito_audit import Result, Settings, SetupError, StorageError, read_rollouts, scan_rollouts
-from tito_audit.run.tasks import bare
 from tito_audit.run.workers import can_fork
 from tito_audit.storage import RawRow, open_log
 from tito_audit.storage.chunks import Reading, chunks_of
 from tito_audit.storage.log import lost_row
-from tito_audit.summary import Summary
 
 ROOT = Path(__file__).resolve().parents[1]
 SHARES = (0.05, 0.3, 0.5, 0.9)
@@ -228,16 +227,6 @@ def test_a_file_that_breaks_says_so_whatever_the_sample(tmp_path: Path, packed: 
 
 
 # Scans
-
-
-def scanned(
-    logs: Any, jobs: int | None = None, chunk: int | None = None, **options: Any
-) -> tuple[list[Result], Summary]:
-    scan = scan_rollouts(logs, Settings(jobs=jobs, **options))
-    scan.chunk_bytes = chunk
-    results = [bare(result) for result in scan]
-    scan.summary.seconds = 0.0
-    return results, scan.summary
 
 
 def places(results: list[Result]) -> set[tuple[str, int]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from functools import cache
 from typing import Any
 from unittest.mock import patch
 
@@ -160,11 +159,6 @@ def answered(renderer: Renderer, dice: random.Random, rounds: int) -> int:
                 count += 1
                 assert text == renderer.render(messages, **how), (logged, opens, kwargs)
     return count
-
-
-@cache
-def of_source(source: str) -> Renderer:
-    return make_renderer(toy.toy_tokenizer(), chat_template=source)
 
 
 @pytest.mark.parametrize("name", [*WRITTEN, *CHANGED, *NEAR, *FAR])

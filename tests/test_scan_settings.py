@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.command import run
+from tests.command import run, scanned, written
 from tests.tiers import examples, some
 from tests.world import BROKEN, CLEAN
 from tito_audit import (
@@ -31,10 +31,8 @@ from tito_audit import (
 )
 from tito_audit.record.finding import Severity
 from tito_audit.record.moved import moved_row
-from tito_audit.run.tasks import bare
 from tito_audit.run.workers import can_fork
 from tito_audit.settings.model import Override
-from tito_audit.summary import Summary
 from tito_audit.viewer.model import Measures, Observed
 from tito_audit.viewer.selection import MAX_VIEWS, VIEWS_PER_CODE, ViewQuota
 
@@ -46,22 +44,6 @@ forks = pytest.mark.skipif(not can_fork(), reason="processes are not forked on t
 each_number_of_processes = pytest.mark.parametrize(
     ("jobs", "chunk"), [(1, None), pytest.param(2, 200, marks=forks), pytest.param(3, 5_000, marks=forks)]
 )
-
-
-def scanned(
-    logs: Any, jobs: int | None = None, chunk: int | None = None, *, observe: bool = False, **options: Any
-) -> tuple[list[Result], Summary]:
-    scan = scan_rollouts(logs, Settings(jobs=jobs, **options), observe=observe)
-    scan.chunk_bytes = chunk
-    results = [bare(result) for result in scan]
-    scan.summary.seconds = 0.0
-    return results, scan.summary
-
-
-def written(path: Path, rows: Sequence[dict[str, Any]]) -> Path:
-    path.parent.mkdir(exist_ok=True)
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return path
 
 
 def over(path: Path | str, **changes: Any) -> Override:

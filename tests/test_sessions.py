@@ -287,25 +287,6 @@ def test_conversations_are_the_same_for_any_number_of_processes(
     assert scanned(log, session="session_id", limit=3, jobs=2, chunk=1) == few
 
 
-@pytest.mark.parametrize("jobs", ["1", "2"])
-def test_reports_are_the_same_for_any_number_of_processes(jobs: str, whole: list[Wire], tmp_path: Path) -> None:
-    log = written(tmp_path / "log.jsonl", apart(whole, chat))
-    command = ["scan", str(log), "-t", TOY, "--session", "session_id", "-f", "jsonl"]
-    plain = CliRunner().invoke(app, command)
-    other = CliRunner().invoke(app, [*command, "--jobs", jobs])
-    assert plain.exit_code == other.exit_code == 1
-    assert timeless(plain.stdout) == timeless(other.stdout)
-
-
-def timeless(text: str) -> list[Any]:
-    lines = [json.loads(line) for line in text.splitlines()]
-    for line in lines:
-        for holder in (line, line.get("summary", {})):
-            for key in ("seconds", "tokens_per_second"):
-                holder.pop(key, None)
-    return lines
-
-
 def test_any_row_of_a_conversation_shows_all_of_it_with_the_row_of_each_call(
     whole: list[Wire], tmp_path: Path
 ) -> None:

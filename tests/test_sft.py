@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.command import run
+from tests.command import run, written
 from tests.format_cases import fixture_of
 from tests.frameworks.ask import asked
 from tests.sft.conversations import conversations
 from tests.sft.faults import FAULTS, Family, Rows, planted, runs
+from tests.tables import table
 from tests.tiers import DEEP
 from tito_audit import Settings, convert_rollouts, scan_rollouts
 from tito_audit.record.finding import Result
@@ -31,11 +32,6 @@ MARKED = (
     "{{ m.content + END }}{% endgeneration %}{% else %}{{ m.content + '<|im_end|>\n' }}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
-
-
-def written(path: Path, rows: Rows) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return path
 
 
 def made(folder: Path, texts: Rows, form: str = "sft", tokenizer: str = TOY, **settings: Any) -> Rows:
@@ -129,30 +125,10 @@ def test_markers_of_the_template_decide_where_it_has_them(tmp_path: Path) -> Non
     assert runs(marked["labels"]) == [(start, end + 1)]
 
 
-def test_a_row_that_proves_nothing_is_named_and_left_out(tmp_path: Path) -> None:
-    log = written(
-        tmp_path / "log.jsonl",
-        [{"messages": [ASK]}, {"messages": [ASK, ANSWER]}, {"prompt": ["a"], "completion": ["b"]}],
-    )
-    ran = run("convert", str(log), "--to", "sft", "-o", str(tmp_path / "out.jsonl"), "-t", TOY, "--lossy")
-    assert ran[0] == 1
-    assert ran[1].count("it holds neither token ids nor a conversation with an answer") == 2
-    assert len((tmp_path / "out.jsonl").read_text().splitlines()) == 1
-
-
 # Told apart
 
 
-@pytest.mark.parametrize(
-    ("column", "kind", "said"),
-    [
-        ("labels", "auto", "not written by the assistant"),
-        ("assistant_masks", "auto", "not written by the assistant"),
-        ("loss_mask", "auto", "never sampled"),
-        ("loss_mask", "sft", "not written by the assistant"),
-        ("labels", "rl", "never sampled"),
-    ],
-)
+@pytest.mark.parametrize(*table(__file__, "rows_are_judged_by_what_they_are_for"))
 def test_rows_are_judged_by_what_they_are_for(column: str, kind: Any, said: str, tmp_path: Path) -> None:
     (row,) = made(tmp_path, [{"messages": [ASK, ANSWER]}], "sft_assistant_masks")
     mask = row.pop("assistant_masks")
@@ -184,19 +160,6 @@ def test_a_scan_counts_what_a_set_trains(tmp_path: Path) -> None:
     page = run("scan", str(tmp_path / "a.jsonl"), "-t", TOY)[1]
     assert f"SFT: {trained:,} of " in page
     assert f"ends in {turns} of {turns} turns" in page
-
-
-@pytest.mark.parametrize(
-    "row",
-    [
-        {"messages": [ASK, ANSWER, ASK, ANSWER]},
-        {"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]},
-        {"prompt": "a", "completion": "b"},
-    ],
-)
-def test_rows_of_text_alone_are_not_audited(row: dict[str, Any], tmp_path: Path) -> None:
-    ran = run("scan", str(written(tmp_path / "a.jsonl", [row] * 3)), "-t", TOY)
-    assert ran[1].splitlines()[-1].startswith("nothing audited: no token ids in 3 rollouts")
 
 
 # Judged
@@ -373,13 +336,6 @@ def test_a_prompt_and_a_completion_that_share_a_token_are_named(tmp_path: Path) 
     rows = [{"prompt": "The ", "completion": "cat said hello."}, {"prompt": "Hello\n", "completion": "cat"}]
     page = plan(str(written(tmp_path / "a.jsonl", rows)), "-t", TOY)
     assert page["problems"]["prompt and answer share a token when they are encoded together"]["rows"] == 1
-
-
-def test_the_page_escapes_what_the_log_holds(tmp_path: Path) -> None:
-    said = {"role": "assistant", "content": "\x1b[31mred"}
-    ran = run("sft", str(written(tmp_path / "a.jsonl", [{"messages": [ASK, said]}])), "-t", TOY)
-    assert "\x1b[31m" not in ran[1]
-    assert "tokens trained" in ran[1]
 
 
 # As TRL tokenizes

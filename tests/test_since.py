@@ -9,25 +9,12 @@ from pathlib import Path
 import pytest
 
 from tests.since import changed_since, chosen
+from tests.tables import stored, table
 from tests.tiers import some
 
 ROOT = Path(__file__).resolve().parents[1]
 EVERY = sorted(f"tests/{path.name}" for path in (ROOT / "tests").glob("test_*.py"))
-FILES = {
-    "tito_audit/__init__.py": "from tito_audit.scan import scan as scan\n",
-    "tito_audit/scan.py": "from tito_audit._deep import depth\n",
-    "tito_audit/_deep.py": "",
-    "tito_audit/cli/__init__.py": "import tito_audit.scan\n",
-    "tito_audit/formats/__init__.py": "",
-    "tito_audit/formats/nemo.py": "",
-    "tests/helper.py": "import tito_audit.formats\n",
-    "tests/conftest.py": "",
-    "tests/test_scan.py": "from tito_audit import scan\n",
-    "tests/test_formats.py": "from tests.helper import anything\nFOLDER = 'fixtures/logs'\n",
-    "tests/test_process.py": "COMMAND = [sys.executable, '-m', 'tito_audit']\n",
-    "tests/test_alone.py": "",
-    "fixtures/logs/a.jsonl": "{}\n",
-}
+FILES = stored(__file__, "FILES")
 
 
 @pytest.fixture
@@ -40,21 +27,7 @@ def project(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize(
-    ("change", "tests"),
-    [
-        ("tests/test_alone.py", ["alone"]),
-        ("tests/helper.py", ["formats"]),
-        ("tito_audit/scan.py", ["scan"]),
-        ("tito_audit/_deep.py", ["scan"]),
-        ("tito_audit/cli/__init__.py", ["process"]),
-        ("tito_audit/formats/nemo.py", ["formats"]),
-        ("fixtures/logs/a.jsonl", ["formats"]),
-        ("tito_audit/formats/__init__.py", ["formats"]),
-        ("README.md", []),
-        ("tests/conftest.py", ["alone", "formats", "process", "scan"]),
-    ],
-)
+@pytest.mark.parametrize(*table(__file__, "a_change_chooses_the_tests_that_depend_on_it"))
 def test_a_change_chooses_the_tests_that_depend_on_it(change: str, tests: list[str], project: Path) -> None:
     assert chosen([change], project) == [f"tests/test_{name}.py" for name in tests]
 

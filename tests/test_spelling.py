@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
+from tests.tables import stored
 from tests.test_render_fast import PIECES, RARE
 from tests.tiers import some
 from tito_audit.record.arrays import Ids
@@ -23,20 +24,7 @@ FOLDERS = [
     *some(sorted(ROOT.parent.glob("shared/tokenizers/*/")), 2),
 ]
 KNOWN = {"toy_bpe", "deepseek-v3", "gpt-oss", "llama-3.1", "qwen2.5-coder", "qwen3"}
-NORMAL = [
-    "Å",
-    "é\u0301",
-    "\u0301",
-    "\u212b",
-    "\u2000",
-    "\u2126",
-    "가",
-    "\u1100\u1161",
-    "\u0344",
-    "か\u3099",
-    "\ufb1d",
-    "नु\u093c",
-]
+NORMAL = stored(__file__, "NORMAL")
 
 
 def spells_itself(backend, data: bytes) -> bool:

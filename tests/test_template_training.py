@@ -13,6 +13,7 @@ from tokenizers import Tokenizer
 
 from tests import toy
 from tests.command import run
+from tests.tables import table
 from tests.template_oracle.chat import TOKENS, Refusal, Template
 from tests.template_oracle.conversations import (
     STEPS,
@@ -80,7 +81,6 @@ TRIMMING = (
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content | trim + '<|im_end|>\\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
-COUNTING = TRIMMING.replace("m.content | trim", "m.content ~ messages | length")
 
 
 def trained(
@@ -149,16 +149,6 @@ def test_a_template_that_keeps_history_is_written_as_it_is(tmp_path: Path) -> No
     code, said, out = trained(tmp_path, source)
     assert (code, said["edits"], said["diff"]) == (0, [], [])
     assert out.read_text(encoding="utf-8") == source
-
-
-def test_where_no_edit_is_enough_the_construct_is_named_and_no_file_written(tmp_path: Path) -> None:
-    file, out = tmp_path / "original.jinja", tmp_path / "variant.jinja"
-    file.write_text(COUNTING)
-    code, page, _ = run("template", "--chat-template", file, "--training", out)
-    assert code == 1
-    assert "no file is written" in page
-    assert "Obstacles" in page
-    assert not out.exists()
 
 
 def test_an_edit_that_would_change_first_prompts_is_not_made(tmp_path: Path) -> None:
@@ -250,17 +240,7 @@ def test_every_token_is_where_it_is_said_to_be() -> None:
             assert tag.line == source.count("\n", 0, tag.start) + 1
 
 
-@pytest.mark.parametrize(
-    ("tag", "found"),
-    [
-        ("{% if a and not b %}", ["a and not b", "a", "b"]),
-        ("{% if x is not none %}", ["x is not none"]),
-        ("{% set y = (a > 1 or b) %}", ["a > 1", "b"]),
-        ("{{ f(x if loop.last else y) }}", ["loop.last"]),
-        ("{% for m in ms %}", []),
-        ("{% elif 'a' not in b %}", ["'a' not in b"]),
-    ],
-)
+@pytest.mark.parametrize(*table(__file__, "the_conditions_of_a_tag_are_found"))
 def test_the_conditions_of_a_tag_are_found(tag: str, found: list[str]) -> None:
     (read,) = read_tags(tag)
     runs = [tag[run[0].start : run[-1].end] for run in conditions(read)]
@@ -414,17 +394,7 @@ def test_two_templates_are_compared_prompt_by_prompt(tmp_path: Path) -> None:
     assert said["prompts"] > 50
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "cause"),
-    [
-        ("{%- if add_generation_prompt %}", "{%- if false %}", "the generation prompt"),
-        ("{%- set ns = ", "Be kind.{% set ns = ", "the text before the first message"),
-        ("m.reasoning_content and loop.index0 > ns.last", "false", "reasoning"),
-        ("'<|im_end|>\\n'", "'<|im_end|>\\n\\n'", "whitespace"),
-        ("{{- said }}", "{{- '* ' + said }}", "answers in history"),
-        ("'<|im_end|>\\n'", "'<|end|>\\n'", "the text around messages"),
-    ],
-)
+@pytest.mark.parametrize(*table(__file__, "the_cause_of_a_difference_is_named"))
 def test_the_cause_of_a_difference_is_named(tmp_path: Path, old: str, new: str, cause: str) -> None:
     one, other = tmp_path / "one.jinja", tmp_path / "other.jinja"
     assert old in BY_PLACE

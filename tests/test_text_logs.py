@@ -11,6 +11,7 @@ import pytest
 from tests.command import run
 from tests.format_cases import fixture_rows
 from tests.forms import as_table
+from tests.tables import table
 from tests.world import ROOT
 from tito_audit.errors import RecordError
 from tito_audit.formats import all_formats, pick_format
@@ -74,21 +75,7 @@ def test_ids_among_the_attributes_of_a_trace_are_seen() -> None:
     assert text_log(row) is None
 
 
-@pytest.mark.parametrize(
-    ("row", "read_as"),
-    [
-        ({"chosen": 0.7, "rejected": 0.2}, "no known format"),
-        ({"chosen": [5, 6], "rejected": [7]}, "no known format"),
-        ({"type": "response_item", "payload": {"a": 1}}, "no known format"),
-        ({"type": "user", "sessionId": "s"}, "no known format"),
-        ({"messages": [{"role": "user", "content": "0"}], "trajectory_format": "ours-1"}, "generic"),
-        ({"messages": [{"role": "user", "content": "0"}], "tools": []}, "generic"),
-        ({"trajectory": [], "info": {}, "environment": "main"}, "no known format"),
-        ({"attributes": {"http.method": "GET"}, "name": "GET"}, "no known format"),
-        ({"traceId": "t", "type": "SPAN", "startTime": "now", "id": "1"}, "no known format"),
-        ({"prompt": "2+2?", "completion": "4", "label": True}, "text_only"),
-    ],
-)
+@pytest.mark.parametrize(*table(__file__, "a_log_that_only_resembles_them_is_not_named"))
 def test_a_log_that_only_resembles_them_is_not_named(row: dict[str, Any], read_as: str) -> None:
     assert told(row).startswith(read_as)
     assert text_log(row) is None

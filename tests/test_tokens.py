@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from tests import command
+from tests.tables import stored
 from tests.tiers import examples, some
 from tito_audit.errors import TokenizerError
 from tito_audit.tokens.load import load_tokenizer
@@ -33,27 +34,7 @@ SHARED = Path(
 )
 REAL = sorted(path.parent.name for path in SHARED.glob("*/tokenizer.json"))
 
-TEXTS = [
-    "",
-    "The quick brown fox jumps over the lazy dog.",
-    "Über Größe, naïve café, mañana, coração, æøå",
-    "日本語のテキスト 中文文本 한국어 텍스트",
-    "русский язык، اللغة العربية, עברית, हिन्दी, ไทย, தமிழ், አማርኛ",
-    "e\u0301 a\u030a n\u0303 \u0928\u093c q\u0307\u0323",
-    "🎉🚀 👨‍👩‍👧‍👦 🇩🇪 ❤️ 👍🏽 🫠",
-    "  a   b    c\t\td\n\n\ne\n \n  f\r\n",
-    "1234567890 3.14159 1,000,000 2025-11-21",
-    "def f(x):\n    return {'a': [1, 2], \"b\": x ** 2}  # no\n",
-    '{"name": "get_weather", "arguments": {"city": "Paris"}}',
-    "<|im_start|>user\nhi<|im_end|>\n<|endoftext|>",
-    "<start_of_turn>model\nx<end_of_turn><bos><eos><unused7><table></table>",
-    "<|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\n<|eot_id|>",
-    "<｜User｜>你<｜Assistant｜>好<｜end▁of▁sentence｜>",
-    "<think>\nhm\n</think>\n\n<tool_call>\n{}\n</tool_call>",
-    "<0x0A> <0xzz> <s> </s> <unk>",
-    "\x00\x07\x1b[0m\x7f\u00a0\u200b\u2028\ufeff\ufffd\U0010fffd",
-    "ﬁ ﬂ Å Ω ½ ² ㍿ Ⅷ",
-]
+TEXTS = stored(__file__, "TEXTS")
 
 
 @functools.cache
@@ -230,25 +211,7 @@ def test_every_entry_of_a_real_vocabulary_is_what_the_library_says_of_it(name):
     OneByOne(tokenizer.backend).agrees(tokenizer.vocabulary, np.random.default_rng(0).permutation(ids))
 
 
-ODD_ENTRIES = [
-    "<0x0A>",
-    "<0xZZ>",
-    "<0x+1>",
-    "<0x0a",
-    "<0x 1>",
-    "▁",
-    "▁▁",
-    "a▁b",
-    "Ġ",
-    "ł",
-    "Ńx",
-    "é",
-    "中",
-    "🎉",
-    " ",
-    "\n",
-    "",
-]
+ODD_ENTRIES = stored(__file__, "ODD_ENTRIES")
 
 
 @given(

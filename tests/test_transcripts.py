@@ -4,6 +4,7 @@
 of `tests/transcripts/logs` and a link to `fixtures`:
 
     + name                  a file to write first, its lines indented by two
+    + name < log            a file with the content of one in `tests/transcripts/stored`
     $ tito-audit …          a command; variables may stand before it
     $ cat name              a file to show
     $ cd name               a folder to go on in
@@ -31,6 +32,7 @@ from tito_audit.version import VERSION
 
 PLAYS = sorted((ROOT / "tests" / "transcripts").glob("*.txt"))
 LOGS = ROOT / "tests" / "transcripts" / "logs"
+STORED = ROOT / "tests" / "transcripts" / "stored"
 CLOCKS = re.compile(r"\b[0-9.]+ s\b(, [0-9,]+ tokens/s)?")
 
 
@@ -89,9 +91,11 @@ def acted(scene: str, folder: Path, server: str = "") -> str:
             while following.startswith("  "):
                 content.append(following[2:])
                 following = next(given)
-            file = folder / line[2:]
+            name, _, source = line[2:].partition(" < ")
+            file = folder / name
             file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text("".join(f"{row}\n" for row in content), encoding="utf-8")
+            text = "".join(f"{row}\n" for row in content)
+            file.write_text((STORED / source).read_text(encoding="utf-8") if source else text, encoding="utf-8")
             lines += [f"  {row}" for row in content]
         elif line.startswith("$ "):
             lines += [line, *performed(line[2:], folder, server)]

@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.command import run
+from tests.tables import stored
 from tests.tiers import DEEP
 from tests.toy import TOKENIZERS
 from tito_audit import read_rollouts
@@ -73,24 +74,7 @@ def test_a_tutorial_goes_from_a_fault_to_a_pass_and_a_gate(page: Path) -> None:
 
 # What they say of frameworks
 
-SAID = {
-    "verifiers": """
-import inspect
-from renderers.default import DefaultRenderer
-from verifiers.v1.configs.client import TrainClientConfig
-from verifiers.v1.utils.trace_store import TRACES_FILE
-given = {"type": "train", "base_url": "http://localhost:8000/v1", "renderer": {"name": "qwen3"}}
-assert TrainClientConfig.model_validate(given).renderer.name == "qwen3"
-bridge = inspect.getsource(DefaultRenderer.bridge_to_next_turn)
-assert bridge.split()[-2:] == ["return", "None"] and bridge.count("return ") == 1, bridge
-assert TRACES_FILE == "traces.jsonl"
-""",
-    "atropos": """
-from atroposlib.envs.base import BaseEnvConfig, ScoredDataGroup
-assert {"data_path_to_save_groups", "include_messages"} <= set(BaseEnvConfig.model_fields)
-assert {"tokens", "masks", "scores", "inference_logprobs", "messages"} <= set(ScoredDataGroup.__annotations__)
-""",
-}
+SAID = stored(__file__, "SAID")
 
 
 @pytest.mark.skipif(not DEEP, reason="`make deep` asks the frameworks")

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.command import run
+from tests.tables import table
 from tito_audit.errors import SetupError
 from tito_audit.storage import find_logs, skipped_files
 from tito_audit.summary import RateCount
@@ -20,48 +21,7 @@ ROOT = Path(__file__).resolve().parents[1]
 LOG = str(ROOT / "fixtures" / "formats" / "nemo_gym.jsonl")
 
 
-@pytest.mark.parametrize(
-    ("line", "said"),
-    [
-        ("scan LOG -f jsn", 'Unknown report "jsn": did you mean json? (concise, github, html, json, '),
-        ("scan LOG -r jsn=x", 'Unknown report "jsn": did you mean json? ('),
-        ("repair LOG --dry-run -f jsn", 'Unknown report "jsn": did you mean json? (text, json)'),
-        ("inspect LOG -f jsn", 'Unknown report "jsn": did you mean json? (text, json)'),
-        ("list rules -f jsn", 'Unknown report "jsn": did you mean json? (text, json, markdown)'),
-        ("explain TOK -f jsn", 'Unknown report "jsn": did you mean json? (text, json)'),
-        ("list rule", 'Unknown kind "rule": did you mean rules? (formats, rules, repairs, '),
-        ("scan LOG --format slme", 'Unknown format "slme": did you mean slime? (tito-audit list formats)'),
-        (
-            "scan LOG --format json",
-            'Unknown format "json": --format is the format of the log.\nFor a report, pass -f json',
-        ),
-        ("repair LOG --dry-run --with splce", 'Unknown repair "splce": did you mean splice? (splice, fork, '),
-        ("convert LOG --to slim -o x", 'Unknown form "slim": did you mean slime? (nemo_gym, '),
-        ("scan LOG --select TKO101", 'Unknown rule "TKO101": did you mean TOK101? (tito-audit list rules)'),
-        ("scan LOG --fail-on eror", 'Unknown --fail-on "eror": did you mean error? (error, warning, note, never)'),
-        ("scna LOG", 'Unknown command "scna": did you mean scan? (scan, repair, '),
-        ("LOG", "LOG: this is a file, not a command.\nTo audit it: tito-audit scan LOG"),
-        ("scan LOG --tokeniser x", 'Unknown flag "--tokeniser": did you mean --tokenizer? (tito-audit scan -h '),
-        ("scan LOG --fial-on never", 'Unknown flag "--fial-on": did you mean --fail-on? ('),
-        ("scan LOG --json", 'Unknown flag "--json": did you mean -f json? ('),
-        ("scan LOG --workers 2", 'Unknown flag "--workers": did you mean --jobs? ('),
-        ("scan LOG --with mask", 'Unknown flag "--with": scan has no such flag, repair has ('),
-        (
-            "scan LOG -o x",
-            'Unknown flag "-o": a report is written with -r NAME=FILE, such as ',
-        ),
-        ("--verison", 'Unknown flag "--verison": did you mean --version? (tito-audit -h '),
-        ("scan LOG -t", "-t needs a value: -t DIR|NAME"),
-        ("scan LOG --update-baseline=1", "--update-baseline takes no value."),
-        ("scan LOG --limit some", '--limit "some": not a whole number.'),
-        ("scan LOG --limit 0", "--limit 0: it takes 1 or more."),
-        ("scan LOG --template-seconds soon", '--template-seconds "soon": not a number.'),
-        ("scan", "scan needs LOG...: Files, folders, globs: "),
-        ("convert LOG", "convert needs --to FORM: What to write: rows "),
-        ("show LOG here there", "show does not know what to do with here there.\nUsage: tito-audit show LOG"),
-        ("explain tok1011", 'Unknown rule or repair "tok1011": did you mean TOK101'),
-    ],
-)
+@pytest.mark.parametrize(*table(__file__, "a_mistake_in_a_command_line_is_answered_with_what_was_meant"))
 def test_a_mistake_in_a_command_line_is_answered_with_what_was_meant(line: str, said: str) -> None:
     words = [LOG if word == "LOG" else word for word in line.split()]
     code, out, err = run(*words)

@@ -66,29 +66,6 @@ def test_what_was_not_compared_never_passes(rows: list[Any], options: str, verdi
     assert code == 0
 
 
-def test_a_verdict_counts_all_that_was_not_compared_each_for_its_reason(tmp_path: Path) -> None:
-    code, line = last_line(tmp_path, [ROW, ROW, TEXT, UNREADABLE], "--select TOK")
-    assert code == 0
-    assert line == "nothing audited: 3 rollouts with no tokenizer (TOK101-TOK107); 1 row could not be read"
-    _, line = last_line(tmp_path, [ROW, ROW, TEXT, UNREADABLE], "--ignore REC001,REC009")
-    assert line.startswith("nothing compared: ")
-    assert line.endswith("(2 rollouts); nothing audited in 1 without token ids; 1 row could not be read")
-
-
-def test_unreadable_rows_that_a_baseline_accepts_are_still_not_audited(tmp_path: Path) -> None:
-    options = f"--baseline {tmp_path / 'known.json'}"
-    code, line = last_line(tmp_path, [UNREADABLE] * 3, f"{options} --update-baseline")
-    assert (code, line.partition(";")[0]) == (0, "nothing audited: 3 rows could not be read")
-    code, line = last_line(tmp_path, [UNREADABLE] * 3, options)
-    assert (code, line) == (0, "nothing audited: 3 rows could not be read; 0 new errors (3 known)")
-
-
-def test_rows_that_could_not_be_read_are_not_counted_as_free_of_findings(tmp_path: Path) -> None:
-    _, line = last_line(tmp_path, [SCORED | {"logprobs": [0.0, 0.0, -0.5, -0.25]}, UNREADABLE], "--select LPR")
-    assert line.startswith("passed: no findings in 1 rollout; ")
-    assert line.endswith("; 1 row could not be read")
-
-
 def test_what_fails_is_called_failed_even_if_nothing_was_compared(tmp_path: Path) -> None:
     assert last_line(tmp_path, [SCORED] * 3, "")[0] == 1
     code, line = last_line(tmp_path, [TEXT] * 3, f"{TOY} --fail-on note")

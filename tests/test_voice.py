@@ -9,38 +9,14 @@ from typing import Any
 import pytest
 
 from tests.command import run
+from tests.tables import stored, table
 from tito_audit import GateSettings, RepairChoices, RepairSettings, Settings, SetupError, scan_rollouts
 from tito_audit.settings.options import OPTIONS
 from tito_audit.voice import in_python, naming_flags, spoken
 
 ROW = {"token_ids": [5, 6], "loss_mask": [0, 1], "logprobs": [0.0, -0.5]}
 CLASSES = {each.__name__: each for each in (GateSettings, RepairChoices, RepairSettings, Settings)}
-VALUES = {
-    "assume": "logprobs=-1",
-    "clock": "2024-07-26",
-    "columns": "token_ids=my_ids",
-    "conventions": "first=left-out:1",
-    "encoder": "tokenizers",
-    "engine": "ray",
-    "kind": "sft",
-    "fail_on": "note",
-    "limit": "5",
-    "jobs": "5",
-    "max_row_bytes": "500",
-    "mask_by": "turn",
-    "mask_style": "bool",
-    "min_audited": "0.5",
-    "on": "id=other_id",
-    "padding": "left",
-    "require_level": "L2",
-    "sample": "0.25",
-    "sampled_roles": "planner",
-    "sentinel": "null",
-    "strategies": "splice,mask",
-    "template_args": "enable_thinking=false",
-    "template_seconds": "1.5",
-    "tool_arguments": "string",
-}
+VALUES = stored(__file__, "VALUES")
 """By option: a value to pass; for others a text."""
 FILLED = [
     option for option in OPTIONS if option.fills is not None and option.name not in ("max_rates", "required")
@@ -65,42 +41,7 @@ def test_every_flag_is_spoken_as_the_argument_that_does_the_same(option: Any) ->
     assert passed == option.fills(**{option.name: value}) != option.fills()
 
 
-@pytest.mark.parametrize(
-    ("message", "words"),
-    [
-        (
-            "Pass --chat-template FILE, or --select TOK,MSK to check the ids.",
-            'Pass Settings(chat_template="FILE"), or Settings(select=("TOK", "MSK")) to check the ids.',
-        ),
-        (
-            "pass -t toy_bpe --template-arg enable_thinking=false",
-            'pass Settings(tokenizer="toy_bpe", template_args={"enable_thinking": False})',
-        ),
-        ("--on my key: no such column", 'Settings(on={"my key": …}): no such column'),
-        ("--messages ./said.jsonl, joined on x: 1", 'Settings(messages="./said.jsonl"), joined on x: 1'),
-        ("Run with fewer --jobs, or --jobs 1.", "Run with fewer Settings(jobs=…), or Settings(jobs=1)."),
-        ("pass -t with the tokenizer of it", "pass Settings(tokenizer=…) with the tokenizer of it"),
-        ("pass -t './my run'; then", 'pass Settings(tokenizer="./my run"); then'),
-        ("`tito-audit inspect LOG` shows it", "`inspect_rollouts(LOG)` shows it"),
-        ("tito-audit scan '<rows>' --map a=b", 'scan_rollouts(rows, Settings(map={"a": "b"}))'),
-        (
-            "`repair --with once` may",
-            '`repair_rollouts(…, repairs=RepairSettings(strategies=("once",)))` may',
-        ),
-        ("--max-rate TOK=x: not a rate", "GateSettings(max_rates=…): not a rate"),
-        (
-            "tito-audit rescore LOG --provider hf=PATH --resume",
-            "tito-audit rescore LOG --provider hf=PATH --resume",
-        ),
-        ("`tito-audit identify '<rows>'` tries", "`tito-audit identify LOG` tries"),
-        ("start it with --logprobs-mode raw_logprobs", "start it with --logprobs-mode raw_logprobs"),
-        (
-            "turn 1's: sampled 'ls'+' -t'+' NAME', has \"it's --limit 5\"; pass -t NAME",
-            "turn 1's: sampled 'ls'+' -t'+' NAME', has \"it's --limit 5\"; pass Settings(tokenizer=\"NAME\")",
-        ),
-        ("a sub-t and --maps and x--map", "a sub-t and --maps and x--map"),
-    ],
-)
+@pytest.mark.parametrize(*table(__file__, "messages_in_python"))
 def test_messages_in_python(message: str, words: str) -> None:
     assert in_python(message) == words
     assert in_python(words) == words, "spoken once, nothing is left to speak"
