@@ -12,7 +12,7 @@ from tito_audit.evidence.headers import Headers, headers_of
 from tito_audit.record.arrays import Ids
 from tito_audit.record.memo import memoized
 from tito_audit.record.message import Message, ToolSpec
-from tito_audit.record.prefix import same_ids
+from tito_audit.record.prefix import same_ids, starts_with
 from tito_audit.record.speakers import DEFAULT, Speakers
 from tito_audit.render.renderer import Forms, Renderer
 from tito_audit.tokens.tokenizer import Tokenizer
@@ -94,14 +94,15 @@ class Reference:
         """`[N]` the tokens of a text today."""
         return self.tokenizer.encode(text)
 
-    def encode_as(self, text: str, recorded: Ids) -> Ids:
-        """`[N]` the tokens of a text today, only for comparison with `recorded`.
+    def encode_as(self, text: str, recorded: Ids, *, goes_on: bool = False) -> Ids:
+        """`[N]` the tokens of a text today, only for comparison with `recorded`, behind which it may go on.
 
         Where the fast encoder gives the recorded ids, they are accepted and a sample is checked. Differences are
         checked with the reference encoder before they are reported.
         """
         (fast,) = self.tokenizer.encode_fast_batch([text])
-        if same_ids(fast, recorded) and self.tokenizer.sampled_check([text], [fast], _ONE_IN):
+        alike = starts_with(fast, recorded) if goes_on else same_ids(fast, recorded)
+        if alike and self.tokenizer.sampled_check([text], [fast], _ONE_IN):
             return fast
         return self.tokenizer.proved(text, fast, recorded)
 
