@@ -256,7 +256,15 @@ def differing_tokens(recorded: Pieces, canonical: Pieces) -> list[Block]:
         if longer.data[at : at + 1] != longer.data[after : after + 1]:
             return [(BlockKind.EXTRA if head < end else BlockKind.MISSING, head, end, head, other_end)]
     out = GrowingBlocks()
-    _add_trimmed(out, recorded, canonical)
+    a, b = recorded.part(head, end), canonical.part(head, other_end)
+    if a.data == b.data and 1 in (len(a), len(b)):
+        kind = BlockKind.MERGE if len(a) > 1 else BlockKind.SPLIT if len(b) > 1 else BlockKind.RESPLIT
+        return [(kind, head, end, head, other_end)]
+    if a.data[:1] != b.data[:1]:  # so nothing of what both begin with reaches into what they end with
+        out.block(BlockKind.SAME, head, head)
+        _add_trimmed(out, a, b)
+    else:
+        _add_trimmed(out, recorded, canonical)
     return out.done().differing()
 
 

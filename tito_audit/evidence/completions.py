@@ -7,15 +7,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tito_audit.align.drift import align
 from tito_audit.evidence.differences import Region, difference
 from tito_audit.evidence.model import Against, Difference
+from tito_audit.evidence.prefix_reuse import PiecesCache, compare_ids
 from tito_audit.evidence.reference import Reference
-from tito_audit.evidence.stretches import stretches
 from tito_audit.record.arrays import Ids, empty_ids
 from tito_audit.record.finding import Severity
 from tito_audit.record.prefix import same_ids, starts_with
 from tito_audit.record.rollout import Rollout
+from tito_audit.tokens.prefix_cache import KnownText
 from tito_audit.tokens.segments import Cuts
 
 _HARMLESS = "harmless as logged, but would drift if the text were re-encoded"
@@ -84,24 +84,30 @@ def answers_of(
     return answers
 
 
-def reencoded_differences(rollout: Rollout, answer: Answer, reference: Reference) -> Sequence[Difference]:
-    """Where a completion differs from its re-encoding; severity NOTE."""
-    ids, start = answer.ids, answer.start
-    encoded = reference.encode_as(answer.text, ids)
-    if same_ids(encoded, ids):
-        return []
-    recorded, canonical = reference.pieces(ids), reference.pieces(encoded)
-    region = Region(answer.turn, start, len(ids))
-    return [
-        difference(
-            stretch,
-            Against.REENCODED,
-            Severity.NOTE,
-            _HARMLESS,
-            regions=(region,),
-            turn=answer.turn,
-            turns=rollout.turns,
+def reencoded_differences(
+    rollout: Rollout, answers: Sequence[Answer], reference: Reference
+) -> list[Sequence[Difference]]:
+    """Where each completion differs from its re-encoding; severity NOTE."""
+    every: list[Sequence[Difference]] = []
+    texts, recorded = [answer.text for answer in answers], [answer.ids for answer in answers]
+    for answer, encoded in zip(answers, reference.encode_all_as(texts, recorded), strict=True):
+        if same_ids(encoded, answer.ids):
+            continue
+        known = KnownText(reference.tokenizer.cuts, answer.text, encoded)
+        region = Region(answer.turn, answer.start, len(answer.ids))
+        every.append(
+            [
+                difference(
+                    stretch,
+                    Against.REENCODED,
+                    Severity.NOTE,
+                    _HARMLESS,
+                    regions=(region,),
+                    turn=answer.turn,
+                    turns=rollout.turns,
+                )
+                for stretch in compare_ids(known, answer.ids, reference, PiecesCache(reference))[0]
+                if stretch.end > answer.start
+            ]
         )
-        for stretch in stretches(recorded, canonical, align(recorded, canonical))
-        if stretch.end > start
-    ]
+    return every

@@ -152,7 +152,6 @@ def gather(
         if renderer is not None:
             texts, errors, confirmed = render_texts(rollout, chains, reference)
         answers = answers_of(rollout, chains.seen, reference, confirmed)
-        reference.prefetch([answer.text for answer in answers])
     row, more, row_error, other, unused = _row(rollout, chains, reference)
     if unused:
         rollout = _without_messages(rollout, unused)
@@ -167,7 +166,7 @@ def gather(
         row = with_ends(row) if of_sft else row
     differences: Sequence[Difference] = each_once((*chains.differences, *more))
     if reference is not None:
-        again = [reencoded_differences(rollout, answer, reference) for answer in answers]
+        again = reencoded_differences(rollout, answers, reference) if answers else []
         written = rendered_differences(rollout, chains, texts, reference) if texts else ()
         several = [group for group in (*again, written) if group]
         if differences or several:

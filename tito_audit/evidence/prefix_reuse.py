@@ -162,11 +162,26 @@ def compare_text(
     if base is not None:
         canonical = np.concatenate([base.ids[: shared.other], encoded])
     known = KnownText(reference.tokenizer.cuts, text, canonical, base, shared.cuts)
+    return compare_ids(known, recorded, reference, pieces, before, shared, open_end=open_end, after=after)
+
+
+def compare_ids(
+    known: KnownText,
+    recorded: Ids,
+    reference: Reference,
+    pieces: PiecesCache,
+    before: Comparison | None = None,
+    shared: Shared = _NOTHING,
+    *,
+    open_end: bool = False,
+    after: int = 0,
+) -> tuple[Sequence[Stretch], Comparison]:
+    """The same for a text with its ids."""
     changed = changed_text(known, recorded, reference, before, shared, open_end=open_end, after=after)
     if changed is not None:
         return changed
-    looked_into = before.shared_pairs(recorded, canonical) if before is not None else ()
-    both, pairs = (pieces.of(recorded), pieces.of(canonical)), list[Pair]()
+    looked_into = before.shared_pairs(recorded, known.ids) if before is not None else ()
+    both, pairs = (pieces.of(recorded), pieces.of(known.ids)), list[Pair]()
     blocks = align(*both, open_end=open_end, after=after, looked_into=looked_into, pairs=pairs)
     return stretches(*both, blocks), Comparison(known, recorded, pairs, None)
 

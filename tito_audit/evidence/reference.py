@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import compress
 
 import numpy as np
 
@@ -106,6 +107,17 @@ class Reference:
             return fast
         return self.tokenizer.proved(text, fast, recorded)
 
+    def encode_all_as(self, texts: Sequence[str], recorded: Sequence[Ids]) -> list[Ids]:
+        """The same for several texts at a time."""
+        fast = self.tokenizer.encode_fast_batch(texts)
+        alike = [same_ids(ids, own) for ids, own in zip(fast, recorded, strict=True)]
+        equal = compress(texts, alike), compress(fast, alike)
+        agreed = self.tokenizer.sampled_check(*map(list, equal), _ONE_IN)
+        return [
+            ids if agreed and same else self.tokenizer.proved(text, ids, own)
+            for text, ids, own, same in zip(texts, fast, recorded, alike, strict=True)
+        ]
+
     def reencoded(self, ids: Ids) -> Ids:
         """`[N]` the text of these ids, encoded again."""
         return self.encode_as(self.text(ids), ids)
@@ -128,10 +140,6 @@ class Reference:
         return self.renderer.render_fast(
             messages, tools, add_generation_prompt=opens_answer, template_kwargs=kwargs, forms=forms
         )
-
-    def prefetch(self, texts: Sequence[str]) -> None:
-        """Encode texts together, so `encode_as` of each is nearly free afterwards."""
-        self.tokenizer.encode_fast_batch(texts)
 
     def render(
         self,
