@@ -255,14 +255,14 @@ def differing_tokens(recorded: Pieces, canonical: Pieces) -> list[Block]:
         at, after = int(longer.end[head - 1]) if head else 0, int(longer.end[last - 1])
         if longer.data[at : at + 1] != longer.data[after : after + 1]:
             return [(BlockKind.EXTRA if head < end else BlockKind.MISSING, head, end, head, other_end)]
+    data, written = recorded.bytes_of(head, end), canonical.bytes_of(head, other_end)
+    if data == written and 1 in (end - head, other_end - head):
+        one = BlockKind.SPLIT if other_end - head > 1 else BlockKind.RESPLIT
+        return [(BlockKind.MERGE if end - head > 1 else one, head, end, head, other_end)]
     out = GrowingBlocks()
-    a, b = recorded.part(head, end), canonical.part(head, other_end)
-    if a.data == b.data and 1 in (len(a), len(b)):
-        kind = BlockKind.MERGE if len(a) > 1 else BlockKind.SPLIT if len(b) > 1 else BlockKind.RESPLIT
-        return [(kind, head, end, head, other_end)]
-    if a.data[:1] != b.data[:1]:  # so nothing of what both begin with reaches into what they end with
+    if data[:1] != written[:1]:  # so nothing that both begin with reaches into what they end with
         out.block(BlockKind.SAME, head, head)
-        _add_trimmed(out, a, b)
+        _add_trimmed(out, recorded.part(head, end), canonical.part(head, other_end))
     else:
         _add_trimmed(out, recorded, canonical)
     return out.done().differing()

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tito_audit.chains.links import LinkKind
+from tito_audit.evidence.chains import Chains
 from tito_audit.evidence.differences import Region, difference
 from tito_audit.evidence.model import Against, Difference
 from tito_audit.evidence.prefix_reuse import PiecesCache, compare_ids
@@ -57,24 +59,27 @@ class ConfirmedIds:
 
 
 def answers_of(
-    rollout: Rollout, every_seen: Sequence[Ids | None], reference: Reference, confirmed: Sequence[ConfirmedIds]
+    rollout: Rollout, chains: Chains, reference: Reference, confirmed: Sequence[ConfirmedIds]
 ) -> list[Answer]:
-    """The completions of a rollout that have ids, except those already known to re-encode to themselves.
-
-    `every_seen` has the prompt + completion of each call.
-    """
+    """The completions of a rollout that have ids, except those already known to re-encode to
+    themselves, or to what a later prompt that was compared with them holds."""
     answers: list[Answer] = []
     if not reference.reencodes_exactly:
         confirmed = ()
     if confirmed and len(confirmed[0].ids) < len(confirmed[-1].ids):
         confirmed = confirmed[::-1]  # the longest is the one that most calls are the start of
     cuts = reference.tokenizer.cuts
+    later = {link.parent: link.turn for link in chains.links if link.kind is LinkKind.RETOKENIZED and confirmed}
     for number, call in enumerate(rollout.turns):
         if call.completion_ids is None or not len(call.completion_ids):
             continue
-        seen = every_seen[number]
+        seen = chains.seen[number]
+        respelled = rollout.turns[later[number]].prompt_ids if number in later else None
+        ended = respelled is not None and seen is not None and len(cuts.positions(seen[-1:])) > 0
         for rendered in confirmed:
             if seen is not None and rendered.reencode(seen, cuts):
+                break
+            if ended and respelled is not None and starts_with(rendered.ids, respelled):
                 break
         else:
             prompt = call.prompt_ids if call.prompt_ids is not None else empty_ids()

@@ -151,7 +151,7 @@ def gather(
     if rollout.turns and reference is not None:
         if renderer is not None:
             texts, errors, confirmed = render_texts(rollout, chains, reference)
-        answers = answers_of(rollout, chains.seen, reference, confirmed)
+        answers = answers_of(rollout, chains, reference, confirmed)
     row, more, row_error, other, unused = _row(rollout, chains, reference)
     if unused:
         rollout = _without_messages(rollout, unused)

@@ -216,7 +216,7 @@ def changed_text(
             texts.append((own.bytes_of(start - low, end - low), theirs.bytes_of(other - c_low, other_end - c_low)))
         if end < after:
             continue
-        if any(side.end[0] == 0 or (side.end[1:] == side.end[:-1]).any() for side in (own, theirs)):
+        if own.has_empty() or theirs.has_empty():
             return None  # tokens without bytes are joined to the one before them
         blocks = differing_tokens(own, theirs)
         differing += stretches(own, theirs, blocks, (recorded, low, canonical, c_low))
@@ -245,7 +245,7 @@ def _paired_texts(
     data, other_data = own.tobytes(), theirs.tobytes()
     if data == other_data or (open_end and other_data.startswith(data)):
         return []
-    at, others = (vocabulary.control(ids).nonzero()[0] for ids in (own, theirs))
+    at, others = vocabulary.control(own).nonzero()[0], vocabulary.control(theirs).nonzero()[0]
     longer = len(others) - len(at)
     if longer < 0 or (longer and not open_end) or not same_ids(own[at], theirs[others[: len(at)]]):
         return None
