@@ -79,7 +79,20 @@ def _matches(left: Sequence[Hashable], right: Sequence[Hashable], steps: int) ->
     if matched is not None:
         return matched
     matches: list[Match] = []
-    anchors = [(-1, -1), *_anchors(left, right), (len(left), len(right))]
+    # Anchors: the places of units that each side holds once, as many as are in the same order on both.
+    once, places = _unique(left), _unique(right)
+    pairs = [(place, places[unit]) for unit, place in once.items() if unit in places]
+    lasts, tops, before = list[int](), list[int](), list[int]()
+    for at, (_, other) in enumerate(pairs):
+        pile = bisect_left(lasts, other)
+        before.append(tops[pile - 1] if pile else -1)
+        lasts[pile : pile + 1] = [other]
+        tops[pile : pile + 1] = [at]
+    chain, at = [], tops[-1] if tops else -1
+    while at >= 0:
+        chain.append(pairs[at])
+        at = before[at]
+    anchors = [(-1, -1), *chain[::-1], (len(left), len(right))]
     for (a, b), (next_a, next_b) in pairwise(anchors):
         left_part, right_part = left[a + 1 : next_a], right[b + 1 : next_b]
         inner, steps = _longest_first(left_part, right_part, steps)
@@ -110,25 +123,6 @@ def _longest_first(
             pending += [(start, i, other, j)] if start < i and other < j else []
             pending += [(i + size, end, j + size, other_end)] if i + size < end and j + size < other_end else []
     return blocks, remaining
-
-
-def _anchors(left: Sequence[Hashable], right: Sequence[Hashable]) -> list[tuple[int, int]]:
-    """The places of units that each side holds once, as many as are in the same order on both sides."""
-    once, places = _unique(left), _unique(right)
-    pairs = [(place, places[unit]) for unit, place in once.items() if unit in places]
-    lasts: list[int] = []
-    tops: list[int] = []
-    before: list[int] = []
-    for at, (_, other) in enumerate(pairs):
-        pile = bisect_left(lasts, other)
-        before.append(tops[pile - 1] if pile else -1)
-        lasts[pile : pile + 1] = [other]
-        tops[pile : pile + 1] = [at]
-    chain, at = [], tops[-1] if tops else -1
-    while at >= 0:
-        chain.append(pairs[at])
-        at = before[at]
-    return chain[::-1]
 
 
 def _unique(units: Sequence[Hashable]) -> dict[Hashable, int]:

@@ -41,11 +41,6 @@ class Pieces:
         first = int(self.end[start - 1]) if start else 0
         return self.data[first : int(self.end[end - 1])] if end > start else b""
 
-    def has_empty(self) -> bool:
-        """Whether there is a token without bytes."""
-        ends = self.end.tolist()
-        return 0 in ends or len(set(ends)) < len(ends)
-
     def units(self) -> list[tuple[int, int]]:
         """Token ranges: each control token alone, and each run of text between two of them."""
         where = self.control.nonzero()[0]

@@ -142,8 +142,8 @@ def _link(
     if reference is None or pieces is None:
         return link_without_text(k, prompt, earlier), []
     last = earlier.last
-    known = KnownText(reference.tokenizer.cuts, "", prompt)
-    changed = changed_text(known, last.seen, reference, open_end=True)
+    whole = KnownText(reference.tokenizer.cuts, "", prompt)
+    changed = changed_text(whole, last.seen, reference, open_end=True)
     if changed is not None and not changed[1].texts:
         return broken_link(k, prompt, last, LinkKind.RETOKENIZED), starting_before(changed[0], len(last.seen))
     data, last_data = pieces.of(prompt), pieces.of(last.seen)

@@ -98,7 +98,7 @@ def reencoded_differences(
     for answer, encoded in zip(answers, reference.encode_all_as(texts, recorded), strict=True):
         if same_ids(encoded, answer.ids):
             continue
-        known = KnownText(reference.tokenizer.cuts, answer.text, encoded)
+        whole = KnownText(reference.tokenizer.cuts, answer.text, encoded)
         region = Region(answer.turn, answer.start, len(answer.ids))
         every.append(
             [
@@ -111,7 +111,7 @@ def reencoded_differences(
                     turn=answer.turn,
                     turns=rollout.turns,
                 )
-                for stretch in compare_ids(known, answer.ids, reference, PiecesCache(reference))[0]
+                for stretch in compare_ids(whole, answer.ids, reference, PiecesCache(reference))[0]
                 if stretch.end > answer.start
             ]
         )

@@ -243,21 +243,16 @@ def _padded(
         unrelated = replace(unrelated, span=(first + start, last + start))
     return RowFound(
         None if view is None else _widened(view, start, len(row.token_ids) - end),
-        _moved(of_part.differences, start),
+        [
+            replace(difference, start=difference.start + start, end=difference.end + start)
+            if difference.where is Where.ROW
+            else difference
+            for difference in of_part.differences
+        ],
         of_part.error,
         unrelated,
         of_part.unused,
     )
-
-
-def _moved(differences: Sequence[Difference], tokens: int) -> Sequence[Difference]:
-    """The differences with those of the row this many tokens later."""
-    return [
-        replace(difference, start=difference.start + tokens, end=difference.end + tokens)
-        if difference.where is Where.ROW
-        else difference
-        for difference in differences
-    ]
 
 
 def _widened(view: RowView, before: int, after: int) -> RowView:

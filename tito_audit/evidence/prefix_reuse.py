@@ -113,8 +113,8 @@ class Comparison:
     recorded: Ids
     pairs: Sequence[Pair] = ()
     """The pieces of both that were paired, of which some may differ."""
-    texts: Sequence[tuple[bytes, bytes]] | None = ()
-    """The bytes of the pairs that have other bytes. None if what was paired is more than text between two control
+    texts: Sequence[tuple[int, bytes, bytes]] | None = ()
+    """Where pairs of other bytes end, and both sides' bytes. None if more was paired than texts between control
     tokens that both sides have: nothing is then known about what follows."""
 
     def shared(self, text: str, recorded: Ids, vocabulary: Vocabulary) -> Shared:
@@ -161,12 +161,12 @@ def compare_text(
     base = before.canonical if before is not None and shared.cuts else None
     if base is not None:
         canonical = np.concatenate([base.ids[: shared.other], encoded])
-    known = KnownText(reference.tokenizer.cuts, text, canonical, base, shared.cuts)
-    return compare_ids(known, recorded, reference, pieces, before, shared, open_end=open_end, after=after)
+    whole = KnownText(reference.tokenizer.cuts, text, canonical, base, shared.cuts)
+    return compare_ids(whole, recorded, reference, pieces, before, shared, open_end=open_end, after=after)
 
 
 def compare_ids(
-    known: KnownText,
+    whole: KnownText,
     recorded: Ids,
     reference: Reference,
     pieces: PiecesCache,
@@ -177,17 +177,17 @@ def compare_ids(
     after: int = 0,
 ) -> tuple[Sequence[Stretch], Comparison]:
     """The same for a text with its ids."""
-    changed = changed_text(known, recorded, reference, before, shared, open_end=open_end, after=after)
+    changed = changed_text(whole, recorded, reference, before, shared, open_end=open_end, after=after)
     if changed is not None:
         return changed
-    looked_into = before.shared_pairs(recorded, known.ids) if before is not None else ()
-    both, pairs = (pieces.of(recorded), pieces.of(known.ids)), list[Pair]()
+    looked_into = before.shared_pairs(recorded, whole.ids) if before is not None else ()
+    both, pairs = (pieces.of(recorded), pieces.of(whole.ids)), list[Pair]()
     blocks = align(*both, open_end=open_end, after=after, looked_into=looked_into, pairs=pairs)
-    return stretches(*both, blocks), Comparison(known, recorded, pairs, None)
+    return stretches(*both, blocks), Comparison(whole, recorded, pairs, None)
 
 
 def changed_text(
-    known: KnownText,
+    whole: KnownText,
     recorded: Ids,
     reference: Reference,
     before: Comparison | None = None,
@@ -201,40 +201,39 @@ def changed_text(
     None unless both sides have the same control tokens in the same order, text between the same ones, and no text
     that differs elsewhere on the other side: `align` then pairs each with the one at its place.
     """
-    vocabulary, canonical = reference.vocabulary, known.ids
+    vocabulary, canonical = reference.vocabulary, whole.ids
     pairs = _paired_texts(recorded, canonical, shared, vocabulary, open_end=open_end)
     if pairs is None:
         return None
     differing: list[Stretch] = []
-    texts: list[tuple[bytes, bytes]] = []
+    texts: list[tuple[int, bytes, bytes]] = []
     for start, end, other, other_end in pairs:
         # The control tokens around the text are part of what surrounds a difference.
         low, c_low = max(start - 1, 0), max(other - 1, 0)
         own = reference.pieces(recorded[low : end + 1].copy())
         theirs = reference.pieces(canonical[c_low : other_end + 1].copy())
         if own.data != theirs.data:
-            texts.append((own.bytes_of(start - low, end - low), theirs.bytes_of(other - c_low, other_end - c_low)))
+            written = theirs.bytes_of(other - c_low, other_end - c_low)
+            texts.append((end, own.bytes_of(start - low, end - low), written))
         if end < after:
             continue
-        if own.has_empty() or theirs.has_empty():
+        if 0 in vocabulary.byte_lengths(own.ids) or 0 in vocabulary.byte_lengths(theirs.ids):
             return None  # tokens without bytes are joined to the one before them
         blocks = differing_tokens(own, theirs)
         differing += stretches(own, theirs, blocks, (recorded, low, canonical, c_low))
-    every: Sequence[Pair] = pairs
-    old: Sequence[tuple[bytes, bytes]] = ()
-    if before is not None and shared.cuts:
-        every, old = [*(pair for pair in before.pairs if pair[1] <= shared.first), *pairs], before.texts or ()
-    both = [*old, *texts]
-    if both:
-        if reference.has_bytes_of(canonical, known.text):
-            whole, rest = known.text.encode(), known.text[shared.characters :].encode()
+    earlier = before if before is not None and shared.cuts else Comparison(whole, recorded)
+    every = [*(pair for pair in earlier.pairs if pair[1] <= shared.first), *pairs]
+    old = [text for text in earlier.texts or () if text[0] <= shared.first]
+    if old or texts:
+        if reference.has_bytes_of(canonical, whole.text):
+            data, rest = whole.text.encode(), whole.text[shared.characters :].encode()
         else:
-            whole, rest = vocabulary.data(canonical), vocabulary.data(canonical[shared.other :])
-        for checked, part, others in ((texts, whole, both), (old, rest, texts)):
-            for data, written in checked:
-                if data in part or part.count(written) > sum([other.count(written) for _, other in others]):
+            data, rest = vocabulary.data(canonical), vocabulary.data(canonical[shared.other :])
+        for checked, part, others in ((texts, data, [*old, *texts]), (old, rest, texts)):
+            for _, differs, written in checked:
+                if differs in part or part.count(written) > sum([text.count(written) for _, _, text in others]):
                     return None
-    return differing, Comparison(known, recorded, every, both)
+    return differing, Comparison(whole, recorded, every, [*old, *texts])
 
 
 def _paired_texts(

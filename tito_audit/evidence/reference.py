@@ -111,8 +111,8 @@ class Reference:
         """The same for several texts at a time."""
         fast = self.tokenizer.encode_fast_batch(texts)
         alike = [same_ids(ids, own) for ids, own in zip(fast, recorded, strict=True)]
-        equal = compress(texts, alike), compress(fast, alike)
-        agreed = self.tokenizer.sampled_check(*map(list, equal), _ONE_IN)
+        equal = list(compress(texts, alike)), list(compress(fast, alike))
+        agreed = self.tokenizer.sampled_check(*equal, _ONE_IN)
         return [
             ids if agreed and same else self.tokenizer.proved(text, ids, own)
             for text, ids, own, same in zip(texts, fast, recorded, alike, strict=True)

@@ -143,15 +143,8 @@ def picked_segments(ids: Ids, controls: Cuts, one_in: int) -> list[int]:
     """
     data, picked, start = ids.astype(np.int32, copy=False).tobytes(), [], 0
     for number, end in enumerate([*controls.positions(ids).tolist(), len(ids)]):
-        first, last = 4 * start, 4 * end
-        if (
-            first < last
-            and crc32(
-                data[max(last - 8, first) : last], crc32(data[first : first + 8][: last - first], end - start)
-            )
-            % one_in
-            == 0
-        ):
+        segment = data[4 * start : 4 * end]
+        if segment and crc32(segment[:8] + segment[-8:], end - start) % one_in == 0:
             picked.append(number)
         start = end + 1
     return picked

@@ -169,8 +169,8 @@ class Vocabulary:
 
     def pieces(self, numbers: Iterable[int]) -> tuple[str, ...]:
         """Each token as text."""
-        known = self._pieces
-        return tuple([known[number] if number in known else self.piece(number) for number in numbers])
+        texts = self._pieces
+        return tuple([texts[number] if number in texts else self.piece(number) for number in numbers])
 
     def text(self, ids: Ids) -> str:
         """The text that these ids encode; special tokens as written, broken characters as U+FFFD.
