@@ -251,8 +251,8 @@ def differing_tokens(recorded: Pieces, canonical: Pieces) -> list[Block]:
             return [(BlockKind.EXTRA if head < end else BlockKind.MISSING, head, end, head, other_end)]
     data, written = recorded.bytes_of(head, end), canonical.bytes_of(head, other_end)
     if data == written and 1 in (end - head, other_end - head):
-        one = BlockKind.SPLIT if other_end - head > 1 else BlockKind.RESPLIT
-        return [(BlockKind.MERGE if end - head > 1 else one, head, end, head, other_end)]
+        kind = BlockKind.SPLIT if other_end - head > 1 else BlockKind.RESPLIT
+        return [(BlockKind.MERGE if end - head > 1 else kind, head, end, head, other_end)]
     out = GrowingBlocks()
     if data[:1] != written[:1]:  # so nothing that both begin with reaches into what they end with
         out.block(BlockKind.SAME, head, head)
