@@ -47,15 +47,15 @@ def nothing_fast() -> Iterator[None]:
     def never(*_: Any, **__: Any) -> bool:
         return False
 
-    def whole(self: Reference, text: str, _recorded: Ids) -> Ids:
+    def whole(self: Reference, text: str, _recorded: Ids, **_how: bool) -> Ids:
         # As the library reads it: a surrogate pair is its character, half of one is U+FFFD.
         formed = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
         return np.array(self.tokenizer.backend.encode(formed, add_special_tokens=False).ids, np.int32)
 
     def all_of_it(
-        text: str, recorded: Ids, _before: Comparison | None, reference: Reference, pieces: PiecesCache
+        text: str, recorded: Ids, _before: Comparison | None, reference: Reference, pieces: PiecesCache, **how: Any
     ) -> Any:
-        return compare_incrementally(text, recorded, None, reference, pieces)[0], None
+        return compare_incrementally(text, recorded, None, reference, pieces, **how)[0], None
 
     with ExitStack() as stack:
         for target, name, instead in (

@@ -301,10 +301,10 @@ def test_a_sample_holds_the_same_segments_whatever_stands_around_them() -> None:
     assert 4000 / 16 / 2 < sum(alone) < 4000 / 16 * 2
     between = [np.array([i % 2], np.int32) for i in range(len(segments))]
     whole = np.concatenate([part for pair in zip(segments, between, strict=True) for part in pair])
-    assert picked_segments(whole, controls, 16).tolist() == np.flatnonzero(alone).tolist()
+    assert picked_segments(whole, controls, 16) == np.flatnonzero(alone).tolist()
     filled = np.flatnonzero([len(segment) for segment in segments]).tolist()
-    assert picked_segments(whole, controls, 1).tolist() == filled
-    assert picked_segments(whole[:0], controls, 1).tolist() == []
+    assert picked_segments(whole, controls, 1) == filled
+    assert picked_segments(whole[:0], controls, 1) == []
 
 
 def test_a_segment_that_lost_all_its_tokens_is_in_the_sample_of_its_text() -> None:

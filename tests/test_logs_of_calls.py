@@ -28,7 +28,6 @@ from tito_audit.evidence.chains import chain_turns  # noqa: E402
 from tito_audit.evidence.gather import gather  # noqa: E402
 from tito_audit.evidence.model import Evidence, TextSide  # noqa: E402
 from tito_audit.evidence.prefix_reuse import (  # noqa: E402
-    PairedPieces,
     PiecesCache,
     SpelledTexts,
     changed_text,
@@ -240,8 +239,8 @@ def grown_and_whole(dice: random.Random) -> int:
         assert places == sorted(set(places)), "what is found is found in the whole too, in order"
         assert {one.key for at, one in enumerate(every) if at not in places} <= known, "the rest was found before"
         if reference.text(recorded) != text:
-            assert isinstance(before, PairedPieces)
-        else:
+            assert before.texts is None or before.texts
+        elif before.texts is not None:
             assert places == list(range(left_out, len(every)))
         known = {one.key for one in every}
         shorter += left_out > 0
@@ -297,27 +296,28 @@ def test_of_texts_that_differ_alone_the_same_is_found_as_of_the_whole(seed: int)
     if open_end:
         encoded = np.append(encoded, np.array(encode("<|im_end|>\n" * dice.randrange(3)), np.int32))
     whole = reference.text(encoded)
-    changed = changed_text(whole, recorded, encoded, reference, open_end=open_end, after=after)
+    known = KnownText(reference.tokenizer.cuts, whole, encoded)
+    changed = changed_text(known, recorded, reference, open_end=open_end, after=after)
     event("alone" if changed is not None else "whole")
     if changed is None or np.array_equal(recorded, encoded):
         return
     both = reference.pieces(recorded), reference.pieces(encoded)
     wanted = stretches(*both, align(*both, open_end=open_end))
     places = [stated(each) for each in wanted if after <= each.start < len(recorded) or not open_end]
-    found = [stated(each) for each in changed.stretches if after <= each.start]
+    found = [stated(each) for each in changed[0] if after <= each.start]
     assert found == [each for each in places if each[1] >= after]
     if not open_end and not after:
-        assert changed.same_bytes == (both[0].data == both[1].data)
+        assert (not changed[1].texts) == (both[0].data == both[1].data)
 
 
 # Whole rollouts
 
 
-def plain(text: str, recorded: Ids, _before: Any, reference: Reference, _pieces: Any) -> Any:
+def plain(text: str, recorded: Ids, _before: Any, reference: Reference, _pieces: Any, **how: Any) -> Any:
     """A prompt against its whole text."""
     encoded = reference.tokenizer.encode(text)
     held, canonical = reference.pieces(recorded), reference.pieces(encoded)
-    return stretches(held, canonical, align(held, canonical)), None
+    return stretches(held, canonical, align(held, canonical, **how)), None
 
 
 def facts(value: Any) -> Any:
@@ -424,9 +424,9 @@ def test_what_a_long_conversation_keeps_is_said_once_and_looked_at_once(monkeypa
     asked: list[int] = []
     whole = Reference.encode_as
 
-    def watched(self: Reference, text: str, recorded: Ids) -> Ids:
+    def watched(self: Reference, text: str, recorded: Ids, **how: Any) -> Ids:
         asked.append(len(recorded))
-        return whole(self, text, recorded)
+        return whole(self, text, recorded, **how)
 
     rendered: list[bool] = []
     render = Reference.render

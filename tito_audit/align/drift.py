@@ -79,7 +79,20 @@ def _matches(left: Sequence[Hashable], right: Sequence[Hashable], steps: int) ->
     if matched is not None:
         return matched
     matches: list[Match] = []
-    anchors = [(-1, -1), *_anchors(left, right), (len(left), len(right))]
+    # Anchors: the places of units that each side holds once, as many as are in the same order on both.
+    once, places = _unique(left), _unique(right)
+    pairs = [(place, places[unit]) for unit, place in once.items() if unit in places]
+    lasts, tops, before = list[int](), list[int](), list[int]()
+    for at, (_, other) in enumerate(pairs):
+        pile = bisect_left(lasts, other)
+        before.append(tops[pile - 1] if pile else -1)
+        lasts[pile : pile + 1] = [other]
+        tops[pile : pile + 1] = [at]
+    chain, at = [], tops[-1] if tops else -1
+    while at >= 0:
+        chain.append(pairs[at])
+        at = before[at]
+    anchors = [(-1, -1), *chain[::-1], (len(left), len(right))]
     for (a, b), (next_a, next_b) in pairwise(anchors):
         left_part, right_part = left[a + 1 : next_a], right[b + 1 : next_b]
         inner, steps = _longest_first(left_part, right_part, steps)
@@ -110,25 +123,6 @@ def _longest_first(
             pending += [(start, i, other, j)] if start < i and other < j else []
             pending += [(i + size, end, j + size, other_end)] if i + size < end and j + size < other_end else []
     return blocks, remaining
-
-
-def _anchors(left: Sequence[Hashable], right: Sequence[Hashable]) -> list[tuple[int, int]]:
-    """The places of units that each side holds once, as many as are in the same order on both sides."""
-    once, places = _unique(left), _unique(right)
-    pairs = [(place, places[unit]) for unit, place in once.items() if unit in places]
-    lasts: list[int] = []
-    tops: list[int] = []
-    before: list[int] = []
-    for at, (_, other) in enumerate(pairs):
-        pile = bisect_left(lasts, other)
-        before.append(tops[pile - 1] if pile else -1)
-        lasts[pile : pile + 1] = [other]
-        tops[pile : pile + 1] = [at]
-    chain, at = [], tops[-1] if tops else -1
-    while at >= 0:
-        chain.append(pairs[at])
-        at = before[at]
-    return chain[::-1]
 
 
 def _unique(units: Sequence[Hashable]) -> dict[Hashable, int]:
@@ -255,8 +249,16 @@ def differing_tokens(recorded: Pieces, canonical: Pieces) -> list[Block]:
         at, after = int(longer.end[head - 1]) if head else 0, int(longer.end[last - 1])
         if longer.data[at : at + 1] != longer.data[after : after + 1]:
             return [(BlockKind.EXTRA if head < end else BlockKind.MISSING, head, end, head, other_end)]
+    data, written = recorded.bytes_of(head, end), canonical.bytes_of(head, other_end)
+    if data == written and 1 in (end - head, other_end - head):
+        kind = BlockKind.SPLIT if other_end - head > 1 else BlockKind.RESPLIT
+        return [(BlockKind.MERGE if end - head > 1 else kind, head, end, head, other_end)]
     out = GrowingBlocks()
-    _add_trimmed(out, recorded, canonical)
+    if data[:1] != written[:1]:  # so nothing that both begin with reaches into what they end with
+        out.block(BlockKind.SAME, head, head)
+        _add_trimmed(out, recorded.part(head, end), canonical.part(head, other_end))
+    else:
+        _add_trimmed(out, recorded, canonical)
     return out.done().differing()
 
 

@@ -191,7 +191,14 @@ def _fit(
             beyond = np.ones(len(inside), np.bool_)
     causes[inside[beyond]] = _CODE[MismatchCause.UNKNOWN]
     if columns.version is not None:
-        _stale(columns.version, inside, np.abs(differences), causes)
+        # Stale: what grows with the distance from the newest version.
+        sizes = np.abs(differences)
+        versions = columns.version[inside]
+        newest = versions == np.nanmax(versions, initial=-math.inf)
+        older = inside[versions < versions.max(initial=-math.inf, where=newest)]
+        newest = inside[newest]
+        if _share(older, sizes).is_staler(_share(newest, sizes)):
+            causes[older] = _CODE[MismatchCause.STALE]
     return {}
 
 
@@ -304,16 +311,6 @@ def _temperature(sampler: Logprobs, trainer: Logprobs) -> tuple[Interval, Mask] 
     if fits.mean() < 0.9 or not follows or np.quantile(needed[readable], 0.05) < below:
         return None
     return Interval(1 / (1 + best), 1 / (1 + highest), 1 / max(1 + lowest, 0.05)), fits
-
-
-def _stale(version: Logprobs, inside: NDArray[np.intp], sizes: Logprobs, causes: NDArray[np.int8]) -> None:
-    """Note what grows with the distance from the newest version in `causes`."""
-    versions = version[inside]
-    newest = versions == np.nanmax(versions, initial=-math.inf)
-    older = inside[versions < versions.max(initial=-math.inf, where=newest)]
-    newest = inside[newest]
-    if _share(older, sizes).is_staler(_share(newest, sizes)):
-        causes[older] = _CODE[MismatchCause.STALE]
 
 
 def points_of(sampler: Logprobs, trainer: Logprobs, numerics: Mask) -> tuple[tuple[float, float, bool], ...]:

@@ -24,7 +24,7 @@ from tito_audit.chains.links import (
 )
 from tito_audit.evidence.differences import Region, difference
 from tito_audit.evidence.model import Against, Difference
-from tito_audit.evidence.prefix_reuse import PiecesCache
+from tito_audit.evidence.prefix_reuse import PiecesCache, changed_text
 from tito_audit.evidence.reference import Reference
 from tito_audit.evidence.rewritten import (
     INSERTED,
@@ -41,6 +41,7 @@ from tito_audit.record.arrays import Ids
 from tito_audit.record.finding import Severity
 from tito_audit.record.prefix import common_byte_prefix, common_prefix, starts_with
 from tito_audit.record.rollout import Rollout, Turn
+from tito_audit.tokens.prefix_cache import KnownText
 
 _LOOKED_BACK = 32
 """How many of the latest calls are looked at for an answer that a prompt may hold in another form."""
@@ -141,6 +142,10 @@ def _link(
     if reference is None or pieces is None:
         return link_without_text(k, prompt, earlier), []
     last = earlier.last
+    whole = KnownText(reference.tokenizer.cuts, "", prompt)
+    changed = changed_text(whole, last.seen, reference, open_end=True)
+    if changed is not None and not changed[1].texts:
+        return broken_link(k, prompt, last, LinkKind.RETOKENIZED), starting_before(changed[0], len(last.seen))
     data, last_data = pieces.of(prompt), pieces.of(last.seen)
     if data.data.startswith(last_data.data):
         differing = stretches_in_seen(last_data, data, 0, frozenset())

@@ -7,15 +7,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tito_audit.align.drift import align
+from tito_audit.chains.links import LinkKind
+from tito_audit.evidence.chains import Chains
 from tito_audit.evidence.differences import Region, difference
 from tito_audit.evidence.model import Against, Difference
+from tito_audit.evidence.prefix_reuse import PiecesCache, compare_ids
 from tito_audit.evidence.reference import Reference
-from tito_audit.evidence.stretches import stretches
 from tito_audit.record.arrays import Ids, empty_ids
 from tito_audit.record.finding import Severity
 from tito_audit.record.prefix import same_ids, starts_with
 from tito_audit.record.rollout import Rollout
+from tito_audit.tokens.prefix_cache import KnownText
 from tito_audit.tokens.segments import Cuts
 
 _HARMLESS = "harmless as logged, but would drift if the text were re-encoded"
@@ -57,24 +59,27 @@ class ConfirmedIds:
 
 
 def answers_of(
-    rollout: Rollout, every_seen: Sequence[Ids | None], reference: Reference, confirmed: Sequence[ConfirmedIds]
+    rollout: Rollout, chains: Chains, reference: Reference, confirmed: Sequence[ConfirmedIds]
 ) -> list[Answer]:
-    """The completions of a rollout that have ids, except those already known to re-encode to themselves.
-
-    `every_seen` has the prompt + completion of each call.
-    """
+    """The completions of a rollout that have ids, except those already known to re-encode to
+    themselves, or to what a later prompt that was compared with them holds."""
     answers: list[Answer] = []
     if not reference.reencodes_exactly:
         confirmed = ()
     if confirmed and len(confirmed[0].ids) < len(confirmed[-1].ids):
         confirmed = confirmed[::-1]  # the longest is the one that most calls are the start of
     cuts = reference.tokenizer.cuts
+    later = {link.parent: link.turn for link in chains.links if link.kind is LinkKind.RETOKENIZED and confirmed}
     for number, call in enumerate(rollout.turns):
         if call.completion_ids is None or not len(call.completion_ids):
             continue
-        seen = every_seen[number]
+        seen = chains.seen[number]
+        respelled = rollout.turns[later[number]].prompt_ids if number in later else None
+        ended = respelled is not None and seen is not None and len(cuts.positions(seen[-1:])) > 0
         for rendered in confirmed:
             if seen is not None and rendered.reencode(seen, cuts):
+                break
+            if ended and respelled is not None and starts_with(rendered.ids, respelled):
                 break
         else:
             prompt = call.prompt_ids if call.prompt_ids is not None else empty_ids()
@@ -84,24 +89,30 @@ def answers_of(
     return answers
 
 
-def reencoded_differences(rollout: Rollout, answer: Answer, reference: Reference) -> Sequence[Difference]:
-    """Where a completion differs from its re-encoding; severity NOTE."""
-    ids, start = answer.ids, answer.start
-    encoded = reference.encode_as(answer.text, ids)
-    if same_ids(encoded, ids):
-        return []
-    recorded, canonical = reference.pieces(ids), reference.pieces(encoded)
-    region = Region(answer.turn, start, len(ids))
-    return [
-        difference(
-            stretch,
-            Against.REENCODED,
-            Severity.NOTE,
-            _HARMLESS,
-            regions=(region,),
-            turn=answer.turn,
-            turns=rollout.turns,
+def reencoded_differences(
+    rollout: Rollout, answers: Sequence[Answer], reference: Reference
+) -> list[Sequence[Difference]]:
+    """Where each completion differs from its re-encoding; severity NOTE."""
+    every: list[Sequence[Difference]] = []
+    texts, recorded = [answer.text for answer in answers], [answer.ids for answer in answers]
+    for answer, encoded in zip(answers, reference.encode_all_as(texts, recorded), strict=True):
+        if same_ids(encoded, answer.ids):
+            continue
+        whole = KnownText(reference.tokenizer.cuts, answer.text, encoded)
+        region = Region(answer.turn, answer.start, len(answer.ids))
+        every.append(
+            [
+                difference(
+                    stretch,
+                    Against.REENCODED,
+                    Severity.NOTE,
+                    _HARMLESS,
+                    regions=(region,),
+                    turn=answer.turn,
+                    turns=rollout.turns,
+                )
+                for stretch in compare_ids(whole, answer.ids, reference, PiecesCache(reference))[0]
+                if stretch.end > answer.start
+            ]
         )
-        for stretch in stretches(recorded, canonical, align(recorded, canonical))
-        if stretch.end > start
-    ]
+    return every

@@ -151,8 +151,7 @@ def gather(
     if rollout.turns and reference is not None:
         if renderer is not None:
             texts, errors, confirmed = render_texts(rollout, chains, reference)
-        answers = answers_of(rollout, chains.seen, reference, confirmed)
-        reference.prefetch([answer.text for answer in answers])
+        answers = answers_of(rollout, chains, reference, confirmed)
     row, more, row_error, other, unused = _row(rollout, chains, reference)
     if unused:
         rollout = _without_messages(rollout, unused)
@@ -167,7 +166,7 @@ def gather(
         row = with_ends(row) if of_sft else row
     differences: Sequence[Difference] = each_once((*chains.differences, *more))
     if reference is not None:
-        again = [reencoded_differences(rollout, answer, reference) for answer in answers]
+        again = reencoded_differences(rollout, answers, reference) if answers else []
         written = rendered_differences(rollout, chains, texts, reference) if texts else ()
         several = [group for group in (*again, written) if group]
         if differences or several:
@@ -244,21 +243,16 @@ def _padded(
         unrelated = replace(unrelated, span=(first + start, last + start))
     return RowFound(
         None if view is None else _widened(view, start, len(row.token_ids) - end),
-        _moved(of_part.differences, start),
+        [
+            replace(difference, start=difference.start + start, end=difference.end + start)
+            if difference.where is Where.ROW
+            else difference
+            for difference in of_part.differences
+        ],
         of_part.error,
         unrelated,
         of_part.unused,
     )
-
-
-def _moved(differences: Sequence[Difference], tokens: int) -> Sequence[Difference]:
-    """The differences with those of the row this many tokens later."""
-    return [
-        replace(difference, start=difference.start + tokens, end=difference.end + tokens)
-        if difference.where is Where.ROW
-        else difference
-        for difference in differences
-    ]
 
 
 def _widened(view: RowView, before: int, after: int) -> RowView:

@@ -271,5 +271,5 @@ class Evidence:
     def side(self, ids: Ids, label: str = "") -> Side:
         """Ids and their pieces, for a finding, and what holds them; pieces are empty without a tokenizer."""
         numbers = ids.tolist()
-        pieces = () if self.vocabulary is None else tuple([self.vocabulary.piece(number) for number in numbers])
+        pieces = () if self.vocabulary is None else self.vocabulary.pieces(numbers)
         return Side(tuple(numbers), pieces, label)

@@ -5,7 +5,7 @@ A conversation of T calls holds O(T²) tokens of prompts, of which O(T) are new.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -15,7 +15,7 @@ from tito_audit.align.drift import Pair, align, differing_tokens
 from tito_audit.align.pieces import Pieces
 from tito_audit.evidence.reference import Reference
 from tito_audit.evidence.stretches import Stretch, stretches
-from tito_audit.record.arrays import Ids, Offsets
+from tito_audit.record.arrays import Ids
 from tito_audit.record.prefix import common_prefix, same_ids
 from tito_audit.tokens.prefix_cache import KnownText, KnownTexts
 from tito_audit.tokens.vocab import Vocabulary
@@ -89,185 +89,174 @@ class SpelledTexts:
         return True
 
 
-class Comparison:
-    """A text with its ids and recorded ids that spell the same text; both have the same control tokens."""
+class Shared(NamedTuple):
+    """What a text and its recorded ids begin with in common with those of a comparison, up to a control token."""
 
-    def __init__(self, canonical: KnownText, recorded: KnownText) -> None:
-        self.canonical = canonical
-        self.recorded = recorded
+    cuts: int
+    """How many cuts of the text; the last is that control token. 0: they share nothing."""
+    first: int
+    """The control token's place in the recorded ids, and so in those compared before."""
+    other: int
+    """Its place in the ids of the text."""
+    characters: int
+    """Where it begins in the text."""
 
-    def shared(self, text: str, recorded: Ids, reference: Reference) -> int:
-        """How many cuts from the start another text and its ids share with these; the last is at a control
-        token."""
-        shared = self.canonical.shared(text)
-        ids, tokens = self.canonical.ids, self.canonical.tokens
-        while shared and ids[tokens[shared - 1] - 1] not in reference.vocabulary.special_ids:
-            shared -= 1
-        first = self.recorded.up_to(shared)[1] if shared else 0
-        return shared if same_ids(self.recorded.ids[:first], recorded[:first]) else 0
+
+_NOTHING = Shared(0, 0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
-class PairedPieces:
-    """Recorded ids with those of a text of other bytes, and the pieces of both that were paired."""
+class Comparison:
+    """A text with its ids, and recorded ids that were compared with them."""
 
+    canonical: KnownText
     recorded: Ids
-    canonical: Ids
-    pairs: Sequence[Pair]
+    pairs: Sequence[Pair] = ()
+    """The pieces of both that were paired, of which some may differ."""
+    texts: Sequence[tuple[int, bytes, bytes]] | None = ()
+    """Where pairs of other bytes end, and both sides' bytes. None if more was paired than texts between control
+    tokens that both sides have: nothing is then known about what follows."""
 
-    def shared_pairs(self, recorded: Ids, canonical: Ids) -> frozenset[Pair]:
+    def shared(self, text: str, recorded: Ids, vocabulary: Vocabulary) -> Shared:
+        """What another text and its ids share with these."""
+        if self.texts is None:
+            return _NOTHING
+        cuts, ids, tokens = self.canonical.shared(text), self.canonical.ids, self.canonical.tokens
+        while cuts and ids[tokens[cuts - 1] - 1] not in vocabulary.special_ids:
+            cuts -= 1
+        if not cuts:
+            return _NOTHING
+        characters, after = self.canonical.up_to(cuts)
+        longer = sum([end - start - last + at for start, end, at, last in self.pairs if last < after])
+        if not same_ids(self.recorded[: after + longer], recorded[: after + longer]):
+            return _NOTHING
+        characters -= len(vocabulary.token_bytes(int(ids[after - 1])).decode())
+        return Shared(cuts, after + longer - 1, after - 1, characters)
+
+    def shared_pairs(self, recorded: Ids, canonical: Ids) -> Sequence[Pair]:
         """The pairs that lie in what other ids of both sides begin with, so that they differ as they do here."""
-        size, other_size = common_prefix(recorded, self.recorded), common_prefix(canonical, self.canonical)
-        return frozenset([pair for pair in self.pairs if pair[1] < size and pair[3] < other_size])
+        size, other_size = common_prefix(recorded, self.recorded), common_prefix(canonical, self.canonical.ids)
+        return [pair for pair in self.pairs if pair[1] < size and pair[3] < other_size]
 
 
 def compare_text(
-    text: str, recorded: Ids, before: Comparison | PairedPieces | None, reference: Reference, pieces: PiecesCache
-) -> tuple[Sequence[Stretch], Comparison | PairedPieces | None]:
+    text: str,
+    recorded: Ids,
+    before: Comparison | None,
+    reference: Reference,
+    pieces: PiecesCache,
+    *,
+    open_end: bool = False,
+    after: int = 0,
+) -> tuple[Sequence[Stretch], Comparison]:
     """Where recorded ids differ from those of a text, after the part compared `before`, and the new comparison.
 
-    Ids with equal bytes are paired by where their tokens end, so nothing before a shared control token affects
-    what follows it. If bytes differ, or nothing is shared, the whole text is compared: pieces that were paired
-    before are paired again, and not looked into.
+    Texts between control tokens that both sides have are compared alone, so nothing before a shared control token
+    affects what follows it. Where that is not all that differs, the whole text is compared: pieces that were
+    paired before are paired again, and not looked into. `open_end` and `after`: see `align`.
     """
-    if isinstance(before, Comparison) and not reference.tokenizer.has_more_bytes(recorded, text):
-        shared = before.shared(text, recorded, reference)
-        rest = _compare_rest(text, recorded, before, shared, reference) if shared else None
-        if rest is not None:
-            return rest
-    encoded = reference.encode_as(text, recorded)
-    if same_ids(encoded, recorded):
-        return [], comparison_of_equal(text, recorded, reference)
-    looked_into = before.shared_pairs(recorded, encoded) if isinstance(before, PairedPieces) else ()
-    changed = changed_text(text, recorded, encoded, reference, looked_into=looked_into)
-    if changed is None:
-        both = pieces.of(recorded), pieces.of(encoded)
-        pairs: list[Pair] = []
-        differing = stretches(*both, align(*both, looked_into=looked_into, pairs=pairs))
-        changed = ChangedTexts(differing, pairs, both[0].data == both[1].data)
-    if not changed.same_bytes:
-        return changed.stretches, PairedPieces(recorded, encoded, changed.pairs)
-    cuts = reference.tokenizer.cuts
-    own, theirs = KnownText(cuts, text, recorded), KnownText(cuts, text, encoded)
-    own.read()
-    theirs.read()
-    tokens = np.array(own.tokens, np.int64), np.array(theirs.tokens, np.int64)
-    alike = _cut_alike(pieces.of(recorded), pieces.of(encoded), *tokens)
-    return changed.stretches, Comparison(theirs, own) if alike else None
+    shared = before.shared(text, recorded, reference.vocabulary) if before is not None else _NOTHING
+    own = recorded[shared.first :]
+    canonical = encoded = reference.encode_as(text[shared.characters :], own, goes_on=open_end)
+    base = before.canonical if before is not None and shared.cuts else None
+    if base is not None:
+        canonical = np.concatenate([base.ids[: shared.other], encoded])
+    whole = KnownText(reference.tokenizer.cuts, text, canonical, base, shared.cuts)
+    return compare_ids(whole, recorded, reference, pieces, before, shared, open_end=open_end, after=after)
 
 
-class ChangedTexts(NamedTuple):
-    """Where recorded ids differ from those of a text."""
-
-    stretches: list[Stretch]
-    pairs: Sequence[Pair]
-    """Pieces of both sides that were paired, of which some may differ."""
-    same_bytes: bool
+def compare_ids(
+    whole: KnownText,
+    recorded: Ids,
+    reference: Reference,
+    pieces: PiecesCache,
+    before: Comparison | None = None,
+    shared: Shared = _NOTHING,
+    *,
+    open_end: bool = False,
+    after: int = 0,
+) -> tuple[Sequence[Stretch], Comparison]:
+    """The same for a text with its ids."""
+    changed = changed_text(whole, recorded, reference, before, shared, open_end=open_end, after=after)
+    if changed is not None:
+        return changed
+    looked_into = before.shared_pairs(recorded, whole.ids) if before is not None else ()
+    both, pairs = (pieces.of(recorded), pieces.of(whole.ids)), list[Pair]()
+    blocks = align(*both, open_end=open_end, after=after, looked_into=looked_into, pairs=pairs)
+    return stretches(*both, blocks), Comparison(whole, recorded, pairs, None)
 
 
 def changed_text(
-    text: str,
+    whole: KnownText,
     recorded: Ids,
-    canonical: Ids,
     reference: Reference,
+    before: Comparison | None = None,
+    shared: Shared = _NOTHING,
     *,
-    looked_into: Collection[Pair] = (),
     open_end: bool = False,
     after: int = 0,
-) -> ChangedTexts | None:
+) -> tuple[list[Stretch], Comparison] | None:
     """What `stretches` and `align` find, by a look only at texts between control tokens that differ.
 
     None unless both sides have the same control tokens in the same order, text between the same ones, and no text
     that differs elsewhere on the other side: `align` then pairs each with the one at its place.
     """
-    vocabulary = reference.vocabulary
-    first = reference.tail_start(recorded[: common_prefix(recorded, canonical)])
-    pairs = _paired_texts(recorded, canonical, first, vocabulary, open_end=open_end)
+    vocabulary, canonical = reference.vocabulary, whole.ids
+    pairs = _paired_texts(recorded, canonical, shared, vocabulary, open_end=open_end)
     if pairs is None:
         return None
     differing: list[Stretch] = []
-    sides: tuple[bytes, bytes] | None = None
-    for pair in pairs:
-        start, end, other, other_end = pair
-        data, written = vocabulary.data(recorded[start:end]), vocabulary.data(canonical[other:other_end])
-        if data != written:
-            if sides is None:
-                whole = text.encode() if reference.has_bytes_of(canonical, text) else vocabulary.data(canonical)
-                begun = whole[: len(whole) - vocabulary.byte_count(canonical[first:])]
-                sides = begun + vocabulary.data(recorded[first:]), whole
-            if data in sides[1] or written in sides[0]:
-                return None
-        if end < after or pair in looked_into:
-            continue
-        low, c_low = max(start - 1, 0), max(other - 1, 0)
+    texts: list[tuple[int, bytes, bytes]] = []
+    for start, end, other, other_end in pairs:
         # The control tokens around the text are part of what surrounds a difference.
+        low, c_low = max(start - 1, 0), max(other - 1, 0)
         own = reference.pieces(recorded[low : end + 1].copy())
         theirs = reference.pieces(canonical[c_low : other_end + 1].copy())
-        if any(pieces.end[0] == 0 or (pieces.end[1:] == pieces.end[:-1]).any() for pieces in (own, theirs)):
+        if own.data != theirs.data:
+            written = theirs.bytes_of(other - c_low, other_end - c_low)
+            texts.append((end, own.bytes_of(start - low, end - low), written))
+        if end < after:
+            continue
+        if 0 in vocabulary.byte_lengths(own.ids) or 0 in vocabulary.byte_lengths(theirs.ids):
             return None  # tokens without bytes are joined to the one before them
         blocks = differing_tokens(own, theirs)
         differing += stretches(own, theirs, blocks, (recorded, low, canonical, c_low))
-    return ChangedTexts(differing, pairs, sides is None)
+    earlier = before if before is not None and shared.cuts else Comparison(whole, recorded)
+    every = [*(pair for pair in earlier.pairs if pair[1] <= shared.first), *pairs]
+    old = [text for text in earlier.texts or () if text[0] <= shared.first]
+    if old or texts:
+        if reference.has_bytes_of(canonical, whole.text):
+            data, rest = whole.text.encode(), whole.text[shared.characters :].encode()
+        else:
+            data, rest = vocabulary.data(canonical), vocabulary.data(canonical[shared.other :])
+        for checked, part, others in ((texts, data, [*old, *texts]), (old, rest, texts)):
+            for _, differs, written in checked:
+                if differs in part or part.count(written) > sum([text.count(written) for _, _, text in others]):
+                    return None
+    return differing, Comparison(whole, recorded, every, [*old, *texts])
 
 
 def _paired_texts(
-    recorded: Ids, canonical: Ids, first: int, vocabulary: Vocabulary, *, open_end: bool
+    recorded: Ids, canonical: Ids, shared: Shared, vocabulary: Vocabulary, *, open_end: bool
 ) -> list[Pair] | None:
-    """The texts between control tokens that differ, from the token `first` on; None if they cannot be paired."""
-    own, theirs = recorded[first:], canonical[first:]
-    at, others = (vocabulary.control(ids).nonzero()[0] for ids in (own, theirs))
+    """The texts between control tokens that differ, after what is shared; None if they cannot be paired."""
+    own, theirs = recorded[shared.first :], canonical[shared.other :]
+    data, other_data = own.tobytes(), theirs.tobytes()
+    if data == other_data or (open_end and other_data.startswith(data)):
+        return []
+    at, others = vocabulary.control(own).nonzero()[0], vocabulary.control(theirs).nonzero()[0]
     longer = len(others) - len(at)
     if longer < 0 or (longer and not open_end) or not same_ids(own[at], theirs[others[: len(at)]]):
         return None
-    data, other_data = own.tobytes(), theirs.tobytes()
     pairs: list[Pair] = []
     ends, other_ends = [*at.tolist(), len(own)], [*others.tolist(), len(theirs)]
     start = other = 0
     for end, other_end in zip(ends, other_ends, strict=False):
         if data[4 * start : 4 * end] != other_data[4 * other : 4 * other_end]:
             if start < end and other < other_end and not (open_end and end == len(own)):
-                pairs.append((start + first, end + first, other + first, other_end + first))
+                pairs.append((start, end, other, other_end))
             elif not (open_end and start == len(own)):
                 return None
         start, other = end + 1, other_end + 1
-    return pairs
-
-
-def comparison_of_equal(text: str, ids: Ids, reference: Reference) -> Comparison:
-    """The comparison for a text whose ids are the recorded ids."""
-    own = KnownText(reference.tokenizer.cuts, text, ids)
-    return Comparison(own, own)
-
-
-def _compare_rest(
-    text: str, recorded: Ids, before: Comparison, shared: int, reference: Reference
-) -> tuple[Sequence[Stretch], Comparison] | None:
-    """The same from the last shared control token on; None if bytes or cuts differ there."""
-    characters, first = before.canonical.up_to(shared)
-    last = before.recorded.up_to(shared)[1] - 1
-    first -= 1
-    characters -= len(reference.vocabulary.token_bytes(int(before.canonical.ids[first])).decode())
-    rest = recorded[last:]
-    encoded = reference.encode_as(text[characters:], rest)
-    cuts = reference.tokenizer.cuts
-    whole = KnownText(
-        cuts, text, np.concatenate([before.canonical.ids[:first], encoded]), before.canonical, shared
-    )
-    if same_ids(encoded, rest):
-        if before.canonical is before.recorded:
-            return [], Comparison(whole, whole)
-        return [], Comparison(whole, KnownText(cuts, text, recorded, before.recorded, shared))
-    rest_pieces, canonical = reference.pieces(rest), reference.pieces(encoded)
-    if rest_pieces.data != canonical.data:
-        return None
-    own = KnownText(cuts, text, recorded, before.recorded, shared)
-    new = np.array(own.tokens[shared:], np.int64) - last, np.array(whole.tokens[shared:], np.int64) - first
-    if not _cut_alike(rest_pieces, canonical, *new):
-        return None
-    blocks = align(rest_pieces, canonical)
-    return stretches(rest_pieces, canonical, blocks, (recorded, last, whole.ids, first)), Comparison(whole, own)
-
-
-def _cut_alike(recorded: Pieces, canonical: Pieces, own: Offsets, theirs: Offsets) -> bool:
-    """Whether the cuts of two sequences, given as token counts, are at the same bytes."""
-    return len(own) == len(theirs) and same_ids(recorded.end[own - 1], canonical.end[theirs - 1])
+    first, other = shared.first, shared.other
+    return [(a + first, b + first, c + other, d + other) for a, b, c, d in pairs]

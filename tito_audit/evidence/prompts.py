@@ -9,7 +9,6 @@ from functools import cached_property
 from typing import NamedTuple
 
 from tito_audit.align.blocks import BlockKind
-from tito_audit.align.drift import align
 from tito_audit.chains.links import LinkKind
 from tito_audit.errors import RenderError
 from tito_audit.evidence.chains import Chains
@@ -18,23 +17,20 @@ from tito_audit.evidence.differences import difference, region_of
 from tito_audit.evidence.model import Against, Construction, Difference
 from tito_audit.evidence.prefix_reuse import (
     Comparison,
-    PairedPieces,
     PiecesCache,
     SpelledTexts,
-    changed_text,
     compare_text,
-    comparison_of_equal,
 )
 from tito_audit.evidence.prompt_starts import LaterText, prompt_starts
 from tito_audit.evidence.reference import Reference
-from tito_audit.evidence.stretches import Stretch, stretches
+from tito_audit.evidence.stretches import Stretch
 from tito_audit.record.arrays import Ids
 from tito_audit.record.finding import Severity
 from tito_audit.record.message import Message
-from tito_audit.record.prefix import same_ids
 from tito_audit.record.rollout import Rollout
 from tito_audit.render.renderer import Forms
 from tito_audit.render.scaffolds import scaffolds, scaffolds_of
+from tito_audit.tokens.prefix_cache import KnownText
 from tito_audit.tokens.vocab import keeps_bytes
 from tito_audit.ways.observed import prompt_messages
 
@@ -267,7 +263,7 @@ def rendered_differences(
     """Where prompts and the last answer hold tokens that the template does not write, each difference once."""
     out: list[Difference] = []
     reported: dict[int, set[tuple[int, int, bytes]]] = {}
-    comparisons: dict[int, Comparison | PairedPieces | None] = {}
+    comparisons: dict[int, Comparison | None] = {}
     pieces = PiecesCache(reference)
     for k, turn in enumerate(rollout.turns):
         link = chains.link(k)
@@ -303,7 +299,7 @@ def rendered_differences(
                 turns=rollout.turns,
             )
             out.append(replace(new, construction=PREFILL) if prefill else new)
-    out.extend(_last_answer(rollout, chains, texts, reference, pieces, reported))
+    out.extend(_last_answer(rollout, chains, texts, reference, pieces, reported, comparisons))
     return out
 
 
@@ -341,13 +337,13 @@ def _comparison(
     rollout: Rollout,
     turn: int,
     texts: RenderedTexts,
-    compared: dict[int, Comparison | PairedPieces | None],
+    compared: dict[int, Comparison | None],
     reference: Reference,
-) -> Comparison | PairedPieces | None:
+) -> Comparison | None:
     """How the prompt of an earlier turn compares with its text; None if that is not known."""
     ids, rendered = rollout.turns[turn].prompt_ids, texts.get(turn)
     if turn not in compared and ids is not None and rendered is not None and rendered.matches_record:
-        compared[turn] = comparison_of_equal(rendered.text, ids, reference)
+        compared[turn] = Comparison(KnownText(reference.tokenizer.cuts, rendered.text, ids), ids)
     return compared.get(turn)
 
 
@@ -358,6 +354,7 @@ def _last_answer(
     reference: Reference,
     pieces: PiecesCache,
     reported: dict[int, set[tuple[int, int, bytes]]],
+    comparisons: dict[int, Comparison | None],
 ) -> Iterable[Difference]:
     """Where the template would write the last answer differently; its missing end is not a difference."""
     last = len(rollout.turns) - 1
@@ -365,16 +362,8 @@ def _last_answer(
     rendered = texts.get(None)
     if seen is None or rendered is None or rendered.matches_record:
         return []
-    encoded = reference.encode_as(rendered.text, seen)
-    if same_ids(encoded[: len(seen)], seen):
-        return []
-    own = chains.regions[last][-1]
-    changed = changed_text(rendered.text, seen, encoded, reference, open_end=True, after=own.start)
-    if changed is not None:
-        differing = changed.stretches
-    else:
-        recorded, canonical = pieces.of(seen), pieces.of(encoded)
-        differing = stretches(recorded, canonical, align(recorded, canonical, open_end=True, after=own.start))
+    own, before = chains.regions[last][-1], _comparison(rollout, last, texts, comparisons, reference)
+    differing, _ = compare_text(rendered.text, seen, before, reference, pieces, open_end=True, after=own.start)
     return (
         difference(
             stretch,

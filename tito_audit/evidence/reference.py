@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import compress
 
 import numpy as np
 
@@ -12,7 +13,7 @@ from tito_audit.evidence.headers import Headers, headers_of
 from tito_audit.record.arrays import Ids
 from tito_audit.record.memo import memoized
 from tito_audit.record.message import Message, ToolSpec
-from tito_audit.record.prefix import same_ids
+from tito_audit.record.prefix import same_ids, starts_with
 from tito_audit.record.speakers import DEFAULT, Speakers
 from tito_audit.render.renderer import Forms, Renderer
 from tito_audit.tokens.tokenizer import Tokenizer
@@ -94,16 +95,28 @@ class Reference:
         """`[N]` the tokens of a text today."""
         return self.tokenizer.encode(text)
 
-    def encode_as(self, text: str, recorded: Ids) -> Ids:
-        """`[N]` the tokens of a text today, only for comparison with `recorded`.
+    def encode_as(self, text: str, recorded: Ids, *, goes_on: bool = False) -> Ids:
+        """`[N]` the tokens of a text today, only for comparison with `recorded`, behind which it may go on.
 
         Where the fast encoder gives the recorded ids, they are accepted and a sample is checked. Differences are
         checked with the reference encoder before they are reported.
         """
         (fast,) = self.tokenizer.encode_fast_batch([text])
-        if same_ids(fast, recorded) and self.tokenizer.sampled_check([text], [fast], _ONE_IN):
+        alike = starts_with(fast, recorded) if goes_on else same_ids(fast, recorded)
+        if alike and self.tokenizer.sampled_check([text], [fast], _ONE_IN):
             return fast
         return self.tokenizer.proved(text, fast, recorded)
+
+    def encode_all_as(self, texts: Sequence[str], recorded: Sequence[Ids]) -> list[Ids]:
+        """The same for several texts at a time."""
+        fast = self.tokenizer.encode_fast_batch(texts)
+        alike = [same_ids(ids, own) for ids, own in zip(fast, recorded, strict=True)]
+        equal = list(compress(texts, alike)), list(compress(fast, alike))
+        agreed = self.tokenizer.sampled_check(*equal, _ONE_IN)
+        return [
+            ids if agreed and same else self.tokenizer.proved(text, ids, own)
+            for text, ids, own, same in zip(texts, fast, recorded, alike, strict=True)
+        ]
 
     def reencoded(self, ids: Ids) -> Ids:
         """`[N]` the text of these ids, encoded again."""
@@ -127,10 +140,6 @@ class Reference:
         return self.renderer.render_fast(
             messages, tools, add_generation_prompt=opens_answer, template_kwargs=kwargs, forms=forms
         )
-
-    def prefetch(self, texts: Sequence[str]) -> None:
-        """Encode texts together, so `encode_as` of each is nearly free afterwards."""
-        self.tokenizer.encode_fast_batch(texts)
 
     def render(
         self,

@@ -44,7 +44,6 @@ class KnownText:
         self._read = False
         if base is not None and shared:
             self._ends, self._tokens = base._ends[:shared], base._tokens[:shared]
-            self.read()
 
     @property
     def ends(self) -> Sequence[int]:

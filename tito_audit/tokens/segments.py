@@ -135,15 +135,15 @@ class Cuts:
                 return 0, 0
         return end + len(content), first + 1
 
-    def some_parts(self, text: str, ids: Ids, numbers: Offsets) -> list[tuple[str, bytes]] | None:
-        """The segments with these numbers, `[N]` ascending, and those without ids, each with its ids as bytes.
+    def some_parts(self, text: str, ids: Ids, numbers: Iterable[int]) -> list[tuple[str, bytes]] | None:
+        """The segments with these numbers, ascending, and those without ids, each with its ids as bytes.
 
         None if a control token is not found, or one of the segments holds one: text and ids do not have the same.
         Control tokens are looked for one by one in the order of the ids, which is faster than finding all.
         """
         at = self.positions(ids).tolist()
         parts: list[tuple[str, bytes]] = []
-        wanted = iter([*numbers.tolist(), -1])
+        wanted = iter([*numbers, -1])
         number, begin, first = next(wanted), 0, 0
         for here, place in enumerate([*at, len(ids)]):
             content = self._contents[int(ids[place])] if place < len(ids) else ""

@@ -8,11 +8,12 @@ from functools import cached_property
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING
+from zlib import crc32
 
 import numpy as np
 
 from tito_audit.errors import TokenizerError
-from tito_audit.record.arrays import Ids, Mask, Offsets, empty_ids
+from tito_audit.record.arrays import Ids, Offsets, empty_ids
 from tito_audit.record.prefix import common_ends, common_prefix, same_ids
 from tito_audit.tokens.cache import LazyBackend, StoredTokenizer, Tables, definition_of
 from tito_audit.tokens.encoders import (
@@ -50,9 +51,6 @@ _REMEMBERED, _SHORT = 256, 1 << 16
 """How many of these segments are remembered, and of how many bytes of ids at most."""
 _TRIED = 8
 """With how many recorded segments a segment is compared."""
-_MIX = np.uint64(0x9E3779B97F4A7C15)
-_MIXED = np.array((0xC2B2AE3D27D4EB4F, 0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53, 0x165667B19E3779F9), np.uint64)
-"""Factors for the ids at both ends of a segment, to pick segments at random but always the same ones."""
 
 
 def pieces_to_prove(
@@ -138,22 +136,18 @@ def piece_beside(
     return (written[places[head] : places[stop]].decode(), ids[head:stop]), beside
 
 
-def picked_segments(ids: Ids, controls: Cuts, one_in: int) -> Offsets:
-    """Numbers `[N]` of the non-empty segments between control tokens that a sample contains.
+def picked_segments(ids: Ids, controls: Cuts, one_in: int) -> list[int]:
+    """Numbers of the non-empty segments between control tokens that a sample contains.
 
     Picked by a segment's length and the two ids at either end, so the choice does not depend on what surrounds it.
     """
-    if not len(ids):
-        return np.empty(0, np.int64)
-    at = controls.positions(ids)
-    edges = np.empty(len(at) + 2, np.int64)
-    edges[0], edges[1:-1], edges[-1] = -1, at, len(ids)
-    starts, lasts = edges[:-1] + 1, edges[1:] - 1
-    ends = ids.take([starts, np.minimum(starts + 1, lasts), np.maximum(lasts - 1, starts), lasts], mode="clip")
-    sign = (_MIXED @ ends.astype(np.uint64) + (lasts - starts).astype(np.uint64)) * _MIX
-    sign ^= sign >> np.uint64(32)
-    chosen: Mask = ((sign * _MIX >> np.uint64(33)) % np.uint64(one_in) == 0) & (starts <= lasts)
-    return chosen.nonzero()[0]
+    data, picked, start = ids.astype(np.int32, copy=False).tobytes(), [], 0
+    for number, end in enumerate([*controls.positions(ids).tolist(), len(ids)]):
+        segment = data[4 * start : 4 * end]
+        if segment and crc32(segment[:8] + segment[-8:], end - start) % one_in == 0:
+            picked.append(number)
+        start = end + 1
+    return picked
 
 
 def _ends(ids: Ids, vocabulary: Vocabulary) -> Offsets | None:
@@ -459,7 +453,7 @@ class Tokenizer:
         sample: set[tuple[str, bytes]] = set()
         for text, ids in zip(texts, fast_ids, strict=True):
             picked = picked_segments(ids, self.cuts, one_in)
-            if len(picked):
+            if picked:
                 parts = self.cuts.some_parts(text, ids, picked)
                 sample.update(parts if parts is not None else [(text, ids.tobytes())])
         return not sample or self._confirmed(sorted(sample))

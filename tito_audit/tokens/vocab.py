@@ -18,7 +18,7 @@ encode the text.
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
@@ -166,6 +166,11 @@ class Vocabulary:
                 return f"<unknown id {token_id}>"
             self._pieces[token_id] = self._bytes(slot).decode("utf-8", errors="backslashreplace")
         return self._pieces[token_id]
+
+    def pieces(self, numbers: Iterable[int]) -> tuple[str, ...]:
+        """Each token as text."""
+        texts = self._pieces
+        return tuple([texts[number] if number in texts else self.piece(number) for number in numbers])
 
     def text(self, ids: Ids) -> str:
         """The text that these ids encode; special tokens as written, broken characters as U+FFFD.
