@@ -317,7 +317,7 @@ class Summary:
             number, first = self.records.get(key, (0, result.place))
             self.records[key] = number + 1, first
         of_rollout = not result.of_log or result.between_rows
-        for code in {finding.code for finding in result.findings}:
+        for code in {finding.code for finding in result.findings} if result.findings else ():
             if code not in self.findings:
                 self.findings[code], self.causes[code] = RuleCount(), Counter()
             self.findings[code].rollouts += of_rollout
@@ -328,7 +328,8 @@ class Summary:
             count.tokens += finding.tokens
             count.known += finding.known and finding.times
             self.causes[finding.code][finding.hit.cause] += finding.times
-        self.count_new(result)
+        if result.findings:
+            self.count_new(result)
         for mismatch in result.mismatches:
             if mismatch.trainer not in self.mismatches:
                 self.mismatches[mismatch.trainer] = Mismatch(mismatch.sampler)

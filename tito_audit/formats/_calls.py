@@ -429,7 +429,7 @@ def with_finishes(
     """The training row with the finish reasons of its last turns, from its calls, the row, or an object in it."""
     if trained is None:
         return None
-    of_turns = tuple(_finish_word(turn.finish_reason) for turn in turns)
+    of_turns = tuple(_finish_word(turn.finish_reason) for turn in turns) if turns else ()
     if any(of_turns):
         return replace(trained, finish_reasons=of_turns)
     if _ENDING.isdisjoint(row):

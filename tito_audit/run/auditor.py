@@ -7,8 +7,6 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
-import numpy as np
-
 from tito_audit.errors import ODD_VALUES, EncodeError, SetupError, TitoAuditError
 from tito_audit.evidence.gather import gather, partly_recorded
 from tito_audit.evidence.model import Evidence
@@ -153,7 +151,8 @@ def _audited(rollout: Rollout, auditor: Auditor, viewed: Viewed | None) -> Resul
         )
     observed = _observed(evidence, findings, viewed) if viewed is not None else None
     shows, counts, misfit = witness(evidence), counts_of(evidence), auditor.misfit
-    counts |= uncompared(counts, skips, auditor.codes)
+    if auditor.tokenizer is None:
+        counts |= uncompared(counts, skips, auditor.codes)
     if misfit is not None:
         what = misfit.hit.cause.removeprefix("another ")
         skips = _lacking(skips, f"the {what} does not fit the log ({misfit.code})")
@@ -237,18 +236,19 @@ def unencoded(result: Result, error: str, codes: frozenset[str]) -> Result:
 def counts_of(evidence: Evidence) -> dict[str, int]:
     """How many turns, audited tokens and generated tokens there are; the last as `measure` counts them."""
     rollout = evidence.rollout
-    generated = sum([len(turn.completion_ids) for turn in rollout.turns if turn.completion_ids is not None])
-    tokens = generated + sum([len(turn.prompt_ids) for turn in rollout.turns if turn.prompt_ids is not None])
+    generated = tokens = 0
+    for turn in rollout.turns:
+        generated += 0 if turn.completion_ids is None else len(turn.completion_ids)
+        tokens += 0 if turn.prompt_ids is None else len(turn.prompt_ids)
     row = rollout.training_row
     if row is not None:
-        tokens += len(row.token_ids)
         sampled = evidence.generated_in_row
-        if sampled is not None:
-            generated += int(np.count_nonzero(sampled))
+        in_row = 0 if sampled is None else sampled.tobytes().count(1)
+        generated, tokens = generated + in_row, tokens + len(row.token_ids) - in_row
     facts = sft_facts(evidence)
     return {
         "turns": len(rollout.turns),
-        "tokens": tokens,
+        "tokens": generated + tokens,
         "generated_tokens": generated,
         **joined_counts(rollout),
         **({f"sft_{fact}": count for fact, count in facts.items()} if facts else {}),

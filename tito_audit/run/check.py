@@ -207,13 +207,14 @@ def check_explained(
     ignored: frozenset[str] = frozenset(),
 ) -> tuple[tuple[Finding, ...], tuple[Skip, ...]]:
     """The same for evidence returned by `explain`."""
-    owned = _owned(evidence)
+    owned: dict[str, list[Explained]] = {}  # the explained differences by the code of their rule
+    for each in evidence.explained:
+        owned.setdefault(each.code, []).append(each)
     stated = evidence.rollout.stated
     findings = Findings(evidence.rollout.place, stated.calls_at, single)
     key = tuple(rules), selected, evidence.present, stated.reasons, sound_of(evidence), frozenset(owned)
     to_run, skips = _to_run(*key)
     for rule in to_run:
-        explained = owned.get(rule.code) if owned else None
         if rule.check is not None:
             try:
                 for hit in rule.check(evidence):
@@ -224,7 +225,7 @@ def check_explained(
                 skips = sorted(
                     [*skips, Skip(rule.code, f"it failed: {in_words(error)}")], key=lambda skip: skip.code
                 )
-        for each in explained or () if rule.check is None else ():
+        for each in owned.get(rule.code, ()) if rule.check is None else ():
             severity = min(rule.severity, each.difference.severity)
             if findings.wants(rule.code, severity, Spot.of_difference(each)):
                 findings.add(rule.code, severity, hit_of(each, evidence, severity))
@@ -273,14 +274,6 @@ def _to_run(
     able = [rule for rule, because in reasoned if because is None or rule.code in owned]
     quiet = {rule.code for rule in able if rule.check is None or (rule.silent and rule.silent in sound)} - owned
     return [rule for rule in able if rule.code not in quiet], skips
-
-
-def _owned(evidence: Evidence) -> Mapping[str, Sequence[Explained]]:
-    """The explained differences by the code of their rule."""
-    owned: dict[str, list[Explained]] = {}
-    for explained in evidence.explained:
-        owned.setdefault(explained.code, []).append(explained)
-    return owned
 
 
 def _with_repair(finding: Finding, evidence: Evidence, offers: Mapping[str, Sequence[Repair]]) -> Finding:

@@ -120,12 +120,15 @@ class RunCounts:
         if result.findings:
             self._judge(result)
         if result.witness is not None:
-            self.testimonies.setdefault(result.place.file, Testimony()).add(result.witness, result.place)
+            testimony = self.testimonies.get(result.place.file)
+            if testimony is None:
+                testimony = self.testimonies[result.place.file] = Testimony()
+            testimony.add(result.witness, result.place)
         self.ledger.note(result)
-        if len(self.strangers) < _MOST_STRANGERS and any(
-            finding.code == _STRANGER and finding.hit.cause == _ROW_OF_OTHERS for finding in result.findings
-        ):
-            self.strangers.append(result.place)
+        for finding in result.findings if len(self.strangers) < _MOST_STRANGERS else ():
+            if finding.code == _STRANGER and finding.hit.cause == _ROW_OF_OTHERS:
+                self.strangers.append(result.place)
+                break
 
     def repaired(self, was: Result, now: Result) -> None:
         """Count what the row of a result, already added, allows after its repair."""
