@@ -61,7 +61,7 @@ def training_row(
         columns.append(column)
     elif absent_mask_trains_response and prompt_length is not None:
         loss_mask = np.arange(full) >= prompt_length
-    trained = loss_mask.tobytes().count(1) if loss_mask is not None else None
+    trained = int(np.count_nonzero(loss_mask)) if loss_mask is not None else None
     values: Logprobs | None = None
     if logprobs is not None:
         raw = as_floats(logprobs[1], logprobs[0])

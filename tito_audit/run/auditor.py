@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import lru_cache
 from pathlib import Path
+
+import numpy as np
 
 from tito_audit.errors import ODD_VALUES, EncodeError, SetupError, TitoAuditError
 from tito_audit.evidence.gather import gather, partly_recorded
@@ -191,7 +194,8 @@ _LACKED = tuple(map(words_for, (Needs.TOKENIZER, Needs.RENDERING, Needs.SAMPLED,
 """What a rollout lacks if the tokenizer or template is withheld."""
 
 
-def _lacking(skips: Sequence[Skip], because: str) -> tuple[Skip, ...]:
+@lru_cache(64)
+def _lacking(skips: tuple[Skip, ...], because: str) -> tuple[Skip, ...]:
     """The skips, with the reason why the tokenizer or template is withheld."""
     return tuple(
         Skip(skip.code, because) if any(words in skip.because for words in _LACKED) else skip for skip in skips
@@ -243,7 +247,7 @@ def counts_of(evidence: Evidence) -> dict[str, int]:
     row = rollout.training_row
     if row is not None:
         sampled = evidence.generated_in_row
-        in_row = 0 if sampled is None else sampled.tobytes().count(1)
+        in_row = 0 if sampled is None else int(np.count_nonzero(sampled))
         generated, tokens = generated + in_row, tokens + len(row.token_ids) - in_row
     facts = sft_facts(evidence)
     return {

@@ -210,7 +210,7 @@ def _digits(data: bytes, start: int, stop: int, gap: int) -> NDArray[np.int64] |
         return None
     if gap == 2 and data[start + 2 : stop : 3].strip(b" "):
         return None
-    return np.frombuffer(digits, np.uint8).astype(np.int64) - _ZERO
+    return (np.frombuffer(digits, np.uint8) - np.uint8(_ZERO)).astype(np.int64)
 
 
 def _integers(data: bytes, start: int, stop: int, gap: int) -> NDArray[np.int64] | None:
