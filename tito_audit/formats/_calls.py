@@ -91,9 +91,11 @@ def call_turn(
     """
     prompt_name = first_filled(entry, _ENTRY_PROMPT)
     completion_name = first_filled(entry, _ENTRY_COMPLETION)
-    logprobs_name = first_filled(entry, CALL_LOGPROBS) or next(
-        (name for name in CALL_LOGPROBS if name in entry and isinstance(entry[name], dict | Mapping)), None
-    )
+    logprobs_name = None
+    if not _LOGPROBS.isdisjoint(entry):
+        logprobs_name = first_filled(entry, CALL_LOGPROBS) or next(
+            (name for name in CALL_LOGPROBS if name in entry and isinstance(entry[name], dict | Mapping)), None
+        )
     read_names = {*_ENTRY_PROMPT, *_ENTRY_COMPLETION, logprobs_name or ""}
     try:
         prompt_ids, completion_ids, logprobs, columns = _tokens(
@@ -127,7 +129,7 @@ def call_turn(
         weight_spans=spans_of(entry, completion_ids) if WEIGHTS in entry else (),
         columns=columns,
         beside=NOTHING_BESIDE if BESIDE.isdisjoint(entry) else beside_of(entry),
-        alternatives=alternatives(entry.get(logprobs_name) if logprobs_name else None),
+        alternatives=alternatives(entry[logprobs_name]) if logprobs_name else (),
     )
 
 
@@ -325,6 +327,7 @@ _RARE = frozenset(("weight_version", "weight_versions", _GRIDS, *_PICTURE_INPUTS
 """Keys of facts that few rows have."""
 _STATING = _RARE.union(_GROUPS, ("id",))
 LISTS_OF_CALLS = frozenset(CALL_LISTS)
+_LOGPROBS = frozenset(CALL_LOGPROBS)
 TOOLS_MISSING = "they call tools that the log does not list"
 """Why messages of such a conversation are not read."""
 _EACH = ("finish_reasons", "stop_reasons")
@@ -391,7 +394,12 @@ def model_facts(row: Mapping[str, Any]) -> Stated:
     if _NAMED_OR_HELD.isdisjoint(row) and LISTS_OF_CALLS.isdisjoint(row):
         return NOTHING_STATED
     listed = (value for key in CALL_LISTS if isinstance(value := row.get(key), list | tuple))
-    calls = [call for value in listed for call in value[:_MOST_CALLS] if isinstance(call, dict | Mapping)]
+    calls = [
+        call
+        for value in listed
+        for call in value[:_MOST_CALLS]
+        if isinstance(call, dict | Mapping) and not _NAMED_OR_HELD.isdisjoint(call)
+    ]
     model, tokenizer = (
         _in_row(row, names) or one_model([_in_row(call, names) for call in calls]) for names in _NAMES
     )

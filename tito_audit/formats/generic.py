@@ -69,7 +69,7 @@ def _read_one(row: Row, place: Place) -> Rollout:
     if calls is not None:
         entries = parsed(row, calls)
         for i, entry in enumerate(entries):
-            if not isinstance(entry, Mapping):
+            if not isinstance(entry, dict | Mapping):
                 raise RecordError(f"{calls}[{i}] is not a call (an object)")
         turns = tuple(
             call_turn(entry, f"{calls}[{i}]", message_index=index)
