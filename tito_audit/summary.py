@@ -328,8 +328,7 @@ class Summary:
             count.tokens += finding.tokens
             count.known += finding.known and finding.times
             self.causes[finding.code][finding.hit.cause] += finding.times
-        if result.findings:
-            self.count_new(result)
+        self.count_new(result)
         for mismatch in result.mismatches:
             if mismatch.trainer not in self.mismatches:
                 self.mismatches[mismatch.trainer] = Mismatch(mismatch.sampler)
@@ -346,7 +345,7 @@ class Summary:
 
         `by=-1` undoes this, for a result whose findings turn out to be known.
         """
-        new = [finding for finding in result.findings if not finding.known]
+        new = [finding for finding in result.findings if not finding.known] if result.findings else []
         if not new:
             return
         numbers: Counter[Severity] = Counter()

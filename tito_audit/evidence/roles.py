@@ -131,13 +131,11 @@ def token_roles(pieces: Pieces, end_ids: frozenset[int], headers: Headers | None
     walk = _Walk(pieces, end_ids, headers)
     units = pieces.units()
     ids = pieces.ids[[start for start, _ in units]].tolist()
-    byte = 0
     for (start, end), (is_control, data), id_ in zip(units, pieces.keys(units), ids, strict=True):
         if is_control:
-            walk.control(start, id_, data)
+            walk.control(start, id_, data.decode("utf-8", "replace"))
         else:
-            walk.text(start, end, data, byte)
-        byte += len(data)
+            walk.text(start, end, data)
     return walk.roles()
 
 
@@ -187,9 +185,8 @@ class _Walk:
                 self._codes[first:last] = self._names[GENERATION_PROMPT]
         return Roles(tuple(self._names), self._codes)
 
-    def control(self, at: int, id_: int, data: bytes) -> None:
+    def control(self, at: int, id_: int, literal: str) -> None:
         """Take a control token."""
-        literal = data.decode("utf-8", "replace")
         self._close = b""
         # The role of a control token; inside an answer, it is the answer's.
         headers, role = self._headers, self._role
@@ -231,8 +228,8 @@ class _Walk:
         is_answer = self._role not in (UNKNOWN, TEMPLATE) and self._opener is None
         return not is_answer or self._headers.knows(self._line_after(at), literal)
 
-    def text(self, start: int, end: int, data: bytes, offset: int) -> None:
-        """Give a run of text tokens, which begins at this byte, their role; header tokens are template."""
+    def text(self, start: int, end: int, data: bytes) -> None:
+        """Give a run of text tokens their role; header tokens are template."""
         headed = self._opener is not None
         header = self._header(data) if headed else common_byte_prefix(data, self._close) if self._close else 0
         self._close = b""
@@ -240,11 +237,11 @@ class _Walk:
             self._role = self._headers.speakers.speaker("tool")
         own = start
         if header:
+            offset = int(self._pieces.end[start - 1]) if start else 0
             own += 1 + int(self._pieces.end[start : end - 1].searchsorted(offset + header))
             self._begins(own, offset + header)
         scaffold = GENERATION_PROMPT if self._role == ASSISTANT else TEMPLATE
-        if own > start:
-            self._codes[start:own] = self._code(ASSISTANT if self._own else scaffold)
+        self._codes[start:own] = self._code(ASSISTANT if self._own else scaffold)
         self._codes[own:end] = self._code(self._role)
         self._own = self._own and self._opener is not None
 

@@ -91,11 +91,9 @@ def call_turn(
     """
     prompt_name = first_filled(entry, _ENTRY_PROMPT)
     completion_name = first_filled(entry, _ENTRY_COMPLETION)
-    logprobs_name = None
-    if not _LOGPROBS.isdisjoint(entry):
-        logprobs_name = first_filled(entry, CALL_LOGPROBS) or next(
-            (name for name in CALL_LOGPROBS if name in entry and isinstance(entry[name], dict | Mapping)), None
-        )
+    logprobs_name = None if _LOGPROBS.isdisjoint(entry) else first_filled(entry, CALL_LOGPROBS)
+    if logprobs_name is None and not _LOGPROBS.isdisjoint(entry):
+        logprobs_name = next((n for n in CALL_LOGPROBS if isinstance(entry.get(n), dict | Mapping)), None)
     read_names = {*_ENTRY_PROMPT, *_ENTRY_COMPLETION, logprobs_name or ""}
     try:
         prompt_ids, completion_ids, logprobs, columns = _tokens(
@@ -394,12 +392,8 @@ def model_facts(row: Mapping[str, Any]) -> Stated:
     if _NAMED_OR_HELD.isdisjoint(row) and LISTS_OF_CALLS.isdisjoint(row):
         return NOTHING_STATED
     listed = (value for key in CALL_LISTS if isinstance(value := row.get(key), list | tuple))
-    calls = [
-        call
-        for value in listed
-        for call in value[:_MOST_CALLS]
-        if isinstance(call, dict | Mapping) and not _NAMED_OR_HELD.isdisjoint(call)
-    ]
+    calls = [call for value in listed for call in value[:_MOST_CALLS] if isinstance(call, dict | Mapping)]
+    calls = [call for call in calls if not _NAMED_OR_HELD.isdisjoint(call)]
     model, tokenizer = (
         _in_row(row, names) or one_model([_in_row(call, names) for call in calls]) for names in _NAMES
     )

@@ -236,8 +236,7 @@ def first_text(row: Mapping[str, Any], names: Iterable[str]) -> str | None:
 
 def ids_or_none(value: Any, name: str) -> Ids | None:
     """Token ids `[N]` int32; None for null and for an empty list."""
-    absent = value is None or (isinstance(value, _LISTS) and not len(value))
-    return None if absent else as_ids(value, name)
+    return None if value is None or (isinstance(value, _LISTS) and not len(value)) else as_ids(value, name)
 
 
 def flat_logprobs(row: Mapping[str, Any], name: str | None) -> tuple[str, Raw] | None:

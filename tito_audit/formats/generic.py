@@ -43,13 +43,12 @@ from tito_audit.record.rollout import Place, Rollout, TrainingRow, Turn
 from tito_audit.record.sources import CallSource, Sources
 from tito_audit.signature import KeyWay, Signature, keys, way
 
-_IDS = (*FLAT_IDS, *COMPLETION_IDS)
 _CALL_COUNTS = ("num_calls", "num_turns")
 _CALL_KEYS = {*PROMPT_IDS, *COMPLETION_IDS}
 
 
 def _matches(row: Row) -> bool:
-    for name in _IDS:
+    for name in (*FLAT_IDS, *COMPLETION_IDS):
         if name in row and (row[name] is None or is_list(row[name])):
             return True
     if _calls_name(row) is not None:

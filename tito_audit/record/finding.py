@@ -62,9 +62,6 @@ class Side:
     hit's `where` says it."""
 
 
-_NO_SIDE = Side()
-
-
 @dataclass(frozen=True, slots=True)
 class Hit:
     """A place that a rule reports."""
@@ -80,13 +77,13 @@ class Hit:
     """A few words that group findings: `tool call spacing`, `reasoning stripped`, `shifted by +1`."""
     severity: Severity | None = None
     """Overrides the rule's own severity for this hit."""
-    recorded: Side = _NO_SIDE
+    recorded: Side = Side()
     """The tokens of the sequence that `where` names."""
-    canonical: Side = _NO_SIDE
+    canonical: Side = Side()
     """What another source holds there."""
-    before: Side = _NO_SIDE
+    before: Side = Side()
     """A few tokens before the difference, the same on both sides."""
-    after: Side = _NO_SIDE
+    after: Side = Side()
     """A few tokens after it, the same on both sides."""
     later_turn: int | None = None
     """The turn whose prompt holds the other tokens or breaks its history; None if no prompt does."""

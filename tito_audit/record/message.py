@@ -17,7 +17,6 @@ ToolSpec = Mapping[str, Any]
 _ARRAYS = (np.ndarray, np.generic)
 _SCALARS = frozenset((str, int, float, bool, type(None)))
 _REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
-_MORE_THAN_TEXT = frozenset((*_REASONING_KEYS, "tool_calls"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +86,6 @@ def as_message(value: object, where: str) -> Message:
     content = value.get("content")
     if content is not None and type(content) is not str:
         content = _content(content, where)
-    if _MORE_THAN_TEXT.isdisjoint(value):
-        return Message(value["role"], value, content)
     reasoning = None
     for key in _REASONING_KEYS:
         text = value.get(key)

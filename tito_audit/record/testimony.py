@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
-from operator import attrgetter
 from typing import Any
 
 from tito_audit.record.reading import Slide
@@ -70,16 +69,13 @@ class Tally:
         self.rows += rows
         if len(self.places) == PLACES:  # rows mostly come in order
             last = self.places[-1]
-            for place in places:
-                if (place.row, place.item) < (last.row, last.item):
-                    break
-            else:
+            places = [place for place in places if (place.row, place.item) < (last.row, last.item)]
+            if not places:
                 return
         every = sorted({*self.places, *places}, key=lambda place: (place.row, place.item))
         self.places = tuple(every[:PLACES])
 
 
-_PAIR = attrgetter("mask", "logprobs")
 _tallies = partial(defaultdict[Any, Tally], Tally)
 
 
@@ -113,7 +109,7 @@ class Testimony:
         """Count one row."""
         row = 1, (place,)
         self.rows += 1
-        pairs = {*map(_PAIR, witness.slides)}
+        pairs = {(slide.mask, slide.logprobs) for slide in witness.slides}
         if witness.verdict is Verdict.FAULTY:
             self.faulty.add(*row)
             for pair in pairs if len(witness.slides) == 1 else ():
@@ -121,7 +117,7 @@ class Testimony:
         else:
             for pair in pairs:
                 self.allowed[pair].add(*row)
-            for pair in {*map(_PAIR, witness.simplest)}:
+            for pair in {(slide.mask, slide.logprobs) for slide in witness.simplest}:
                 self.tied[pair].add(*row)
             if not self.certain.issuperset(witness.certain):
                 self.certain = frozenset(sorted({*self.certain, *witness.certain})[:IDS])
@@ -139,7 +135,7 @@ class Testimony:
     def repaired(self, was: Witness, now: Witness, place: Place) -> None:
         """Count what a row allows once a fault is repaired that hid it, as a mask of ones does."""
         if was.verdict is Verdict.FAULTY and len(was.slides) != 1 and now.verdict is not Verdict.FAULTY:
-            for pair in {*map(_PAIR, now.slides)}:
+            for pair in {(slide.mask, slide.logprobs) for slide in now.slides}:
                 self.allowed[pair].add(1, (place,))
 
     @property

@@ -103,13 +103,13 @@ class Shapes:
         for message in messages:
             if id(message) in before:
                 continue
-            wire, known = message.wire, None
+            wire, alike = message.wire, None
             words = wire.get("content")
             plain = len(wire) == 2 and type(words) is str and type(wire) is dict and words.strip() == words
             if plain and words and words not in self._whole and not (self._inside and self._begin in words):
-                known = of_words.get((*wire, wire.get(_ROLE)))
-            if known is not None:  # as for most messages: only the words are new, and no Python makes the tuple
-                before[id(message)] = tuple.__new__(ReadMessage, (*known[:3], (words,))), message
+                alike = of_words.get((*wire, wire.get(_ROLE)))
+            if alike is not None:  # as for most messages: only the words are new, and no Python makes the tuple
+                before[id(message)] = tuple.__new__(ReadMessage, (*alike[:3], (words,))), message
                 continue
             if len(self._shapes) > _MOST_SHAPES or len(self._around) > _MOST_AROUND:
                 return None

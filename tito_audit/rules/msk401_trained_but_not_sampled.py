@@ -26,14 +26,6 @@ from tito_audit.terminal.words import listed_or
 _MOST = 3
 
 
-def _options(evidence: Evidence, name: str) -> str:
-    """The options that name a role as sampled, and with it the roles that already count as sampled."""
-    sampled_roles = [message.role for message in evidence.rollout.messages if message.sampled]
-    spoken = [ASSISTANT] if evidence.row is not None and evidence.row.sampled.any() else []
-    roles = dict.fromkeys((*(evidence.speakers.stated or sampled_roles or spoken), name))
-    return " ".join(f"--sampled-role {shlex.quote(role)}" for role in roles)
-
-
 def unknown_role(evidence: Evidence) -> Iterator[Hit]:
     """One hit for a row in which an unknown role leaves open what was sampled."""
     unclear, row = unclear_roles(evidence), evidence.rollout.training_row
@@ -45,7 +37,12 @@ def unknown_role(evidence: Evidence) -> Iterator[Hit]:
         names.append(f"{len(unclear.names) - _MOST:,} more")
     several = len(unclear.names) > 1
     wrote = "them" if several else "it"
-    options = _options(evidence, unclear.names[0])
+    # The options that name a role as sampled, and with it the roles that already count as sampled.
+    name = unclear.names[0]
+    sampled_roles = [message.role for message in evidence.rollout.messages if message.sampled]
+    spoken = [ASSISTANT] if evidence.row is not None and evidence.row.sampled.any() else []
+    roles = dict.fromkeys((*(evidence.speakers.stated or sampled_roles or spoken), name))
+    options = " ".join(f"--sampled-role {shlex.quote(role)}" for role in roles)
     which = "the assistant wrote" if of_sft(evidence) else "were sampled"
     message = (
         f"cannot tell which tokens {which}: {'roles' if several else 'role'} {listed(names)} "

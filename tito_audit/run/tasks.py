@@ -187,15 +187,10 @@ class _Audited:
                 result = replace(result, observed=replace(observed, view=None))
             place, rollout = result.place, result.rollout
             of_rollout = None if rollout is None else (rollout.format, rollout.stated.notice)
-            findings = [
-                (
-                    None if each.place is place or each.place == place else each.place,
-                    each.code,
-                    each.severity,
-                    *_OF_FINDING(each),
-                )
-                for each in result.findings
-            ]
+            findings = []
+            for each in result.findings:
+                own = None if each.place is place or each.place == place else each.place
+                findings.append((own, each.code, each.severity, *_OF_FINDING(each)))
             packed_results.append((place.item, of_rollout, findings, _OF_RESULT(result)))
             self.tokens += result.counts.get("tokens", 0)
             passed += 1
@@ -327,9 +322,8 @@ class ChunkedScan:
             self._last = self._start + number
             row = []
             for packed in results:
-                row.append(
-                    self._with_view(_unpacked(packed, str(self._file), self._last), chunk.views.get(passed))
-                )
+                result = _unpacked(packed, str(self._file), self._last)
+                row.append(self._with_view(result, chunk.views.get(passed)))
                 passed += 1
             yield from self._noted(row, left)
         self.flow.encoders.add(chunk.encoders, self.summary)
@@ -397,12 +391,8 @@ def _unpacked(packed: _Packed, file: str, row: int) -> Result:
     rollout = None
     if of_rollout is not None:
         rollout = Rollout(place, of_rollout[0], stated=Stated(notice=of_rollout[1]))
-    return Result(
-        place,
-        rollout,
-        tuple([Finding(code, severity, own or place, *of) for own, code, severity, *of in findings]),
-        *rest,
-    )
+    of_row = tuple([Finding(code, severity, own or place, *of) for own, code, severity, *of in findings])
+    return Result(place, rollout, of_row, *rest)
 
 
 # A repair.
