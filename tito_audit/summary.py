@@ -314,7 +314,7 @@ class Summary:
             number, first = self.records.get(key, (0, result.place))
             self.records[key] = number + 1, first
         of_rollout = not result.of_log or result.between_rows
-        for code in {finding.code for finding in result.findings}:
+        for code in {finding.code for finding in result.findings} if result.findings else ():
             if code not in self.findings:
                 self.findings[code], self.causes[code] = RuleCount(), Counter()
             self.findings[code].rollouts += of_rollout
@@ -342,7 +342,7 @@ class Summary:
 
         `by=-1` undoes this, for a result whose findings turn out to be known.
         """
-        new = [finding for finding in result.findings if not finding.known]
+        new = [finding for finding in result.findings if not finding.known] if result.findings else []
         if not new:
             return
         numbers: Counter[Severity] = Counter()

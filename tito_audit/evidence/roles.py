@@ -129,11 +129,13 @@ def token_roles(pieces: Pieces, end_ids: frozenset[int], headers: Headers | None
         marked = np.isin(pieces.ids, np.fromiter(headers.ids, np.int64))
         pieces = replace(pieces, control=pieces.control | marked)
     walk = _Walk(pieces, end_ids, headers)
-    for start, end in pieces.units():
-        if pieces.control[start] and end == start + 1:
-            walk.control(start)
+    units = pieces.units()
+    ids = pieces.ids[[start for start, _ in units]].tolist()
+    for (start, end), (is_control, data), id_ in zip(units, pieces.keys(units), ids, strict=True):
+        if is_control:
+            walk.control(start, id_, data.decode("utf-8", "replace"))
         else:
-            walk.text(start, end)
+            walk.text(start, end, data)
     return walk.roles()
 
 
@@ -183,13 +185,12 @@ class _Walk:
                 self._codes[first:last] = self._names[GENERATION_PROMPT]
         return Roles(tuple(self._names), self._codes)
 
-    def control(self, at: int) -> None:
+    def control(self, at: int, id_: int, literal: str) -> None:
         """Take a control token."""
-        literal = self._pieces.bytes_of(at, at + 1).decode("utf-8", "replace")
         self._close = b""
         # The role of a control token; inside an answer, it is the answer's.
         headers, role = self._headers, self._role
-        if int(self._pieces.ids[at]) in self._end_ids:
+        if id_ in self._end_ids:
             self._answered = at if role == ASSISTANT and literal == HARMONY_END else -1
             self._role, self._opener = TEMPLATE if role != UNKNOWN else UNKNOWN, None
             of_control = (
@@ -227,17 +228,16 @@ class _Walk:
         is_answer = self._role not in (UNKNOWN, TEMPLATE) and self._opener is None
         return not is_answer or self._headers.knows(self._line_after(at), literal)
 
-    def text(self, start: int, end: int) -> None:
+    def text(self, start: int, end: int, data: bytes) -> None:
         """Give a run of text tokens their role; header tokens are template."""
-        data = self._pieces.bytes_of(start, end)
         headed = self._opener is not None
         header = self._header(data) if headed else common_byte_prefix(data, self._close) if self._close else 0
         self._close = b""
         if headed and self._role != ASSISTANT and data[header:].lstrip().startswith(b"<tool_response>"):
             self._role = self._headers.speakers.speaker("tool")
-        offset = int(self._pieces.end[start - 1]) if start else 0
         own = start
         if header:
+            offset = int(self._pieces.end[start - 1]) if start else 0
             own += 1 + int(self._pieces.end[start : end - 1].searchsorted(offset + header))
             self._begins(own, offset + header)
         scaffold = GENERATION_PROMPT if self._role == ASSISTANT else TEMPLATE

@@ -90,9 +90,9 @@ def call_turn(
     """
     prompt_name = first_filled(entry, _ENTRY_PROMPT)
     completion_name = first_filled(entry, _ENTRY_COMPLETION)
-    logprobs_name = first_filled(entry, CALL_LOGPROBS) or next(
-        (name for name in CALL_LOGPROBS if name in entry and isinstance(entry[name], dict | Mapping)), None
-    )
+    logprobs_name = None if _LOGPROBS.isdisjoint(entry) else first_filled(entry, CALL_LOGPROBS)
+    if logprobs_name is None and not _LOGPROBS.isdisjoint(entry):
+        logprobs_name = next((n for n in CALL_LOGPROBS if isinstance(entry.get(n), dict | Mapping)), None)
     read_names = {*_ENTRY_PROMPT, *_ENTRY_COMPLETION, logprobs_name or ""}
     try:
         prompt_ids, completion_ids, logprobs, columns = _tokens(
@@ -126,7 +126,7 @@ def call_turn(
         weight_spans=spans_of(entry, completion_ids) if WEIGHTS in entry else (),
         columns=columns,
         beside=NOTHING_BESIDE if BESIDE.isdisjoint(entry) else beside_of(entry),
-        alternatives=alternatives(entry.get(logprobs_name) if logprobs_name else None),
+        alternatives=alternatives(entry[logprobs_name]) if logprobs_name else (),
     )
 
 
@@ -321,6 +321,7 @@ _RARE = frozenset(("weight_version", "weight_versions", _GRIDS, *_PICTURE_INPUTS
 """Keys of facts that few rows have."""
 _STATING = _RARE.union(_GROUPS, ("id",))
 LISTS_OF_CALLS = frozenset(CALL_LISTS)
+_LOGPROBS = frozenset(CALL_LOGPROBS)
 TOOLS_MISSING = "they call tools that the log does not list"
 """Why messages of such a conversation are not read."""
 _EACH = ("finish_reasons", "stop_reasons")
@@ -388,6 +389,7 @@ def model_facts(row: Mapping[str, Any]) -> Stated:
         return NOTHING_STATED
     listed = (value for key in CALL_LISTS if isinstance(value := row.get(key), list | tuple))
     calls = [call for value in listed for call in value[:_MOST_CALLS] if isinstance(call, dict | Mapping)]
+    calls = [call for call in calls if not _NAMED_OR_HELD.isdisjoint(call)]
     model, tokenizer = (
         _in_row(row, names) or one_model([_in_row(call, names) for call in calls]) for names in _NAMES
     )
@@ -425,7 +427,7 @@ def with_finishes(
     """The training row with the finish reasons of its last turns, from its calls, the row, or an object in it."""
     if trained is None:
         return None
-    of_turns = tuple(_finish_word(turn.finish_reason) for turn in turns)
+    of_turns = tuple(_finish_word(turn.finish_reason) for turn in turns) if turns else ()
     if any(of_turns):
         return replace(trained, finish_reasons=of_turns)
     if _ENDING.isdisjoint(row):

@@ -236,7 +236,7 @@ def first_text(row: Mapping[str, Any], names: Iterable[str]) -> str | None:
 
 def ids_or_none(value: Any, name: str) -> Ids | None:
     """Token ids `[N]` int32; None for null and for an empty list."""
-    return as_ids(value, name) if is_given(value) else None
+    return None if value is None or (isinstance(value, _LISTS) and not len(value)) else as_ids(value, name)
 
 
 def flat_logprobs(row: Mapping[str, Any], name: str | None) -> tuple[str, Raw] | None:
@@ -248,20 +248,20 @@ def flat_logprobs(row: Mapping[str, Any], name: str | None) -> tuple[str, Raw] |
     value = row.get(name) if name is not None else None
     if name is None or value is None:
         return None
-    if isinstance(value, dict | Mapping):
-        if is_list(value.get("token_logprobs")):
-            return name, value["token_logprobs"]
-        content = value.get("content")
-        if not isinstance(content, list | tuple) or not all(isinstance(e, dict | Mapping) for e in content):
-            raise RecordError(f"column {name!r} is an object without a `content` list of tokens")
-        return name, [entry.get("logprob") for entry in content]
-    if not is_list(value):
-        raise RecordError(f"column {name!r} is {json_kind(value)}, not a list of logprobs")
-    if len(value) and is_list(value[0]):
+    if isinstance(value, _LISTS):
+        if not len(value) or not isinstance(value[0], _LISTS):
+            return name, value
         # A table of numbers may have turned the inner lists into arrays; tolist returns plain numbers.
         inner = [entry.tolist() if isinstance(entry, np.ndarray) else entry for entry in value]
         return name, [entry[0] if filled(entry) else None for entry in inner]
-    return name, value
+    if not isinstance(value, dict | Mapping):
+        raise RecordError(f"column {name!r} is {json_kind(value)}, not a list of logprobs")
+    if is_list(value.get("token_logprobs")):
+        return name, value["token_logprobs"]
+    content = value.get("content")
+    if not isinstance(content, list | tuple) or not all(isinstance(e, dict | Mapping) for e in content):
+        raise RecordError(f"column {name!r} is an object without a `content` list of tokens")
+    return name, [entry.get("logprob") for entry in content]
 
 
 def other_columns(row: Mapping[str, Any], read_names: Collection[str]) -> dict[str, tuple[Raw, MovePolicy]]:

@@ -52,7 +52,7 @@ def without_padding(row: Row, name: str | None) -> tuple[Row, Padding, Mask | No
     Padding is what the attention mask hides at either end, unless the loss mask trains it.
     """
     mask = row.get("attention_mask")
-    if name is None or not is_list(mask) or len(mask) != len(row[name]):
+    if name is None or mask is None or not is_list(mask) or len(mask) != len(row[name]):
         return row, NO_PADDING, None
     visible = as_floats(mask, "attention_mask") > 0
     if not visible.any() or visible.all():
@@ -141,7 +141,7 @@ def flat_row(row: Row, *, has_calls: bool) -> TrainingRow | None:
     if has_calls:
         names = tuple([name for name in ROW_LOGPROBS if name not in CALL_LOGPROBS[:6]])
     logprobs, mask = first_filled(row, names), first_filled(row, MASKS)
-    prompt_length, stated = _prompt_length(row, len(ids))
+    prompt_length, stated = _prompt_length(row, name, len(ids))
     trained = training_row(
         ids,
         mask=None if mask is None else (mask, row[mask]),
@@ -343,7 +343,7 @@ def _read_names(mask: str | None, logprobs: str | None) -> set[str]:
     return {mask or "", logprobs or "", *FLAT_IDS, *PROMPT_IDS, *COMPLETION_IDS, "attention_mask"}
 
 
-def _prompt_length(row: Row, full: int) -> tuple[int | None, bool]:
+def _prompt_length(row: Row, ids: str | None, full: int) -> tuple[int | None, bool]:
     """The number of tokens before the first sampled one, and whether the row gave it as the response's length."""
     response = row.get("response_length")
     if type(response) is int and 0 <= response <= full:
@@ -352,7 +352,7 @@ def _prompt_length(row: Row, full: int) -> tuple[int | None, bool]:
         length = row.get(name)
         if type(length) is int and 0 <= length <= full:
             return length, False
-    ids, prompt_name = first_filled(row, FLAT_IDS), first_filled(row, PROMPT_IDS)
+    prompt_name = first_filled(row, PROMPT_IDS)
     prompt: Raw = () if prompt_name is None else row[prompt_name]
     # An inner list is not an id; compared with one it may give an array, which has no truth value.
     comparable = ids is not None and 0 < len(prompt) <= full and not is_list(prompt[0])

@@ -56,11 +56,11 @@ def path_text(path: Path) -> str:
 def object_at(row: Any, *path: str | int) -> Mapping[str, Any]:
     """The object at a path of keys and positions; {} if there is none."""
     for key in path:
-        if isinstance(row, Mapping):
+        if isinstance(row, dict | Mapping):
             row = row.get(key)
         else:
             row = row[key] if isinstance(key, int) and is_list(row) and key < len(row) else None
-    return row if isinstance(row, Mapping) else {}
+    return row if isinstance(row, dict | Mapping) else {}
 
 
 def plain_sources(paths: Iterable[Path]) -> tuple[Source, ...]:

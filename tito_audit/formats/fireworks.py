@@ -74,7 +74,7 @@ FORMAT = Format(
     title="Fireworks rendered samples",
     signature=one_way("token_ids", "token_weights", keys("training_loss_weights", before=" and ")),
     precedence=197,
-    matches=lambda row: is_list(row.get(_IDS)) and {_WEIGHTS, _LOSS} <= row.keys(),
+    matches=lambda row: _WEIGHTS in row and _LOSS in row and is_list(row.get(_IDS)),
     **sample(_read, _written, "a rendered sample").functions,
     shows="The training row of supervised fine-tuning, with its mask from the weights. No messages, tools or "
     "logprobs: nothing in it was sampled. Samples with images are not read.",

@@ -26,6 +26,7 @@ from tito_audit.formats._calls import (
 from tito_audit.formats._columns import (
     FLAT_IDS,
     first_filled,
+    first_list,
     holds_ids,
     is_list,
     is_messages,
@@ -47,8 +48,10 @@ _CALL_KEYS = {*PROMPT_IDS, *COMPLETION_IDS}
 
 
 def _matches(row: Row) -> bool:
-    columns = [row[name] for name in (*FLAT_IDS, *COMPLETION_IDS) if name in row]
-    if any(value is None or is_list(value) for value in columns) or _calls_name(row) is not None:
+    for name in (*FLAT_IDS, *COMPLETION_IDS):
+        if name in row and (row[name] is None or is_list(row[name])):
+            return True
+    if _calls_name(row) is not None:
         return True
     # Next to messages, lists of whole numbers may be ids under an unknown name.
     unknown = (value for name, value in row.items() if name not in ("messages", "tools"))
@@ -65,7 +68,7 @@ def _read_one(row: Row, place: Place) -> Rollout:
     if calls is not None:
         entries = parsed(row, calls)
         for i, entry in enumerate(entries):
-            if not isinstance(entry, Mapping):
+            if not isinstance(entry, dict | Mapping):
                 raise RecordError(f"{calls}[{i}] is not a call (an object)")
         turns = tuple(
             call_turn(entry, f"{calls}[{i}]", message_index=index)
@@ -74,7 +77,7 @@ def _read_one(row: Row, place: Place) -> Rollout:
     elif _holds_a_call(row):
         trained = split_row(row)
         turns = () if trained is not None else (_single_turn(row, messages, prompt_only),)
-    if any(is_list(row.get(name)) for name in FLAT_IDS):
+    if first_list(row, FLAT_IDS) is not None:
         trained = flat_row(row, has_calls=bool(turns)) or trained
     elif turns and calls is None:
         whole = with_finishes(split_row(row, of_one_call=True), row)
@@ -154,7 +157,7 @@ def _holds_a_call(row: Row) -> bool:
     """
     if _COMPLETION.isdisjoint(row):
         return False
-    flat = any(is_list(row.get(name)) for name in FLAT_IDS)
+    flat = first_list(row, FLAT_IDS) is not None
     return any(name in row and (not flat or row[name] is not None) for name in COMPLETION_IDS)
 
 

@@ -368,12 +368,12 @@ def _ids(item: Item, name: str) -> Ids | None:
 
 
 def _matches(row: Row) -> bool:
-    response = row.get("response", row)
     if "responses_create_params" in row:
+        response = row.get("response", row)
         return isinstance(response, dict | Mapping) and isinstance(response.get("output"), Sequence)
     if _any_holds_ids(row.get("messages")):
         return True
-    return is_response_object(row) and _any_holds_ids(row["output"])
+    return "object" in row and is_response_object(row) and _any_holds_ids(row["output"])
 
 
 def _read(row: Row, place: Place) -> Sequence[Rollout]:
@@ -447,7 +447,7 @@ def _is_numbers(value: object) -> bool:
 
 
 def _any_holds_ids(values: object) -> bool:
-    if not isinstance(values, Sequence) or isinstance(values, str):
+    if not isinstance(values, list | Sequence) or isinstance(values, str):
         return False
     for value in values:
         if isinstance(value, dict | Mapping) and value.get("generation_token_ids") is not None:

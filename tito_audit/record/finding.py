@@ -77,13 +77,13 @@ class Hit:
     """A few words that group findings: `tool call spacing`, `reasoning stripped`, `shifted by +1`."""
     severity: Severity | None = None
     """Overrides the rule's own severity for this hit."""
-    recorded: Side = field(default_factory=Side)
+    recorded: Side = Side()
     """The tokens of the sequence that `where` names."""
-    canonical: Side = field(default_factory=Side)
+    canonical: Side = Side()
     """What another source holds there."""
-    before: Side = field(default_factory=Side)
+    before: Side = Side()
     """A few tokens before the difference, the same on both sides."""
-    after: Side = field(default_factory=Side)
+    after: Side = Side()
     """A few tokens after it, the same on both sides."""
     later_turn: int | None = None
     """The turn whose prompt holds the other tokens or breaks its history; None if no prompt does."""

@@ -95,7 +95,14 @@ def runs(was: EntryKeys, now: EntryKeys) -> Iterator[Run]:
         yield 0, 0, head
     middle = range(head, len(now) - tail)
     others = {key for _, key, same in _compared(was, now, middle) if not same}
-    first = _first(was, others)
+    # For each of these keys that the list has, its first entry.
+    first: dict[str, int] = {}
+    for start in range(0, len(was), AT_ONCE):
+        if len(first) == len(others):
+            break
+        part = was.part(start // AT_ONCE)
+        for key in others.intersection(part).difference(first):
+            first[key] = start + part.index(key)
     for index, key, same in _compared(was, now, middle):
         yield index, index if same else first.get(key), 1
     if tail:
@@ -120,18 +127,6 @@ def _compared(was: EntryKeys, now: EntryKeys, numbers: range) -> Iterator[tuple[
         old = was.part(start // AT_ONCE) if start < len(was) else ()
         for at in range(max(numbers.start - start, 0), min(numbers.stop - start, len(new))):
             yield start + at, new[at], at < len(old) and old[at] == new[at]
-
-
-def _first(was: EntryKeys, wanted: set[str]) -> dict[str, int]:
-    """For each of these keys that the list has, its first entry."""
-    positions: dict[str, int] = {}
-    for start in range(0, len(was), AT_ONCE):
-        if len(positions) == len(wanted):
-            break
-        part = was.part(start // AT_ONCE)
-        for key in wanted.intersection(part).difference(positions):
-            positions[key] = start + part.index(key)
-    return positions
 
 
 _SPACE = re.compile(r"[ \t\n\r]*+")
@@ -228,7 +223,15 @@ def _change_object(text: str, start: int, node: _Tree, outer: _Style, changes: l
             raise ValueError(f"the object has no key {key!r}")
     left = [span for span, (key, _) in zip(spans, members, strict=True) if key not in gone]
     if left:
-        changes += _removed(spans, left)
+        # Changes that remove members from an object, each with one comma.
+        left_spans = set(left)
+        cuts: list[Change] = []
+        for index, span in enumerate(spans):
+            if span not in left_spans:
+                # Before the first member that stays, remove the comma after; later, the comma before.
+                leading = span < left[0]
+                cuts.append((span[0], spans[index + 1][0], "") if leading else (spans[index - 1][1], span[1], ""))
+        changes += cuts
         if added:
             gap = _gap(text, spans, style)
             changes.append((left[-1][1], left[-1][1], "".join(gap + new for new in added)))
@@ -248,18 +251,6 @@ def _spliced(text: str, span: Span, changes: Sequence[Change]) -> str:
         parts += [text[position:start], new]
         position = end
     return "".join([*parts, text[position : span[1]]]) if parts else text[slice(*span)]
-
-
-def _removed(spans: Sequence[Span], left: Sequence[Span]) -> list[Change]:
-    """Changes that remove members from an object, each with one comma."""
-    left_spans = set(left)
-    cuts: list[Change] = []
-    for index, span in enumerate(spans):
-        if span not in left_spans:
-            # Before the first member that stays, remove the comma after; later, the comma before.
-            leading = span < left[0]
-            cuts.append((span[0], spans[index + 1][0], "") if leading else (spans[index - 1][1], span[1], ""))
-    return cuts
 
 
 # How values are spelled

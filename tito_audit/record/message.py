@@ -17,7 +17,6 @@ ToolSpec = Mapping[str, Any]
 _ARRAYS = (np.ndarray, np.generic)
 _SCALARS = frozenset((str, int, float, bool, type(None)))
 _REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
-_MORE_THAN_TEXT = frozenset((*_REASONING_KEYS, "tool_calls"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +86,6 @@ def as_message(value: object, where: str) -> Message:
     content = value.get("content")
     if content is not None and type(content) is not str:
         content = _content(content, where)
-    if _MORE_THAN_TEXT.isdisjoint(value):
-        return Message(value["role"], value, content)
     reasoning = None
     for key in _REASONING_KEYS:
         text = value.get(key)
@@ -111,9 +108,18 @@ def as_messages(values: object, where: str) -> tuple[Message, ...]:
     """A logged list of messages; () when None or absent."""
     if values is None:
         return ()
-    if not isinstance(values, Sequence) or isinstance(values, str):
+    if not isinstance(values, list | Sequence) or isinstance(values, str):
         raise RecordError(f"{where} is not a list of messages")
-    return tuple([as_message(value, f"{where}[{i}]") for i, value in enumerate(values)])
+    messages = []
+    for index, value in enumerate(values):
+        # Most have only a role and a text.
+        if type(value) is dict and len(value) == 2:
+            role, content = value.get("role"), value.get("content")
+            if type(role) is str and type(content) is str:
+                messages.append(Message(role, value, content))
+                continue
+        messages.append(as_message(value, f"{where}[{index}]"))
+    return tuple(messages)
 
 
 def as_tools(values: object, where: str) -> tuple[ToolSpec, ...]:

@@ -90,14 +90,10 @@ def places_read(sources: Sequence[Sources], rollouts: Sequence[Rollout]) -> Iter
         for column in row.columns if row is not None else ():
             yield from (source.path for source in own.columns.get(column.name, ()))
         for call, turn in zip(own.calls, rollout.turns, strict=False):
-            yield from _places_of_call(call, turn)
-
-
-def _places_of_call(call: CallSource, turn: Turn) -> Iterator[Path]:
-    for source in call.logprobs:
-        if source.layout in _INSIDE:
-            yield (*source.path, *_INSIDE[source.layout])
-    for column in turn.columns:
-        yield from (source.path for source in call.columns.get(column.name, ()))
-        if call.entry is not None:
-            yield (*call.entry, column.name)
+            for source in call.logprobs:
+                if source.layout in _INSIDE:
+                    yield (*source.path, *_INSIDE[source.layout])
+            for column in turn.columns:
+                yield from (source.path for source in call.columns.get(column.name, ()))
+                if call.entry is not None:
+                    yield (*call.entry, column.name)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
+from typing import Any
 
 from tito_audit.record.reading import Slide
 from tito_audit.record.rollout import Place
@@ -73,30 +76,33 @@ class Tally:
         self.places = tuple(every[:PLACES])
 
 
+_tallies = partial(defaultdict[Any, Tally], Tally)
+
+
 @dataclass(slots=True)
 class Testimony:
     """The witnesses of one log, counted. Its size is bounded; the order and grouping in which rows are added does
     not matter."""
 
     rows: int = 0
-    proven: dict[tuple[int, int], Tally] = field(default_factory=dict)
+    proven: dict[tuple[int, int], Tally] = field(default_factory=_tallies)
     """By slide of mask and logprobs: faulty rows that it alone explains."""
     faulty: Tally = field(default_factory=Tally)
     """All faulty rows."""
-    open: dict[tuple[Slide, ...], Tally] = field(default_factory=dict)
+    open: dict[tuple[Slide, ...], Tally] = field(default_factory=_tallies)
     """By the slides that they allow: rows that may have a fault, which is their simplest reading."""
-    tied: dict[tuple[int, int], Tally] = field(default_factory=dict)
+    tied: dict[tuple[int, int], Tally] = field(default_factory=_tallies)
     """By slide: rows that are not faulty and that it explains as simply as a reading without a fault."""
     certain: frozenset[int] = frozenset()
     """Ids of first tokens whose logprob is exactly the fill: the lowest ones, up to IDS."""
-    allowed: dict[tuple[int, int], Tally] = field(default_factory=dict)
+    allowed: dict[tuple[int, int], Tally] = field(default_factory=_tallies)
     """By slide: rows that are not faulty and allow it."""
-    first: dict[int, Tally] = field(default_factory=dict)
+    first: dict[int, Tally] = field(default_factory=_tallies)
     """By number of first tokens that a row leaves out of each answer."""
-    ends: dict[EndsOf, Tally] = field(default_factory=dict)
-    contradictions: dict[str, Tally] = field(default_factory=dict)
+    ends: dict[EndsOf, Tally] = field(default_factory=_tallies)
+    contradictions: dict[str, Tally] = field(default_factory=_tallies)
     """By flag of the run: rows that contradict it."""
-    sft: dict[str, Tally] = field(default_factory=dict)
+    sft: dict[str, Tally] = field(default_factory=_tallies)
     """By fact: the rows for SFT that show it."""
 
     def add(self, witness: Witness, place: Place) -> None:
@@ -107,29 +113,30 @@ class Testimony:
         if witness.verdict is Verdict.FAULTY:
             self.faulty.add(*row)
             for pair in pairs if len(witness.slides) == 1 else ():
-                self.proven.setdefault(pair, Tally()).add(*row)
+                self.proven[pair].add(*row)
         else:
             for pair in pairs:
-                self.allowed.setdefault(pair, Tally()).add(*row)
+                self.allowed[pair].add(*row)
             for pair in {(slide.mask, slide.logprobs) for slide in witness.simplest}:
-                self.tied.setdefault(pair, Tally()).add(*row)
-            self.certain = frozenset(sorted({*self.certain, *witness.certain})[:IDS])
+                self.tied[pair].add(*row)
+            if not self.certain.issuperset(witness.certain):
+                self.certain = frozenset(sorted({*self.certain, *witness.certain})[:IDS])
         if witness.verdict is Verdict.OPEN:
-            self.open.setdefault(witness.slides, Tally()).add(*row)
+            self.open[witness.slides].add(*row)
         if witness.first is not None:
-            self.first.setdefault(witness.first, Tally()).add(*row)
+            self.first[witness.first].add(*row)
         if witness.ends is not None:
-            self.ends.setdefault(witness.ends, Tally()).add(*row)
+            self.ends[witness.ends].add(*row)
         for fact in witness.sft:
-            self.sft.setdefault(fact, Tally()).add(*row)
+            self.sft[fact].add(*row)
         for flag in witness.contradicts:
-            self.contradictions.setdefault(flag, Tally()).add(*row)
+            self.contradictions[flag].add(*row)
 
     def repaired(self, was: Witness, now: Witness, place: Place) -> None:
         """Count what a row allows once a fault is repaired that hid it, as a mask of ones does."""
         if was.verdict is Verdict.FAULTY and len(was.slides) != 1 and now.verdict is not Verdict.FAULTY:
             for pair in {(slide.mask, slide.logprobs) for slide in now.slides}:
-                self.allowed.setdefault(pair, Tally()).add(1, (place,))
+                self.allowed[pair].add(1, (place,))
 
     @property
     def open_rows(self) -> int:

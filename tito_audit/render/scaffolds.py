@@ -99,35 +99,30 @@ class Shapes:
 
     def read(self, messages: Sequence[Message], forms: Forms) -> list[ReadMessage] | None:
         """What the template can tell about each of these messages; None if there are too many shapes."""
-        before = forms.read
+        before, of_words = forms.read, {} if self._measured else self._of_words
         for message in messages:
             if id(message) in before:
                 continue
-            read = self._plain(message.wire)
-            if read is None:
-                if len(self._shapes) > _MOST_SHAPES or len(self._around) > _MOST_AROUND:
-                    return None
-                wire = message.wire
-                try:
-                    if not is_plain_text(wire):
-                        wire = forms.of(message, parsed=True, no_content="absent")
-                    read = self._message(wire)
-                except (TypeError, RecursionError):  # values that are not JSON, or too much of them
-                    return None
-                if type(wire) is dict and wire.keys() == {_ROLE, "content"} and read.words == (wire["content"],):
-                    self._of_words[(*wire, wire[_ROLE])] = read
+            wire, alike = message.wire, None
+            words = wire.get("content")
+            plain = len(wire) == 2 and type(words) is str and type(wire) is dict and words.strip() == words
+            if plain and words and words not in self._whole and not (self._inside and self._begin in words):
+                alike = of_words.get((*wire, wire.get(_ROLE)))
+            if alike is not None:  # as for most messages: only the words are new, and no Python makes the tuple
+                before[id(message)] = tuple.__new__(ReadMessage, (*alike[:3], (words,))), message
+                continue
+            if len(self._shapes) > _MOST_SHAPES or len(self._around) > _MOST_AROUND:
+                return None
+            try:
+                if not is_plain_text(wire):
+                    wire = forms.of(message, parsed=True, no_content="absent")
+                read = self._message(wire)
+            except (TypeError, RecursionError):  # values that are not JSON, or too much of them
+                return None
+            if type(wire) is dict and wire.keys() == {_ROLE, "content"} and read.words == (wire["content"],):
+                self._of_words[(*wire, wire[_ROLE])] = read
             before[id(message)] = read, message  # kept alive, so no other can get its id
         return [before[id(message)][0] for message in messages]
-
-    def _plain(self, wire: Mapping[str, Any]) -> ReadMessage | None:
-        """What is known of a message that has only a role and words, as most have."""
-        content = wire.get("content")
-        if len(wire) != 2 or type(content) is not str or type(wire) is not dict or content.strip() != content:
-            return None
-        if self._measured or content in self._whole or (self._inside and self._begin in content):
-            return None
-        read = self._of_words.get((*wire, wire.get(_ROLE)))
-        return None if read is None or not content else ReadMessage(read[0], read[1], read[2], (content,))
 
     def of(self, value: Any) -> Shape:
         """The shape of a value of plain JSON types, such as a message; TypeError for any other."""

@@ -92,7 +92,7 @@ def spelled_out(evidence: Evidence) -> frozenset[int]:
                 continue
         elif answer is not None:
             parts += [answer.text, answer.reasoning or ""]
-        if not parts or (text.isascii() and all(part.strip() in text for part in parts)):
+        if not parts or (text.isascii() and all(map(text.__contains__, map(str.strip, parts)))):
             spelled.add(number)
     return frozenset(spelled)
 

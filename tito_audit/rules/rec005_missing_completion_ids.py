@@ -55,14 +55,15 @@ def missing_completion_ids(evidence: Evidence) -> Iterator[Hit]:
     for number, problem in evidence.recovery_problems:
         message = f"the ids of this completion could not be recovered: {problem}"
         yield Hit(Where.COMPLETION, 0, 0, message, turn=number, cause="not recoverable", severity=Severity.WARNING)
-    unrecovered = {number for number, _ in evidence.recovery_problems}
+    unrecovered = dict(evidence.recovery_problems)
     without: list[Hit] = []
+    spelled = spelled_out(evidence)
     for number, turn in enumerate(evidence.rollout.turns):
         if number in unrecovered:
             continue
         if turn.completion_ids is None or not len(turn.completion_ids):
             without += _without_ids(evidence, number, turn)
-        elif turn.usage is not None or number not in spelled_out(evidence):
+        elif turn.usage is not None or number not in spelled:
             yield from _incomplete(evidence, number, turn)
     # Calls without ids are one hit for each cause, at the first of them.
     for cause in dict.fromkeys(hit.cause for hit in without):

@@ -63,6 +63,7 @@ def text_and_ids_disagree(evidence: Evidence) -> Iterator[Hit]:
     None is certain: the log does not say which one is true. `drop` moves the rollout aside.
     """
     copies = evidence.rollout.stated.copies_disagree
+    spelled = spelled_out(evidence)
     for number, turn in enumerate(evidence.rollout.turns):
         ids = turn.completion_ids
         if ids is None or not len(ids):
@@ -71,7 +72,7 @@ def text_and_ids_disagree(evidence: Evidence) -> Iterator[Hit]:
             message = f"two copies of the completion ids differ: {copies}; only one of them was sampled"
             yield Hit(Where.COMPLETION, 0, len(ids), message, turn=0, cause="copies of the ids differ")
         yield from _against_count(evidence, number, turn)
-        if evidence.vocabulary is None or number in spelled_out(evidence):
+        if evidence.vocabulary is None or number in spelled:
             continue
         if turn.completion_text is not None:
             yield from _against_text(evidence, number, ids, turn.completion_text)

@@ -190,7 +190,14 @@ class _Change:
     @property
     def advice(self) -> str:
         """What to do."""
-        flags = " ".join(map(shell_word, self._flags()))
+        old = self._settings
+        as_given = NamedTemplate("", None, old.chat_template, old.template_name)
+        template = as_given if self._explanation.template == GIVEN_TEMPLATE else self._explanation.template
+        clock = None if self.own_dates else self._explanation.clock
+        stated = replace(
+            self._explanation, tokenizer=old.tokenizer or "", template=template, clock=clock, departures=()
+        )
+        flags = " ".join(map(shell_word, (*stated.flags(), *(("--clock", RECORDED) if self.own_dates else ()))))
         if self._unused:
             return f"log the arguments that were used, or leave the stated ones out and pass {flags}"
         return f"pass {flags}"
@@ -232,16 +239,6 @@ class _Change:
             elif now != (was := _argument(old, name)):
                 how = f"with {now}" if name in new else f"without {name}"
                 yield ARGUMENTS, now, f"{how}, not with {was}" if name in old else how
-
-    def _flags(self) -> Sequence[str]:
-        old = self._settings
-        as_given = NamedTemplate("", None, old.chat_template, old.template_name)
-        template = as_given if self._explanation.template == GIVEN_TEMPLATE else self._explanation.template
-        clock = None if self.own_dates else self._explanation.clock
-        stated = replace(
-            self._explanation, tokenizer=old.tokenizer or "", template=template, clock=clock, departures=()
-        )
-        return (*stated.flags(), *(("--clock", RECORDED) if self.own_dates else ()))
 
 
 def _argument(arguments: Mapping[str, object], name: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -153,7 +154,8 @@ def _audited(rollout: Rollout, auditor: Auditor, viewed: Viewed | None) -> Resul
         )
     observed = _observed(evidence, findings, viewed) if viewed is not None else None
     shows, counts, misfit = witness(evidence), counts_of(evidence), auditor.misfit
-    counts |= uncompared(counts, skips, auditor.codes)
+    if auditor.tokenizer is None:
+        counts |= uncompared(counts, skips, auditor.codes)
     if misfit is not None:
         what = misfit.hit.cause.removeprefix("another ")
         skips = _lacking(skips, f"the {what} does not fit the log ({misfit.code})")
@@ -192,7 +194,8 @@ _LACKED = tuple(map(words_for, (Needs.TOKENIZER, Needs.RENDERING, Needs.SAMPLED,
 """What a rollout lacks if the tokenizer or template is withheld."""
 
 
-def _lacking(skips: Sequence[Skip], because: str) -> tuple[Skip, ...]:
+@lru_cache(64)
+def _lacking(skips: tuple[Skip, ...], because: str) -> tuple[Skip, ...]:
     """The skips, with the reason why the tokenizer or template is withheld."""
     return tuple(
         Skip(skip.code, because) if any(words in skip.because for words in _LACKED) else skip for skip in skips
@@ -237,18 +240,19 @@ def unencoded(result: Result, error: str, codes: frozenset[str]) -> Result:
 def counts_of(evidence: Evidence) -> dict[str, int]:
     """How many turns, audited tokens and generated tokens there are; the last as `measure` counts them."""
     rollout = evidence.rollout
-    generated = sum([len(turn.completion_ids) for turn in rollout.turns if turn.completion_ids is not None])
-    tokens = generated + sum([len(turn.prompt_ids) for turn in rollout.turns if turn.prompt_ids is not None])
+    generated = tokens = 0
+    for turn in rollout.turns:
+        generated += 0 if turn.completion_ids is None else len(turn.completion_ids)
+        tokens += 0 if turn.prompt_ids is None else len(turn.prompt_ids)
     row = rollout.training_row
     if row is not None:
-        tokens += len(row.token_ids)
         sampled = evidence.generated_in_row
-        if sampled is not None:
-            generated += int(np.count_nonzero(sampled))
+        in_row = 0 if sampled is None else int(np.count_nonzero(sampled))
+        generated, tokens = generated + in_row, tokens + len(row.token_ids) - in_row
     facts = sft_facts(evidence)
     return {
         "turns": len(rollout.turns),
-        "tokens": tokens,
+        "tokens": generated + tokens,
         "generated_tokens": generated,
         **joined_counts(rollout),
         **({f"sft_{fact}": count for fact, count in facts.items()} if facts else {}),

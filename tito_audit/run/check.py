@@ -207,13 +207,14 @@ def check_explained(
     ignored: frozenset[str] = frozenset(),
 ) -> tuple[tuple[Finding, ...], tuple[Skip, ...]]:
     """The same for evidence returned by `explain`."""
-    owned = _owned(evidence)
+    owned: dict[str, list[Explained]] = {}  # the explained differences by the code of their rule
+    for each in evidence.explained:
+        owned.setdefault(each.code, []).append(each)
     stated = evidence.rollout.stated
     findings = Findings(evidence.rollout.place, stated.calls_at, single)
     key = tuple(rules), selected, evidence.present, stated.reasons, sound_of(evidence), frozenset(owned)
     to_run, skips = _to_run(*key)
     for rule in to_run:
-        explained = owned.get(rule.code) if owned else None
         if rule.check is not None:
             try:
                 for hit in rule.check(evidence):
@@ -221,21 +222,20 @@ def check_explained(
             except ODD_VALUES as error:
                 if rule.code not in ignored:
                     raise _failed(rule, evidence, error) from error
-                skips = sorted(
-                    [*skips, Skip(rule.code, f"it failed: {in_words(error)}")], key=lambda skip: skip.code
-                )
-        for each in explained or () if rule.check is None else ():
+                failure = Skip(rule.code, f"it failed: {in_words(error)}")
+                skips = tuple(sorted((*skips, failure), key=lambda skip: skip.code))
+        for each in owned.get(rule.code, ()) if rule.check is None else ():
             severity = min(rule.severity, each.difference.severity)
             if findings.wants(rule.code, severity, Spot.of_difference(each)):
                 findings.add(rule.code, severity, hit_of(each, evidence, severity))
     if not findings:
-        return (), tuple(skips)
+        return (), skips
     every = linked(*findings.folded(), rules)
     codes = {finding.code for finding in every if finding.severity is not Severity.NOTE}
     offered = repairs() if codes else ()
     by_default = [repair for repair in offered if repair.safety is not Safety.UNSAFE and not repair.by_model]
     offers = {code: [repair for repair in by_default if repair.claims(code)] for code in codes}
-    return tuple(_with_repair(finding, evidence, offers) for finding in every), tuple(skips)
+    return tuple(_with_repair(finding, evidence, offers) for finding in every), skips
 
 
 def _failed(rule: Rule, evidence: Evidence, error: Exception) -> PluginError:
@@ -258,7 +258,7 @@ def _to_run(
     reasons: tuple[NotRead, ...],
     sound: Sound,
     owned: frozenset[str],
-) -> tuple[Sequence[Rule], Sequence[Skip]]:
+) -> tuple[Sequence[Rule], tuple[Skip, ...]]:
     """The selected rules to run, and the skips of those that lack something and own no difference.
 
     Without differences of its own, a rule that only explains them has nothing to do, nor has one that finds
@@ -272,15 +272,8 @@ def _to_run(
     ]
     able = [rule for rule, because in reasoned if because is None or rule.code in owned]
     quiet = {rule.code for rule in able if rule.check is None or (rule.silent and rule.silent in sound)} - owned
-    return [rule for rule in able if rule.code not in quiet], skips
-
-
-def _owned(evidence: Evidence) -> Mapping[str, Sequence[Explained]]:
-    """The explained differences by the code of their rule."""
-    owned: dict[str, list[Explained]] = {}
-    for explained in evidence.explained:
-        owned.setdefault(explained.code, []).append(explained)
-    return owned
+    # Most rollouts skip the same rules: one tuple shared by all is pickled once.
+    return [rule for rule in able if rule.code not in quiet], tuple(skips)
 
 
 def _with_repair(finding: Finding, evidence: Evidence, offers: Mapping[str, Sequence[Repair]]) -> Finding:

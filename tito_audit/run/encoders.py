@@ -51,7 +51,13 @@ def begin_encoder(tokenizer: Tokenizer, logs: Mapping[Path, LogGroup], settings:
 
 def choose_encoder(tokenizer: Tokenizer, head: Sequence[Rollout], settings: Settings) -> None:
     """Use the encoder being built, if it agrees with the reference on texts from the first rollouts."""
-    texts = _texts(head, tokenizer.vocabulary)
+    # Texts of the first rows of a log: of its messages, and decoded from its ids.
+    texts: list[str] = []
+    for item in head:
+        if item.place.row < head[0].place.row + _TRIED_ROWS:
+            texts += [message.text for message in item.messages]
+            texts += [tokenizer.vocabulary.text(ids[:_TRIED_CHARACTERS]) for ids in _recorded(item)]
+    texts = [text[:_TRIED_CHARACTERS] for text in texts[:_TRIED_TEXTS]]
     try:
         ids = tokenizer.encode_alone(texts)  # before waiting for the encoder
     except EncodeError:
@@ -112,16 +118,6 @@ def _recorded(item: Rollout) -> list[Ids]:
     """The ids of the training row, and those of the last call."""
     recorded = [item.training_row.token_ids] if item.training_row is not None else []
     return [*recorded, *(seen for turn in item.turns[-1:] if (seen := turn.seen_ids) is not None)]
-
-
-def _texts(head: Sequence[Rollout], vocabulary: Vocabulary) -> list[str]:
-    """Texts of the first rows of a log: of its messages, and decoded from its ids."""
-    texts: list[str] = []
-    for item in head:
-        if item.place.row < head[0].place.row + _TRIED_ROWS:
-            texts += [message.text for message in item.messages]
-            texts += [vocabulary.text(ids[:_TRIED_CHARACTERS]) for ids in _recorded(item)]
-    return [text[:_TRIED_CHARACTERS] for text in texts[:_TRIED_TEXTS]]
 
 
 class Encoders:

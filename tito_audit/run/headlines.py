@@ -88,7 +88,14 @@ class _Roots:
         for index in sorted(range(len(findings)), key=ranks.__getitem__):
             for key in self._keys(index):
                 self._roots.setdefault(key, index)
-        self._broken = self._causes_of_prompts()
+        # By turn, the finding that says why its prompt breaks its history.
+        self._broken: dict[int | None, int] = {}
+        for family in _DRIFT:
+            for index in dict.fromkeys(self._roots.values()):
+                finding = self._findings[index]
+                if finding.hit.later_turn is not None and finding.code.startswith(family):
+                    for turn in self._turns(index):
+                        self._broken.setdefault(turn, index)
         drifted = (at for at in self._roots.values() if findings[at].code.startswith(_DRIFT))
         self._drifted = next(drifted, None)
 
@@ -114,17 +121,6 @@ class _Roots:
         if finding.unit in ("training row", "rollout"):
             return [(finding.headline, None, finding.unit)]
         return [(finding.headline, turn, finding.unit) for turn in self._turns(index)]
-
-    def _causes_of_prompts(self) -> dict[int | None, int]:
-        """By turn, the finding that says why its prompt breaks its history."""
-        causes: dict[int | None, int] = {}
-        for family in _DRIFT:
-            for index in dict.fromkeys(self._roots.values()):
-                finding = self._findings[index]
-                if finding.hit.later_turn is not None and finding.code.startswith(family):
-                    for turn in self._turns(index):
-                        causes.setdefault(turn, index)
-        return causes
 
 
 def headed(finding: Finding) -> Finding:

@@ -6,7 +6,7 @@ more than once, calls that no row trains, and training rows that hold what the c
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -107,7 +107,7 @@ class RunCounts:
         self.failing = Failing()
         self._required = settings
         self._bar = None if settings is None else cache(lambda file: Severity.bar(settings.at(file).fail_on))
-        self.testimonies: dict[str, Testimony] = {}
+        self.testimonies = defaultdict[str, Testimony](Testimony)
         """By log, what the rows so far together say about how they were written."""
         self.ledger = Ledger()
         """What the rows so far train."""
@@ -120,12 +120,12 @@ class RunCounts:
         if result.findings:
             self._judge(result)
         if result.witness is not None:
-            self.testimonies.setdefault(result.place.file, Testimony()).add(result.witness, result.place)
+            self.testimonies[result.place.file].add(result.witness, result.place)
         self.ledger.note(result)
-        if len(self.strangers) < _MOST_STRANGERS and any(
-            finding.code == _STRANGER and finding.hit.cause == _ROW_OF_OTHERS for finding in result.findings
-        ):
-            self.strangers.append(result.place)
+        for finding in result.findings if len(self.strangers) < _MOST_STRANGERS else ():
+            if finding.code == _STRANGER and finding.hit.cause == _ROW_OF_OTHERS:
+                self.strangers.append(result.place)
+                break
 
     def repaired(self, was: Result, now: Result) -> None:
         """Count what the row of a result, already added, allows after its repair."""
@@ -391,8 +391,21 @@ class Once:
         for place, noted in groupby(self._noted(), key=lambda pair: self.ledger.place(pair[0])):
             yield Result(place, None, tuple(starmap(self._finding, noted)), of_log=True)
         undecided = self.settled.undecided.tolist()
-        for file, numbers in groupby(undecided, key=lambda number: self.ledger.place(number).file):
-            yield self._undecided(file, list(numbers))
+        for file, of_file in groupby(undecided, key=lambda number: self.ledger.place(number).file):
+            # The finding that rows may or may not train the same sampling twice.
+            numbers = list(of_file)
+            places = [self.ledger.row_place(number) for number in numbers[:PLACES]]
+            single = len(numbers) == 1
+            more = f" and {len(numbers) - PLACES:,} more" if len(numbers) > PLACES else ""
+            named = f"row{'s' * (not single)} {', '.join(str(place.row) for place in places)}{more}"
+            verb = "trains" if single else "train"
+            message = (
+                f"{many(len(numbers), 'row')} ({named}) {verb} the same tokens as another, and nothing shows "
+                "whether they were sampled twice; log the logprobs, or the id of each answer"
+            )
+            hit = Hit(Where.LOG, 0, 0, message, cause=UNDECIDED, severity=Severity.NOTE)
+            place = Place(file, places[0].row)
+            yield Result(place, None, (headed(Finding(TRAINED_ONCE, Severity.NOTE, place, hit)),), of_log=True)
 
     def notices(self) -> Iterator[str]:
         """How much is trained twice or not at all, for the summary."""
@@ -480,20 +493,6 @@ class Once:
         )
         turn = self.ledger.turn(number)
         return number, TrainedAgain(turn, ((0, tokens),), NEVER, message, trained=False)
-
-    def _undecided(self, file: str, numbers: Sequence[int]) -> Result:
-        """The finding that rows may or may not train the same sampling twice."""
-        places = [self.ledger.row_place(number) for number in numbers[:PLACES]]
-        single = len(numbers) == 1
-        more = f" and {len(numbers) - PLACES:,} more" if len(numbers) > PLACES else ""
-        named = f"row{'s' * (not single)} {', '.join(str(place.row) for place in places)}{more}"
-        message = (
-            f"{many(len(numbers), 'row')} ({named}) {'trains' if single else 'train'} the same tokens as another, "
-            "and nothing shows whether they were sampled twice; log the logprobs, or the id of each answer"
-        )
-        hit = Hit(Where.LOG, 0, 0, message, cause=UNDECIDED, severity=Severity.NOTE)
-        place = Place(file, places[0].row)
-        return Result(place, None, (headed(Finding(TRAINED_ONCE, Severity.NOTE, place, hit)),), of_log=True)
 
     def _share(self, tokens: int) -> str:
         """`4.2 %`."""

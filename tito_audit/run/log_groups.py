@@ -198,7 +198,7 @@ class RowFlow:
             form = shown_by(read.format, read.row)[0]
             unread = unread_columns(form, first, read.rollouts, group.settings.columns.values())
         inside = read.row.get(read.format.open_object) if read.format.open_object else None
-        repaired = read.row.get(COLUMN) is not None or (isinstance(inside, Mapping) and COLUMN in inside)
+        repaired = read.row.get(COLUMN) is not None or (isinstance(inside, dict | Mapping) and COLUMN in inside)
         for rollout in read.rollouts:
             result = detection.say(audit_rollout(rollout, auditor, viewed))
             if viewed is not None:

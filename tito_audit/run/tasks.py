@@ -68,14 +68,13 @@ def engine_of(settings: Settings) -> Iterator[Executor | None]:
         yield executor
 
 
-def bare(result: Result, skips: tuple[Skip, ...] | None = None) -> Result:
-    """The result with only place, format and notice of its rollout, which is cheap to pickle; with these skips, if
-    given."""
-    rollout, skips = result.rollout, result.skips if skips is None else skips
+def bare(result: Result) -> Result:
+    """The result with only place, format and notice of its rollout, which is cheap to pickle."""
+    rollout = result.rollout
     if rollout is None:
-        return replace(result, skips=skips)
+        return result
     stated = Stated(notice=rollout.stated.notice)
-    return replace(result, rollout=Rollout(rollout.place, rollout.format, stated=stated), skips=skips)
+    return replace(result, rollout=Rollout(rollout.place, rollout.format, stated=stated))
 
 
 _SENT: tuple[type[Any], ...] = (
@@ -94,6 +93,9 @@ _SENT: tuple[type[Any], ...] = (
 _ARGUMENTS = {kind: attrgetter(*[each.name for each in fields(kind)]) for kind in _SENT}
 """By class of what answers hold, the arguments that make an object: these pickle several times as fast as a frozen
 dataclass does by itself."""
+_OF_RESULT = attrgetter(*[each.name for each in fields(Result)[3:]])
+_OF_FINDING = attrgetter(*[each.name for each in fields(Finding)[3:]])
+"""What follows the place: of a result behind its rollout and findings."""
 for _kind in _SENT:
     copyreg.pickle(_kind, lambda sent: (type(sent), _ARGUMENTS[type(sent)](sent)))
 
@@ -150,11 +152,16 @@ _ScanTask: TypeAlias = tuple[int, Chunk, ViewQuota | None]
 """Its number, a chunk, and the rollouts viewed before it, as far as known when it is handed out."""
 
 
+_Packed: TypeAlias = tuple[int, tuple[str, str] | None, Sequence[tuple[Any, ...]], tuple[Any, ...]]
+"""A result without its place: its item; format and notice of its rollout, if there is one; code, severity and all
+behind the place of its findings, after a place of their own, if they have one; and all behind its findings."""
+
+
 @dataclass(slots=True)
 class _Audited:
     """The answer of a process for one chunk."""
 
-    rows: list[tuple[int, tuple[Result, ...]]] = field(default_factory=list)
+    rows: list[tuple[int, tuple[_Packed, ...]]] = field(default_factory=list)
     """The rows and their results, numbered from 0 at the start of the chunk."""
     left_out: list[int] = field(default_factory=list)
     """With a sample: how many rows of the chunk were left out before each row, then in total."""
@@ -171,17 +178,23 @@ class _Audited:
 
     def add(self, row: int, results: Iterable[Result], passed: int) -> int:
         """Add the results of the next row, after `passed` results; returns how many there are now."""
-        without_views = []
+        packed_results: list[_Packed] = []
         for result in results:
             observed = observed_of(result)
             if observed is not None and observed.view is not None:
                 packed = pickle.dumps(observed.view, pickle.HIGHEST_PROTOCOL)
                 self.views[passed] = zlib.compress(packed, 1)
                 result = replace(result, observed=replace(observed, view=None))
-            without_views.append(result)
+            place, rollout = result.place, result.rollout
+            of_rollout = None if rollout is None else (rollout.format, rollout.stated.notice)
+            findings = []
+            for each in result.findings:
+                own = None if each.place is place or each.place == place else each.place
+                findings.append((own, each.code, each.severity, *_OF_FINDING(each)))
+            packed_results.append((place.item, of_rollout, findings, _OF_RESULT(result)))
             self.tokens += result.counts.get("tokens", 0)
             passed += 1
-        self.rows.append((row, tuple(without_views)))
+        self.rows.append((row, tuple(packed_results)))
         return passed
 
 
@@ -217,15 +230,12 @@ class _AuditChunk:
     ) -> None:
         limit, detection, passed = self.flow.settings.limit, Detection(), 0
         viewed = views.offer if views is not None else None
-        skips: dict[tuple[Skip, ...], tuple[Skip, ...]] = {}
         for raw in reading:
             if limit is not None and len(answer.rows) == limit:
                 answer.rows.append((raw.index, ()))
                 return
             results = self.flow.audit(raw, Place(str(file), raw.index), detection, viewed)
-            # Most rollouts skip the same rules: one tuple shared by all is pickled once.
-            shared = (bare(result, skips.setdefault(result.skips, result.skips)) for result in results)
-            passed = answer.add(raw.index, shared, passed)
+            passed = answer.add(raw.index, results, passed)
             counts[0] += 1
             counts[1] = reading.bytes * (raw.index + 1) // max(reading.size, 1)
             counts[2] = answer.tokens
@@ -311,8 +321,9 @@ class ChunkedScan:
                 return
             self._last = self._start + number
             row = []
-            for result in results:
-                row.append(self._with_view(_moved(result, self._start), chunk.views.get(passed)))
+            for packed in results:
+                result = _unpacked(packed, str(self._file), self._last)
+                row.append(self._with_view(result, chunk.views.get(passed)))
                 passed += 1
             yield from self._noted(row, left)
         self.flow.encoders.add(chunk.encoders, self.summary)
@@ -373,16 +384,15 @@ class ChunkedScan:
         return replace(result, observed=replace(observed, view=view))
 
 
-def _moved(result: Result, rows: int) -> Result:
-    """The result with its row number raised by `rows`."""
-    if not rows:
-        return result
-    place = Place(result.place.file, result.place.row + rows, result.place.item)
-    findings = tuple([replace(finding, place=place) for finding in result.findings])
-    rollout = result.rollout
-    if rollout is not None:
-        rollout = Rollout(place, rollout.format, stated=rollout.stated)
-    return replace(result, place=place, rollout=rollout, findings=findings)
+def _unpacked(packed: _Packed, file: str, row: int) -> Result:
+    """The result of this row of a log."""
+    item, of_rollout, findings, rest = packed
+    place = Place(file, row, item)
+    rollout = None
+    if of_rollout is not None:
+        rollout = Rollout(place, of_rollout[0], stated=Stated(notice=of_rollout[1]))
+    of_row = tuple([Finding(code, severity, own or place, *of) for own, code, severity, *of in findings])
+    return Result(place, rollout, of_row, *rest)
 
 
 # A repair.

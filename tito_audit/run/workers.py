@@ -334,6 +334,7 @@ def _serve(
             end.close()
         signals.end_child()
         gc.freeze()  # keeps the parent's objects shared, and its files open
+        gc.set_threshold(250_000)  # as the program does; the results of a whole chunk are no garbage
         os.environ["TOKENIZERS_PARALLELISM"] = "false"
         if cores:
             os.sched_setaffinity(0, cores)

@@ -132,7 +132,13 @@ class Splicer:
             start, at = at, data.find(b"]", at)
             if at < 0:
                 break
-            numbers = _numbers(data, start, at, last.get(name))
+            numbers, size, before = None, at - start, last.get(name)
+            worth = size >= _SHORTEST_INTEGERS or data[start + 1] == _COMMA or data.find(b".", start, at) >= 0
+            if size >= _SHORTEST and worth:
+                if before is not None and before[2].dtype.kind == "i":
+                    numbers = _continued(data, start, at, before)
+                if numbers is None:
+                    numbers = numbers_of(data, start, at)
             if numbers is not None and numbers.dtype.kind in kinds:
                 last[name] = start, at, numbers
                 mark = f"{_MARK}{len(marked)}"
@@ -143,26 +149,9 @@ class Splicer:
         return marked, pieces
 
 
-def _numbers(data: bytes, start: int, stop: int, before: _Read | None) -> NDArray[Any] | None:
-    """The array in `data[start:stop]` if it holds only numbers and is worth cutting out.
-
-    `before` is the array of the same name before it, if there is one.
-    """
-    if stop - start < _SHORTEST:
-        return None
-    if stop - start < _SHORTEST_INTEGERS and data[start + 1] != 0x2C and data.find(b".", start, stop) < 0:
-        return None
-    if before is not None and before[2].dtype.kind == "i":
-        numbers = _continued(data, start, stop, before)
-        if numbers is not None:
-            return numbers
-    return numbers_of(data, start, stop)
-
-
 def _continued(data: bytes, start: int, stop: int, before: _Read) -> NDArray[Any] | None:
-    """The same for integers most of which also start the array before, as one call's prompt starts the next.
-
-    Only the rest is parsed. None if nothing is gained, or if the rest are not integers.
+    """The numbers of an array of integers most of which also start the array before, as one call's prompt starts
+    the next: only the rest is parsed. None if nothing is gained, or if the rest are not integers.
     """
     first, end, numbers = before
     size = min(stop - start, end - first)
@@ -191,7 +180,18 @@ def numbers_of(data: bytes, start: int, stop: int) -> NDArray[Any] | None:
     comma = start
     while comma >= 0:
         comma = data.find(b",", start + _AT_ONCE, stop) if stop - start >= 2 * _AT_ONCE else -1
-        part = _parsed_at_once(data, start, stop if comma < 0 else comma)
+        end = stop if comma < 0 else comma
+        first = data.find(b",", start, end)
+        if first <= start or start < _WORD:
+            return None
+        gap = 2 if data[first + 1] == _SPACE else 1
+        part: NDArray[Any] | None = _digits(data, start, end, gap) if first == start + 1 else None
+        if part is None and (data[start] in b"tf" or data.find(b".", start, end) >= 0):
+            part = _with_runs(data, start, end, data[start : first + gap], data[first : first + gap])
+        elif part is None and end - start < _SHORTEST_INTEGERS:
+            part = _parsed_by_json(data[start:end])
+        elif part is None:
+            part = _integers(data, start, end, gap)
         if part is None or (parts and part.dtype != parts[0].dtype):
             return None
         parts.append(part)
@@ -199,33 +199,16 @@ def numbers_of(data: bytes, start: int, stop: int) -> NDArray[Any] | None:
     return np.concatenate(parts) if len(parts) > 1 else parts[0]
 
 
-def _parsed_at_once(data: bytes, start: int, stop: int) -> NDArray[Any] | None:
-    comma = data.find(b",", start, stop)
-    if comma <= start or start < _WORD:
-        return None
-    gap = 2 if data[comma + 1] == _SPACE else 1
-    if comma == start + 1:
-        digits = _digits(data, start, stop, gap)
-        if digits is not None:
-            return digits
-    if data[start] not in b"tf" and data.find(b".", start, stop) < 0:
-        if stop - start < _SHORTEST_INTEGERS:
-            return _parsed_by_json(data[start:stop])
-        return _integers(data, start, stop, gap)
-    return _with_runs(data, start, stop, data[start : comma + gap], data[comma : comma + gap])
-
-
 def _digits(data: bytes, start: int, stop: int, gap: int) -> NDArray[np.int64] | None:
     """Integers of one digit each, as most masks are."""
     if (stop - start + gap) % (1 + gap):
         return None
-    text = np.frombuffer(data, np.uint8, stop - start, start)
-    digits = text[:: 1 + gap] - np.uint8(_ZERO)
-    if int(digits.max()) > 9 or not (text[1 :: 1 + gap] == _COMMA).all():
+    digits = data[start : stop : 1 + gap]
+    if not digits.isdigit() or data[start + 1 : stop : 1 + gap].strip(b","):
         return None
-    if gap == 2 and not (text[2::3] == _SPACE).all():
+    if gap == 2 and data[start + 2 : stop : 3].strip(b" "):
         return None
-    return digits.astype(np.int64)
+    return (np.frombuffer(digits, np.uint8) - np.uint8(_ZERO)).astype(np.int64)
 
 
 def _integers(data: bytes, start: int, stop: int, gap: int) -> NDArray[np.int64] | None:
@@ -303,15 +286,17 @@ def _with_runs(data: bytes, start: int, stop: int, unit: bytes, comma: bytes) ->
         sizes.append((end - run_start) // len(unit))
         at = search = end
     pieces.append(data[at:stop])
-    values = _parsed_by_json(b"".join(pieces))
-    if values is None or not pieces[-1] or not sizes:
-        return values if pieces[-1] else None
-    fill = _parsed_by_json(unit[: -len(comma)])
-    if fill is None or fill.dtype != values.dtype:
+    if not pieces[-1]:
         return None
+    if not sizes:
+        return _parsed_by_json(pieces[0])
+    with_fill = _parsed_by_json(b"".join((*pieces, comma, unit[: -len(comma)])))
+    if with_fill is None:
+        return None
+    values = with_fill[:-1]
     # Every piece but the last ends with a comma or is empty.
     out = np.empty(len(values) + sum(sizes), values.dtype)
-    out.fill(fill[0])
+    out.fill(with_fill[-1])
     at = first = 0
     for piece, size in zip(pieces, sizes, strict=False):
         count = piece.count(b",")

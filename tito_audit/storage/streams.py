@@ -216,9 +216,13 @@ def cut_lines(blocks: Iterable[bytes], limit: int) -> Iterator[Piece]:
     for block in blocks:
         start = 0
         while (end := block.find(b"\n", start)) >= 0:
-            gathered.add(block[start:end])
-            yield gathered.take(mark=b"\n")
+            if gathered.size or end - start > limit:
+                gathered.add(block[start:end])
+                yield gathered.take(mark=b"\n")
+            else:
+                yield Piece(block[start:end], end - start, True, b"\n")
             start = end + 1
-        gathered.add(block[start:])
+        if start < len(block):
+            gathered.add(block[start:])
     if gathered.size:
         yield gathered.take(complete=False)
