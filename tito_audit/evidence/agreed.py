@@ -9,20 +9,18 @@ from tito_audit.evidence.reference import headers_in, pieces_of
 from tito_audit.evidence.roles import TURN_END, token_roles
 from tito_audit.evidence.unclear import unclear_roles
 from tito_audit.record.arrays import Mask
+from tito_audit.record.memo import memoized
 from tito_audit.record.runs import trained_runs
 from tito_audit.record.speakers import ASSISTANT, unknown_role_name
 
 
+@memoized
 def agreed_mask(evidence: Evidence) -> Mask | None:
     """`[T]` the loss mask on which messages and role headers agree; None if they do not, or if there are logprobs.
 
     Every answer must follow its header and have the text of its message. The end of a turn counts as sampled
     where the row's mask trains it. Rows with logprobs are left to `judgement`.
     """
-    return evidence.once("agreed mask", _agreed_mask)
-
-
-def _agreed_mask(evidence: Evidence) -> Mask | None:
     row, view, vocabulary = evidence.rollout.training_row, evidence.row, evidence.vocabulary
     if row is None or row.loss_mask is None or row.logprobs is not None or view is None or vocabulary is None:
         return None

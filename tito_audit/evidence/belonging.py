@@ -12,7 +12,7 @@ import numpy as np
 
 from tito_audit.align.blocks import BlockKind, Blocks
 from tito_audit.align.pieces import Pieces
-from tito_audit.record.arrays import Ids, Mask, Offsets
+from tito_audit.record.arrays import Ids, Mask
 from tito_audit.record.message import Message
 from tito_audit.record.rollout import IdsFrom, Rollout
 from tito_audit.record.runs import trained_runs
@@ -131,13 +131,8 @@ def _mostly(ranges: Sequence[tuple[int, int]], mask: Mask, content: Mask) -> boo
     """Whether the mask covers half of the content of any of these ranges."""
     if not len(ranges):
         return False
-    bounds = np.array(ranges, np.int64)
-    inside, covered = (_counts(each, bounds) for each in (content, content & mask))
+    before = np.zeros((2, len(mask) + 1), np.int64)
+    np.cumsum((content, content & mask), axis=1, out=before[:, 1:])
+    starts, ends = np.array(ranges, np.int64).T
+    inside, covered = before[:, ends] - before[:, starts]
     return bool(((inside > 0) & (2 * covered >= inside)).any())
-
-
-def _counts(mask: Mask, bounds: Offsets) -> Offsets:
-    """`[N]` how many tokens of each range are in the mask."""
-    before = np.concatenate((np.zeros(1, np.int64), mask.cumsum()))
-    counts: Offsets = before[bounds[:, 1]] - before[bounds[:, 0]]
-    return counts

@@ -40,7 +40,7 @@ from tito_audit.evidence.stretches import Stretch, starting_before, stretches
 from tito_audit.record.arrays import Ids
 from tito_audit.record.finding import Severity
 from tito_audit.record.prefix import common_byte_prefix, common_prefix, starts_with
-from tito_audit.record.rollout import Rollout, Turn
+from tito_audit.record.rollout import Rollout
 from tito_audit.tokens.prefix_cache import KnownText
 
 _LOOKED_BACK = 32
@@ -87,42 +87,36 @@ def chain_turns(rollout: Rollout, reference: Reference | None) -> Chains:
             link, differing = _link(rollout, k, earlier, regions, reference, pieces)
             links.append(link)
         if link is not None and link.parent is not None:
-            differences.extend(
-                difference(
-                    stretch,
-                    Against.NEXT_PROMPT,
-                    Severity.ERROR,
-                    _effect(stretch, link.parent, k),
-                    regions=regions[link.parent],
-                    turn=link.parent,
-                    turns=turns,
-                    later_turn=k,
+            for stretch in differing:
+                if not len(stretch.canonical.ids):
+                    effect = f"turn {k} did not see these tokens"
+                elif not len(stretch.recorded.ids):
+                    effect = f"turn {k} saw tokens that turn {link.parent} lacks"
+                else:
+                    same = stretch.recorded.data == stretch.canonical.data
+                    effect = f"turn {k} saw the {'re-encoded' if same else 'rewritten'} tokens"
+                differences.append(
+                    difference(
+                        stretch,
+                        Against.NEXT_PROMPT,
+                        Severity.ERROR,
+                        effect,
+                        regions=regions[link.parent],
+                        turn=link.parent,
+                        turns=turns,
+                        later_turn=k,
+                    )
                 )
-                for stretch in differing
-            )
-        regions.append(_regions(k, turn, link, regions))
+        completions: tuple[Region, ...] = ()
+        if turn.prompt_ids is not None and turn.completion_ids is not None:
+            if link is not None and link.kind is LinkKind.CONTINUES and link.parent is not None:
+                completions = regions[link.parent]
+            start = len(turn.prompt_ids)
+            completions = (*completions, Region(k, start, start + len(turn.completion_ids)))
+        regions.append(completions)
         if turn.prompt_ids is not None and (tokens := seen[k]) is not None:
             earlier.add(History(k, turn.prompt_ids, tokens))
     return Chains(tuple(links), tuple(regions), seen, differences)
-
-
-def _effect(stretch: Stretch, parent: int, turn: int) -> str:
-    """What a later prompt made of what its parent saw and sampled: other tokens, another text, more or nothing."""
-    if not len(stretch.canonical.ids):
-        return f"turn {turn} did not see these tokens"
-    if not len(stretch.recorded.ids):
-        return f"turn {turn} saw tokens that turn {parent} lacks"
-    same = stretch.recorded.data == stretch.canonical.data
-    return f"turn {turn} saw the {'re-encoded' if same else 'rewritten'} tokens"
-
-
-def _regions(k: int, turn: Turn, link: Link | None, before: Sequence[tuple[Region, ...]]) -> tuple[Region, ...]:
-    """The completions in this turn's prompt, known when it continues its parent, and its own."""
-    inherited = before[link.parent] if link and link.kind is LinkKind.CONTINUES and link.parent is not None else ()
-    if turn.prompt_ids is None or turn.completion_ids is None:
-        return ()
-    start = len(turn.prompt_ids)
-    return (*inherited, Region(k, start, start + len(turn.completion_ids)))
 
 
 def _link(
@@ -206,25 +200,26 @@ def _other_text(
     seen, regions = pieces.of(parent.seen), every_region[parent.turn]
     end_ids = reference.end_ids()
     differing = stretches_in_seen(seen, prompt, regions[-1].start if regions else 0, end_ids)
-    if common_prefix(prompt.ids, seen.ids) < _first_message(seen, regions, end_ids) and not (
-        _other_tools(differing, _first_message(seen, regions, end_ids), len(seen))
-        or of_one_list(rollout, parent.turn, k)
-        or _is_resumed(prompt, seen, regions, reference)
-    ):
-        alone = "its prompt does not share even its first message with any earlier call"
-        return broken_link(k, prompt.ids, parent, LinkKind.ORPHAN, alone), []
+    # Sequences that do not share even the tokens up to the first turn end or answer share no history.
+    turn_ends = np.isin(seen.ids, np.fromiter(end_ids, np.int64)).nonzero()[0]
+    first = int(turn_ends[0]) if len(turn_ends) else len(seen) // 4
+    first = min(first, regions[0].start) if regions else first
+    if common_prefix(prompt.ids, seen.ids) < first:
+        followed = bool(differing) and first < len(seen) and differing[-1].start <= first
+        ends = _end_texts(reference)
+        if not (
+            (followed and all(map(other_tools, differing)))
+            or of_one_list(rollout, parent.turn, k)
+            or any(holds_answer(prompt.data, seen, region, ends) for region in regions)
+        ):
+            alone = "its prompt does not share even its first message with any earlier call"
+            return broken_link(k, prompt.ids, parent, LinkKind.ORPHAN, alone), []
     changed = messages_changed(rollout, parent.turn, k, pieces.of(parent.prompt).data, prompt.data)
     text_given = GivenText(seen, prompt, regions, rollout, reference)
     what = next(filter(None, map(text_given.change, differing)), None)
     if changed or (what is not None and (changed is None or what.endswith(INSERTED))):
         return broken_link(k, prompt.ids, parent, LinkKind.REWRITTEN, what or "messages changed"), []
     return broken_link(k, prompt.ids, parent, LinkKind.TEMPLATE), differing
-
-
-def _is_resumed(prompt: Pieces, seen: Pieces, regions: Sequence[Region], reference: Reference) -> bool:
-    """Whether a prompt holds an answer of what was seen, whatever precedes it."""
-    ends = _end_texts(reference)
-    return any(holds_answer(prompt.data, seen, region, ends) for region in regions)
 
 
 def _end_texts(reference: Reference) -> list[bytes]:
@@ -258,16 +253,3 @@ def _answer_end(seen: Pieces, prompt: Pieces, parted: int, end_ids: frozenset[in
         if not prompt.data[parted : int(prompt.end[opens[0] - 1])].strip():
             return first if first and int(prompt.end[first - 1]) == parted else int(opens[0])
     return int(closes[0]) + 1 if len(closes) else len(prompt)
-
-
-def _other_tools(differing: Sequence[Stretch], first: int, size: int) -> bool:
-    """Whether only tool definitions in the first message differ, and a history follows it."""
-    return bool(differing) and first < size and differing[-1].start <= first and all(map(other_tools, differing))
-
-
-def _first_message(pieces: Pieces, regions: Sequence[Region], end_ids: frozenset[int]) -> int:
-    """How many tokens there are up to the first turn end or answer; sequences that share fewer share no
-    history."""
-    ends = (np.isin(pieces.ids, np.fromiter(end_ids, np.int64))).nonzero()[0]
-    first = int(ends[0]) if len(ends) else len(pieces) // 4
-    return min(first, regions[0].start) if regions else first

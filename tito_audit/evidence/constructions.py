@@ -48,7 +48,19 @@ def with_constructions(
         if observation is None:
             continue
         recorded = reference.pieces(observation.ids)
-        _padding(observation, recorded, reference.tokenizer.bos_id, out, numbers)
+        # A run of one control token at the very start or end of a sequence is padding.
+        ids, bos = observation.ids, reference.tokenizer.bos_id
+        place = "prompt ids" if observation.opens else "row"
+        for number in numbers:
+            start, end = out[number].start, out[number].end
+            outside = start == 0 or end == len(ids)
+            if end - start < 2 or not outside or len(out[number].canonical.ids):
+                continue
+            pad = int(ids[start])
+            if recorded.control[start] and bool((ids[start:end] == pad).all()) and pad != bos:
+                what = f"{end - start} padding tokens are in the {place}"
+                padding = Construction("REC004", f"padding in the {place}", what)
+                out[number] = replace(out[number], construction=padding)
         unexplained = [number for number in numbers if out[number].construction is None]
         ways = OtherWays(Writer(reference.tokenizer, reference.renderer), observation)
         if unexplained and ways.has_role_markers:
@@ -75,24 +87,6 @@ def _observation(rollout: Rollout, where: Where, turn: int | None, reference: Re
 def _harmless(difference: Difference) -> bool:
     """Whether it is proven to be what a model sampled, which leaves nothing to explain."""
     return difference.sampled and difference.severity is Severity.NOTE
-
-
-def _padding(
-    observation: Observation, recorded: Pieces, bos: int | None, out: list[Difference], numbers: Sequence[int]
-) -> None:
-    """Explain a run of one control token at the very start or end of a sequence as padding."""
-    ids = observation.ids
-    where = "prompt ids" if observation.opens else "row"
-    for number in numbers:
-        start, end = out[number].start, out[number].end
-        outside = start == 0 or end == len(ids)
-        if end - start < 2 or not outside or len(out[number].canonical.ids):
-            continue
-        pad = int(ids[start])
-        if recorded.control[start] and bool((ids[start:end] == pad).all()) and pad != bos:
-            what = f"{end - start} padding tokens are in the {where}"
-            padding = Construction("REC004", f"padding in the {where}", what)
-            out[number] = replace(out[number], construction=padding)
 
 
 def _explain(

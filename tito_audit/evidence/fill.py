@@ -89,7 +89,11 @@ def values_of(row: TrainingRow, spans: Sequence[SampledSpan], reach: int) -> Val
     fill = _fill(row.logprobs[far] if far.any() else row.logprobs[covered & ~inside])
     if fill is None and not far.any():
         # Too few entries lie outside to tell: take the format's fill, or the most common odd entry.
-        fill = row.sentinel if row.sentinel is not None else _commonest_odd(row.logprobs[covered])
+        fill, entries = row.sentinel, row.logprobs[covered]
+        odd = entries[np.isnan(entries) | (entries >= 0) | (entries <= FLOOR)]
+        if fill is None and len(odd):
+            counts = [int(_equals(entries, float(value)).sum()) for value in odd[:_TRIED]]
+            fill = float(odd[int(np.argmax(counts))])
         if fill is None and not (covered & ~inside).any():
             fill = np.nan  # a column over a single answer, with a value for every token
     if fill is None:
@@ -143,15 +147,6 @@ def _fill(entries: Logprobs) -> float | None:
             # A negative value may be the fill only where it is too low for a logprob.
             return candidate if np.isnan(candidate) or candidate >= 0 or candidate <= FLOOR else None
     return None
-
-
-def _commonest_odd(entries: Logprobs) -> float | None:
-    """The most common entry that is not an ordinary logprob; None when all are."""
-    odd = entries[np.isnan(entries) | (entries >= 0) | (entries <= FLOOR)]
-    if not len(odd):
-        return None
-    counts = [int(_equals(entries, float(value)).sum()) for value in odd[:_TRIED]]
-    return float(odd[int(np.argmax(counts))])
 
 
 def _equals(logprobs: Logprobs, fill: float) -> Mask:

@@ -75,7 +75,17 @@ class _Sequence:
             self._furthest = list(accumulate((old.end for old in self._every), max))
         at = bisect_right(self._every, difference.start, key=attrgetter("start")) - 1
         while at >= 0 and self._furthest[at] >= difference.end:
-            if _covers(self._every[at], difference):
+            old = self._every[at]
+            holds = difference.start < difference.end or old.start < difference.start < old.end
+            # One that only spells the same text in other tokens does not cover a difference in text.
+            if (
+                old.end >= difference.end
+                and (holds or old.start == old.end)
+                and (
+                    old.recorded.data != old.canonical.data
+                    or difference.recorded.data == difference.canonical.data
+                )
+            ):
                 return True
             at -= 1
         return False
@@ -91,28 +101,19 @@ class KnownDifferences:
 
     def add(self, new: Iterable[Difference]) -> None:
         """Add those that no difference from before covers."""
-        self._keep([difference for difference in new if not self._covered(difference)])
-
-    def _covered(self, difference: Difference) -> bool:
-        sequence = self._by_sequence.get((difference.where, difference.turn))
-        return sequence is not None and sequence.cover(difference)
+        self._keep(
+            [
+                difference
+                for difference in new
+                if (sequence := self._by_sequence.get((difference.where, difference.turn))) is None
+                or not sequence.cover(difference)
+            ]
+        )
 
     def _keep(self, every: Iterable[Difference]) -> None:
         self.every += every
         for difference in every:
             self._by_sequence.setdefault((difference.where, difference.turn), _Sequence()).add(difference)
-
-
-def _covers(old: Difference, new: Difference) -> bool:
-    """Whether a difference of the same sequence covers another.
-
-    One that only spells the same text in other tokens does not cover a difference in text.
-    """
-    return (
-        old.end >= new.end
-        and (new.start < new.end or old.start < new.start < old.end or old.start == old.end)
-        and (old.recorded.data != old.canonical.data or new.recorded.data == new.canonical.data)
-    )
 
 
 def gather(
@@ -157,7 +158,11 @@ def gather(
         rollout = _without_messages(rollout, unused)
     if other is not None:
         unrelated.append(other)
-        rollout = _without_messages(rollout, _OF_OTHERS) if other is OTHER_MESSAGES else _without_calls(rollout)
+        if other is OTHER_MESSAGES:
+            rollout = _without_messages(rollout, _OF_OTHERS)
+        else:
+            because = "the training row is not of them"
+            rollout = replace(rollout, stated=rollout.stated.not_used(Unread.CALLS, because))
     judged = None
     if row is not None and rollout.training_row is not None and reference is not None:
         of_sft = (rollout.training_row.logprobs is None or rollout.stated.kind is not None) and is_sft(rollout)
@@ -241,8 +246,21 @@ def _padded(
     if unrelated is not None:
         first, last = unrelated.span
         unrelated = replace(unrelated, span=(first + start, last + start))
+    if view is not None:  # padding is of the template, and not sampled
+        room, expected = (start, len(row.token_ids) - end), view.expected_logprobs
+        view = replace(
+            view,
+            sampled=np.pad(view.sampled, room),
+            roles=Roles.of([TEMPLATE] * room[0] + list(view.roles) + [TEMPLATE] * room[1]),
+            turn=np.pad(view.turn, room, constant_values=-1),
+            turn_offset=np.pad(view.turn_offset, room, constant_values=-1),
+            expected_logprobs=None if expected is None else np.pad(expected, room, constant_values=np.nan),
+            drifted=np.pad(view.drifted, room),
+            spans=(),
+            sound=Sound.NOTHING,
+        )
     return RowFound(
-        None if view is None else _widened(view, start, len(row.token_ids) - end),
+        view,
         [
             replace(difference, start=difference.start + start, end=difference.end + start)
             if difference.where is Where.ROW
@@ -252,23 +270,6 @@ def _padded(
         of_part.error,
         unrelated,
         of_part.unused,
-    )
-
-
-def _widened(view: RowView, before: int, after: int) -> RowView:
-    """The view with this many template tokens, not sampled, added before and after it."""
-    room = (before, after)
-    expected = view.expected_logprobs
-    return replace(
-        view,
-        sampled=np.pad(view.sampled, room),
-        roles=Roles.of([TEMPLATE] * before + list(view.roles) + [TEMPLATE] * after),
-        turn=np.pad(view.turn, room, constant_values=-1),
-        turn_offset=np.pad(view.turn_offset, room, constant_values=-1),
-        expected_logprobs=None if expected is None else np.pad(expected, room, constant_values=np.nan),
-        drifted=np.pad(view.drifted, room),
-        spans=(),
-        sound=Sound.NOTHING,
     )
 
 
@@ -282,12 +283,6 @@ def _without_messages(rollout: Rollout, because: str) -> Rollout:
     turns = tuple(replace(turn, message_index=None) for turn in rollout.turns)
     stated = rollout.stated.not_used(Unread.MESSAGES, because)
     return replace(rollout, messages=(), turns=turns, stated=stated)
-
-
-def _without_calls(rollout: Rollout) -> Rollout:
-    """The rollout with the reason why its row is not compared with its calls."""
-    because = "the training row is not of them"
-    return replace(rollout, stated=rollout.stated.not_used(Unread.CALLS, because))
 
 
 def _recovered(rollout: Rollout, reference: Reference | None) -> tuple[Rollout, tuple[tuple[int, str], ...]]:

@@ -7,12 +7,10 @@ import numpy as np
 from tito_audit.evidence.fill import IMPOSSIBLE
 from tito_audit.evidence.judgement import judgement
 from tito_audit.evidence.logprobs import ROUNDING
-from tito_audit.evidence.model import Evidence, RowView
+from tito_audit.evidence.model import Evidence
 from tito_audit.record.arrays import Logprobs, Mask
 from tito_audit.record.reading import WHOLE, Slide
 from tito_audit.record.rollout import TrainingRow
-
-_Row = TrainingRow
 
 
 def harm(before: Evidence, after: Evidence) -> str | None:
@@ -26,8 +24,13 @@ def harm(before: Evidence, after: Evidence) -> str | None:
         return None
     if not np.array_equal(old.token_ids, new.token_ids):
         return None
-    if before.row is not None and before.row.proven:
-        fresh = _wrong_beside_calls(new, before.row) & ~_same_pairs(old, new)
+    view = before.row
+    if view is not None and view.proven:
+        # Trained tokens that no call sampled, drift aside, or with another logprob than the call's.
+        wrong, expected = ~view.sampled & ~view.drifted, view.expected_logprobs
+        if expected is not None and new.logprobs is not None:
+            wrong |= np.isfinite(expected) & ~(np.abs(new.logprobs - expected) <= ROUNDING)
+        fresh = new.loss_mask & wrong & ~_same_pairs(old, new)
         return (
             "a trained token would get a logprob that is not its own, as the calls show" if fresh.any() else None
         )
@@ -61,7 +64,7 @@ def harm(before: Evidence, after: Evidence) -> str | None:
     return None
 
 
-def _right(row: _Row, sampled: Mask, own: Logprobs | None) -> Mask:
+def _right(row: TrainingRow, sampled: Mask, own: Logprobs | None) -> Mask:
     """`[T]` True for tokens that were sampled and whose logprob is their own."""
     if own is None or row.logprobs is None:
         return sampled
@@ -69,16 +72,7 @@ def _right(row: _Row, sampled: Mask, own: Logprobs | None) -> Mask:
     return np.asarray(sampled & (same | np.isclose(row.logprobs, own, rtol=1e-5, atol=1e-8)))
 
 
-def _wrong_beside_calls(row: _Row, view: RowView) -> Mask:
-    """`[T]` True for trained tokens that no call sampled, drift aside, or with another logprob than the call's."""
-    assert row.loss_mask is not None
-    wrong, own = ~view.sampled & ~view.drifted, view.expected_logprobs
-    if own is not None and row.logprobs is not None:
-        wrong |= np.isfinite(own) & ~(np.abs(row.logprobs - own) <= ROUNDING)
-    return row.loss_mask & wrong
-
-
-def _same_pairs(old: _Row, new: _Row) -> Mask:
+def _same_pairs(old: TrainingRow, new: TrainingRow) -> Mask:
     """`[T]` True for tokens that were trained with the same logprob, or as then with none."""
     assert old.loss_mask is not None
     before, after = old.logprobs, new.logprobs

@@ -135,7 +135,15 @@ def with_turn_ends(
             spans, judged = later, replace(judged, spans=later)
     sampled = np.zeros_like(view.sampled)
     for span, end in zip(spans, judged.ends, strict=True):
-        sampled[span.start : _as_trained(span, row, judged) if end is None else end] = True
+        # An unknown end is the mask's, where possible. The logprob of a certain token may equal the fill, so
+        # neither a value nor its absence proves an end.
+        if end is None and judged.values is None:
+            end = span.ends[-1]
+        elif end is None and (row.loss_mask is None or judged.slide.mask):
+            end = span.ends[0]
+        elif end is None:
+            end = [end for end in span.ends if row.loss_mask[span.ends[0] : end].all()][-1]
+        sampled[span.start : end] = True
     return replace(view, spans=spans, sampled=sampled), judged
 
 
@@ -188,16 +196,6 @@ def _leaves_values_out(span: SampledSpan, row: TrainingRow, values: Values | Non
     return bool(inside.any() and values.real[span.start : span.start + int(inside.argmax())].any())
 
 
-def _as_trained(span: SampledSpan, row: TrainingRow, judged: Judgement) -> int:
-    """The assumed end of a span with an unknown end: the mask's, where that is possible.
-
-    The logprob of a certain token may equal the fill, so neither a value nor its absence proves anything.
-    """
-    if judged.values is None or row.loss_mask is None or judged.slide.mask:
-        return span.ends[-1] if judged.values is None else span.ends[0]
-    return [end for end in span.ends if row.loss_mask[span.ends[0] : end].all()][-1]
-
-
 def judge(
     row: TrainingRow, spans: tuple[SampledSpan, ...], stated: Conventions = NOTHING_STATED
 ) -> Judgement | None:
@@ -218,7 +216,13 @@ def judge(
     else:
         fits = readings.slides()
         if not fits and not readings.missing and values is not None:
-            readings, fits = _without_rolled(readings, spans, stated)
+            # Without the values that a roll may have carried to an end of the row.
+            real = values.real.copy()
+            for far in (FARTHEST, -FARTHEST):
+                real[rolled_to(spans, far, len(real))] = False
+            bare = Readings(spans, mask, replace(values, real=real), covered, stated)
+            fits = bare.slides()
+            readings = bare if fits or bare.missing else readings
         if not fits and not readings.missing and mask is not None and values is not None:
             masked, fits = False, readings.slides(with_mask=False)
             if readings.values_in_place:
@@ -236,21 +240,6 @@ def judge(
         masked=masked,
         values_in_place=readings.values_in_place,
     )
-
-
-def _without_rolled(
-    readings: Readings, spans: tuple[SampledSpan, ...], stated: Conventions
-) -> tuple[Readings, list[Fit]]:
-    """The readings without the values that a roll may have carried to an end of the row; as they were if that
-    explains nothing."""
-    values = readings.values
-    assert values is not None
-    real = values.real.copy()
-    for far in (FARTHEST, -FARTHEST):
-        real[rolled_to(spans, far, len(real))] = False
-    bare = Readings(spans, readings.mask, replace(values, real=real), readings.first_covered, stated)
-    fits = bare.slides()
-    return (bare, fits) if fits or bare.missing else (readings, [])
 
 
 def contested(evidence: Evidence) -> bool:

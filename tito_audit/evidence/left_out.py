@@ -9,6 +9,7 @@ import numpy as np
 from tito_audit.evidence.masks import PREFILLED, is_end, sampled_turns
 from tito_audit.evidence.model import Evidence
 from tito_audit.record.arrays import Mask
+from tito_audit.record.memo import memoized
 from tito_audit.record.testimony import EndsOf
 
 
@@ -24,13 +25,10 @@ class LeftOut:
     """What it does with the ends of answers; None if it has none."""
 
 
+@memoized
 def left_out(evidence: Evidence) -> LeftOut | None:
     """What the row leaves out of every answer that it trains; None if it trains none, or nothing says what was
     sampled."""
-    return evidence.once("left out", _left_out)
-
-
-def _left_out(evidence: Evidence) -> LeftOut | None:
     row, view = evidence.rollout.training_row, evidence.row
     if row is None or row.loss_mask is None or view is None:
         return None

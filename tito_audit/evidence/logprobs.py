@@ -12,6 +12,7 @@ from tito_audit.evidence.masks import runs_inside, sampled_turns
 from tito_audit.evidence.model import Evidence, RowView, SampledSpan, Sound
 from tito_audit.evidence.readings import Readings
 from tito_audit.record.arrays import Logprobs, Mask
+from tito_audit.record.memo import memoized
 from tito_audit.record.reading import NOTHING_STATED, Slide
 from tito_audit.record.rollout import TrainingRow
 from tito_audit.record.runs import trained_runs
@@ -66,12 +67,9 @@ def sound_of(evidence: Evidence) -> Sound:
     return Sound.NOTHING if two_zeros else Sound.LOGPROBS
 
 
+@memoized
 def shifts(evidence: Evidence) -> list[LogprobShift]:
     """The ranges of the row whose logprobs provably belong to other tokens; [] when there are none."""
-    return evidence.once("shifts", _shifts)
-
-
-def _shifts(evidence: Evidence) -> list[LogprobShift]:
     row, view = evidence.rollout.training_row, evidence.row
     if row is None or row.logprobs is None:
         return []
@@ -81,9 +79,13 @@ def _shifts(evidence: Evidence) -> list[LogprobShift]:
     judged = judgement(evidence)
     if judged is None:
         slides = slides_against_mask(row)
-        if not slides or row.loss_mask is None or not _lacks_values(row):
+        if not slides or row.loss_mask is None:
             return []
         spans = _spans_of_runs(row.loss_mask)
+        values = values_of(row, spans, FARTHEST)
+        # Trained tokens have to have a fill that cannot be a logprob.
+        if values is None or not values.certain or not (row.loss_mask & ~values.real).any():
+            return []
         return [LogprobShift(spans[0].start, spans[-1].ends[-1], None, 0, False, 0, slides, against_mask=True)]
     if judged.right or not any(fit.slide.logprobs for fit in judged.fits):
         return []
@@ -120,8 +122,12 @@ def _against_calls(
     if turns:
         near = ~(np.abs(logprobs - expected) <= _EXACT) & compared
         if offset:
-            # Turns without such a value moved with the others, if one of their values is exact only there.
-            moved = near & ~none & _recorded_before(logprobs, expected, offset)
+            # Turns without such a value moved with the others, if one of their values is exact only there: it is
+            # what the calls recorded for the token this many entries before, to the last digit.
+            source = np.arange(len(logprobs)) - offset
+            inside = (source >= 0) & (source < len(logprobs))
+            recorded = np.where(inside, expected.take(source, mode="clip"), np.nan)
+            moved = near & ~none & np.asarray(np.abs(logprobs - recorded) <= _EXACT)
             for turn, stretch in sampled_turns(evidence):
                 if (turn, stretch) not in turns and True in [bool(moved[a:b].any()) for a, b in stretch]:
                     for a, b in stretch:
@@ -145,14 +151,6 @@ def _turns_with(evidence: Evidence, marked: Mask) -> list[tuple[int | None, list
     return [
         (turn, spans) for turn, spans in sampled_turns(evidence) if any(runs_inside(runs, a, b) for a, b in spans)
     ]
-
-
-def _recorded_before(logprobs: Logprobs, expected: Logprobs, offset: int) -> Mask:
-    """`[N]` True for values that the calls recorded for the token this many entries before, to the last digit."""
-    source = np.arange(len(logprobs)) - offset
-    inside = (source >= 0) & (source < len(logprobs))
-    recorded = np.where(inside, expected.take(source, mode="clip"), np.nan)
-    return np.asarray(np.abs(logprobs - recorded) <= _EXACT)
 
 
 def placeholder_zeros(logprobs: Logprobs, expected: Logprobs) -> Mask:
@@ -205,10 +203,3 @@ def slides_against_mask(row: TrainingRow) -> tuple[Slide, ...]:
 
 def _spans_of_runs(mask: Mask) -> list[SampledSpan]:
     return [SampledSpan(start, (end,)) for start, end in trained_runs(mask)]
-
-
-def _lacks_values(row: TrainingRow) -> bool:
-    """Whether trained tokens have a fill that cannot be a logprob."""
-    assert row.loss_mask is not None
-    values = values_of(row, _spans_of_runs(row.loss_mask), FARTHEST)
-    return values is not None and values.certain and bool((row.loss_mask & ~values.real).any())

@@ -16,7 +16,7 @@ from tito_audit.evidence.roles import UNKNOWN, ends_turn
 from tito_audit.evidence.unclear import unclear_tokens
 from tito_audit.record.arrays import Ids, Mask
 from tito_audit.record.column import ColumnRole
-from tito_audit.record.rollout import TrainingRow
+from tito_audit.record.memo import memoized
 from tito_audit.record.runs import trained_runs
 
 PREFILLED = 3
@@ -31,36 +31,27 @@ class WholeMask(StrEnum):
     INVERTED = "inverted"
 
 
+@memoized
 def trained_as_sampled(evidence: Evidence) -> bool:
     """Whether the loss mask of the row trains exactly what was sampled."""
-    return evidence.once("trained as sampled", _trained_as_sampled)
-
-
-def whole_mask(evidence: Evidence) -> WholeMask | None:
-    """What is wrong with the mask as a whole; None when only parts of it may be wrong."""
-    return evidence.once("whole mask", _whole_mask)
-
-
-def proven_slide(evidence: Evidence) -> int:
-    """How far the loss mask of the row slid, by `mask_slide`; 0 without a mask or a view of what was sampled."""
-    return evidence.once("proven slide", _proven_slide)
-
-
-def _trained_as_sampled(evidence: Evidence) -> bool:
     row, view = evidence.rollout.training_row, evidence.row
     if row is None or row.loss_mask is None or view is None:
         return False
     return bool((row.loss_mask == view.sampled).all())
 
 
-def _proven_slide(evidence: Evidence) -> int:
+@memoized
+def proven_slide(evidence: Evidence) -> int:
+    """How far the loss mask of the row slid, by `mask_slide`; 0 without a mask or a view of what was sampled."""
     row, view = evidence.rollout.training_row, evidence.row
     if row is None or row.loss_mask is None or view is None or trained_as_sampled(evidence):
         return 0
     return mask_slide(row.loss_mask, view.sampled)
 
 
-def _whole_mask(evidence: Evidence) -> WholeMask | None:
+@memoized
+def whole_mask(evidence: Evidence) -> WholeMask | None:
+    """What is wrong with the mask as a whole; None when only parts of it may be wrong."""
     row, view = evidence.rollout.training_row, evidence.row
     if row is None or row.loss_mask is None or not len(row.token_ids):
         return None
@@ -77,9 +68,26 @@ def _whole_mask(evidence: Evidence) -> WholeMask | None:
         return WholeMask.EVERYTHING if starts_with_prompt else None
     if view is None or trained_as_sampled(evidence) or unclear_tokens(evidence).any():
         return None
-    if _inverted(row, view, evidence.end_ids):
-        return WholeMask.INVERTED
-    return None
+    # Inverted: what was given is trained and what was sampled left out, turn ends and prefilled tokens aside.
+    first = first_covered(row, ColumnRole.LOSS_MASK)
+    trained, sampled = row.loss_mask[first:], view.sampled[first:]
+    if not _beside_ends(trained & ~sampled, evidence, first) or not (sampled & ~trained).any():
+        return None
+    alike = trained == sampled
+    for start, end in trained_runs(sampled):
+        before = int((~alike[start:end]).argmax())
+        if before <= PREFILLED:
+            alike[start : start + before] = False
+    return None if _beside_ends(alike, evidence, first) else WholeMask.INVERTED
+
+
+def _beside_ends(tokens: Mask, evidence: Evidence, first: int) -> bool:
+    """Whether any of these tokens of the row, from its token `first` on, ends no turn."""
+    row, view = evidence.rollout.training_row, evidence.row
+    assert row is not None
+    assert view is not None
+    places = (tokens.nonzero()[0] + first).tolist()
+    return any(not is_end(place, row.token_ids, view, evidence.end_ids) for place in places)
 
 
 def perhaps_inverted(evidence: Evidence) -> bool:
@@ -94,20 +102,15 @@ def perhaps_inverted(evidence: Evidence) -> bool:
     first = first_covered(row, ColumnRole.LOSS_MASK)
     trained, sampled = row.loss_mask[first:], view.sampled[first:]
     context = ~sampled & ~view.drifted[first:]
-
-    def beside_ends(tokens: Mask) -> bool:
-        places = tokens.nonzero()[0] + first
-        return any(not is_end(int(at), row.token_ids, view, evidence.end_ids) for at in places)
-
-    if beside_ends(context & ~trained) or not beside_ends(context):
+    if _beside_ends(context & ~trained, evidence, first) or not _beside_ends(context, evidence, first):
         return False
     in_loss = []
     for start, end in trained_runs(sampled):
         answer = np.zeros(len(sampled), np.bool_)
         answer[min(start + PREFILLED, end) : end] = True
-        if not beside_ends(answer):
+        if not _beside_ends(answer, evidence, first):
             answer[start:end] = True
-        in_loss.append(beside_ends(answer & trained))
+        in_loss.append(_beside_ends(answer & trained, evidence, first))
     return any(in_loss) and not all(in_loss)
 
 
@@ -144,12 +147,9 @@ def unslid(trained: Mask, sampled: Mask) -> Mask | None:
     return out
 
 
+@memoized
 def sampled_turns(evidence: Evidence) -> list[tuple[int | None, list[tuple[int, int]]]]:
     """The sampled ranges of the row by turn; turn None where no call says which."""
-    return evidence.once("sampled turns", _sampled_turns)
-
-
-def _sampled_turns(evidence: Evidence) -> list[tuple[int | None, list[tuple[int, int]]]]:
     view = evidence.row
     if view is None:
         return []
@@ -195,23 +195,3 @@ def spans_of(sampled: Mask, is_end: Callable[[int], bool]) -> tuple[SampledSpan,
 def is_end(position: int, ids: Ids, view: RowView, end_ids: frozenset[int]) -> bool:
     """Whether a row token ends a turn, by its id or its role."""
     return int(ids[position]) in end_ids or ends_turn(view.roles, position)
-
-
-def _inverted(row: TrainingRow, view: RowView, end_ids: frozenset[int]) -> bool:
-    """Whether the mask trains what was given and leaves out what was sampled, turn ends and prefilled tokens
-    aside."""
-    assert row.loss_mask is not None
-    first = first_covered(row, ColumnRole.LOSS_MASK)
-    trained, sampled = row.loss_mask[first:], view.sampled[first:]
-
-    def ends_only(places: Mask) -> bool:
-        return all(is_end(first + int(place), row.token_ids, view, end_ids) for place in places.nonzero()[0])
-
-    if ends_only(trained & ~sampled) or not (sampled & ~trained).any():
-        return False
-    alike = trained == sampled
-    for start, end in trained_runs(sampled):
-        before = int((~alike[start:end]).argmax())
-        if before <= PREFILLED:
-            alike[start : start + before] = False
-    return ends_only(alike)

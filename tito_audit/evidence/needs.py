@@ -141,7 +141,11 @@ def words_for(need: Needs, present: Needs = Needs.NOTHING, reasons: tuple[NotRea
     if need in _WITHIN and not present & _WITHIN[need] and _WITHIN[need] in _WORDS:
         named = _WITHIN[need]
     words = " and ".join(dict.fromkeys(_WORDS[name] for name in named if name in _WORDS))
-    explains = [reason for reason in reasons if _explains(reason, need, present)]
+    explains = []
+    for reason in reasons:
+        lacked, unmet = _UNREAD[reason.what]
+        if need & unmet and not lacked & present:
+            explains.append(reason)
     if not all(reason.used for reason in explains):
         words = _MISSING.sub("", words)  # it is there
     return "; ".join((words, *map(str, explains)))
@@ -174,9 +178,3 @@ def _elsewhere(need: Needs, present: Needs) -> bool:
     if need is Needs.ROW:
         return Needs.COMPLETIONS in present
     return bool(present & (Needs.COMPLETION_LOGPROBS | Needs.ROW_LOGPROBS))
-
-
-def _explains(reason: NotRead, need: Needs, present: Needs) -> bool:
-    """Whether a need is unmet because something was not read."""
-    lacked, unmet = _UNREAD[reason.what]
-    return bool(need & unmet) and not lacked & present

@@ -136,7 +136,24 @@ class _Writer:
         if self._starts is not None:
             ordered = sorted(prompts, key=lambda prompt: -len(prompt.messages))
         for prompt in ordered:
-            self._write(prompt)
+            later = self._later_than(prompt)
+            if later is not None and self._is_start_of(*later, prompt):
+                continue
+            rendering = self._rendered(prompt)
+            if rendering is None or prompt.recorded is None:
+                continue
+            size, matches = len(prompt.messages), rendering.matches_record
+            if later is not None and self._starts is not None:
+                text = rendering.text if matches else None
+                self._starts.learn(later[0], later[1].text, size, prompt.recorded, text)
+            if not matches:
+                continue
+            self._confirmed.append(ConfirmedIds(prompt.recorded, goes_on=not prompt.opens))
+            if self._starts is not None:
+                self._keep(
+                    self._starts.later(prompt.messages, self._inputs, prompt.opens, prompt.recorded, self._forms),
+                    rendering,
+                )
         errors: list[tuple[int | None, str]] = []
         for error in (
             (prompt.turn, self._errors[prompt.turn]) for prompt in prompts if prompt.turn in self._errors
@@ -144,27 +161,6 @@ class _Writer:
             if not errors or errors[-1][1] != error[1]:
                 errors.append(error)
         return Renderings(self._texts, tuple(errors), tuple(self._confirmed))
-
-    def _write(self, prompt: _Prompt) -> None:
-        later = self._later_than(prompt)
-        if later is not None and self._is_start_of(*later, prompt):
-            return
-        rendering = self._rendered(prompt)
-        if rendering is None or prompt.recorded is None:
-            return
-        size, matches = len(prompt.messages), rendering.matches_record
-        if later is not None and self._starts is not None:
-            text = rendering.text if matches else None
-            self._starts.learn(later[0], later[1].text, size, prompt.recorded, text)
-        if matches:
-            self._confirmed.append(ConfirmedIds(prompt.recorded, goes_on=not prompt.opens))
-            if self._starts is None:
-                as_later = None
-            else:
-                as_later = self._starts.later(
-                    prompt.messages, self._inputs, prompt.opens, prompt.recorded, self._forms
-                )
-            self._keep(as_later, rendering)
 
     def _is_start_of(self, later: LaterText, text: RenderedText, prompt: _Prompt) -> bool:
         """Whether a prompt is known to be the start of a later text and need not be rendered."""

@@ -145,7 +145,17 @@ class Readings:
         with_mask = with_mask and self.mask is not None
         masks: dict[int, dict[int, _Column]] = {}
         columns: dict[int, dict[int, _Column]] = {}
-        for first, prefilled in self._firsts():
+        # How many first tokens of each answer are not trained, and how many of them have no value. Where the fill
+        # may be a logprob, a prefilled token looks like one that was certain.
+        firsts = [(self.stated.tokens, 0)]
+        if self.stated.first is not First.LEFT_OUT:
+            most = 0 if self.stated.first is not None else PREFILLED
+            firsts = [
+                (first, prefilled)
+                for first in range(most + 1)
+                for prefilled in sorted({0, first} if self.certain else {0})
+            ]
+        for first, prefilled in firsts:
             if first not in masks:
                 moved = self._places(first, of_row=of_row) if with_mask and len(self.runs) else ()
                 masks[first] = {far: self._mask_at(far, first) for far in moved}
@@ -159,17 +169,13 @@ class Readings:
             runs = len(self.runs) if with_mask else 0
             for fit in self._shaped(masks[first], columns[prefilled], runs, of_row=of_row):
                 right = explained.get(fit.slide)
-                explained[fit.slide] = fit if right is None else _both(fit, right)
+                if right is not None:
+                    # Two conventions allow the same slide: what both say was trained.
+                    starts, ends = np.maximum(fit.starts, right.starts), np.minimum(fit.ends, right.ends)
+                    simpler = fit if fit.departures <= right.departures else right
+                    fit = replace(simpler, starts=starts, ends=np.maximum(starts, ends))
+                explained[fit.slide] = fit
         return sorted(explained.values(), key=lambda fit: (fit.departures, fit.slide))
-
-    def _firsts(self) -> Iterator[tuple[int, int]]:
-        """How many first tokens of each answer are not trained, and how many of them have no value."""
-        if self.stated.first is First.LEFT_OUT:
-            yield self.stated.tokens, 0
-            return
-        for first in range(1 if self.stated.first is not None else PREFILLED + 1):
-            # Where the fill may be a logprob, a prefilled token looks like one that was certain.
-            yield from ((first, prefilled) for prefilled in sorted({0, first} if self.certain else {0}))
 
     def _places(self, first: int, *, of_row: bool) -> Sequence[int]:
         """How far the mask may be off, as the first trained token has to be the first of an answer."""
@@ -224,12 +230,11 @@ class Readings:
         self, masks: dict[int, _Column], columns: dict[int, _Column], runs: int, *, of_row: bool
     ) -> Iterator[Fit]:
         """The slides of every shape that one convention allows."""
-        shaped = _of_row if of_row else _shapes
-        by_mask = {far: shaped(masks.get(0, mask), mask, runs) for far, mask in masks.items()}
+        by_mask = {far: _shapes(masks.get(0, mask), mask, runs, of_row) for far, mask in masks.items()}
         if not any(shapes.any() for shapes in by_mask.values()):
             return
         values = int(self.counts[-1])
-        by_values = {shift: shaped(columns[0], column, values) for shift, column in columns.items()}
+        by_values = {shift: _shapes(columns[0], column, values, of_row) for shift, column in columns.items()}
         for far, shift in product(masks, columns):
             shapes = by_mask[far] & by_values[shift]
             if (far or shift) and shapes.any():
@@ -275,13 +280,11 @@ class Readings:
         return Fit(Slide(far, shift, first, last), answers, departures, mask.starts, ends)
 
 
-def _of_row(rest: _Column, moved: _Column, entries: int) -> _Flags:
-    """`[1, 1]` whether a column of so many entries is off in the whole row."""
-    return np.array([[bool(moved.fits.all()) and int(moved.entries.sum()) == entries]])
-
-
-def _shapes(rest: _Column, moved: _Column, entries: int) -> _Flags:
-    """`[2, A]` whether a column of so many entries is off from answer a on, and whether in answer a alone."""
+def _shapes(rest: _Column, moved: _Column, entries: int, of_row: bool) -> _Flags:
+    """`[2, A]` whether a column of so many entries is off from answer a on, and whether in answer a alone;
+    `of_row`: `[1, 1]` whether it is in the whole row."""
+    if of_row:
+        return np.array([[bool(moved.fits.all()) and int(moved.entries.sum()) == entries]])
     lies = np.concatenate((np.ones(1, np.bool_), np.logical_and.accumulate(rest.fits)))
     lies_after = np.concatenate((np.logical_and.accumulate(rest.fits[::-1])[::-1], np.ones(1, np.bool_)))
     moves_after = np.logical_and.accumulate(moved.fits[::-1])[::-1]
@@ -302,10 +305,3 @@ def _mixed(rest: _Column, moved: _Column, chosen: _Flags) -> _Column:
             for name in ("fits", "entries", "starts", "ends", "departs")
         )
     )
-
-
-def _both(left: Fit, right: Fit) -> Fit:
-    """Two conventions that allow the same slide: what both say was trained."""
-    starts, ends = np.maximum(left.starts, right.starts), np.minimum(left.ends, right.ends)
-    simpler = min(left, right, key=lambda fit: fit.departures)
-    return replace(simpler, starts=starts, ends=np.maximum(starts, ends))

@@ -47,7 +47,7 @@ def recover_ids(
             problem = f"token {position} ({token.text!r}) {_reason(token)}"
             return RecoveredIds(None, problem, ambiguous)
         ambiguous += len(candidates) > 1
-        ids.append(_preferred(candidates, vocabulary))
+        ids.append(min(candidates, key=lambda candidate: (candidate in vocabulary.added_ids, candidate)))
     return RecoveredIds(np.array(ids, np.int32), None, ambiguous)
 
 
@@ -77,10 +77,6 @@ def _lost_bytes(token: TokenText) -> bool:
 
 def _is_silent(token: TokenText) -> bool:
     return not token.text and not token.data
-
-
-def _preferred(candidates: Sequence[int], vocabulary: Vocabulary) -> int:
-    return min(candidates, key=lambda candidate: (candidate in vocabulary.added_ids, candidate))
 
 
 def _reason(token: TokenText) -> str:

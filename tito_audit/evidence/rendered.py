@@ -127,8 +127,18 @@ class TurnReader:
         return tuple(turns) if turns and len(turns) == _answers(messages) else None
 
     def _spells(self, messages: Sequence[Message]) -> bool:
-        """Whether a text in these messages spells a control token."""
-        wires = "\n".join(_texts([message.wire for message in messages]))
+        """Whether a text in these messages, or a key or text of an object in them, spells a control token."""
+        texts: list[str] = []
+        pending: list[Iterable[Any]] = [message.wire.values() for message in messages]
+        for values in pending:
+            for value in values:
+                if type(value) is str:
+                    texts.append(value)
+                elif isinstance(value, Mapping):
+                    pending += value.keys(), value.values()
+                elif isinstance(value, list | tuple):
+                    pending.append(value)
+        wires = "\n".join(texts)
         return self._opening in wires and self._spelled.search(wires) is not None
 
 
@@ -148,46 +158,25 @@ def _answers(messages: Sequence[Message]) -> int:
     return answers
 
 
-def _texts(wires: Iterable[Mapping[str, Any]]) -> list[str]:
-    """All texts in messages, including the keys and texts of objects in them."""
-    texts: list[str] = []
-    pending: list[Iterable[Any]] = [wire.values() for wire in wires]
-    for values in pending:
-        for value in values:
-            if type(value) is str:
-                texts.append(value)
-            elif isinstance(value, Mapping):
-                pending += value.keys(), value.values()
-            elif isinstance(value, list | tuple):
-                pending.append(value)
-    return texts
-
-
 def turn_reader(
     tokenizer: Tokenizer, template: Template, prompt: str | None, end_ids: frozenset[int]
 ) -> TurnReader | None:
     """The reader for what a template writes; None if its generation prompt does not show turns."""
-    if not prompt or not tokenizer.vocabulary.special_ids or not end_ids:
+    vocabulary = tokenizer.vocabulary
+    if not prompt or not vocabulary.special_ids or not end_ids:
         return None
-    readers = _readers(template, tokenizer.vocabulary)
+    readers = _readers(template, vocabulary)
     if prompt not in readers:
-        readers[prompt] = _made(tokenizer, prompt, end_ids)
+        (ids,) = tokenizer.encode_fast_batch([prompt])
+        # It has to open with a control token, and its tokens have to spell it.
+        shows = len(ids) > 0 and vocabulary.control(ids)[0] and vocabulary.text(ids) == prompt
+        readers[prompt] = TurnReader(tokenizer, ids, end_ids) if shows else None
     return readers[prompt]
 
 
 @memoized
 def _readers(template: Template, vocabulary: Vocabulary) -> dict[str, TurnReader | None]:
     return {}
-
-
-def _made(tokenizer: Tokenizer, prompt: str, end_ids: frozenset[int]) -> TurnReader | None:
-    (ids,) = tokenizer.encode_fast_batch([prompt])
-    vocabulary = tokenizer.vocabulary
-    control = vocabulary.control(ids)
-    # It opens with a control token, and its tokens spell it.
-    if not len(ids) or not control[0] or vocabulary.text(ids) != prompt:
-        return None
-    return TurnReader(tokenizer, ids, end_ids)
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,11 +70,22 @@ def with_answer_starts(view: RowView, rollout: Rollout, recorded: Pieces, blocks
     generated = np.zeros(len(recorded), np.bool_)
     lone = np.zeros(len(recorded), np.bool_)
     for kind, start, end, _, _ in blocks.differing():
-        if kind is BlockKind.EXTRA and _is_answer_start(view, start, end):
+        if (
+            kind is BlockKind.EXTRA
+            and start > 0
+            and view.roles[start - 1] == GENERATION_PROMPT
+            and (end == len(view.sampled) or view.sampled[end])
+        ):
             own = generated if _was_sampled(view, rollout, recorded, start, end) else lone
             own[start:end] = True
         if kind is BlockKind.MISSING:
-            lone |= _lone_end(view, start)
+            # A turn end beside it may be that of the missing answer.
+            for at in (start - 1, start):
+                if 0 <= at < len(lone) and view.sampled[at] and view.roles[at] == TURN_END:
+                    before = at > 0 and view.sampled[at - 1]
+                    after = at + 1 < len(lone) and view.sampled[at + 1]
+                    opened = at > 0 and view.roles[at - 1] == GENERATION_PROMPT
+                    lone[at] |= not before and not after and not opened
     if not generated.any() and not lone.any():
         return view
     sampled = (view.sampled | generated) & ~lone
@@ -143,17 +154,15 @@ def _commonest_outside(row: TrainingRow) -> float | None:
     return float(values[counts.argmax()]) if len(values) else None
 
 
-def _is_answer_start(view: RowView, start: int, end: int) -> bool:
-    """Whether a stretch lies between a generation prompt and an answer."""
-    after = end == len(view.sampled) or bool(view.sampled[end])
-    return start > 0 and view.roles[start - 1] == GENERATION_PROMPT and after
-
-
 def _was_sampled(view: RowView, rollout: Rollout, recorded: Pieces, start: int, end: int) -> bool:
     """Whether tokens after a generation prompt were sampled, as far as the row and its messages show."""
     data = recorded.bytes_of(start, end)
     if data.strip():
-        return not recorded.control[start:end].any() and not _header(view, recorded, start).endswith(data.strip())
+        first = start
+        while first and view.roles[first - 1] == GENERATION_PROMPT:
+            first -= 1
+        header = recorded.bytes_of(first, start).strip()
+        return not recorded.control[start:end].any() and not header.endswith(data.strip())
     row = rollout.training_row
     assert row is not None
     if row.loss_mask is not None and row.loss_mask[start:end].all():
@@ -164,26 +173,6 @@ def _was_sampled(view: RowView, rollout: Rollout, recorded: Pieces, start: int, 
         "utf-8", "ignore"
     )
     return any(message.role == ASSISTANT and message.text.startswith(begun) for message in rollout.messages)
-
-
-def _header(view: RowView, recorded: Pieces, start: int) -> bytes:
-    """The bytes of the generation prompt before a token, stripped of white space."""
-    first = start
-    while first and view.roles[first - 1] == GENERATION_PROMPT:
-        first -= 1
-    return recorded.bytes_of(first, start).strip()
-
-
-def _lone_end(view: RowView, place: int) -> Mask:
-    """`[T]` True for a turn end next to `place` whose answer is missing from the row."""
-    out = np.zeros(len(view.sampled), np.bool_)
-    for at in (place - 1, place):
-        if 0 <= at < len(out) and view.sampled[at] and view.roles[at] == TURN_END:
-            before = at > 0 and view.sampled[at - 1]
-            after = at + 1 < len(out) and view.sampled[at + 1]
-            opened = at > 0 and view.roles[at - 1] == GENERATION_PROMPT
-            out[at] = not before and not after and not opened
-    return out
 
 
 def row_against_template(rollout: Rollout, rendered: RenderedConversation, reference: Reference) -> RowFound:
@@ -345,7 +334,17 @@ def row_against_itself(rollout: Rollout, reference: Reference) -> RowFound:
     if same_ids(encoded, row.token_ids):
         return RowFound(_view_by_roles(recorded, rollout, reference))
     canonical = reference.pieces(encoded)
-    return RowFound(_view_by_roles(recorded, rollout, reference), _reencoded(recorded, canonical, is_sft(rollout)))
+    if is_sft(rollout):
+        harmless = "the set holds these tokens, and a prompt of the same text would hold others"
+    else:
+        harmless = "harmless if it was sampled this way, but would drift if the text were re-encoded"
+    return RowFound(
+        _view_by_roles(recorded, rollout, reference),
+        [
+            difference(stretch, Against.REENCODED, Severity.NOTE, harmless, regions=(), turn=None, where=Where.ROW)
+            for stretch in stretches(recorded, canonical, align(recorded, canonical))
+        ],
+    )
 
 
 def holds_given_turns(rollout: Rollout, reference: Reference) -> bool:
@@ -369,18 +368,6 @@ def holds_given_turns(rollout: Rollout, reference: Reference) -> bool:
     scored = logprobs[by_others]
     alike = len(scored) > 1 and bool((scored == scored[0]).all())
     return alike or not (np.isfinite(scored) & (scored < 0)).all()
-
-
-def _reencoded(recorded: Pieces, canonical: Pieces, of_sft: bool) -> Sequence[Difference]:
-    """Where a row differs from its re-encoding."""
-    if of_sft:
-        harmless = "the set holds these tokens, and a prompt of the same text would hold others"
-    else:
-        harmless = "harmless if it was sampled this way, but would drift if the text were re-encoded"
-    return [
-        difference(stretch, Against.REENCODED, Severity.NOTE, harmless, regions=(), turn=None, where=Where.ROW)
-        for stretch in stretches(recorded, canonical, align(recorded, canonical))
-    ]
 
 
 def _view_by_roles(recorded: Pieces, rollout: Rollout, reference: Reference) -> RowView | None:

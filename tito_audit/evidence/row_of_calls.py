@@ -48,14 +48,23 @@ def row_against_calls(rollout: Rollout, chains: Chains, reference: Reference | N
     out: list[Difference] = []
     windowed = any(link.kind is LinkKind.REWRITTEN for link in chains.links)
     for leaf, recorded, blocks in aligned:
-        unclaimed = _unclaimed(starting_before(stretches(recorded, pieces, blocks), len(recorded)), view)
+        unclaimed = [
+            stretch
+            for stretch in starting_before(stretches(recorded, pieces, blocks), len(recorded))
+            if not view.claimed(stretch.canonical_start, stretch.canonical_end)
+        ]
         if not view.take(blocks, chains.regions[leaf]):
             continue  # the row belongs to another chain and holds little of this one
         for stretch in unclaimed:
             region = region_of(stretch, chains.regions[leaf])
             if windowed and stretch.canonical_start == stretch.canonical_end:
                 continue  # an answer dropped from the history on purpose is not drift
-            cut = _is_cut_off(stretch, row, view.end_ids)
+            # A row that ends early lacks these tokens, and more than the end of a turn.
+            cut = (
+                stretch.canonical_start == stretch.canonical_end == len(row.token_ids)
+                and any(int(i) not in view.end_ids for i in stretch.recorded.ids)
+                and bool(stretch.recorded.data.strip())
+            )
             new = difference(
                 stretch,
                 Against.ROW,
@@ -113,19 +122,6 @@ def _not_of_calls(
 _CUT_OFF = "the row ends before these tokens; what it holds was sampled"
 
 
-def _is_cut_off(stretch: Stretch, row: TrainingRow, end_ids: frozenset[int]) -> bool:
-    """Whether a row that ends early lacks these tokens, and more than the end of a turn."""
-    if not stretch.canonical_start == stretch.canonical_end == len(row.token_ids):
-        return False
-    recorded = stretch.recorded
-    return any(int(i) not in end_ids for i in recorded.ids) and bool(recorded.data.strip())
-
-
-def _unclaimed(unclaimed: Sequence[Stretch], view: _RowColumns) -> Sequence[Stretch]:
-    """Those whose row tokens no earlier chain's calls sampled."""
-    return [stretch for stretch in unclaimed if not view.claimed(stretch.canonical_start, stretch.canonical_end)]
-
-
 def _row_severity(row: TrainingRow, region: Region | None, start: int, end: int) -> Severity:
     """ERROR where the row trains on what was not sampled; WARNING for drifted context."""
     if region is None or end == 0:
@@ -151,9 +147,13 @@ def _align_chains(chains: Chains, pieces: Pieces, reference: Reference | None) -
         assert seen is not None
         recorded = _pieces(seen, reference)
         at = _start_inside(seen, pieces.ids)
-        aligned.append(
-            (leaf, recorded, align(recorded, pieces, open_end=True) if at is None else _cut_out(seen, at, pieces))
-        )
+        if at is None:
+            blocks = align(recorded, pieces, open_end=True)
+        else:
+            size, rest = len(pieces), len(seen) - at - len(pieces)
+            sizes = (BlockKind.MISSING, at, 0), (BlockKind.SAME, size, size), (BlockKind.MISSING, rest, 0)
+            blocks = join_blocks([one_block(*block) for block in sizes])
+        aligned.append((leaf, recorded, blocks))
     return sorted(aligned, key=lambda laid: -len(laid[2].matched()[0]))
 
 
@@ -166,13 +166,6 @@ def _start_inside(seen: Ids, ids: Ids) -> int | None:
         return None
     starts = (seen[: len(seen) - len(ids) + 1] == ids[0]).nonzero()[0].tolist()
     return next((at for at in reversed(starts) if np.array_equal(seen[at : at + len(ids)], ids)), None)
-
-
-def _cut_out(seen: Ids, at: int, pieces: Pieces) -> Blocks:
-    """The blocks of a chain and of a row that is a part of it, from a token on."""
-    rest = len(seen) - at - len(pieces)
-    sizes = ((BlockKind.MISSING, at, 0), (BlockKind.SAME, len(pieces), len(pieces)), (BlockKind.MISSING, rest, 0))
-    return join_blocks([one_block(kind, recorded, own) for kind, recorded, own in sizes])
 
 
 def _pieces(ids: Ids, reference: Reference | None) -> Pieces:

@@ -120,7 +120,12 @@ def _facts(evidence: Evidence) -> dict[str, int]:
         facts |= {TRAINED: int(np.count_nonzero(mask)), NOTHING: int(not mask.any())}
     if evidence.bos_id is not None and size > 1 and (row.token_ids[:2] == evidence.bos_id).all():
         facts |= {TWO_BOS: 1, BOS_ALONE: int(not evidence.rendered)}
-    facts |= _spaces(evidence, row)
+    data = b" " if evidence.vocabulary is None else evidence.vocabulary.data(row.token_ids)
+    if b" " in data:
+        facts[SPACED] = 1
+    elif len(data.translate(None, _OTHERS)) >= 200:  # neither short, nor written in other letters
+        again = any(difference.against is Against.REENCODED for difference in evidence.differences)
+        facts |= {UNSPACED: 1, SPLIT_OTHERWISE: int(again)}
     if view is None or mask is None or not isinstance(view.roles, Roles):
         return facts
     ends = view.roles.among((TURN_END,))
@@ -133,16 +138,6 @@ def _facts(evidence: Evidence) -> dict[str, int]:
     facts[UNFINISHED] = int(last[1] == size and bool(mask[slice(*last)].any()) and not ends[slice(*last)].any())
     facts[CUT] = int(not mask.any() and not answers)
     return facts
-
-
-def _spaces(evidence: Evidence, row: TrainingRow) -> dict[str, int]:
-    data = b" " if evidence.vocabulary is None else evidence.vocabulary.data(row.token_ids)
-    if b" " in data:
-        return {SPACED: 1}
-    if len(data.translate(None, _OTHERS)) < 200:
-        return {}  # short, or not written in these letters
-    again = any(difference.against is Against.REENCODED for difference in evidence.differences)
-    return {UNSPACED: 1, SPLIT_OTHERWISE: int(again)}
 
 
 _SETS = frozenset(("fireworks", "llamafactory"))

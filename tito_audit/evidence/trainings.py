@@ -12,7 +12,7 @@ from tito_audit.record.arrays import Ids, Logprobs, Mask, empty_ids
 from tito_audit.record.column import Column, ColumnRole, MaskEncoding, trained_of
 from tito_audit.record.finding import Hit, Severity, Where
 from tito_audit.record.prefix import starts_with
-from tito_audit.record.rollout import IdsFrom, Rollout, TrainingRow, Turn, seen_by_loss, visible_part
+from tito_audit.record.rollout import IdsFrom, Rollout, TrainingRow, seen_by_loss, visible_part
 from tito_audit.record.runs import Run
 from tito_audit.record.trainings import SEQUENCE, SPAN, TrainedAgain, Trainings
 
@@ -66,7 +66,10 @@ def _sequences(rollout: Rollout) -> Iterator[tuple[int, int, list[_Span]]]:
         more = prompt[len(hashed) :]  # most prompts go on from the one before
         hasher.update(np.ascontiguousarray(more, np.int32).data)
         hashed = prompt
-        if len(spans := _of_call(completion, turn, hasher.copy(), len(prompt))):
+        sampled = _sampled(turn.columns, len(completion))
+        runs = [(0, len(completion))] if sampled is None else _runs(sampled)
+        trained = [run for run in runs if run[1] > run[0]]
+        if len(spans := _spans(completion, trained, turn.completion_logprobs, hasher.copy(), len(prompt))):
             yield number, _answer_id(ids[number]) if len(ids) == len(turns) else 0, spans
 
 
@@ -79,15 +82,6 @@ def _of_row(row: TrainingRow, facts: Mapping[str, object]) -> list[_Span]:
     if start or (len(mask) and mask[0]):
         return []  # The context is unknown: a first token is never sampled, nor is padding part of a prompt.
     return _spans(row.token_ids[:end], _runs(mask[:end]), row.logprobs, blake2b(digest_size=8))
-
-
-def _of_call(ids: Ids, turn: Turn, hasher: blake2b, before: int) -> list[_Span]:
-    """The spans of a call after `before` hashed tokens of its prompt: its completion `[C]`, or what is sampled of
-    it."""
-    sampled = _sampled(turn.columns, len(ids))
-    runs = [(0, len(ids))] if sampled is None else _runs(sampled)
-    trained = [run for run in runs if run[1] > run[0]]
-    return _spans(ids, trained, turn.completion_logprobs, hasher, before)
 
 
 def _sampled(columns: Sequence[Column], size: int) -> Mask | None:

@@ -9,6 +9,7 @@ import numpy as np
 from tito_audit.evidence.model import Evidence
 from tito_audit.evidence.roles import Roles
 from tito_audit.record.arrays import Mask
+from tito_audit.record.memo import memoized
 from tito_audit.record.speakers import unknown_role_name
 
 
@@ -22,17 +23,9 @@ class Unclear:
     """`[T]` the trained tokens of the row in such a role."""
 
 
-def unclear_roles(evidence: Evidence) -> Unclear | None:
-    """The roles that leave open which row tokens were sampled; None if there are none, or calls prove it."""
-    return evidence.once("unclear roles", _unclear_roles)
-
-
+@memoized
 def unclear_tokens(evidence: Evidence) -> Mask:
     """`[T]` bool, True where the role of a row token is unknown, including the end of its turn."""
-    return evidence.once("unclear tokens", _unclear_tokens)
-
-
-def _unclear_tokens(evidence: Evidence) -> Mask:
     view, row = evidence.row, evidence.rollout.training_row
     if view is None or view.proven or row is None or not isinstance(view.roles, Roles):
         return np.zeros(len(row.token_ids) if row is not None else 0, np.bool_)
@@ -44,7 +37,9 @@ def _unclear_tokens(evidence: Evidence) -> Mask:
     return unclear | (ends & follows)
 
 
-def _unclear_roles(evidence: Evidence) -> Unclear | None:
+@memoized
+def unclear_roles(evidence: Evidence) -> Unclear | None:
+    """The roles that leave open which row tokens were sampled; None if there are none, or calls prove it."""
     view, row = evidence.row, evidence.rollout.training_row
     if view is None or view.proven or row is None or row.loss_mask is None:
         return None
