@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tests import toy
 from tests.tiers import examples
-from tito_audit.align.blocks import BlockKind, Blocks, GrowingBlocks, join_blocks, one_block
+from tito_audit.align.blocks import BlockKind, Blocks, GrowingBlocks, one_block
 from tito_audit.align.drift import Pair, _cut, add_cuts, align, opcodes
 from tito_audit.align.pieces import Pieces
 from tito_audit.evidence.reference import Reference
@@ -300,23 +300,6 @@ def test_text_of_equal_bytes_between_two_drifted_ends_is_no_drift() -> None:
     right = [b"r", *run, b"middle", *run[::-1], b"s"]
     blocks = rows(align(pieces(left), pieces(right)))
     assert [row[0] for row in blocks] == [DRIFT, SAME, MERGE, SAME, DRIFT]
-
-
-@few
-@given(st.lists(two_cuttings(), max_size=4))
-def test_joined_alignments_are_the_alignments_one_after_the_other(pairs: list[tuple[Pieces, Pieces]]) -> None:
-    parts = [align_cuts(a, b) for a, b in pairs]
-    joined = join_blocks(parts)
-    out: list[Row] = []
-    r = c = 0
-    for part, (a, b) in zip(parts, pairs, strict=True):
-        for kind, start, end, c_start, c_end in rows(part):
-            if kind is SAME and out and out[-1][0] is SAME:
-                out[-1] = (SAME, out[-1][1], end + r, out[-1][3], c_end + c)
-            else:
-                out.append((kind, start + r, end + r, c_start + c, c_end + c))
-        r, c = r + len(a), c + len(b)
-    assert rows(joined) == out
 
 
 def test_blocks_refuse_to_be_empty_on_a_side_that_their_kind_needs() -> None:

@@ -12,8 +12,8 @@ import pytest
 
 from tests import toy
 from tests.command import run, written
-from tito_audit.evidence.agreed import agreed_mask
 from tito_audit.evidence.gather import gather
+from tito_audit.evidence.masks import agreed_mask
 from tito_audit.record.build import training_row
 from tito_audit.record.message import as_messages
 from tito_audit.record.rollout import Place, Rollout

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import TypeAlias
@@ -35,6 +34,8 @@ _SAME, _MISSING, _EXTRA = int(BlockKind.SAME), BlockKind.MISSING, BlockKind.EXTR
 _KINDS = list(BlockKind)
 
 
+SAME_BYTES = frozenset((BlockKind.MERGE, BlockKind.SPLIT, BlockKind.RESPLIT))
+"""The kinds that only spell the same text in other tokens."""
 Block: TypeAlias = tuple[BlockKind, int, int, int, int]
 """Kind, recorded start and end, canonical start and end."""
 
@@ -142,13 +143,6 @@ class GrowingBlocks:
                 kind = BlockKind.SAME
             self.block(kind, size, other_size)
 
-    def extend(self, blocks: Blocks) -> None:
-        """Add the blocks of an alignment of what follows."""
-        for kind, recorded, canonical in zip(
-            blocks.kind.tolist(), *(lengths.tolist() for lengths in blocks.lengths()), strict=True
-        ):
-            self.block(kind, recorded, canonical)
-
     def done(self) -> Blocks:
         """All of them."""
         ends = np.array(self._recorded_end, np.int64), np.array(self._canonical_end, np.int64)
@@ -159,14 +153,6 @@ def one_block(kind: BlockKind, recorded: int, canonical: int) -> Blocks:
     """Both sequences as a single block; no block when both are empty."""
     out = GrowingBlocks()
     out.block(kind, recorded, canonical)
-    return out.done()
-
-
-def join_blocks(parts: Iterable[Blocks]) -> Blocks:
-    """One alignment made of consecutive alignments; adjacent SAME blocks become one."""
-    out = GrowingBlocks()
-    for part in parts:
-        out.extend(part)
     return out.done()
 
 

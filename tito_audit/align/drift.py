@@ -48,29 +48,22 @@ def opcodes(left: Sequence[Hashable], right: Sequence[Hashable], steps: int = _S
 
 
 def _around(matches: list[Match], left: int, right: int) -> Iterator[Opcode]:
-    """The opcodes of equal runs, in order."""
+    """The opcodes of equal runs, those that touch made one, in order."""
+    joined: list[Match] = []
+    for i, j, size in sorted(matches):
+        if joined and (joined[-1][0] + joined[-1][2], joined[-1][1] + joined[-1][2]) == (i, j):
+            i, j, before = joined.pop()
+            size += before
+        if size:
+            joined.append((i, j, size))
     i = j = 0
-    for start, other, size in [*_joined(matches), (left, right, 0)]:
+    for start, other, size in [*joined, (left, right, 0)]:
         if i < start or j < other:
             tag = "replace" if i < start and j < other else "delete" if i < start else "insert"
             yield tag, i, start, j, other
         i, j = start + size, other + size
         if size:
             yield "equal", start, i, other, j
-
-
-def _joined(matches: list[Match]) -> Iterator[Match]:
-    """Equal runs with those that touch made one."""
-    i = j = size = 0
-    for start, other, more in sorted(matches):
-        if (i + size, j + size) == (start, other):
-            size += more
-            continue
-        if size:
-            yield i, j, size
-        i, j, size = start, other, more
-    if size:
-        yield i, j, size
 
 
 def _matches(left: Sequence[Hashable], right: Sequence[Hashable], steps: int) -> list[Match]:

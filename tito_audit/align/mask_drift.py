@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tito_audit.align.runs import Run, equal_runs, gaps, nearest_run
-from tito_audit.record.arrays import Ids, Mask, as_ids
+from tito_audit.record.arrays import Ids, as_ids
 from tito_audit.record.prefix import common_ends, common_prefix
 
 MaskBy: TypeAlias = Literal["span", "turn", "first-divergence"]
@@ -57,7 +57,15 @@ def mask_drift(
     if by not in get_args(MaskBy):
         raise ValueError(f"by={by!r} is unknown: it is one of {', '.join(get_args(MaskBy))}")
     recorded, reference = as_ids(recorded_ids, "recorded_ids"), as_ids(reference_ids, "reference_ids")
-    mask = _as_mask(loss_mask, len(recorded))
+    values = np.asarray(loss_mask)
+    if values.shape != recorded.shape:
+        raise ValueError(
+            f"loss_mask has shape {values.shape} and recorded_ids has {len(recorded)} tokens: each token has one "
+            "entry"
+        )
+    if len(values) and (values.dtype.kind not in "biuf" or not np.isin(values, (0, 1)).all()):
+        raise ValueError("loss_mask holds values other than 0 and 1: make it 1 where a token is trained")
+    mask = values.astype(np.bool_)
     # Ranges that the alignment does not pair, in order; an empty one where only the reference has tokens.
     unpaired = gaps(_paired(recorded, reference), len(recorded), len(reference))
     spans = [(start, end) for start, end, _, _ in unpaired if start < end or end < len(recorded)]
@@ -75,18 +83,6 @@ def mask_drift(
     for start, end in spans:
         mask[start:end] = False
     return list(mask.tolist())
-
-
-def _as_mask(values: Sequence[int] | NDArray[Any], length: int) -> Mask:
-    """A copy of the mask as booleans."""
-    mask = np.asarray(values)
-    if mask.shape != (length,):
-        raise ValueError(
-            f"loss_mask has shape {mask.shape} and recorded_ids has {length} tokens: each token has one entry"
-        )
-    if length and (mask.dtype.kind not in "biuf" or not np.isin(mask, (0, 1)).all()):
-        raise ValueError("loss_mask holds values other than 0 and 1: make it 1 where a token is trained")
-    return mask.astype(np.bool_)
 
 
 def _paired(a: Ids, b: Ids) -> Iterator[Run]:

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+import numpy as np
+
 from tito_audit.record.arrays import Ids, Mask, Offsets
 
 AROUND = 4_000
@@ -27,6 +29,11 @@ class Pieces:
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    @property
+    def start(self) -> Offsets:
+        """`[N]` byte position before each token."""
+        return np.concatenate((np.zeros(1, np.int64), self.end))[:-1]
 
     def part(self, start: int, end: int) -> Pieces:
         """Tokens `start:end` as pieces of their own."""

@@ -10,14 +10,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tito_audit.align.blocks import BlockKind, Blocks
+from tito_audit.align.blocks import SAME_BYTES, Blocks
 from tito_audit.align.pieces import Pieces
 from tito_audit.record.arrays import Ids, Mask
 from tito_audit.record.message import Message
 from tito_audit.record.rollout import IdsFrom, Rollout
 from tito_audit.record.runs import trained_runs
 
-_SAME_BYTES = frozenset((BlockKind.MERGE, BlockKind.SPLIT, BlockKind.RESPLIT))
 _WORD = re.compile(r"[\u3040-\u9fff\uac00-\ud7af]|[^\W\u3040-\u9fff\uac00-\ud7af]+")
 """A word, or a character of a script that writes no spaces between words."""
 _OFFSET = 0.9
@@ -59,7 +58,7 @@ def shares_answer(
     same[places] = True
     of_answer[others] = in_answer[places]
     for kind, start, end, first, last in blocks.differing():
-        if kind in _SAME_BYTES:
+        if kind in SAME_BYTES:
             same[start:end] = True
             of_answer[first:last] = in_answer[start:end].any()
     return _mostly(answers, same, ~recorded.control) or _mostly(runs, of_answer, ~other.control)

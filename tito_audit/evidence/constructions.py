@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tito_audit.align.blocks import BlockKind
+from tito_audit.align.blocks import SAME_BYTES
 from tito_audit.align.drift import align
 from tito_audit.align.pieces import Pieces
 from tito_audit.evidence.model import Against, Construction, Difference
@@ -22,8 +22,6 @@ from tito_audit.record.rollout import Rollout
 from tito_audit.ways.observed import Observation, Part, observed, prompt_messages
 from tito_audit.ways.row import OtherWays
 from tito_audit.ways.writer import Writer
-
-_SAME_BYTES = frozenset((BlockKind.SAME, BlockKind.MERGE, BlockKind.SPLIT, BlockKind.RESPLIT))
 
 
 def with_constructions(
@@ -38,7 +36,7 @@ def with_constructions(
         if (
             difference.against is Against.TEMPLATE
             and difference.where is not Where.COMPLETION
-            and difference.kind not in _SAME_BYTES
+            and difference.kind not in SAME_BYTES
         ):
             sequences.setdefault((difference.where, difference.turn), array("q")).append(number)
     for (where, turn), numbers in list(sequences.items())[:8]:  # rendering is slow
@@ -117,7 +115,7 @@ def _differing(text: str, recorded: Pieces, reference: Reference, *, opens: bool
     return [
         (start, end)
         for kind, start, end, _, _ in blocks.differing()
-        if kind not in _SAME_BYTES and (opens or start < len(recorded))
+        if kind not in SAME_BYTES and (opens or start < len(recorded))
     ]
 
 

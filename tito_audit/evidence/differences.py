@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from operator import attrgetter
 
 from tito_audit.evidence.model import Against, Difference
@@ -72,3 +72,33 @@ def region_of(stretch: Stretch, regions: Sequence[Region]) -> Region | None:
     region = regions[at]
     touches = region.start < stretch.end or region.start <= stretch.start == stretch.end
     return region if touches else None
+
+
+# Each difference once: what a later prompt and the training row both show is one difference.
+
+
+def each_once(differences: Iterable[Difference]) -> list[Difference]:
+    """The differences without those that are at the place of an earlier one and show the same tokens instead.
+
+    The earlier one takes over their effect.
+    """
+    first: dict[tuple[object, ...], Difference] = {}
+    for difference in differences:
+        old = first.setdefault(_key(difference), difference)
+        if difference.effect != old.effect:
+            effect = f"{old.effect}; {difference.effect}"
+            first[_key(difference)] = replace(old, effect=effect, severity=max(old.severity, difference.severity))
+    return list(first.values())
+
+
+def first_of_each(differences: Iterable[Difference]) -> list[Difference]:
+    """The same, where the earlier one stays as it is."""
+    first: dict[tuple[object, ...], Difference] = {}
+    for difference in differences:
+        first.setdefault(_key(difference), difference)
+    return list(first.values())
+
+
+def _key(difference: Difference) -> tuple[object, ...]:
+    place = difference.where, difference.turn, difference.start, difference.end
+    return *place, difference.canonical.ids.tobytes()

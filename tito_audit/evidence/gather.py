@@ -15,11 +15,11 @@ from tito_audit.evidence.belonging import Unrelated, of_another_conversation
 from tito_audit.evidence.chains import Chains, chain_turns
 from tito_audit.evidence.completions import Answer, ConfirmedIds, answers_of, reencoded_differences
 from tito_audit.evidence.constructions import with_constructions
+from tito_audit.evidence.differences import each_once
 from tito_audit.evidence.images import image_tokens, is_expansion, states_images
 from tito_audit.evidence.judgement import JUDGEMENT, with_turn_ends
 from tito_audit.evidence.model import Difference, Evidence, RowFound, RowView, Sound
 from tito_audit.evidence.needs import Needs
-from tito_audit.evidence.once import each_once
 from tito_audit.evidence.prompts import RenderedTexts, render_texts, rendered_differences
 from tito_audit.evidence.recover import recover_ids
 from tito_audit.evidence.reference import Reference

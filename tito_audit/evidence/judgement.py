@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from itertools import repeat
 
 import numpy as np
 
@@ -131,7 +130,7 @@ def with_turn_ends(
     if judged.right:
         later = tuple(_after_prefill(span, row, judged.values, text) for span in spans)
         # Where one answer has values for first tokens out of the loss, others may have lost theirs.
-        if later != spans and not any(map(_leaves_values_out, later, repeat(row), repeat(judged.values))):
+        if later != spans and not any(_leaves_values_out(span, row, judged.values) for span in later):
             spans, judged = later, replace(judged, spans=later)
     sampled = np.zeros_like(view.sampled)
     for span, end in zip(spans, judged.ends, strict=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
 from operator import itemgetter
@@ -12,12 +13,14 @@ import numpy as np
 
 from tito_audit.evidence.fill import FARTHEST, first_covered
 from tito_audit.evidence.model import Evidence, RowView, SampledSpan
-from tito_audit.evidence.roles import UNKNOWN, ends_turn
-from tito_audit.evidence.unclear import unclear_tokens
+from tito_audit.evidence.reference import headers_in, pieces_of
+from tito_audit.evidence.roles import TURN_END, UNKNOWN, Roles, ends_turn, token_roles
 from tito_audit.record.arrays import Ids, Mask
 from tito_audit.record.column import ColumnRole
 from tito_audit.record.memo import memoized
 from tito_audit.record.runs import trained_runs
+from tito_audit.record.speakers import ASSISTANT, unknown_role_name
+from tito_audit.record.testimony import EndsOf
 
 PREFILLED = 3
 """The most first tokens of an answer that a harness is taken to write in every answer."""
@@ -195,3 +198,138 @@ def spans_of(sampled: Mask, is_end: Callable[[int], bool]) -> tuple[SampledSpan,
 def is_end(position: int, ids: Ids, view: RowView, end_ids: frozenset[int]) -> bool:
     """Whether a row token ends a turn, by its id or its role."""
     return int(ids[position]) in end_ids or ends_turn(view.roles, position)
+
+
+# Unknown roles in a training row, whose tokens may or may not have been sampled.
+
+
+@dataclass(frozen=True, slots=True)
+class Unclear:
+    """Roles that are not known to be sampled or given."""
+
+    names: tuple[str, ...]
+    """As logged, those of trained tokens first."""
+    tokens: Mask
+    """`[T]` the trained tokens of the row in such a role."""
+
+
+@memoized
+def unclear_tokens(evidence: Evidence) -> Mask:
+    """`[T]` bool, True where the role of a row token is unknown, including the end of its turn."""
+    view, row = evidence.row, evidence.rollout.training_row
+    if view is None or view.proven or row is None or not isinstance(view.roles, Roles):
+        return np.zeros(len(row.token_ids) if row is not None else 0, np.bool_)
+    unclear = view.roles.unclear()
+    if not unclear.any():
+        return unclear
+    ends = np.isin(row.token_ids, np.fromiter(evidence.end_ids, np.int64)) & ~view.sampled
+    follows = np.concatenate((np.zeros(1, np.bool_), unclear[:-1]))
+    return unclear | (ends & follows)
+
+
+@memoized
+def unclear_roles(evidence: Evidence) -> Unclear | None:
+    """The roles that leave open which row tokens were sampled; None if there are none, or calls prove it."""
+    view, row = evidence.row, evidence.rollout.training_row
+    if view is None or view.proven or row is None or row.loss_mask is None:
+        return None
+    unknown = [
+        unknown_role_name(speaker) for speaker in dict.fromkeys(m.speaker for m in evidence.rollout.messages)
+    ]
+    unclear = unclear_tokens(evidence)
+    if not unclear.any() and all(name is None for name in unknown):
+        return None
+    tokens = unclear & row.loss_mask
+    in_row = [unknown_role_name(view.roles[at]) for at in tokens.nonzero()[0].tolist()]
+    names = tuple(dict.fromkeys(name for name in (*in_row, *unknown) if name is not None))
+    return Unclear(names, tokens) if names else None
+
+
+# What a row leaves out of the loss on purpose: the first tokens, or the end, of every answer that it trains.
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """Sampled tokens that a row leaves out of the loss in every answer that it trains."""
+
+    tokens: Mask
+    """`[T]` these tokens."""
+    first: int
+    """How many first tokens of each answer."""
+    ends: EndsOf | None
+    """What it does with the ends of answers; None if it has none."""
+
+
+@memoized
+def left_out(evidence: Evidence) -> LeftOut | None:
+    """What the row leaves out of every answer that it trains; None if it trains none, or nothing says what was
+    sampled."""
+    row, view = evidence.rollout.training_row, evidence.row
+    if row is None or row.loss_mask is None or view is None:
+        return None
+    mask, tokens = row.loss_mask, np.zeros(len(row.loss_mask), np.bool_)
+    first: set[int] = set()
+    ends: list[EndsOf] = []
+    places: list[tuple[int, int]] = []
+    for _, stretch in sampled_turns(evidence):
+        start, end = stretch[0][0], stretch[-1][1]
+        trained = mask[start:end]
+        if not trained.any():
+            continue
+        before = int(trained.argmax())
+        ended = is_end(end - 1, row.token_ids, view, evidence.end_ids)
+        if before < end - start - ended:  # a shorter answer shows nothing
+            first.add(before)
+        if ended:
+            ends.append(EndsOf.TRAINED if trained[-1] else EndsOf.KEPT)
+        elif end < len(mask) and is_end(end, row.token_ids, view, evidence.end_ids) and not view.proven:
+            ends.append(EndsOf.TRAINED if mask[end] else EndsOf.OPEN)
+        places.append((start, end))
+    if not places:
+        return None
+    count = first.pop() if len(first) == 1 else 0
+    count = count if count <= PREFILLED else 0
+    keeps_ends = EndsOf.KEPT in ends and EndsOf.TRAINED not in ends
+    for start, end in places:
+        tokens[start : start + count] = True
+        tokens[end - 1] |= keeps_ends and is_end(end - 1, row.token_ids, view, evidence.end_ids)
+    # What a row does with its ends: one that is open was appended where others are known.
+    shown = {end for end in ends if end is not EndsOf.OPEN}
+    together = EndsOf.MIXED if len(shown) > 1 else shown.pop() if shown else EndsOf.OPEN if ends else None
+    return LeftOut(tokens & ~mask, count, together)
+
+
+# The loss mask that messages and role headers prove together in a row without logprobs.
+
+
+@memoized
+def agreed_mask(evidence: Evidence) -> Mask | None:
+    """`[T]` the loss mask on which messages and role headers agree; None if they do not, or if there are logprobs.
+
+    Every answer must follow its header and have the text of its message. The end of a turn counts as sampled
+    where the row's mask trains it. Rows with logprobs are left to `judgement`.
+    """
+    row, view, vocabulary = evidence.rollout.training_row, evidence.row, evidence.vocabulary
+    if row is None or row.loss_mask is None or row.logprobs is not None or view is None or vocabulary is None:
+        return None
+    messages = evidence.rollout.messages
+    if (
+        any(unknown_role_name(message.speaker) is not None for message in messages)
+        or unclear_roles(evidence) is not None
+    ):
+        return None
+    pieces = pieces_of(row.token_ids, vocabulary)
+    roles = token_roles(pieces, evidence.end_ids, headers_in(vocabulary, "", evidence.speakers))
+    sampled = roles.among((ASSISTANT, TURN_END))
+    answers = [message for message in messages if message.sampled]
+    by_messages = np.zeros_like(sampled)
+    for span in view.spans:
+        by_messages[span.start : span.ends[-1]] = True
+    runs = trained_runs(sampled)
+    if not answers or not np.array_equal(sampled, by_messages) or len(runs) != len(answers):
+        return None
+    for (start, end), message in zip(runs, answers, strict=True):
+        text = vocabulary.text(row.token_ids[start:end])
+        if not all(part in text for part in (message.text.strip(), *(call.name for call in message.tool_calls))):
+            return None
+    return sampled & (~roles.among((TURN_END,)) | row.loss_mask)

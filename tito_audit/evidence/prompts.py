@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
 
-from tito_audit.align.blocks import BlockKind
+from tito_audit.align.blocks import SAME_BYTES
 from tito_audit.chains.links import LinkKind
 from tito_audit.errors import RenderError
 from tito_audit.evidence.chains import Chains
@@ -49,7 +49,6 @@ _WORTH_KNOWING, _MANY = 8192, 5
 _KEPT_TEXTS = 4
 """How many texts are kept that prompts may be the start of: a rollout's calls may alternate between several
 chains."""
-_SAME_BYTES = frozenset((BlockKind.MERGE, BlockKind.SPLIT, BlockKind.RESPLIT))
 
 
 @dataclass(frozen=True)
@@ -200,10 +199,15 @@ class _Writer:
         if parts is not None and inputs is not None and recorded is not None:
             how = prompt.messages, inputs, prompt.opens, self._forms
             whole, scaffold = parts.written(*how) or ("", None)
-            matches = scaffold is not None and self._leads_to(whole, recorded, prompt.opens)
-            if scaffold is not None and (matches or parts.is_exact(scaffold, *how)):
-                text = self._texts[prompt.turn] = RenderedText(lambda: whole, matches)
-                return text
+            if scaffold is not None:
+                data = whole.encode()
+                # Tokens of another length are of another text, unless a text is normalised first.
+                differ = prompt.opens and len(data) != reference.vocabulary.byte_count(recorded)
+                differ = differ and keeps_bytes(reference.tokenizer.normal_form, data)
+                matches = not differ and reference.leads_to(whole, recorded, goes_on=not prompt.opens)
+                if matches or parts.is_exact(scaffold, *how):
+                    text = self._texts[prompt.turn] = RenderedText(lambda: whole, matches)
+                    return text
         fast = reference.render_fast(
             prompt.messages,
             rollout.tools,
@@ -224,15 +228,6 @@ class _Writer:
         if text is not None:
             self._texts[prompt.turn] = text
         return text
-
-    def _leads_to(self, text: str, recorded: Ids, opens: bool) -> bool:
-        """Whether a text encodes as these ids, or as more if no generation prompt ends it."""
-        reference, data = self._reference, text.encode()
-        # Tokens of another length are of another text, unless a text is normalised first.
-        differ = opens and len(data) != reference.vocabulary.byte_count(recorded)
-        if differ and keeps_bytes(reference.tokenizer.normal_form, data):
-            return False
-        return reference.leads_to(text, recorded, goes_on=not opens)
 
     def _exactly(self, prompt: _Prompt, fast: str | None) -> RenderedText | None:
         """The text of the reference environment, or of the fast engine where both are known to write it alike."""
@@ -277,7 +272,7 @@ def rendered_differences(
         differing, comparisons[k] = compare_text(rendered.text, turn.prompt_ids, before, reference, pieces)
         for stretch in differing:
             in_answer = region_of(stretch, regions) is not None
-            if stretch.key in reported[k] or (in_answer and stretch.kind in _SAME_BYTES):
+            if stretch.key in reported[k] or (in_answer and stretch.kind in SAME_BYTES):
                 continue
             reported[k].add(stretch.key)
             prefill = stretch.end == len(turn.prompt_ids) and _is_prefill(
@@ -372,5 +367,5 @@ def _last_answer(
         )
         for stretch in differing
         if own.start <= stretch.start < len(seen)
-        and (stretch.kind not in _SAME_BYTES and stretch.key not in reported[last])
+        and (stretch.kind not in SAME_BYTES and stretch.key not in reported[last])
     )

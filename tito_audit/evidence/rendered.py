@@ -309,13 +309,13 @@ def role_assignments(messages: tuple[Message, ...]) -> Iterator[tuple[Message, .
         ("tool", "user") if any(unknown_role_name(message.speaker) is None for message in others) else ()
     ):
         common = {ASSISTANT: "assistant", GIVEN_ANSWER: "assistant", "tool": of_tools}
-        yield tuple(_in_role(message, common.get(message.speaker, message.speaker)) for message in messages)
-
-
-def _in_role(message: Message, role: str) -> Message:
-    if message.role in COMMON_ROLES or unknown_role_name(role) is not None:
-        return message
-    return replace(message, role=role, wire={**message.wire, "role": role}, stated_speaker=message.speaker)
+        yield tuple(
+            message
+            if message.role in COMMON_ROLES or unknown_role_name(role) is not None
+            else replace(message, role=role, wire={**message.wire, "role": role}, stated_speaker=message.speaker)
+            for message in messages
+            for role in [common.get(message.speaker, message.speaker)]
+        )
 
 
 def _render(rollout: Rollout, reference: Reference) -> tuple[RenderedConversation | None, str | None]:

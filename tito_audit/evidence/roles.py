@@ -171,18 +171,13 @@ class _Walk:
 
     def roles(self) -> Roles:
         """`[N]` the roles found."""
-        by_others, starts = (
-            self._headers.given,
-            (
-                np.concatenate((np.zeros(1, np.int64), self._pieces.end[:-1]))
-                if len(self._pieces)
-                else self._pieces.end
-            ),
-        )
-        for begin in self._begun if by_others else ():
-            if self._pieces.data.startswith(by_others, begin):
-                first, last = starts.searchsorted([begin, begin + len(by_others)]).tolist()
-                self._codes[first:last] = self._names[GENERATION_PROMPT]
+        by_others = self._headers.given
+        if by_others and self._begun:
+            starts = self._pieces.start
+            for begin in self._begun:
+                if self._pieces.data.startswith(by_others, begin):
+                    first, last = starts.searchsorted([begin, begin + len(by_others)]).tolist()
+                    self._codes[first:last] = self._names[GENERATION_PROMPT]
         return Roles(tuple(self._names), self._codes)
 
     def control(self, at: int, id_: int, literal: str) -> None:

@@ -288,7 +288,7 @@ def _told_view(turns_read: ToldTurns, rollout: Rollout) -> RowView:
 
 def _view_at(at: Offsets, turns_read: ToldTurns, ids: Ids, canonical: Pieces, reference: Reference) -> RowView:
     """The same for a row whose tokens, `[T]`, lie at these bytes of the conversation."""
-    view, end_ids = _view(*turns_read.of_bytes(at, _starts(canonical))), reference.end_ids()
+    view, end_ids = _view(*turns_read.of_bytes(at, canonical.start)), reference.end_ids()
     return replace(view, spans=spans_of(view.sampled, lambda place: is_end(place, ids, view, end_ids)))
 
 
@@ -402,14 +402,8 @@ def _view(
     return RowView(sampled, False, roles, no_turn, no_turn, None, np.zeros(len(sampled), np.bool_), spans, sound)
 
 
-def _starts(recorded: Pieces) -> NDArray[np.int64]:
-    """`[T]` the byte at which each token begins."""
-    return np.concatenate((np.zeros(1, np.int64), recorded.end[:-1])) if len(recorded) else recorded.end
-
-
 def _canonical_bytes(recorded: Pieces, canonical: Pieces, blocks: Blocks) -> NDArray[np.int64]:
     """`[T]` the byte of the canonical text at which each row token lies."""
-    starts = _starts(recorded)
     block_of = blocks.recorded_end.searchsorted(np.arange(len(recorded)), side="right")
     ends = np.concatenate((np.zeros(1, np.int64), recorded.end))
     canonical_ends = np.concatenate((np.zeros(1, np.int64), canonical.end))
@@ -417,5 +411,5 @@ def _canonical_bytes(recorded: Pieces, canonical: Pieces, blocks: Blocks) -> NDA
     canonical_first = np.concatenate((np.zeros(1, np.int64), blocks.canonical_end[:-1]))
     base = canonical_ends[canonical_first[block_of]]
     last = np.maximum(canonical_ends[blocks.canonical_end[block_of]] - 1, 0)
-    within = starts - ends[recorded_first[block_of]]
+    within = recorded.start - ends[recorded_first[block_of]]
     return np.minimum(base + within, last)

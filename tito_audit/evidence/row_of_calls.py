@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tito_audit.align.blocks import BlockKind, Blocks, join_blocks, one_block
+from tito_audit.align.blocks import BlockKind, Blocks, GrowingBlocks
 from tito_audit.align.drift import align
 from tito_audit.align.pieces import Pieces
 from tito_audit.chains.links import LinkKind, last_calls
@@ -19,9 +19,8 @@ from tito_audit.evidence.belonging import (
     spoken,
 )
 from tito_audit.evidence.chains import Chains
-from tito_audit.evidence.differences import Region, difference, region_of
+from tito_audit.evidence.differences import Region, difference, first_of_each, region_of
 from tito_audit.evidence.model import Against, Difference, RowFound, RowView
-from tito_audit.evidence.once import first_of_each
 from tito_audit.evidence.reference import Reference, pieces_of
 from tito_audit.evidence.roles import TURN_END, token_roles, unknown_roles
 from tito_audit.evidence.stretches import Stretch, starting_before, stretches
@@ -150,9 +149,11 @@ def _align_chains(chains: Chains, pieces: Pieces, reference: Reference | None) -
         if at is None:
             blocks = align(recorded, pieces, open_end=True)
         else:
-            size, rest = len(pieces), len(seen) - at - len(pieces)
-            sizes = (BlockKind.MISSING, at, 0), (BlockKind.SAME, size, size), (BlockKind.MISSING, rest, 0)
-            blocks = join_blocks([one_block(*block) for block in sizes])
+            growing = GrowingBlocks()
+            growing.block(BlockKind.MISSING, at, 0)
+            growing.block(BlockKind.SAME, len(pieces), len(pieces))
+            growing.block(BlockKind.MISSING, len(seen) - at - len(pieces), 0)
+            blocks = growing.done()
         aligned.append((leaf, recorded, blocks))
     return sorted(aligned, key=lambda laid: -len(laid[2].matched()[0]))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 
 import numpy as np
@@ -33,28 +33,10 @@ def trainings_of(rollout: Rollout) -> Trainings | None:
         return None  # several preference pairs may share an answer
     sequences: list[tuple[int, int, int]] = []
     spans: list[_Span] = []
-    for turn, answer_id, trained in _sequences(rollout):
-        sequences.append((len(trained), turn, answer_id))
-        spans += trained
-    if not sequences:
-        return None
-    records = np.array(sequences, SEQUENCE).tobytes(), np.array(spans, SPAN).tobytes()
-    return Trainings(*records, rollout.stated.calls_at)
-
-
-def hit_again(again: TrainedAgain) -> Hit:
-    """What a row trains again, or what of a call is never trained, as a hit from the first such token to the
-    last."""
-    where = Where.ROW if again.turn is None else Where.COMPLETION
-    severity = None if again.trained else Severity.NOTE
-    return Hit(where, again.runs[0][0], again.runs[-1][1], again.message, again.turn, again.cause, severity)
-
-
-def _sequences(rollout: Rollout) -> Iterator[tuple[int, int, list[_Span]]]:
-    """Turn, id and spans of each sequence that trains anything."""
     row, stated, turns = rollout.training_row, rollout.stated, rollout.turns
-    if row is not None and len(spans := _of_row(row, stated.facts)):
-        yield -1, 0, spans
+    if row is not None and len(trained := _of_row(row, stated.facts)):
+        sequences.append((len(trained), -1, 0))
+        spans += trained
     ids = stated.answer_ids or ((stated.facts.get("id"),) if len(turns) == 1 else ())
     hasher, hashed = blake2b(digest_size=8), empty_ids()
     for number, turn in enumerate(turns):
@@ -68,9 +50,23 @@ def _sequences(rollout: Rollout) -> Iterator[tuple[int, int, list[_Span]]]:
         hashed = prompt
         sampled = _sampled(turn.columns, len(completion))
         runs = [(0, len(completion))] if sampled is None else _runs(sampled)
-        trained = [run for run in runs if run[1] > run[0]]
-        if len(spans := _spans(completion, trained, turn.completion_logprobs, hasher.copy(), len(prompt))):
-            yield number, _answer_id(ids[number]) if len(ids) == len(turns) else 0, spans
+        runs = [run for run in runs if run[1] > run[0]]
+        if len(trained := _spans(completion, runs, turn.completion_logprobs, hasher.copy(), len(prompt))):
+            answer_id = _answer_id(ids[number]) if len(ids) == len(turns) else 0
+            sequences.append((len(trained), number, answer_id))
+            spans += trained
+    if not sequences:
+        return None
+    records = np.array(sequences, SEQUENCE).tobytes(), np.array(spans, SPAN).tobytes()
+    return Trainings(*records, stated.calls_at)
+
+
+def hit_again(again: TrainedAgain) -> Hit:
+    """What a row trains again, or what of a call is never trained, as a hit from the first such token to the
+    last."""
+    where = Where.ROW if again.turn is None else Where.COMPLETION
+    severity = None if again.trained else Severity.NOTE
+    return Hit(where, again.runs[0][0], again.runs[-1][1], again.message, again.turn, again.cause, severity)
 
 
 def _of_row(row: TrainingRow, facts: Mapping[str, object]) -> list[_Span]:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tito_audit.evidence.judgement import Judgement, judge, judgement
-from tito_audit.evidence.left_out import left_out
 from tito_audit.evidence.logprobs import shifts, slides_against_mask
+from tito_audit.evidence.masks import left_out
 from tito_audit.evidence.model import Evidence
 from tito_audit.evidence.sft import sft_facts
 from tito_audit.record.reading import NOTHING_STATED, Conventions
-from tito_audit.record.rollout import TrainingRow
 from tito_audit.record.testimony import IDS, EndsOf, Verdict, Witness
 
 
@@ -46,18 +45,16 @@ def _witness(evidence: Evidence) -> Witness | None:
         return Witness(Verdict.FAULTY, () if judged.missing else slides, contradicts=contradicted)
     assert judged.departures is not None
     simplest = tuple(fit.slide for fit in judged.fits if fit.departures <= judged.departures)
-    certain = _certain_first(row, judged) if simplest else ()
+    certain: tuple[int, ...] = ()
+    values, mask = judged.values, row.loss_mask
+    if simplest and values is not None and mask is not None:
+        # Trained first tokens of answers whose logprob is the fill.
+        starts = [span.start + int(mask[span.start : span.ends[-1]].argmax()) for span in judged.spans]
+        certain = tuple(
+            sorted({int(row.token_ids[at]) for at in starts if mask[at] and not values.real[at]})[:IDS]
+        )
     verdict = Verdict.OPEN if judged.open else Verdict.CLEAN
     return Witness(verdict, slides, simplest, certain, first, ends, contradicted)
-
-
-def _certain_first(row: TrainingRow, judged: Judgement) -> tuple[int, ...]:
-    """The ids of trained first tokens of answers whose logprob is the fill."""
-    values, mask = judged.values, row.loss_mask
-    if values is None or mask is None:
-        return ()
-    starts = [span.start + int(mask[span.start : span.ends[-1]].argmax()) for span in judged.spans]
-    return tuple(sorted({int(row.token_ids[at]) for at in starts if mask[at] and not values.real[at]})[:IDS])
 
 
 def _contradicted(evidence: Evidence, judged: Judgement) -> tuple[str, ...]:
