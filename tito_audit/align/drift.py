@@ -67,7 +67,6 @@ def _around(matches: list[Match], left: int, right: int) -> Iterator[Opcode]:
 
 
 def _matches(left: Sequence[Hashable], right: Sequence[Hashable], steps: int) -> list[Match]:
-    """The equal runs of two sequences."""
     matched, _ = _longest_first(left, right, steps)
     if matched is not None:
         return matched
@@ -125,7 +124,6 @@ def _unique(units: Sequence[Hashable]) -> dict[Hashable, int]:
 
 
 def _ends(left: Sequence[Hashable], right: Sequence[Hashable]) -> list[Match]:
-    """The common start and the common end."""
     shorter = min(len(left), len(right))
     start = next((at for at in range(shorter) if left[at] != right[at]), shorter)
     rest = shorter - start

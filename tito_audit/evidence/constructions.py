@@ -15,9 +15,8 @@ from tito_audit.align.drift import align
 from tito_audit.align.pieces import Pieces
 from tito_audit.evidence.model import Against, Construction, Difference
 from tito_audit.evidence.reference import Reference
-from tito_audit.evidence.row_as_sent import answer_to, is_as_sent
+from tito_audit.evidence.row import answer_to, is_as_sent
 from tito_audit.record.finding import Severity, Where
-from tito_audit.record.prefix import same_ids
 from tito_audit.record.rollout import Rollout
 from tito_audit.ways.observed import Observation, Part, observed, prompt_messages
 from tito_audit.ways.row import OtherWays
@@ -93,7 +92,13 @@ def _explain(
     """Give the differences of one sequence their constructions, starting with those that explain the most."""
     explaining: list[tuple[Construction, list[int]]] = []
     for text, code, cause, what in ways.texts():
-        rest = _differing(text, recorded, reference, opens=ways.observation.opens)
+        # The ranges of recorded tokens whose bytes differ from the text's.
+        written, opens = reference.pieces(reference.encode_as(text, recorded.ids)), ways.observation.opens
+        rest = [
+            (start, end)
+            for kind, start, end, _, _ in align(recorded, written, open_end=not opens).differing()
+            if kind not in SAME_BYTES and (opens or start < len(recorded))
+        ]
         explained = [number for number in numbers if not any(_touch(out[number], part) for part in rest)]
         if not explained or not all(any(_touch(out[number], part) for number in numbers) for part in rest):
             continue
@@ -104,19 +109,6 @@ def _explain(
         for number in explained:
             if out[number].construction is None:
                 out[number] = replace(out[number], construction=construction)
-
-
-def _differing(text: str, recorded: Pieces, reference: Reference, *, opens: bool) -> list[tuple[int, int]]:
-    """The ranges of recorded tokens whose bytes differ from a text's."""
-    encoded = reference.encode_as(text, recorded.ids)
-    if same_ids(encoded, recorded.ids):
-        return []
-    blocks = align(recorded, reference.pieces(encoded), open_end=not opens)
-    return [
-        (start, end)
-        for kind, start, end, _, _ in blocks.differing()
-        if kind not in SAME_BYTES and (opens or start < len(recorded))
-    ]
 
 
 def _touch(difference: Difference, stretch: tuple[int, int]) -> bool:

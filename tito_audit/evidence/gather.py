@@ -25,8 +25,14 @@ from tito_audit.evidence.recover import recover_ids
 from tito_audit.evidence.reference import Reference
 from tito_audit.evidence.rendered import render_conversation
 from tito_audit.evidence.roles import TEMPLATE, Roles
-from tito_audit.evidence.row import OTHER_MESSAGES, holds_given_turns, row_against_itself, row_against_template
-from tito_audit.evidence.row_as_sent import is_as_sent, row_against_request
+from tito_audit.evidence.row import (
+    OTHER_MESSAGES,
+    holds_given_turns,
+    is_as_sent,
+    row_against_itself,
+    row_against_request,
+    row_against_template,
+)
 from tito_audit.evidence.row_of_calls import row_against_calls
 from tito_audit.evidence.sft import is_sft, with_edges, with_ends
 from tito_audit.record.beside import NOTHING_BESIDE, BesideTokens
@@ -353,7 +359,6 @@ def _present(
     rendered: bool,
     renderer: Renderer | None,
 ) -> Needs:
-    """Which of the needs of rules the evidence meets."""
     turns, line = rollout.turns, rollout.training_row
     rendered = rendered and renderer is not None
     versions, trainers = versions_and_trainers(rollout)

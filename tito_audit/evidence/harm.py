@@ -39,24 +39,19 @@ def harm(before: Evidence, after: Evidence) -> str | None:
         return None
     slides = [fit.slide for fit in before_repair.fits]
     for slide in (Slide(), *slides) if before_repair.right or before_repair.missing or not slides else slides:
-        # Whether, with this slide, the repair makes a trained pair wrong that was not wrong before.
-        assert old.loss_mask is not None
-        assert new.loss_mask is not None
         sampled = np.zeros(len(old.token_ids), np.bool_)
         for span, end in zip(before_repair.spans, before_repair.ends, strict=True):
             sampled[span.start : span.ends[-1] if end is None else end] = True
         # `[T]` the value of each token if the column slid; NaN where it moved out of the row.
         logprobs = old.logprobs
-        if logprobs is None or not slide.logprobs:
-            own = logprobs
-        else:
-            out = logprobs.copy()
+        own = logprobs
+        if logprobs is not None and slide.logprobs:
+            own = logprobs.copy()
             for number in range(slide.first, len(before_repair.spans) if slide.last == WHOLE else slide.last + 1):
                 places = np.arange(before_repair.spans[number].start, before_repair.spans[number].ends[-1])
                 source = places + slide.logprobs
-                inside = (source >= 0) & (source < len(out))
-                out[places] = np.where(inside, logprobs[np.clip(source, 0, len(out) - 1)], np.nan)
-            own = out
+                inside = (source >= 0) & (source < len(own))
+                own[places] = np.where(inside, logprobs[np.clip(source, 0, len(own) - 1)], np.nan)
         wrong_before = old.loss_mask & ~_right(old, sampled, own)
         wrong_after = new.loss_mask & ~_right(new, sampled, own)
         if bool((wrong_after & ~wrong_before).any()):

@@ -134,14 +134,14 @@ def with_turn_ends(
             spans, judged = later, replace(judged, spans=later)
     sampled = np.zeros_like(view.sampled)
     for span, end in zip(spans, judged.ends, strict=True):
-        # An unknown end is the mask's, where possible. The logprob of a certain token may equal the fill, so
-        # neither a value nor its absence proves an end.
         if end is None and judged.values is None:
             end = span.ends[-1]
-        elif end is None and (row.loss_mask is None or judged.slide.mask):
-            end = span.ends[0]
         elif end is None:
-            end = [end for end in span.ends if row.loss_mask[span.ends[0] : end].all()][-1]
+            # The mask's, where possible: the logprob of a certain token may equal the fill, so neither a value nor
+            # its absence proves an end.
+            end = span.ends[0]
+            if row.loss_mask is not None and not judged.slide.mask:
+                end = [at for at in span.ends if row.loss_mask[end:at].all()][-1]
         sampled[span.start : end] = True
     return replace(view, spans=spans, sampled=sampled), judged
 
@@ -260,20 +260,16 @@ def restored_mask(evidence: Evidence) -> Mask | None:
 
     A token that some standing reading does not train stays out of the loss.
     """
-    row, view, judged, slide = (
-        evidence.rollout.training_row,
-        evidence.row,
-        judgement(evidence),
-        row_slide(evidence),
-    )
+    row, view = evidence.rollout.training_row, evidence.row
+    judged, slide = judgement(evidence), row_slide(evidence)
     if row is None or row.loss_mask is None or view is None or judged is None or not slide:
         return None
     if view.proven:
         return unslid(row.loss_mask, view.sampled)
     assert judged.fit is not None
     out = row.loss_mask.copy()
-    moved = [*zip(judged.fit.starts.tolist(), judged.fit.ends.tolist(), strict=True)]
-    moved = [moved[number] for number in judged.fit.answers]
+    runs = [*zip(judged.fit.starts.tolist(), judged.fit.ends.tolist(), strict=True)]
+    moved = [runs[number] for number in judged.fit.answers]
     for start, end in moved:
         out[max(start + slide, 0) : max(end + slide, 0)] = False
     for start, end in moved:
@@ -335,13 +331,11 @@ def _finished(spans: tuple[SampledSpan, ...], row: TrainingRow) -> tuple[Sampled
     finished = list(spans)
     reasons = row.finish_reasons[-len(finished) :] if finished else ()
     for number, reason in zip(range(len(finished) - len(reasons), len(finished)), reasons, strict=True):
-        # The span with the ends that its finish reason allows.
         span = finished[number]
         if reason is None or len(span.ends) == 1:
-            as_finished = span
-        elif reason in ("length", "max_tokens", "abort"):
-            as_finished = SampledSpan(span.start, span.ends[:1])
+            continue
+        if reason in ("length", "max_tokens", "abort"):
+            finished[number] = SampledSpan(span.start, span.ends[:1])
         else:
-            as_finished = SampledSpan(span.start, span.ends[1:], span.shut)
-        finished[number] = as_finished
+            finished[number] = SampledSpan(span.start, span.ends[1:], span.shut)
     return tuple(finished)

@@ -108,10 +108,7 @@ _WORDS = {
 }
 RARE = frozenset(
     _WORDS[need]
-    for need in (
-        *(Needs.WEIGHT_VERSIONS, Needs.TRAINER_LOGPROBS),
-        *(Needs.EXPERTS, Needs.KEPT_SETS, Needs.CREDIT),
-    )
+    for need in (Needs.WEIGHT_VERSIONS, Needs.TRAINER_LOGPROBS, Needs.EXPERTS, Needs.KEPT_SETS, Needs.CREDIT)
 )
 """What most logs lack by their nature, in words."""
 _WITHIN = {

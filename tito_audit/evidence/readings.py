@@ -79,7 +79,7 @@ class Readings:
         self.certain = values is not None and values.certain
         # The mask as it lies: parts of answers may be left out.
         if not len(self.runs):
-            mask_in_place = self._nothing()
+            self.trained = self._nothing()
         else:
             before = self.runs[:, 0].searchsorted(self.starts)
             after = np.maximum(self.runs[:, 1].searchsorted(self.last, side="right"), before)
@@ -92,9 +92,7 @@ class Readings:
                 fits = ~some | (starts == np.minimum(self.starts + tokens, self.shut))
             if self.stated.end is End.UNTRAINED:
                 fits &= ends <= self.shut
-            mask_in_place = _Column(fits, after - before, starts, ends, some & (starts > self.starts))
-        self.trained = mask_in_place
-        """The mask as it lies."""
+            self.trained = _Column(fits, after - before, starts, ends, some & (starts > self.starts))
         self.valued_ends = self._values_at(0, 0)
         self.mask_in_place = int(self.trained.entries.sum()) == len(self.runs)
         self.values_in_place = int(self.valued_ends.entries.sum()) == int(self.counts[-1])
@@ -106,15 +104,22 @@ class Readings:
         """How many unusual things a reading without any fault supposes; None if none stands."""
         if not self.mask_in_place or not self.values_in_place or self.lacks_values:
             return None
-        trained, trains = self.trained, self.trained.ends > self.trained.starts
-        kept_ends = trains & (trained.ends <= self.shut) & (self._valued(self.shut, self.last) > 0)
-        if not trained.fits.all() or (self.stated.end is End.TRAINED and kept_ends.any()):
+        unusual = self._unusual(self.trained, 0)
+        if unusual is None or not self.trained.fits.all():
             return None
-        certain_first = np.zeros(1, np.bool_)
+        return unusual + (len(self.runs) > int((self.trained.ends > self.trained.starts).sum()))
+
+    def _unusual(self, mask: _Column, shifts: Offsets | int) -> int | None:
+        """How many unusual things a mask supposes if values are off by these shifts; None if it leaves out an end,
+        and the run states that ends are trained."""
+        trains = mask.ends > mask.starts
+        kept_ends = trains & (mask.ends <= self.shut) & (self._valued(self.shut + shifts, self.last + shifts) > 0)
+        if self.stated.end is End.TRAINED and kept_ends.any():
+            return None
+        unusual = [mask.departs, kept_ends]
         if self.values is not None and not self.certain:
-            certain_first = trains & (self._valued(self.starts, trained.starts + 1) == 0)
-        gaps = len(self.runs) > int(trains.sum())
-        return gaps + sum(bool(flags.any()) for flags in (trained.departs, kept_ends, certain_first))
+            unusual.append(trains & (self._valued(self.starts + shifts, mask.starts + shifts + 1) == 0))
+        return sum(bool(flags.any()) for flags in unusual)
 
     @property
     def missing(self) -> bool:
@@ -266,15 +271,10 @@ class Readings:
             # What slid past the end of the row is lost: a sampled end was trained there if it was elsewhere.
             sampled = self.shut + self._valued(self.shut + shifts, self.last + shifts)
             ends = np.where(trains & chosen & (self.last + far > self.size), np.maximum(ends, sampled), ends)
-        kept_ends = trains & (mask.ends <= self.shut) & (self._valued(self.shut + shifts, self.last + shifts) > 0)
-        if self.stated.end is End.TRAINED and kept_ends.any():
+        unusual = self._unusual(mask, shifts)
+        if unusual is None:
             return None
-        of_part = bool(first or last != WHOLE)
-        departures = bool(far) + bool(shift) + of_part
-        certain_first = np.zeros_like(trains)
-        if self.values is not None and not self.certain:
-            certain_first = trains & (self._valued(self.starts + shifts, mask.starts + shifts + 1) == 0)
-        departures += sum(bool(flags.any()) for flags in (mask.departs, kept_ends, certain_first))
+        departures = bool(far) + bool(shift) + bool(first or last != WHOLE) + unusual
         inside = (chosen & shown).nonzero()[0]
         answers = range(int(inside[0]), int(inside[-1]) + 1)
         return Fit(Slide(far, shift, first, last), answers, departures, mask.starts, ends)

@@ -52,7 +52,6 @@ def recover_ids(
 
 
 def _candidates(token: TokenText, vocabulary: Vocabulary) -> tuple[int, ...]:
-    """Every id that the token may have."""
     if _lost_bytes(token) or _is_silent(token):
         return ()
     if token.data == b"":

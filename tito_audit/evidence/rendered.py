@@ -319,7 +319,6 @@ def role_assignments(messages: tuple[Message, ...]) -> Iterator[tuple[Message, .
 
 
 def _render(rollout: Rollout, reference: Reference) -> tuple[RenderedConversation | None, str | None]:
-    """The messages rendered in these roles."""
     renderer = reference.renderer
     assert renderer is not None
     recorded = rollout.training_row.token_ids if rollout.training_row is not None else empty_ids()
@@ -434,7 +433,6 @@ def _is_proved(turns: Turns, marked: tuple[Roles, Mask, ByteRoles] | None) -> bo
 
 
 def _encoded(rollout: Rollout, rendering: Rendering, ids: Ids, reference: Reference) -> RenderedConversation:
-    """A rendered conversation with its tokens."""
     lengths = reference.vocabulary.byte_lengths(ids)
     ends = lengths.cumsum()
     size = int(ends[-1]) if len(ends) else 0

@@ -58,19 +58,12 @@ def row_against_calls(rollout: Rollout, chains: Chains, reference: Reference | N
             region = region_of(stretch, chains.regions[leaf])
             if windowed and stretch.canonical_start == stretch.canonical_end:
                 continue  # an answer dropped from the history on purpose is not drift
-            # A row that ends early lacks these tokens, and more than the end of a turn.
-            cut = (
-                stretch.canonical_start == stretch.canonical_end == len(row.token_ids)
-                and any(int(i) not in view.end_ids for i in stretch.recorded.ids)
-                and bool(stretch.recorded.data.strip())
-            )
+            severity, effect = _effect(row, region, stretch, view.end_ids)
             new = difference(
                 stretch,
                 Against.ROW,
-                Severity.NOTE
-                if cut
-                else _row_severity(row, region, stretch.canonical_start, stretch.canonical_end),
-                _CUT_OFF if cut else _effect_on_row(row, region, stretch),
+                severity,
+                effect,
                 regions=chains.regions[leaf],
                 turn=leaf,
                 turns=rollout.turns,
@@ -79,14 +72,30 @@ def row_against_calls(rollout: Rollout, chains: Chains, reference: Reference | N
     return RowFound(view.finish(), first_of_each(out))
 
 
-def _effect_on_row(row: TrainingRow, region: Region | None, stretch: Stretch) -> str:
-    """The effect of a row that differs from its calls, as a clause."""
-    place = slice(stretch.canonical_start, stretch.canonical_end)
-    if place.start == place.stop:
-        return f"the row lacks tokens that were {'given' if region is None else 'sampled'}"
-    if stretch.start == stretch.end and row.loss_mask is not None and not row.loss_mask[place].any():
-        return "the row holds tokens that were neither given nor sampled"
-    return "the trainer would learn from tokens that were not sampled"
+def _effect(
+    row: TrainingRow, region: Region | None, stretch: Stretch, end_ids: frozenset[int]
+) -> tuple[Severity, str]:
+    """What a difference from the calls did: ERROR where the row trains on what was not sampled, WARNING for drifted
+    context, and NOTE where the row ends early and lacks more than the end of a turn."""
+    place, mask = slice(stretch.canonical_start, stretch.canonical_end), row.loss_mask
+    lacking, lacked = place.start == place.stop, stretch.recorded
+    if (
+        lacking
+        and place.start == len(row.token_ids)
+        and lacked.data.strip()
+        and not end_ids.issuperset(lacked.ids.tolist())
+    ):
+        return Severity.NOTE, "the row ends before these tokens; what it holds was sampled"
+    # For tokens that the row lacks, their neighbors show whether the answer is trained there.
+    around = slice(max(place.start - 1, 0), place.stop + 1) if lacking else place
+    severity = Severity.ERROR if mask is None or mask[around].any() else Severity.WARNING
+    if region is None or place.stop == 0:
+        severity = Severity.WARNING  # also an answer that the start of the row was cut out of
+    if lacking:
+        return severity, f"the row lacks tokens that were {'given' if region is None else 'sampled'}"
+    if stretch.start == stretch.end and mask is not None and not mask[place].any():
+        return severity, "the row holds tokens that were neither given nor sampled"
+    return severity, "the trainer would learn from tokens that were not sampled"
 
 
 def _not_of_calls(
@@ -116,20 +125,6 @@ def _not_of_calls(
         return None  # without a tokenizer, drift of a whole answer looks like another answer
     what = "nothing that it trains was sampled by the calls beside it"
     return Unrelated(TRAINING_ROW, "row of other calls", f"the training row is not of these calls: {what}", span)
-
-
-_CUT_OFF = "the row ends before these tokens; what it holds was sampled"
-
-
-def _row_severity(row: TrainingRow, region: Region | None, start: int, end: int) -> Severity:
-    """ERROR where the row trains on what was not sampled; WARNING for drifted context."""
-    if region is None or end == 0:
-        return Severity.WARNING  # also an answer that the start of the row was cut out of
-    # For tokens that the row lacks, their neighbors show whether the answer is trained there.
-    around = slice(max(start - 1, 0), end + 1) if start == end else slice(start, end)
-    if row.loss_mask is None or row.loss_mask[around].any():
-        return Severity.ERROR
-    return Severity.WARNING
 
 
 def _align_chains(chains: Chains, pieces: Pieces, reference: Reference | None) -> list[_Laid]:
