@@ -93,9 +93,8 @@ class Readings:
             if self.stated.end is End.UNTRAINED:
                 fits &= ends <= self.shut
             self.trained = _Column(fits, after - before, starts, ends, some & (starts > self.starts))
-        self.valued_ends = self._values_at(0, 0)
         self.mask_in_place = int(self.trained.entries.sum()) == len(self.runs)
-        self.values_in_place = int(self.valued_ends.entries.sum()) == int(self.counts[-1])
+        self.values_in_place = int(self._values_at(0, 0).entries.sum()) == int(self.counts[-1])
         """Whether every value is at a token that may have been sampled."""
         self.lacks_values = bool(self.certain and mask is not None and (mask & ~real).any())
         """Whether trained tokens have the fill, which cannot be a logprob."""
@@ -162,15 +161,13 @@ class Readings:
             ]
         for first, prefilled in firsts:
             if first not in masks:
-                moved = self._places(first, of_row=of_row) if with_mask and len(self.runs) else ()
-                masks[first] = {far: self._mask_at(far, first) for far in moved}
-                if not with_mask or not len(self.runs):
-                    masks[first] = {0: self._nothing()}
+                masks[first] = {0: self._nothing()}
+                if with_mask and len(self.runs):
+                    masks[first] = self._masks(first, of_row=of_row)
             if prefilled not in columns:
-                moved = _PLACES if self.values is not None else ()
-                columns[prefilled] = {far: self._values_at(far, prefilled) for far in moved} or {
-                    0: self._nothing()
-                }
+                columns[prefilled] = {0: self._nothing()}
+                if self.values is not None:
+                    columns[prefilled] = {far: self._values_at(far, prefilled) for far in _PLACES}
             runs = len(self.runs) if with_mask else 0
             for fit in self._shaped(masks[first], columns[prefilled], runs, of_row=of_row):
                 right = explained.get(fit.slide)
@@ -182,33 +179,34 @@ class Readings:
                 explained[fit.slide] = fit
         return sorted(explained.values(), key=lambda fit: (fit.departures, fit.slide))
 
-    def _places(self, first: int, *, of_row: bool) -> Sequence[int]:
-        """How far the mask may be off, as the first trained token has to be the first of an answer."""
-        if not of_row:
-            return _PLACES
-        starts, begins = np.minimum(self.starts + first, self.shut), int(self.runs[0, 0])
-        offsets = (begins - starts)[np.abs(begins - starts) <= FARTHEST]
-        # What slid in front of the first place that the mask covers is lost.
-        cut = begins == self.first_covered[0] and int(starts[0]) - FARTHEST < begins
-        return _PLACES if cut else tuple(set(offsets.tolist()))
-
     def _nothing(self) -> _Column:
         """A column that nothing is known of."""
         none = np.zeros(len(self.starts), np.bool_)
         return _Column(~none, none.astype(np.int64), self.starts, self.starts, none)
 
-    def _mask_at(self, far: int, first: int) -> _Column:
-        """The mask if it is `far` off, and leaves out the first tokens of each answer."""
-        starts = np.minimum(self.starts + first, self.shut)
-        moved = np.minimum(np.maximum(starts + far, self.first_covered[0]), self.size)  # np.clip costs more
-        at = np.minimum(self.runs[:, 0].searchsorted(moved), len(self.runs) - 1)
-        hit, run_ends = self.runs[at, 0] == moved, self.runs[at, 1]
-        # What slid past the end of the row is lost, so the answer may have ended later.
-        ends = np.where(run_ends == self.size, np.maximum(self.shut, self.size - far), run_ends - far)
+    def _masks(self, first: int, *, of_row: bool) -> dict[int, _Column]:
+        """The mask, by how far it may be off, if it leaves out the first tokens of each answer.
+
+        In a whole row, the first trained token has to be the first of an answer.
+        """
+        starts, begins = np.minimum(self.starts + first, self.shut), int(self.runs[0, 0])
+        # What slid in front of the first place that the mask covers is lost.
+        cut = begins == self.first_covered[0] and int(starts[0]) - FARTHEST < begins
+        offsets: Sequence[int] = _PLACES
+        if of_row and not cut:
+            offsets = tuple(set((begins - starts)[np.abs(begins - starts) <= FARTHEST].tolist()))
         latest = self.shut if self.stated.end is End.UNTRAINED else self.last
-        fits = ~hit | ((ends >= self.shut) & (ends <= latest))
-        left_out = hit & (starts > self.starts)
-        return _Column(fits, hit.astype(np.int64), starts, np.where(hit, ends, starts), left_out)
+        masks = {}
+        for far in offsets:
+            moved = np.minimum(np.maximum(starts + far, self.first_covered[0]), self.size)  # np.clip costs more
+            at = np.minimum(self.runs[:, 0].searchsorted(moved), len(self.runs) - 1)
+            hit, run_ends = self.runs[at, 0] == moved, self.runs[at, 1]
+            # What slid past the end of the row is lost, so the answer may have ended later.
+            ends = np.where(run_ends == self.size, np.maximum(self.shut, self.size - far), run_ends - far)
+            fits = ~hit | ((ends >= self.shut) & (ends <= latest))
+            left_out = hit & (starts > self.starts)
+            masks[far] = _Column(fits, hit.astype(np.int64), starts, np.where(hit, ends, starts), left_out)
+        return masks
 
     def _values_at(self, far: int, prefilled: int) -> _Column:
         """The logprobs if they are `far` off, and the first tokens of each answer were prefilled."""

@@ -75,8 +75,8 @@ def row_against_calls(rollout: Rollout, chains: Chains, reference: Reference | N
 def _effect(
     row: TrainingRow, region: Region | None, stretch: Stretch, end_ids: frozenset[int]
 ) -> tuple[Severity, str]:
-    """What a difference from the calls did: ERROR where the row trains on what was not sampled, WARNING for drifted
-    context, and NOTE where the row ends early and lacks more than the end of a turn."""
+    """What a difference from the calls did: ERROR where the row trains on what was not sampled, WARNING for
+    drifted context, and NOTE where the row ends early and lacks more than the end of a turn."""
     place, mask = slice(stretch.canonical_start, stretch.canonical_end), row.loss_mask
     lacking, lacked = place.start == place.stop, stretch.recorded
     if (
