@@ -161,7 +161,7 @@ BUDGETS = {
     "cli": 6_001,
     "conformance": 1_312,
     "convert": 2_108,
-    "evidence": 6_775,
+    "evidence": 6_786,
     "formats": 12_444,
     "gate": 891,
     "identify": 801,
