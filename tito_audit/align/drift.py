@@ -163,12 +163,6 @@ def _shared(own_ends: Offsets, theirs: Offsets, size: int) -> Offsets:
     return shared.nonzero()[0] + 1
 
 
-_REFINE_LIMIT = 1500
-"""The most tokens on a side; `difflib` is quadratic, so a longer gap stays one block."""
-_REFINE_RUN = 12
-"""Equal tokens in a row that split a drifted gap; fewer would pair by chance."""
-
-
 Pair: TypeAlias = tuple[int, int, int, int]
 """Pieces of both sides that an alignment pairs: where they start and end in recorded tokens, and in canonical
 ones."""
@@ -309,11 +303,11 @@ def _cut(a: Offsets, b: Offsets, length: int) -> tuple[int, int]:
 def _add_refined(out: GrowingBlocks, a: Pieces, b: Pieces) -> None:
     """Add the blocks of a drifted gap, split at long runs of equal tokens unless it is too long."""
     size, other_size = len(a.ids), len(b.ids)
-    if not size or not other_size or max(size, other_size) > _REFINE_LIMIT:
+    if not size or not other_size or max(size, other_size) > 1500:  # `difflib` is quadratic
         out.block(BlockKind.DRIFT, size, other_size)
         return
     i = j = 0
-    runs = [run for run in equal_runs(a.ids, b.ids) if run.size >= _REFINE_RUN]
+    runs = [run for run in equal_runs(a.ids, b.ids) if run.size >= 12]  # shorter ones pair by chance
     for start, other, equal in [*runs, Run(size, other_size, 0)]:
         # Between two equal runs: paired where the bytes agree, else one DRIFT block.
         gap, other_gap = a.part(i, start), b.part(j, other)

@@ -19,8 +19,6 @@ from tito_audit.record.runs import trained_runs
 
 _WORD = re.compile(r"[\u3040-\u9fff\uac00-\ud7af]|[^\W\u3040-\u9fff\uac00-\ud7af]+")
 """A word, or a character of a script that writes no spaces between words."""
-_OFFSET = 0.9
-"""The share of ids that have to be off by the same number."""
 
 
 TRAINING_ROW, MESSAGES = "training row", "messages"
@@ -123,7 +121,7 @@ def common_offset(ids: Ids, others: Ids) -> int:
         return 0
     offsets, counts = np.unique(ids[:size].astype(np.int64) - others[:size], return_counts=True)
     most = int(counts.argmax())
-    return int(offsets[most]) if counts[most] >= _OFFSET * size else 0
+    return int(offsets[most]) if counts[most] >= 0.9 * size else 0
 
 
 def _mostly(ranges: Sequence[tuple[int, int]], mask: Mask, content: Mask) -> bool:

@@ -43,9 +43,6 @@ from tito_audit.record.prefix import common_byte_prefix, common_prefix, starts_w
 from tito_audit.record.rollout import Rollout
 from tito_audit.tokens.prefix_cache import KnownText
 
-_LOOKED_BACK = 32
-"""How many of the latest calls are looked at for an answer that a prompt may hold in another form."""
-
 
 @dataclass(frozen=True, slots=True)
 class Chains:
@@ -179,7 +176,7 @@ def _resumed(
     if not opens_twice(prompt, rest):
         return None
     ends = _end_texts(reference)
-    for history in islice(reversed(earlier), _LOOKED_BACK):
+    for history in islice(reversed(earlier), 32):  # the latest calls
         if history.turn > branch.turn and regions[history.turn]:
             seen, answer = pieces.of(history.seen), regions[history.turn][-1]
             if holds_answer(rest, seen, answer, ends) or answers_again(rest, seen, answer):

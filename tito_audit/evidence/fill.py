@@ -19,10 +19,6 @@ FLOOR = -1000.0
 """No sampled token has a logprob this low."""
 FARTHEST = 4
 """How many places off its tokens a mask or a column is looked for."""
-_TRIED = 8
-"""How many odd entries are searched for the most common one."""
-_FILL_SHARE = 0.9
-"""The share of the entries far from every answer that a single value needs to be the fill."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +88,7 @@ def values_of(row: TrainingRow, spans: Sequence[SampledSpan], reach: int) -> Val
         fill, entries = row.sentinel, row.logprobs[covered]
         odd = entries[np.isnan(entries) | (entries >= 0) | (entries <= FLOOR)]
         if fill is None and len(odd):
-            counts = [int(_equals(entries, float(value)).sum()) for value in odd[:_TRIED]]
+            counts = [int(_equals(entries, float(value)).sum()) for value in odd[:8]]
             fill = float(odd[int(np.argmax(counts))])
         if fill is None and not (covered & ~inside).any():
             fill = np.nan  # a column over a single answer, with a value for every token
@@ -143,7 +139,7 @@ def _fill(entries: Logprobs) -> float | None:
     for candidate in {
         at: float(entries[at]) for at in (0, len(entries) // 2, len(entries) - 1) if len(entries)
     }.values():
-        if np.count_nonzero(_equals(entries, candidate)) >= _FILL_SHARE * len(entries):
+        if np.count_nonzero(_equals(entries, candidate)) >= 0.9 * len(entries):
             # A negative value may be the fill only where it is too low for a logprob.
             return candidate if np.isnan(candidate) or candidate >= 0 or candidate <= FLOOR else None
     return None

@@ -23,8 +23,6 @@ from tito_audit.record.reading import NOTHING_STATED, Conventions, Slide
 from tito_audit.record.rollout import TrainingRow, seen_by_loss
 from tito_audit.record.runs import trained_runs
 
-_PREFILL = 12
-"""The most tokens of a think block that was given, not sampled, if no logprobs show it."""
 _THINK = re.compile(r"\s*<think>\s*(?:</think>\s*)?")
 
 
@@ -175,7 +173,8 @@ def _after_prefill(
     if values is not None:
         prefilled = not values.real[first].any()
     else:
-        prefilled = far <= _PREFILL and _THINK.fullmatch(text(row.token_ids[first])) is not None
+        # Without logprobs, only a think block of a few tokens is known to be given.
+        prefilled = far <= 12 and _THINK.fullmatch(text(row.token_ids[first])) is not None
     return SampledSpan(first.stop, span.ends, span.content) if prefilled else span
 
 

@@ -20,10 +20,6 @@ from tito_audit.record.prefix import common_prefix, same_ids
 from tito_audit.tokens.prefix_cache import KnownText, KnownTexts
 from tito_audit.tokens.vocab import Vocabulary
 
-_KEPT = 4
-"""How many sequences' pieces are kept: two chains, both sides."""
-_WORTH = 64
-"""The fewest shared tokens for which pieces are reused."""
 _REPLACED = "\ufffd"
 """The text of broken characters, whatever their bytes."""
 
@@ -44,7 +40,7 @@ class PiecesCache:
                 return text
             if common > shared:
                 best, shared = text, common
-        if best is None or shared < _WORTH:
+        if best is None or shared < 64:  # too few to be worth it
             pieces = self._reference.pieces(ids)
         else:
             # The pieces of `ids`: the first `shared` of known pieces, then `rest`.
@@ -59,7 +55,7 @@ class PiecesCache:
             if shared == len(best):
                 self._known = [text for text in self._known if text is not best]
         self._known.append(pieces)
-        del self._known[:-_KEPT]
+        del self._known[:-4]  # two chains, both sides
         return pieces
 
 

@@ -40,15 +40,10 @@ _KEPT = (
 PREFILL = Construction("TPL207", "prefilled answer", "the harness wrote the first tokens of the answer")
 _PREFILLED = "right as long as the loss leaves them out: they were given, not sampled"
 _FENCE = re.compile(r"```\w*")
-_MARKERS = 32
-"""How many characters of markers a template may write before an answer."""
 _OFF_TEMPLATE = "the sampler was given tokens that the template does not write for these messages"
 _LACKING = "the sampler was not given what the template writes for these messages"
 _WORTH_KNOWING, _MANY = 8192, 5
 """From this many recorded prompt ids, or prompts, on it is cheaper to know most prompts than to render them."""
-_KEPT_TEXTS = 4
-"""How many texts are kept that prompts may be the start of: a rollout's calls may alternate between several
-chains."""
 
 
 @dataclass(frozen=True)
@@ -154,11 +149,10 @@ class _Writer:
                     rendering,
                 )
         errors: list[tuple[int | None, str]] = []
-        for error in (
-            (prompt.turn, self._errors[prompt.turn]) for prompt in prompts if prompt.turn in self._errors
-        ):
-            if not errors or errors[-1][1] != error[1]:
-                errors.append(error)
+        for prompt in prompts:
+            error = self._errors.get(prompt.turn)
+            if error is not None and (not errors or errors[-1][1] != error):
+                errors.append((prompt.turn, error))
         return Renderings(self._texts, tuple(errors), tuple(self._confirmed))
 
     def _is_start_of(self, later: LaterText, text: RenderedText, prompt: _Prompt) -> bool:
@@ -168,11 +162,10 @@ class _Writer:
             return False
         start = starts.start(later, size, recorded)
         cuts, opener = starts.cuts, later.opener.tail
-
-        def written_start() -> str:
-            return "".join(cuts.split(text.text)[: 2 * len(cuts.positions(recorded))]) + opener
-
-        written = RenderedText(written_start, matches_record=True)
+        written = RenderedText(
+            lambda: "".join(cuts.split(text.text)[: 2 * len(cuts.positions(recorded))]) + opener,
+            matches_record=True,
+        )
         self._texts[prompt.turn] = written
         self._keep(start, written)
         return True
@@ -189,7 +182,7 @@ class _Writer:
     def _keep(self, later: LaterText | None, text: RenderedText) -> None:
         if later is not None:
             self._later.append((later, text))
-            del self._later[:-_KEPT_TEXTS]
+            del self._later[:-4]  # calls may alternate between several chains
 
     def _rendered(self, prompt: _Prompt) -> RenderedText | None:
         """The text that the template writes; None where it refuses, and the error is recorded."""
@@ -208,13 +201,8 @@ class _Writer:
                 if matches or parts.is_exact(scaffold, *how):
                     text = self._texts[prompt.turn] = RenderedText(lambda: whole, matches)
                     return text
-        fast = reference.render_fast(
-            prompt.messages,
-            rollout.tools,
-            rollout.template_kwargs,
-            opens_answer=prompt.opens,
-            forms=self._forms,
-        )
+        how_written = prompt.messages, rollout.tools, rollout.template_kwargs
+        fast = reference.render_fast(*how_written, opens_answer=prompt.opens, forms=self._forms)
         if fast is None or recorded is None:
             text = self._exactly(prompt, None)
         elif reference.leads_to(fast, recorded, goes_on=not prompt.opens):
@@ -321,7 +309,7 @@ def _is_prefill(stretch: Stretch, rollout: Rollout, number: int, text: str, refe
         return True  # some models write their calls in a fence, and parsers take it off
     # A model may leave out the markers that the template writes around its tool call, and space it otherwise.
     start, written = "".join(first.split()), "".join(whole[len(text) :].split())
-    return whole.startswith(text) and start in written[: len(start) + _MARKERS]
+    return whole.startswith(text) and start in written[: len(start) + 32]  # markers come before it
 
 
 def _comparison(

@@ -118,10 +118,6 @@ class Reference:
             for text, ids, own, same in zip(texts, fast, recorded, alike, strict=True)
         ]
 
-    def reencoded(self, ids: Ids) -> Ids:
-        """`[N]` the text of these ids, encoded again."""
-        return self.encode_as(self.text(ids), ids)
-
     def leads_to(self, text: str, recorded: Ids, *, goes_on: bool = False) -> bool:
         """Whether a text encodes as these ids; with `goes_on`, as these and more."""
         return self.tokenizer.leads_to(text, recorded, _ONE_IN, goes_on=goes_on)

@@ -27,8 +27,6 @@ _THOUGHT = re.compile(r"<think>.*?</think>", re.DOTALL)
 _THOUGHT_END = b"</think>"
 _OPENER = 12
 """How many of the last bytes before an answer show that one begins; some templates mark it by no control token."""
-_LONGEST_END = 64
-"""The most bytes of white space and end token looked at behind an answer."""
 
 
 def messages_changed(rollout: Rollout, parent: int, turn: int, seen: bytes, prompt: bytes) -> bool | None:
@@ -107,7 +105,7 @@ def holds_answer(prompt: bytes, seen: Pieces, region: Region, ends: Collection[b
         at = prompt.find(opener + answer_text)
         while at >= 0:
             after = at + len(opener) + len(answer_text)
-            rest = prompt[after : after + _LONGEST_END].lstrip()
+            rest = prompt[after : after + 64].lstrip()
             if any(rest.startswith(end) for end in ends):
                 return True
             at = prompt.find(opener + answer_text, at + 1)

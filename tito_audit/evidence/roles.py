@@ -25,8 +25,6 @@ _NAMES = (UNKNOWN, TEMPLATE, GENERATION_PROMPT, ASSISTANT, TURN_END, "system", "
 """Every role that control tokens name, indexed by its code; 0 is unknown. Other role names come after these."""
 _GROUP, _GROUP_END = "<｜tool▁outputs▁begin｜>", "<｜tool▁outputs▁end｜>"
 """What older DeepSeek templates put around all tool outputs of a turn."""
-_LONGEST_HEADER = 64
-"""How many tokens are read after a control token that may open a header."""
 
 
 class Roles(Sequence[str]):
@@ -262,7 +260,7 @@ class _Walk:
 
     def _line_after(self, at: int) -> bytes:
         """The line after a control token, up to the next control token and no longer than a header."""
-        pieces, stop = self._pieces, min(at + 1 + _LONGEST_HEADER, len(self._pieces))
+        pieces, stop = self._pieces, min(at + 1 + 64, len(self._pieces))
         controls = pieces.control[at + 1 : stop].nonzero()[0]
         return pieces.bytes_of(at + 1, at + 1 + int(controls[0]) if len(controls) else stop).partition(b"\n")[0]
 

@@ -331,7 +331,7 @@ def row_against_itself(rollout: Rollout, reference: Reference) -> RowFound:
     row = rollout.training_row
     assert row is not None
     recorded = reference.pieces(row.token_ids)
-    encoded = reference.reencoded(row.token_ids)
+    encoded = reference.encode_as(reference.text(row.token_ids), row.token_ids)
     if same_ids(encoded, row.token_ids):
         return RowFound(_view_by_roles(recorded, rollout, reference))
     canonical = reference.pieces(encoded)

@@ -16,8 +16,6 @@ from tito_audit.record.prefix import common_ends
 
 _BROKEN = "\ufffd"
 _EMPTY_REASONING = re.compile(rb"<think>\s*</think>\s*")
-_LONGEST = 2000
-"""The most tokens on a side of a block that is still narrowed."""
 _WINDOW = 4 * AROUND
 """About how many bytes the text around one difference takes."""
 
@@ -117,7 +115,7 @@ def narrowed(block: Block, recorded: Pieces, canonical: Pieces) -> list[Block]:
     head, tail = common_ends(a, b)
     whole = _part(start + head, end - tail, c_start + head, c_end - tail)
     a, b = a[head : len(a) - tail], b[head : len(b) - tail]
-    if not len(a) or not len(b) or max(len(a), len(b)) > _LONGEST:
+    if not len(a) or not len(b) or max(len(a), len(b)) > 2000:
         return [whole]
     parts = [
         _part(whole[1] + i, whole[1] + i_end, whole[3] + j, whole[3] + j_end)
