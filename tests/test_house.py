@@ -186,7 +186,7 @@ BUDGETS = {
     "tables": 319,
     "templates": 2_670,
     "terminal": 1_531,
-    "tokens": 3_938,
+    "tokens": 3_941,
     "viewer": 1_117,
     "ways": 2_101,
 }

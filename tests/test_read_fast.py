@@ -241,9 +241,10 @@ def test_a_prompt_is_found_in_front_whether_columns_are_lists_or_arrays(ids: lis
     length = len(prompt) if prompt and ids[: len(prompt)] == prompt else None
     for one, other in itertools.product((list, np.array), repeat=2):
         row = {"token_ids": one(ids), prompts: other(prompt)}
-        assert _flat._prompt_length(row, full) == (length, False)
+        assert _flat._prompt_length(row, "token_ids", full) == (length, False)
     for ids_column, nested in ((np.array(ids), [np.array(ids)]), (ids, ["a", None][:full])):
-        assert _flat._prompt_length({"token_ids": ids_column, prompts: nested}, full) == (None, False)
+        row = {"token_ids": ids_column, prompts: nested}
+        assert _flat._prompt_length(row, "token_ids", full) == (None, False)
 
 
 @given(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import base64
+import importlib
 import io
 import pickle
 import re
@@ -161,7 +162,8 @@ def test_a_torch_with_a_known_hole_is_refused(
     opened = []
     serialization = SimpleNamespace(safe_globals=lambda types: io.BytesIO())
     fake = SimpleNamespace(__version__=version, serialization=serialization, load=lambda *a, **k: opened.append(k))
-    monkeypatch.setattr("importlib.import_module", lambda name: fake if name == "torch" else __import__(name))
+    others = importlib.import_module
+    monkeypatch.setattr("importlib.import_module", lambda name: fake if name == "torch" else others(name))
     with pytest.raises(StorageError) as refused:
         list(open_log(tmp_path / "rows.pt"))
     assert ("CVE-2026-24747" not in str(refused.value)) == safe

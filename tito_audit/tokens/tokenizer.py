@@ -141,11 +141,14 @@ def picked_segments(ids: Ids, controls: Cuts, one_in: int) -> list[int]:
 
     Picked by a segment's length and the two ids at either end, so the choice does not depend on what surrounds it.
     """
-    data, picked, start = ids.astype(np.int32, copy=False).tobytes(), [], 0
+    if not len(ids):
+        return []
+    data, picked, start = np.ascontiguousarray(ids, np.int32).data.cast("B"), [], 0
     for number, end in enumerate([*controls.positions(ids).tolist(), len(ids)]):
-        segment = data[4 * start : 4 * end]
-        if segment and crc32(segment[:8] + segment[-8:], end - start) % one_in == 0:
-            picked.append(number)
+        if end > start:
+            first, last = data[4 * start : 4 * min(start + 2, end)], data[4 * max(end - 2, start) : 4 * end]
+            if crc32(last, crc32(first, end - start)) % one_in == 0:
+                picked.append(number)
         start = end + 1
     return picked
 
