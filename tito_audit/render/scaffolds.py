@@ -116,7 +116,20 @@ class Shapes:
             try:
                 if not is_plain_text(wire):
                     wire = forms.of(message, parsed=True, no_content="absent")
-                read = self._message(wire)
+                self._words, self._numbers, self._told_apart = [], [], False
+                shape = self._object(wire)
+                if _DETAILS.isdisjoint(wire):
+                    around: tuple[object, ...] = (False, *shape)
+                else:
+                    around = bool(wire.get("tool_calls")), *[pair for pair in shape if pair[0] not in _DETAILS]
+                read = ReadMessage(
+                    self._shapes.setdefault(shape, len(self._shapes)),
+                    self._around.setdefault(around, len(self._around)),
+                    -1
+                    if self._told_apart or len(self._wholes) > _MOST_SHAPES
+                    else self._wholes.setdefault((shape, *self._numbers), len(self._wholes)),
+                    tuple(self._words),
+                )
             except (TypeError, RecursionError):  # values that are not JSON, or too much of them
                 return None
             if type(wire) is dict and wire.keys() == {_ROLE, "content"} and read.words == (wire["content"],):
@@ -142,22 +155,6 @@ class Shapes:
                 for key, inner in value.items()
             }
         return [self.with_stand_ins(inner, stand_in) for inner in value] if type(value) is list else value
-
-    def _message(self, message: Mapping[str, Any]) -> ReadMessage:
-        self._words, self._numbers, self._told_apart = [], [], False
-        shape = self._object(message)
-        if _DETAILS.isdisjoint(message):
-            around: tuple[object, ...] = (False, *shape)
-        else:
-            around = bool(message.get("tool_calls")), *[pair for pair in shape if pair[0] not in _DETAILS]
-        return ReadMessage(
-            self._shapes.setdefault(shape, len(self._shapes)),
-            self._around.setdefault(around, len(self._around)),
-            -1
-            if self._told_apart or len(self._wholes) > _MOST_SHAPES
-            else self._wholes.setdefault((shape, *self._numbers), len(self._wholes)),
-            tuple(self._words),
-        )
 
     def _object(self, value: Mapping[str, Any]) -> tuple[tuple[str, Shape], ...]:
         pairs: list[tuple[str, Shape]] = []

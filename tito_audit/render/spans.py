@@ -125,7 +125,14 @@ class TurnFinder:
 
     def _opening(self, index: int, earliest: int, first: int | None) -> tuple[int, int] | None:
         """Where the generation prompt of a message begins and ends; None if unknown."""
-        opener = self._opener(index)
+        # A generation prompt depends on the role of the message before it.
+        before = self._job.chat[index - 1].get("role") if index else None
+        if before not in self._openers:
+            self._openers[before] = self._job.opener(index)
+        role = str(self._job.chat[index].get("role"))
+        opener = (
+            self._openers[before] if role == "assistant" else _ROLE.sub(lambda _: role, self._openers[before], 1)
+        )
         if opener and not self._spelled(opener, index):
             at = self._text.find(opener, earliest, first)
             if at >= 0:
@@ -144,19 +151,6 @@ class TurnFinder:
         if start is None or start < earliest:
             return None
         return (start - len(opener) if self._text.endswith(opener, earliest, start) else start), start
-
-    def _opener(self, index: int) -> str:
-        """What a generation prompt adds after a message with the role of the previous one.
-
-        If the message's role is not `assistant`, that role replaces it in the opener.
-        """
-        before = self._job.chat[index - 1].get("role") if index else None
-        if before not in self._openers:
-            self._openers[before] = self._job.opener(index)
-        role = str(self._job.chat[index].get("role"))
-        return (
-            self._openers[before] if role == "assistant" else _ROLE.sub(lambda _: role, self._openers[before], 1)
-        )
 
     def _spelled(self, opener: str, index: int) -> bool:
         """Whether an earlier unmarked message contains the opener, in which case finding it proves nothing."""

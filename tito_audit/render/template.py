@@ -263,8 +263,13 @@ class _Reference:
             give_up(self._source, self._time_limit)
             reason = self._too_slow()
         except Exception as error:  # a template can raise anything
-            # Why a rendering failed, on one line, with the template's line if known.
-            line = _template_line(error)
+            # Why a rendering failed, on one line, with the line of the template's innermost frame if known.
+            line, trace = None, error.__traceback__
+            while trace is not None:
+                # Jinja replaces each frame of compiled template code with one that has this variable.
+                if "__jinja_exception__" in trace.tb_frame.f_globals:
+                    line = trace.tb_lineno
+                trace = trace.tb_next
             place = "chat template" if line is None else f"chat template, line {line}"
             if isinstance(error, TemplateRefused | LimitReached):
                 reason = f"{place}: {_bounded(' '.join(str(error).split()))}"
@@ -350,15 +355,3 @@ def _one_line(error: BaseException) -> str:
 
 def _bounded(text: str) -> str:
     return text if len(text) <= _LONGEST_REASON else text[: _LONGEST_REASON - 1] + "…"
-
-
-def _template_line(error: Exception) -> int | None:
-    """The template's line in the innermost of its frames."""
-    line = None
-    trace = error.__traceback__
-    while trace is not None:
-        # Jinja replaces each frame of compiled template code with one that has this variable.
-        if "__jinja_exception__" in trace.tb_frame.f_globals:
-            line = trace.tb_lineno
-        trace = trace.tb_next
-    return line

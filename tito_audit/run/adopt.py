@@ -63,9 +63,12 @@ def adopted(
     rollouts = [with_speakers(rollout, speakers) for rollout in head]
     prompts = [prompt for prompt in map(first_prompt, rollouts) if prompt is not None]
     as_set = FirstWriter(tokenizer, renderer, own_dates=settings.clock == RECORDED)
-    if len(prompts) < _LEAST or _fits(as_set, prompts):
+    # Usually a few prompts show that the settings write most.
+    if len(prompts) < _LEAST or all(map(as_set.writes, prompts[:: len(prompts) // _LEAST][:_LEAST])):
         return None
     right = sum(map(as_set.writes, prompts))
+    if right > _RIGHT * len(prompts):
+        return None
     # If many prompts match as given, an explanation must write those and all others.
     least = _SHARE * len(prompts) if 2 * right < len(prompts) else len(prompts)
     for change in _changes_of(rollouts, prompts, tokenizer, renderer, settings):
@@ -74,12 +77,6 @@ def adopted(
         if exact >= least:
             return _adopted(change, exact, right, prompts) if change.code in codes else None
     return None
-
-
-def _fits(writer: FirstWriter, prompts: Sequence[Observation]) -> bool:
-    """Whether it writes most prompts; usually a few show it."""
-    few = prompts[:: max(len(prompts) // _LEAST, 1)][:_LEAST]
-    return all(map(writer.writes, few)) or sum(map(writer.writes, prompts)) > _RIGHT * len(prompts)
 
 
 def _adopted(change: _Change, exact: int, right: int, prompts: Sequence[Observation]) -> Adopted:
@@ -107,7 +104,15 @@ def _changes_of(
         explanation = _surely(part, tokenizer, renderer)
         if explanation is not None:
             yield _Change(explanation, settings, prompts, renderer)
-    for template in _other_templates(tokenizer, settings):
+    # The templates that are not in use, the tokenizer's own first.
+    names = sorted(tokenizer.chat_templates, key=lambda name: (name != "default", name))
+    used = None if settings.chat_template else settings.template_name or "default"
+    for name in names[:8]:
+        if name == used:
+            continue
+        template = OWN_TEMPLATE
+        if name != "default":
+            template = NamedTemplate(f"its template {name}", template_name=name)
         try:
             named = template.renderer(tokenizer, time_limit=settings.template_seconds)
         except SetupError:
@@ -127,17 +132,6 @@ def _surely(head: Sequence[Rollout], tokenizer: Tokenizer, renderer: Renderer) -
     if explanation is None or not all(departure.kind in _ADOPTED for departure in explanation.departures):
         return None
     return explanation
-
-
-def _other_templates(tokenizer: Tokenizer, settings: Settings) -> Sequence[NamedTemplate]:
-    """The templates of a tokenizer that are not in use, its own first."""
-    names = sorted(tokenizer.chat_templates, key=lambda name: (name != "default", name))
-    used = None if settings.chat_template else settings.template_name or "default"
-    return [
-        OWN_TEMPLATE if name == "default" else NamedTemplate(f"its template {name}", template_name=name)
-        for name in names[:8]
-        if name != used
-    ]
 
 
 class _Change:

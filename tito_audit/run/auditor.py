@@ -152,7 +152,13 @@ def _audited(rollout: Rollout, auditor: Auditor, viewed: Viewed | None) -> Resul
             else replace(finding, place=replace(finding.place, file=at[turn][0], row=at[turn][1]))
             for finding in findings
         )
-    observed = _observed(evidence, findings, viewed) if viewed is not None else None
+    observed = None
+    if viewed is not None:
+        from tito_audit.viewer.measures import measure  # slow to import, and rarely needed
+        from tito_audit.viewer.sequences import view
+
+        size = viewed(findings, evidence.rollout.place.row)
+        observed = Observed(measure(evidence, findings), None if size is None else view(evidence, findings, size))
     shows, counts, misfit = witness(evidence), counts_of(evidence), auditor.misfit
     if auditor.tokenizer is None:
         counts |= uncompared(counts, skips, auditor.codes)
@@ -212,14 +218,6 @@ def _partial(partial: Needs, present: Needs, auditor: Auditor, skips: Sequence[S
         for need in rule.needs
         if need & partial and not need & present & ~partial
     )
-
-
-def _observed(evidence: Evidence, findings: tuple[Finding, ...], viewed: Viewed) -> Observed:
-    from tito_audit.viewer.measures import measure  # slow to import, and rarely needed
-    from tito_audit.viewer.sequences import view
-
-    size = viewed(findings, evidence.rollout.place.row)
-    return Observed(measure(evidence, findings), None if size is None else view(evidence, findings, size))
 
 
 def unreadable(place: Place, error: str, codes: frozenset[str]) -> Result:

@@ -501,8 +501,18 @@ class Once:
 
 def owner_results(ledger: Ledger, strangers: Sequence[Place]) -> Iterator[Result]:
     """A finding for each log with such rows whose tokens the calls beside other rows of the run sampled."""
-    owners = _owners(ledger, _last_spans(ledger, strangers))
-    for _, places in groupby(owners, key=lambda place: place.file):
+    wanted = _last_spans(ledger, strangers)
+    keys = np.fromiter(wanted, np.uint64, len(wanted))
+    owners: dict[Place, Place] = {}  # by row, the first rollout with a call that sampled its last span
+    hashes = ledger.spans["hash"]
+    for at in range(0, len(hashes) if wanted else 0, BLOCK):
+        sampled = np.flatnonzero(np.isin(hashes[at : at + BLOCK], keys)) + at
+        for span, number in zip(sampled.tolist(), ledger.sequences_of(sampled).tolist(), strict=True):
+            place, owner = wanted[int(hashes[span])], ledger.place(number)
+            if ledger.turn(number) is not None and owner != place:
+                owners.setdefault(place, owner)
+    owned = [place for place in wanted.values() if place in owners]
+    for _, places in groupby(dict.fromkeys(owned), key=lambda place: place.file):
         pairs = [(place, owners[place]) for place in places]
         hit = Hit(Where.LOG, 0, 0, _message(pairs), cause="joined to other calls", severity=Severity.ERROR)
         first = pairs[0][0]
@@ -520,19 +530,6 @@ def _last_spans(ledger: Ledger, strangers: Sequence[Place]) -> dict[int, Place]:
                 own = spans[first[number] : first[number + 1]]
                 by_hash[int(own["hash"][np.flatnonzero(own["tokens"])[-1]])] = place
     return by_hash
-
-
-def _owners(ledger: Ledger, wanted: dict[int, Place]) -> dict[Place, Place]:
-    """By row, the first rollout with a call that sampled its last span, in the order of the rows."""
-    keys, owners = np.fromiter(wanted, np.uint64, len(wanted)), dict[Place, Place]()
-    hashes = ledger.spans["hash"]
-    for at in range(0, len(hashes) if wanted else 0, BLOCK):
-        sampled = np.flatnonzero(np.isin(hashes[at : at + BLOCK], keys)) + at
-        for span, number in zip(sampled.tolist(), ledger.sequences_of(sampled).tolist(), strict=True):
-            place, owner = wanted[int(hashes[span])], ledger.place(number)
-            if ledger.turn(number) is not None and owner != place:
-                owners.setdefault(place, owner)
-    return {place: owners[place] for place in wanted.values() if place in owners}
 
 
 def _message(pairs: Sequence[tuple[Place, Place]]) -> str:

@@ -282,7 +282,17 @@ class Recorder:
         self.logs = {file: log for file in flow.files if (log := self._find(file)) is not None}
         """The logs that an earlier run finished; of a repair those whose files are there, unchanged."""
         if targets is not None:
-            self.logs = self._still_there(targets)
+            logs = {}
+            for file, log in self.logs.items():
+                target, was = targets.get(file), log.more.get("target")
+                if (target is None and was is None) or (
+                    target is not None and str(target) == was and self.journal.holds(target, log)
+                ):
+                    logs[file] = log
+            joins = {file: join for file in flow.files if (join := flow.groups[str(file)].join) is not None}
+            joined = {file: id(join) for file, join in joins.items() if join.joins_logs(file)}
+            broken = {join for file, join in joined.items() if file not in logs}
+            self.logs = {file: log for file, log in logs.items() if joined.get(file) not in broken}
         self._file: Path | None = None
         self._about_log: tuple[Finding, ...] = ()
         self._encoders: dict[Encoded, None] = {}
@@ -374,23 +384,6 @@ class Recorder:
             return decided
         # With a limit, only so many rows are searched for the calls of a conversation.
         return {**decided, "logs": self._all_logs + str(group.settings.limit)}
-
-    def _still_there(self, targets: Mapping[Path, Path]) -> dict[Path, Finished]:
-        """The finished logs whose files are there, unchanged.
-
-        Logs with calls of one conversation are written together: all of them are kept, or none.
-        """
-        logs, flow = {}, self._flow
-        for file, log in self.logs.items():
-            target, was = targets.get(file), log.more.get("target")
-            if (target is None and was is None) or (
-                target is not None and str(target) == was and self.journal.holds(target, log)
-            ):
-                logs[file] = log
-        joins = {file: join for file in flow.files if (join := flow.groups[str(file)].join) is not None}
-        joined = {file: id(join) for file, join in joins.items() if join.joins_logs(file)}
-        broken = {join for file, join in joined.items() if file not in logs}
-        return {file: log for file, log in logs.items() if joined.get(file) not in broken}
 
 
 def repair_recorder(

@@ -521,27 +521,12 @@ class RowRepair:
             return self._audit(replace(read, row=row, rollouts=rollouts), self._judge, of_run)
 
         applied = apply_repairs(read.row, read.format, audited, audit, self.terms)
-        outcome = self._outcome(place, tuple(self._selected(each.result) for each in audited), applied)
-        if outcome.quarantined is not None or not applied.cured:
-            return RepairedRow(outcome)
-        # A table's columns are fixed, and its readers do not reject unknown keys, as those of documents may.
-        inside = read.format.open_object if raw.of_text else ""
-        rows = (self._row(logged, row, number, outcome, inside) for number, row in enumerate(applied.rows))
-        return RepairedRow(outcome, tuple(rows), logged)
-
-    @cached_property
-    def _judge(self) -> Auditor:
-        """The auditor of repaired rows: it assumes no slide, and has no fast encoder, whose errors must not prove
-        a repair."""
-        auditor = self.group.auditor.by_reference()
-        return replace(auditor, conventions=replace(auditor.conventions, slide=None))
-
-    def _outcome(self, place: Place, before: tuple[Result, ...], applied: Applied) -> Outcome:
+        before = tuple(self._selected(each.result) for each in audited)
         after = tuple(self._selected(each.result) for row in applied.rows for each in row.audited)
         failing = self._failing(after)
         because = applied.left_out if applied.left_out is not None else self._quarantined(failing, "fixed")
         remains = because is None
-        return Outcome(
+        outcome = Outcome(
             place,
             before,
             after if remains else (),
@@ -554,6 +539,19 @@ class RowRepair:
             rows=len(applied.rows) if remains else 0,
             quarantined=because,
         )
+        if because is not None or not applied.cured:
+            return RepairedRow(outcome)
+        # A table's columns are fixed, and its readers do not reject unknown keys, as those of documents may.
+        inside = read.format.open_object if raw.of_text else ""
+        rows = (self._row(logged, row, number, outcome, inside) for number, row in enumerate(applied.rows))
+        return RepairedRow(outcome, tuple(rows), logged)
+
+    @cached_property
+    def _judge(self) -> Auditor:
+        """The auditor of repaired rows: it assumes no slide, and has no fast encoder, whose errors must not prove
+        a repair."""
+        auditor = self.group.auditor.by_reference()
+        return replace(auditor, conventions=replace(auditor.conventions, slide=None))
 
     def _unrepaired(self, raw: RawRow, place: Place, results: tuple[Result, ...]) -> Outcome:
         """The outcome of a row on which no repair is tried."""

@@ -188,8 +188,10 @@ class _Crew(Generic[Tag, Task, Answer]):
         """Whether all tasks were taken."""
         self._most = 3 * jobs + 1
         try:
-            for shares in _shares(jobs):
-                self._fork(shares)
+            # A thread pool starts a thread per usable core, in every process: pinning keeps them from competing.
+            cores = _cores()
+            for number in range(jobs):
+                self._fork(cores[number::jobs] if jobs <= len(cores) else [])
         except BaseException as error:
             self.close()
             if not isinstance(error, OSError):
@@ -379,14 +381,3 @@ def _status(worker: _Worker) -> int:
 
 def _cores() -> list[int]:
     return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
-
-
-def _shares(jobs: int) -> list[list[int]]:
-    """The cores of each process, no core shared; [] for each if there are fewer cores than processes.
-
-    A thread pool starts a thread per usable core, in every process: pinning keeps them from competing.
-    """
-    cores = _cores()
-    if jobs > len(cores):
-        return [[] for _ in range(jobs)]
-    return [cores[number::jobs] for number in range(jobs)]

@@ -83,7 +83,12 @@ def open_store(version: str, files: Iterable[tuple[str, bytes]]) -> StoredTokeni
     folder = cache_folder()
     if folder is None:
         return None
-    key = hashlib.sha256(orjson.dumps([_MAGIC.decode(), version, _code()]))
+    # A hash of the code that computes the tables.
+    code = hashlib.sha256()
+    for file in sorted(Path(__file__).parent.glob("*.py")):
+        with suppress(OSError):
+            code.update(file.read_bytes())
+    key = hashlib.sha256(orjson.dumps([_MAGIC.decode(), version, code.hexdigest()]))
     for name, content in files:
         key.update(f"{name} {len(content)}\n".encode())
         key.update(content)
@@ -266,15 +271,6 @@ def _tables(values: Mapping[str, Any], parts: Mapping[str, bytes]) -> Tables:
     return Tables(entries, values["cuts"], values["normal_form"], tuple(values["eos_ids"]), values["bos_id"])
 
 
-def _code() -> str:
-    """A hash of the code that computes the tables."""
-    code = hashlib.sha256()
-    for file in sorted(Path(__file__).parent.glob("*.py")):
-        with suppress(OSError):
-            code.update(file.read_bytes())
-    return code.hexdigest()
-
-
 _COMMENT = "#version"
 """A merge written as one text with this beginning is read as a comment."""
 _CHANGING = ("add_", "enable_", "train")
@@ -326,20 +322,13 @@ def compact(definition: str) -> bytes | None:
     model = whole["model"]
     if model["type"] != "BPE" or model.get("dropout"):
         return None
-    merges = _joined(model["merges"])
-    if merges is not None:
-        model["merges"] = merges
+    merges = model["merges"]
+    if merges and set(map(type, merges)) == {list} and set(map(len, merges)) == {2}:
+        texts = list(map(" ".join, merges))
+        together = "".join(texts)
+        # Each pair as one text, if each text shows where its pair divides.
+        if together.count(" ") == len(texts) and _COMMENT not in together:
+            model["merges"] = texts
     vocabulary = model["vocab"]
     model["vocab"] = {token: vocabulary[token] for token in sorted(vocabulary)}
     return orjson.dumps(whole)
-
-
-def _joined(merges: list[Any]) -> list[str] | None:
-    """Each pair as one text; None if they are not pairs, or if a text would not show where its pair divides."""
-    if not merges or set(map(type, merges)) != {list} or set(map(len, merges)) != {2}:
-        return None
-    texts = list(map(" ".join, merges))
-    together = "".join(texts)
-    if together.count(" ") != len(texts) or _COMMENT in together:
-        return None
-    return texts

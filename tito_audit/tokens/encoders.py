@@ -254,7 +254,13 @@ def probes(vocabulary: Vocabulary) -> list[str]:
     contents = [vocabulary.token_bytes(i).decode() for i in ids[:: max(1, len(ids) // _CONTROL_TOKENS)]]
     whole = [f"a {content}b\n{content} {content}{content}'s" for content in contents]
     partly = [f"{content[:-1]} {content[1:]} {content.upper()} {content[:3]}" for content in contents[:8]]
-    return [*_TEXTS, *[*whole, *partly, "".join(contents), " ".join(contents)], *_words(vocabulary)]
+    # Entries from the whole vocabulary, joined as bytes into words that it never saw.
+    step = max(1, vocabulary.size // _ENTRIES)
+    entries = iter([vocabulary.token_bytes(i) for i in range(step - 1, vocabulary.size, step)])
+    texts = []
+    while batch := list(islice(entries, 32)):
+        texts.append(b"".join(batch).decode("utf-8", "replace"))
+    return [*_TEXTS, *[*whole, *partly, "".join(contents), " ".join(contents)], *texts]
 
 
 def disagreement(reference: ReferenceEncoder, fast: Encoder, texts: Sequence[str]) -> str | None:
@@ -277,13 +283,3 @@ def shown(text: str) -> str:
     """A text as a message quotes it: on one line, shortened."""
     quoted = ascii(well_formed(text))
     return quoted if len(quoted) <= 60 else f"{quoted[:57]}..."
-
-
-def _words(vocabulary: Vocabulary) -> list[str]:
-    """Entries from the whole vocabulary, joined as bytes into words that it never saw."""
-    step = max(1, vocabulary.size // _ENTRIES)
-    entries = iter([vocabulary.token_bytes(i) for i in range(step - 1, vocabulary.size, step)])
-    texts = []
-    while batch := list(islice(entries, 32)):
-        texts.append(b"".join(batch).decode("utf-8", "replace"))
-    return texts

@@ -485,11 +485,11 @@ class Tokenizer:
     @cached_property
     def _reference(self) -> SegmentEncoder:
         return SegmentEncoder(
-            self._encode_by_reference, self.cuts, self.cached_characters, lambda: self._safe_cuts
+            lambda texts: ReferenceEncoder(self.backend).encode_batch(texts),
+            self.cuts,
+            self.cached_characters,
+            lambda: self._safe_cuts,
         )
-
-    def _encode_by_reference(self, texts: Sequence[str]) -> list[Ids]:
-        return ReferenceEncoder(self.backend).encode_batch(texts)
 
     @property
     def _unchanged_store(self) -> StoredTokenizer | None:

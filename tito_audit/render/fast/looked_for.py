@@ -355,7 +355,21 @@ class _Distances:
                 _among(_NEAR_ENDS, *(part for part in parts if part is not None))
         for loop in self._tree.find_all(nodes.For):
             self._loop(loop)
-        self._no_others()
+        # A number of messages goes nowhere else.
+        for node in self._tree.find_all(
+            (nodes.Mod, nodes.Div, nodes.FloorDiv, nodes.List, nodes.Tuple, nodes.Dict)
+        ):
+            self._none(node)
+        for call in self._tree.find_all(nodes.Call):
+            name = getattr(call.node, "name", "")
+            if name != "namespace":
+                self._none(*call.args, *(pair.value for pair in call.kwargs))
+            if name == "range" and not all(isinstance(arg, nodes.Const) or is_negative(arg) for arg in call.args):
+                raise Unknown
+        for filter_ in self._tree.find_all(nodes.Filter):
+            self._none(*filter_.args, *(pair.value for pair in filter_.kwargs))
+        for test in self._tree.find_all(nodes.Test):
+            self._none(*test.args, *([test.node] if test.args or test.name in _PARITY else []))
 
     def _compared(self, node: nodes.Node, other: nodes.Node) -> None:
         """A number of messages may be compared with a place, with nothing or with 0, but with no other
@@ -380,28 +394,14 @@ class _Distances:
             (place(node) in ("loop.previtem", "loop.nextitem")) for node in loop.find_all(nodes.Getattr)
         ):
             raise Unknown
-        if not _is_reversed(loop.iter):
+        part = loop.iter.arg if isinstance(loop.iter, nodes.Getitem) else None
+        is_stepped = isinstance(part, nodes.Slice) and part.step is not None
+        if not is_stepped and not (isinstance(loop.iter, nodes.Filter) and loop.iter.name == "reverse"):
             return
         for compare in loop.find_all(nodes.Compare):
             sides = [compare.expr, *(operand.expr for operand in compare.ops)]
             if any(map(_is_place, sides)) and not all(constant(side) in _NEAR for side in sides):
                 raise Unknown
-
-    def _no_others(self) -> None:
-        """Raise if a number of messages goes anywhere else."""
-        for kind in (nodes.Mod, nodes.Div, nodes.FloorDiv, nodes.List, nodes.Tuple, nodes.Dict):
-            for node in self._tree.find_all(kind):
-                self._none(node)
-        for call in self._tree.find_all(nodes.Call):
-            name = getattr(call.node, "name", "")
-            if name != "namespace":
-                self._none(*call.args, *(pair.value for pair in call.kwargs))
-            if name == "range" and not all(isinstance(arg, nodes.Const) or is_negative(arg) for arg in call.args):
-                raise Unknown
-        for filter_ in self._tree.find_all(nodes.Filter):
-            self._none(*filter_.args, *(pair.value for pair in filter_.kwargs))
-        for test in self._tree.find_all(nodes.Test):
-            self._none(*test.args, *([test.node] if test.args or test.name in _PARITY else []))
 
     def _none(self, *parts: nodes.Node) -> None:
         if any(map(self._is_far, parts)):
@@ -431,13 +431,6 @@ def _among(allowed: frozenset[int | None], *parts: nodes.Node) -> None:
 def _is_place(node: nodes.Node) -> bool:
     """Whether a value is made from the place of an element."""
     return any((place(part) or "").startswith("loop.") for part in (node, *node.find_all(nodes.Getattr)))
-
-
-def _is_reversed(node: nodes.Node) -> bool:
-    if isinstance(node, nodes.Filter):
-        return node.name == "reverse"
-    part = node.arg if isinstance(node, nodes.Getitem) else None
-    return isinstance(part, nodes.Slice) and part.step is not None
 
 
 _ASKED = "add_generation_prompt"

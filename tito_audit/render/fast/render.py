@@ -66,7 +66,10 @@ class FastTemplate:
                 **_FILTERS,
             },
             tests={"iterable": self._iterable, "sequence": self._sequence},
-            globals={"raise_exception": _refuse, "strftime_now": strftime_now},
+            globals={
+                "raise_exception": lambda message=None: raise_exception(message),
+                "strftime_now": strftime_now,
+            },
             finalizer=self._written,
         )
         self._most_fuel = _MOST_WRITTEN // facts.longest_constant
@@ -221,10 +224,6 @@ _FILTERS = {
     "title": lambda value: _of_jinja("do_title", value),
 }
 """Filters that the engines implement differently."""
-
-
-def _refuse(message: object = None) -> None:
-    raise_exception(message)
 
 
 def _has_surrogate(value: Any) -> bool:

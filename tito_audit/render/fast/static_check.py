@@ -140,7 +140,10 @@ class _Reader:
 
     def _assign(self, node: nodes.Assign, loops: int) -> None:
         self._expression(node.node)
-        name, added = place(node.target), _added_to(node)
+        name, parts = place(node.target), list(_summands(node.node))
+        own = [part for part in parts if place(part) == name]
+        # What `x = x + …` adds to x; None for any other assignment.
+        added = [part for part in parts if part is not own[0]] if len(own) == 1 and len(parts) > 1 else None
         numbers = [part for part in added or () if isinstance(part, nodes.Const) and isinstance(part.value, int)]
         if added is not None and name is not None and len(numbers) < len(added):
             # As long as all messages together, if added to once for each message.
@@ -254,13 +257,6 @@ def _is_space(node: nodes.Assign) -> bool:
     )
 
 
-def _added_to(node: nodes.Assign) -> list[nodes.Node] | None:
-    """What `x = x + …` adds to x; None for any other assignment."""
-    parts = list(_summands(node.node))
-    own = [part for part in parts if place(part) == place(node.target)]
-    return [part for part in parts if part is not own[0]] if len(own) == 1 and len(parts) > 1 else None
-
-
 def _summands(node: nodes.Node) -> Iterator[nodes.Node]:
     if isinstance(node, nodes.Add):
         yield from _summands(node.left)
@@ -358,22 +354,19 @@ class Weights:
                 return max(base, 1) * _times(node.args)
             return max(base * (2 if node.name in _WRITING else 1), others, 1)
         if isinstance(node, nodes.Call):
-            return self._called(node)
+            inside = sum(self.weigh(argument) for argument in _arguments(node))
+            if isinstance(node.node, nodes.Getattr):
+                base = max(self.weigh(node.node.node), 1)
+                times = _times(node.args) if node.node.attr == "replace" else 1
+                return base * times + (2 * inside if node.node.attr in ("get", "join") else 0)
+            name = getattr(node.node, "name", "")
+            return inside if name in ("dict", "namespace") else WRITTEN if name in self._macros else 1
         if isinstance(node, nodes.Concat):  # a text, even if made of numbers
             return sum(max(self.weigh(part), 1) for part in node.nodes)
         return self._inside(node) + isinstance(node, nodes.List | nodes.Tuple | nodes.Dict)
 
     def _inside(self, node: nodes.Node) -> int:
         return sum(self.weigh(child) for child in node.iter_child_nodes())
-
-    def _called(self, node: nodes.Call) -> int:
-        inside = sum(self.weigh(argument) for argument in _arguments(node))
-        if isinstance(node.node, nodes.Getattr):
-            base = max(self.weigh(node.node.node), 1)
-            times = _times(node.args) if node.node.attr == "replace" else 1
-            return base * times + (2 * inside if node.node.attr in ("get", "join") else 0)
-        name = getattr(node.node, "name", "")
-        return inside if name in ("dict", "namespace") else WRITTEN if name in self._macros else 1
 
 
 def _arguments(node: nodes.Call | nodes.Filter) -> list[nodes.Expr]:
