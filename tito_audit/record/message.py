@@ -16,7 +16,6 @@ ToolSpec = Mapping[str, Any]
 
 _ARRAYS = (np.ndarray, np.generic)
 _SCALARS = frozenset((str, int, float, bool, type(None)))
-_REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +90,7 @@ def as_message(value: object, where: str) -> Message:
             raise RecordError(f"{where}.content is a list, but not of content parts (objects)")
         content = tuple(content)
     reasoning = None
-    for key in _REASONING_KEYS:
+    for key in ("reasoning_content", "reasoning", "thinking"):
         text = value.get(key)
         if isinstance(text, str):
             reasoning = text

@@ -14,7 +14,6 @@ _OWN = frozenset(
     ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "strftime_now")
 )
 """What every template gets; these are not arguments."""
-_CLOCK = "strftime_now"
 _TRUTHS = {"true": True, "false": False, "none": None}
 _PASSES = frozenset(
     (
@@ -122,7 +121,7 @@ class _Unset:
 
 def _clock_calls(tree: nodes.Node) -> Iterator[nodes.Call]:
     for call in tree.find_all(nodes.Call):
-        if isinstance(call.node, nodes.Name) and call.node.name == _CLOCK:
+        if isinstance(call.node, nodes.Name) and call.node.name == "strftime_now":
             yield call
 
 

@@ -27,7 +27,6 @@ Chat: TypeAlias = list[dict[str, Any]]
 ToolArguments: TypeAlias = Literal["auto", "object", "string"]
 """The form of tool-call arguments: parsed, as logged, or (`auto`) parsed, else as logged if that raises."""
 
-_NO_CONTENT = ("absent", "null", "empty")
 _SCALARS = frozenset({str, int, float, bool, type(None)})
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 _REASONING_KEYS = frozenset(_REASONING)
@@ -201,7 +200,7 @@ class Renderer:
             return
         forms = forms or Forms()
         seen: list[Chat] = []
-        for no_content in _NO_CONTENT:
+        for no_content in ("absent", "null", "empty"):
             for parsed in {"auto": (True, False), "object": (True,), "string": (False,)}[self.tool_arguments]:
                 chat = forms.chat(messages, parsed=parsed, no_content=no_content)
                 if self.wraps_texts:

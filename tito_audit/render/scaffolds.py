@@ -27,6 +27,7 @@ from tito_audit.record.message import Message
 from tito_audit.render.facts import LookedFor
 from tito_audit.render.renderer import Chat, Forms, Renderer, is_plain_text
 from tito_audit.render.template import Template
+from tito_audit.tokens.encoders import well_formed
 from tito_audit.tokens.segments import pattern_of, shared_start
 
 Shape = Hashable
@@ -34,7 +35,6 @@ Shape = Hashable
 _ROLE = "role"
 _DETAILS = frozenset(("tool_calls", "tool_call_id", "name", "id"))
 _MOST_SHAPES, _MOST_AROUND = 1 << 16, 128
-_MOST_INPUTS = 64
 _MOST_BETWEEN = 1 << 12
 """How many markers, and characters around words, a text may have."""
 _MOST = 1 << 12
@@ -284,7 +284,7 @@ class Scaffolds:
             return None
         number = self._inputs.get(key)
         if number is None:
-            if len(self._inputs) >= _MOST_INPUTS:
+            if len(self._inputs) >= 64:
                 return None
             number = self._inputs[key] = len(self._inputs)
         return Inputs(number, variables)
@@ -310,7 +310,7 @@ class Scaffolds:
                 self._off = True
                 return None
         # A lone surrogate, which no tokenizer keeps, or more than templates may write.
-        if len(text) > _MOST_WRITTEN or not (text.isascii() or _is_well_formed(text)):
+        if len(text) > _MOST_WRITTEN or not (text.isascii() or well_formed(text) is text):
             return None
         return text, scaffold
 
@@ -402,11 +402,3 @@ def scaffolds_of(renderer: Renderer, with_tools: bool) -> Scaffolds | None:
 def scaffolds(template: Template) -> Scaffolds | None:
     """The same for a template that gets parsed arguments of tools."""
     return None if template.looked_for is None else Scaffolds(template, template.looked_for)
-
-
-def _is_well_formed(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

@@ -133,7 +133,15 @@ class TurnFinder:
         opener = (
             self._openers[before] if role == "assistant" else _ROLE.sub(lambda _: role, self._openers[before], 1)
         )
-        if opener and not self._spelled(opener, index):
+        # If an earlier message without marks holds it, finding it proves nothing.
+        unmarked = [] if not self._marking.assistant_only else self._job.chat[:index]
+        head = opener.strip().split("\n")[0]
+        is_spelled = any(
+            head in str(list(message.values()))
+            for at, message in enumerate(unmarked)
+            if at not in self._job.answers
+        )
+        if opener and not is_spelled:
             at = self._text.find(opener, earliest, first)
             if at >= 0:
                 return at, at + len(opener)
@@ -151,14 +159,6 @@ class TurnFinder:
         if start is None or start < earliest:
             return None
         return (start - len(opener) if self._text.endswith(opener, earliest, start) else start), start
-
-    def _spelled(self, opener: str, index: int) -> bool:
-        """Whether an earlier unmarked message contains the opener, in which case finding it proves nothing."""
-        if not self._marking.assistant_only:
-            return False
-        head = opener.strip().split("\n")[0]
-        unmarked = [each for at, each in enumerate(self._job.chat[:index]) if at not in self._job.answers]
-        return any(head in str(list(message.values())) for message in unmarked)
 
 
 _MARKINGS = (

@@ -67,7 +67,10 @@ class Template:
         """The tools in plain form, converted once: most rows of a log have the same tools."""
         if tools is not self._tools:
             plain_form = plain(list(tools))
-            key = _exactly(plain_form)
+            try:
+                key = marshal.dumps(plain_form, 2)  # tells 1, 1.0 and True apart
+            except ValueError:  # nested too deep
+                key = None
             if key is None or key != self._tools_key:
                 self._last_plain, self._tools_key = plain_form, key
             self._tools = tools if isinstance(tools, tuple) else ()
@@ -338,15 +341,6 @@ def _compiled(source: str, where: str, time_limit: float, size_limit: int) -> _R
 def _deeper(frames: int, call: Callable[[], _T]) -> _T:
     """What `call` returns when it is called this many frames deeper in the stack."""
     return _deeper(frames - 1, call) if frames else call()
-
-
-def _exactly(value: Any) -> bytes | None:
-    """Bytes that differ for any two different values of plain types, such as 1, 1.0 and True; None if nested
-    too deep."""
-    try:
-        return marshal.dumps(value, 2)
-    except ValueError:
-        return None
 
 
 def _one_line(error: BaseException) -> str:

@@ -75,20 +75,17 @@ def adopted(
         writer = FirstWriter(tokenizer, change.renderer, own_dates=change.own_dates)
         exact = sum(map(writer.is_exact, prompts))
         if exact >= least:
-            return _adopted(change, exact, right, prompts) if change.code in codes else None
+            if change.code not in codes:
+                return None
+            of = many(len(prompts), "prompt")
+            message = (
+                f"{change.says}: {exact:,} of the first {of} match exactly that way, {right or 'none'} as given; "
+                f"the log is audited that way; {change.advice}"
+            )
+            hit = Hit(Where.LOG, 0, 0, message, cause=change.cause, severity=change.severity)
+            finding = headed(Finding(change.code, change.severity, prompts[0].place, hit))
+            return Adopted(finding, change.renderer, change.own_dates)
     return None
-
-
-def _adopted(change: _Change, exact: int, right: int, prompts: Sequence[Observation]) -> Adopted:
-    """An adopted change, with the finding that says so."""
-    of = many(len(prompts), "prompt")
-    message = (
-        f"{change.says}: {exact:,} of the first {of} match exactly that way, {right or 'none'} as given; "
-        f"the log is audited that way; {change.advice}"
-    )
-    hit = Hit(Where.LOG, 0, 0, message, cause=change.cause, severity=change.severity)
-    finding = headed(Finding(change.code, change.severity, prompts[0].place, hit))
-    return Adopted(finding, change.renderer, change.own_dates)
 
 
 def _changes_of(
@@ -206,7 +203,14 @@ class _Change:
                 "another chat template",
                 f"with the tokenizer's {new.template.label[4:]}, not with {instead}",
             )
-        yield from self._arguments()
+        now_args, old_args = new.template_args, old.template_args
+        for name in sorted({*now_args, *old_args, *self._stated}):
+            now, stated = _argument(now_args, name), self._stated.get(name)
+            if self._unused and stated is not None and now != stated:
+                yield ARGUMENTS, f"{now}, not as stated", f"with {now}, where the rows state {stated}"
+            elif now != (was := _argument(old_args, name)):
+                how = f"with {now}" if name in now_args else f"without {name}"
+                yield ARGUMENTS, now, f"{how}, not with {was}" if name in old_args else how
         if new.tool_arguments != old.tool_arguments:
             form = "texts" if new.tool_arguments == "string" else "objects"
             yield ARGUMENTS, f"tool arguments as {form}", f"with the arguments of tool calls as {form}"
@@ -222,17 +226,6 @@ class _Change:
             yield DATE, f"written on {new.clock:%Y-%m-%d}", f"on {new.clock:%Y-%m-%d}, not on {instead}"
         if new.without_tools and old.tools != NO_TOOLS:
             yield TOOLS, "all tools missing", "without the tools that the rows state"
-
-    def _arguments(self) -> Iterator[tuple[str, str, str]]:
-        """The template arguments that differ from those given or stated."""
-        new, old = self._explanation.template_args, self._settings.template_args
-        for name in sorted({*new, *old} | {*self._stated}):
-            now, stated = _argument(new, name), self._stated.get(name)
-            if self._unused and stated is not None and now != stated:
-                yield ARGUMENTS, f"{now}, not as stated", f"with {now}, where the rows state {stated}"
-            elif now != (was := _argument(old, name)):
-                how = f"with {now}" if name in new else f"without {name}"
-                yield ARGUMENTS, now, f"{how}, not with {was}" if name in old else how
 
 
 def _argument(arguments: Mapping[str, object], name: str) -> str:

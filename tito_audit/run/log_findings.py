@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import chain, groupby, starmap
+from itertools import chain, groupby
 from typing import Any
 
 import numpy as np
@@ -389,7 +389,13 @@ class Once:
     def results(self) -> Iterator[Result]:
         """The findings, one result for each rollout and each log, in the order of the rows."""
         for place, noted in groupby(self._noted(), key=lambda pair: self.ledger.place(pair[0])):
-            yield Result(place, None, tuple(starmap(self._finding, noted)), of_log=True)
+            findings = []
+            for number, again in noted:
+                hit, row_place = hit_again(again), self.ledger.row_place(number)
+                severity = Severity.ERROR if hit.severity is None else hit.severity
+                repair = ONCE if again.turn is None else None
+                findings.append(headed(Finding(TRAINED_ONCE, severity, row_place, hit, repair)))
+            yield Result(place, None, tuple(findings), of_log=True)
         undecided = self.settled.undecided.tolist()
         for file, of_file in groupby(undecided, key=lambda number: self.ledger.place(number).file):
             # The finding that rows may or may not train the same sampling twice.
@@ -469,12 +475,6 @@ class Once:
         if turn is not None:
             runs = tuple((start - runs[0][0], end - runs[0][0]) for start, end in runs)
         return double.sequence, TrainedAgain(turn, runs, double.cause.value, message)
-
-    def _finding(self, number: int, again: TrainedAgain) -> Finding:
-        hit = hit_again(again)
-        severity = Severity.ERROR if hit.severity is None else hit.severity
-        repair = ONCE if again.turn is None else None
-        return headed(Finding(TRAINED_ONCE, severity, self.ledger.row_place(number), hit, repair))
 
     def _named(self, number: int, here: Place) -> str:
         """A sequence, named from a place: `row 3`, `row 3[1]`, `other.jsonl:3`, `turn 2` of the same row."""

@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, chdir, contextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any, Generic, NoReturn, TypeAlias, TypeVar
 
@@ -186,8 +187,16 @@ class _Flight(Generic[Tag, Task, Answer]):
         # The current one, and the next.
         room = executor.most or executor.jobs * 2
         while not self._ended and len(self._running) < room and self._waiting < 3 * executor.jobs + 1:
-            self._take(source)
             filling = self._filling
+            for tag, task in islice(source, 1):
+                self._order.append((tag, None if task is None else filling, len(filling.tasks)))
+                if task is not None:
+                    filling.tasks.append(pickle.dumps(task, pickle.HIGHEST_PROTOCOL))
+                    filling.tags.append(tag)
+                    filling.size += len(filling.tasks[-1])
+                break
+            else:
+                self._ended = True
             full = len(filling.tasks) >= self._together or filling.size >= _BYTES
             if full or (self._ended and filling.tasks):
                 filling.reference = self._send.remote(VERSION, self._work, filling.tasks)
@@ -195,19 +204,6 @@ class _Flight(Generic[Tag, Task, Answer]):
                 self._running[filling.reference] = filling
                 self._waiting += 1
                 self._filling = _Call()
-
-    def _take(self, source: Iterator[tuple[Tag, Task | None]]) -> None:
-        """Take another tag, and put its task, if it has one, into the next call."""
-        for tag, task in source:
-            call = None if task is None else self._filling
-            self._order.append((tag, call, 0 if call is None else len(call.tasks)))
-            if call is not None:
-                data = pickle.dumps(task, pickle.HIGHEST_PROTOCOL)
-                call.tasks.append(data)
-                call.tags.append(tag)
-                call.size += len(data)
-            return
-        self._ended = True
 
     def _answers(self, call: _Call) -> list[bytes]:
         try:

@@ -57,8 +57,6 @@ class Audited:
 
 _OF_TOKENS = ("TOK", "TPL")
 """Families of rules that judge the tokens of a call, not the mask or the logprobs on them."""
-_ROUNDS = 4
-"""How many rounds of repairs a row gets while one of them still changes it."""
 
 Audit = Callable[[Row], list[Audited]]
 """Reads a row and audits its rollouts with all rules; RecordError when it cannot be read."""
@@ -126,7 +124,7 @@ def _rounds(applied: Applied, form: Format, audit: Audit, terms: RepairTerms) ->
     # One repair may fix what kept an earlier one from being proven.
     last = [repair for repair in terms.repairs if repair.removes_rows]
     others = [repair for repair in terms.repairs if not repair.removes_rows]
-    for _ in range(_ROUNDS):
+    for _ in range(4):
         before = applied.rows
         applied.declined.clear()
         applied.needs_unsafe.clear()

@@ -82,9 +82,6 @@ def log_probes(logs: Sequence[str], settings: Settings) -> tuple[Probe, ...]:
     )
 
 
-_TEMPLATE_FILES = (".jinja", ".jinja2", ".j2")
-
-
 @dataclass(frozen=True, slots=True)
 class Compared:
     """Two templates, their prompts, and their ids if both have a tokenizer."""
@@ -121,7 +118,7 @@ def opened_beside(settings: Settings, other: str) -> OpenedTemplate:
     if path.is_file():
         open_template(replace(settings, tokenizer=None, chat_template=other, template_name=None))
         return open_template(replace(settings, chat_template=other, template_name=None))
-    if path.suffix in _TEMPLATE_FILES and not path.exists():
+    if path.suffix in (".jinja", ".jinja2", ".j2") and not path.exists():
         raise SetupError(
             f"{other}: there is no such file, so there is nothing to compare with.\n"
             "Name a Jinja file, or a tokenizer as a folder or a hub name."

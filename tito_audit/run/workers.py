@@ -41,7 +41,6 @@ _AHEAD = 2
 _LIGHT = 16 * 1024
 """How many pickled bytes of a task always fit into a pipe. A larger task is sent only to an idle process: a busy
 process may itself be waiting for us to take its answer."""
-_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 _SMALL = 3 << 20
 """How many bytes of logs one process gets through before others would have started."""
 
@@ -126,7 +125,7 @@ def usable_cores() -> int:
     """How many cores this process may use: those it is pinned to, up to the CPU quota of its container."""
     cores = len(_cores()) or os.cpu_count() or 1
     with suppress(OSError, ValueError):
-        quota, period = _QUOTA.read_text(encoding="ascii").split()
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
         cores = min(cores, max(1, round(int(quota) / int(period))))
     return cores
 

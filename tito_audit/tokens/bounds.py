@@ -86,12 +86,12 @@ def read_file(file: Path, limit: int, *, what: str = "tokenizer") -> bytes:
     return content
 
 
-def check_file(file: Path, limit: int, *, what: str = "tokenizer") -> None:
-    """TokenizerError for what is no plain file or too large; nothing is read."""
+def check_file(file: Path) -> None:
+    """TokenizerError for a definition that is no plain file or too large; nothing is read."""
     try:
-        _check_kind(file, file.stat(), limit, what)
+        _check_kind(file, file.stat(), DEFINITION_BYTES, "tokenizer")
     except OSError as error:
-        raise TokenizerError(f"{file}: this {what} cannot be read ({error}).") from error
+        raise TokenizerError(f"{file}: this tokenizer cannot be read ({error}).") from error
 
 
 def read_template(file: Path) -> str:

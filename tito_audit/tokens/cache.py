@@ -45,8 +45,6 @@ FOLDER_BYTES = 96 << 20
 _MAGIC = b"tito-audit cache 1\n"
 # `segments` files are from earlier versions, and deleted like the others.
 _NAME = re.compile(r"tokenizer-[0-9a-f]{32}\.(tables|definition|segments|notes)(\.\d+\.\d+\.part)?")
-_ABANDONED = 24 * 3600
-"""An unfinished file is deleted after this many seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +222,7 @@ class StoredTokenizer:
                 there = file.stat()
                 if named[2] is None:
                     files.append((there.st_mtime, there.st_size, file))
-                elif there.st_mtime < time.time() - _ABANDONED:
+                elif there.st_mtime < time.time() - 24 * 3600:  # an unfinished file
                     file.unlink(missing_ok=True)
         total = 0
         for _, size, file in sorted(files, reverse=True):

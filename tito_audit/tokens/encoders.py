@@ -21,7 +21,6 @@ from functools import cache
 from hashlib import sha256
 from itertools import islice, pairwise
 from pathlib import Path
-from threading import Thread
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -127,29 +126,19 @@ class Building:
     """An encoder built in a thread while this one does other work, which `fastokens` allows."""
 
     def __init__(self, build: Callable[[], FastEncoder]) -> None:
-        self._build = build
-        self._built: FastEncoder | None = None
-        self._error: BaseException | None = None
-        self._thread = Thread(target=self._run, name="building an encoder")
-        self._thread.start()
+        from concurrent.futures import ThreadPoolExecutor
+
+        self._pool = ThreadPoolExecutor(1, "building an encoder")
+        self._built = self._pool.submit(build)
 
     def encoder(self) -> FastEncoder:
         """The encoder, once it is built and the thread has ended; raises what building it raised."""
-        self._thread.join()
+        self._pool.shutdown()
         # Return free memory to the system, where there is a call for it: a finished thread leaves memory behind
         # that no other thread would use.
         with suppress(AttributeError, OSError, TypeError):
             ctypes.CDLL(None).malloc_trim(0)
-        if self._error is not None:
-            raise self._error
-        assert self._built is not None, "a thread that raised nothing has built it"
-        return self._built
-
-    def _run(self) -> None:
-        try:
-            self._built = self._build()
-        except BaseException as error:  # for the thread that asks for the encoder
-            self._error = error
+        return self._built.result()
 
 
 @contextmanager

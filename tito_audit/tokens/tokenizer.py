@@ -259,10 +259,6 @@ class Tokenizer:
         """The ids of each text, in order. Equal segments are encoded once, in this call and across calls."""
         return self._reference.encode_batch(texts)
 
-    def prefetch(self, texts: Sequence[str]) -> None:
-        """Encode texts that will be needed later, several at a time."""
-        self.encode_batch(texts)
-
     @property
     def segments(self) -> SegmentEncoder:
         """What `encode` encodes with, segment by segment."""

@@ -42,7 +42,6 @@ _METHODS, _FUNCTIONS, _FORBIDDEN = _names("methods"), _names("functions"), _name
 _OF_DICTS, _CHANGING = _names("of_dicts"), _names("changing")
 _UNPROVEN = (nodes.Mul, nodes.Pow, nodes.ExtensionAttribute, nodes.EnvironmentAttribute, nodes.NSRef)
 _STATEMENTS = (nodes.Output, nodes.For, nodes.If, nodes.Assign, nodes.AssignBlock, nodes.Macro, nodes.With)
-_JUMPS = (nodes.Break, nodes.Continue, nodes.TemplateData)
 
 
 def is_proven_safe(tree: nodes.Template) -> bool:
@@ -100,7 +99,7 @@ class _Reader:
                 raise Unproven
             self._statements(node.body, loops)
             return
-        if not isinstance(node, _STATEMENTS + _JUMPS):
+        if not isinstance(node, (*_STATEMENTS, nodes.Break, nodes.Continue, nodes.TemplateData)):
             raise Unproven
         if isinstance(node, nodes.For):
             if node.recursive:
