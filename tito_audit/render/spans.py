@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Any, NamedTuple
 
 from tito_audit.errors import RenderError
@@ -161,14 +162,6 @@ class TurnFinder:
         return (start - len(opener) if self._text.endswith(opener, earliest, start) else start), start
 
 
-_MARKINGS = (
-    Marking(assistant_only=False, tool_calls=True),
-    Marking(assistant_only=False, tool_calls=False),
-    Marking(assistant_only=True, tool_calls=True),
-    Marking(assistant_only=True, tool_calls=False),
-)
-
-
 @dataclass(frozen=True, slots=True)
 class Rendering:
     """A rendered conversation and its spans."""
@@ -302,7 +295,9 @@ def _answers(messages: Sequence[Message]) -> frozenset[int]:
 def _by_marks(job: RenderedChat) -> Rendering | None:
     """The spans as marks show them; None if marks change what the template writes. The text itself holds no
     marks."""
-    for marking in _MARKINGS:
+    # All texts are marked if the template writes the same then, else only those of the assistant.
+    for assistant_only, tool_calls in product((False, True), (True, False)):
+        marking = Marking(assistant_only=assistant_only, tool_calls=tool_calls)
         try:
             marked, owners = mark(job.chat, marking, job.answers)
             pieces = unmark(job.write(marked, opens_answer=job.opens_answer), owners, job.text)

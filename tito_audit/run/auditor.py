@@ -354,19 +354,9 @@ def load_renderer(tokenizer: str, settings: Settings | None = None) -> Renderer:
 
 
 def _renderer(tokenizer: Tokenizer, settings: Settings) -> Renderer:
-    source = None
-    if settings.chat_template:
-        path = Path(settings.chat_template)
-        try:
-            source = read_template(path)
-        except (OSError, UnicodeDecodeError) as error:
-            raise SetupError(
-                f"{path}: the chat template cannot be read ({error}).\n"
-                "Pass --chat-template with the path of a Jinja text file."
-            ) from None
     return make_renderer(
         tokenizer,
-        chat_template=source,
+        chat_template=template_source(str(Path(settings.chat_template))) if settings.chat_template else None,
         template_file=settings.chat_template,
         template_name=settings.template_name,
         template_args=settings.template_args,
@@ -375,6 +365,17 @@ def _renderer(tokenizer: Tokenizer, settings: Settings) -> Renderer:
         without_tools=settings.tools == NO_TOOLS,
         time_limit=settings.template_seconds,
     )
+
+
+def template_source(file: str) -> str:
+    """The chat template in a Jinja file; SetupError for one that cannot be read."""
+    try:
+        return read_template(Path(file))
+    except (OSError, ValueError) as error:
+        raise SetupError(
+            f"{file}: the chat template cannot be read ({error}).\n"
+            "Pass --chat-template with the path of a Jinja text file."
+        ) from None
 
 
 def selected_codes(settings: Settings) -> frozenset[str]:

@@ -514,7 +514,22 @@ def owner_results(ledger: Ledger, strangers: Sequence[Place]) -> Iterator[Result
     owned = [place for place in wanted.values() if place in owners]
     for _, places in groupby(dict.fromkeys(owned), key=lambda place: place.file):
         pairs = [(place, owners[place]) for place in places]
-        hit = Hit(Where.LOG, 0, 0, _message(pairs), cause="joined to other calls", severity=Severity.ERROR)
+        # Which rows hold what, and how far the join is off.
+        apart = Counter(owner.row - place.row for place, owner in pairs if owner.file == place.file)
+        rows, times = apart.most_common(1)[0] if apart else (0, 0)
+        named = ", ".join(f"{_name(place)} what {_name(owner, place)} sampled" for place, owner in pairs[:PLACES])
+        more = f" and {len(pairs) - PLACES:,} more" if len(pairs) > PLACES else ""
+        verb = "trains" if len(pairs) == 1 else "train"
+        is_off = rows and times >= max(_SAME * len(pairs), 2)
+        advice = (
+            f"the join of rows and calls is off by {rows:+d}: join them by id"
+            if is_off
+            else "join rows and calls by id"
+        )
+        message = (
+            f"{many(len(pairs), 'row')} {verb} what the calls beside another row sampled: {named}{more}; {advice}"
+        )
+        hit = Hit(Where.LOG, 0, 0, message, cause="joined to other calls", severity=Severity.ERROR)
         first = pairs[0][0]
         yield Result(first, None, (headed(Finding(_STRANGER, Severity.ERROR, first, hit)),), of_log=True)
 
@@ -530,19 +545,6 @@ def _last_spans(ledger: Ledger, strangers: Sequence[Place]) -> dict[int, Place]:
                 own = spans[first[number] : first[number + 1]]
                 by_hash[int(own["hash"][np.flatnonzero(own["tokens"])[-1]])] = place
     return by_hash
-
-
-def _message(pairs: Sequence[tuple[Place, Place]]) -> str:
-    """Which rows hold what, and how far the join is off."""
-    apart = Counter(owner.row - place.row for place, owner in pairs if owner.file == place.file)
-    rows, times = apart.most_common(1)[0] if apart else (0, 0)
-    named = ", ".join(f"{_name(place)} what {_name(owner, place)} sampled" for place, owner in pairs[:PLACES])
-    more = f" and {len(pairs) - PLACES:,} more" if len(pairs) > PLACES else ""
-    verb = "trains" if len(pairs) == 1 else "train"
-    message = f"{many(len(pairs), 'row')} {verb} what the calls beside another row sampled: {named}{more}"
-    if rows and times >= max(_SAME * len(pairs), 2):
-        return f"{message}; the join of rows and calls is off by {rows:+d}: join them by id"
-    return f"{message}; join rows and calls by id"
 
 
 def _name(place: Place, beside: Place | None = None) -> str:

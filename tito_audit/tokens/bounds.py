@@ -96,12 +96,8 @@ def check_file(file: Path) -> None:
 
 def read_template(file: Path) -> str:
     """The text of a chat template's file; TokenizerError or UnicodeDecodeError if it has none."""
-    return (
-        read_file(file, TEMPLATE_BYTES, what="chat template")
-        .decode("utf-8")
-        .replace("\r\n", "\n")
-        .replace("\r", "\n")
-    )
+    text = read_file(file, TEMPLATE_BYTES, what="chat template").decode("utf-8")
+    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def _check_kind(file: Path, there: os.stat_result, limit: int, what: str) -> None:

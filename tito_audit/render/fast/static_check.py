@@ -91,51 +91,48 @@ class _Reader:
 
     def _statements(self, body: list[nodes.Node], loops: int) -> None:
         for node in body:
-            self._statement(node, loops)
-
-    def _statement(self, node: nodes.Node, loops: int) -> None:
-        if isinstance(node, nodes.CallBlock):  # {% generation %}; any other call block has a call
-            if not isinstance(node.call.node, nodes.ExtensionAttribute):
+            if isinstance(node, nodes.CallBlock):  # {% generation %}; any other call block has a call
+                if not isinstance(node.call.node, nodes.ExtensionAttribute):
+                    raise Unproven
+                self._statements(node.body, loops)
+                continue
+            if not isinstance(node, (*_STATEMENTS, nodes.Break, nodes.Continue, nodes.TemplateData)):
                 raise Unproven
-            self._statements(node.body, loops)
-            return
-        if not isinstance(node, (*_STATEMENTS, nodes.Break, nodes.Continue, nodes.TemplateData)):
-            raise Unproven
-        if isinstance(node, nodes.For):
-            if node.recursive:
-                raise Unproven
-            self._expression(node.iter)
-            if node.test is not None:
+            if isinstance(node, nodes.For):
+                if node.recursive:
+                    raise Unproven
+                self._expression(node.iter)
+                if node.test is not None:
+                    self._expression(node.test)
+                self._target(node.target, node.iter)
+                counted = isinstance(node.iter, nodes.Call)
+                self._statements([*node.body, *node.else_], loops + (2 if counted else 1))
+            elif isinstance(node, nodes.If):
+                self._statements([*node.body, *node.elif_, *node.else_], loops)
                 self._expression(node.test)
-            self._target(node.target, node.iter)
-            counted = isinstance(node.iter, nodes.Call)
-            self._statements([*node.body, *node.else_], loops + (2 if counted else 1))
-        elif isinstance(node, nodes.If):
-            self._statements([*node.body, *node.elif_, *node.else_], loops)
-            self._expression(node.test)
-        elif isinstance(node, nodes.Assign):
-            self._assign(node, loops)
-        elif isinstance(node, nodes.Output):
-            for part in node.nodes:
-                self._expression(part)
-        elif isinstance(node, nodes.AssignBlock):
-            if node.filter is not None:
-                raise Unproven
-            self._target(node.target, nodes.Const(""), WRITTEN)
-            self._statements(node.body, loops)
-        elif isinstance(node, nodes.Macro):
-            for argument in node.args:
-                self._weights.put(argument.name, nodes.Const(""))
-            for default in node.defaults:
-                self._expression(default)
+            elif isinstance(node, nodes.Assign):
+                self._assign(node, loops)
+            elif isinstance(node, nodes.Output):
+                for part in node.nodes:
+                    self._expression(part)
+            elif isinstance(node, nodes.AssignBlock):
+                if node.filter is not None:
+                    raise Unproven
+                self._target(node.target, nodes.Const(""), WRITTEN)
+                self._statements(node.body, loops)
+            elif isinstance(node, nodes.Macro):
                 for argument in node.args:
-                    self._weights.put(argument.name, default)
-            self._statements(node.body, loops=9)
-        elif isinstance(node, nodes.With):
-            for target, value in zip(node.targets, node.values, strict=True):
-                self._expression(value)
-                self._target(target, value)
-            self._statements(node.body, loops)
+                    self._weights.put(argument.name, nodes.Const(""))
+                for default in node.defaults:
+                    self._expression(default)
+                    for argument in node.args:
+                        self._weights.put(argument.name, default)
+                self._statements(node.body, loops=9)
+            elif isinstance(node, nodes.With):
+                for target, value in zip(node.targets, node.values, strict=True):
+                    self._expression(value)
+                    self._target(target, value)
+                self._statements(node.body, loops)
 
     def _assign(self, node: nodes.Assign, loops: int) -> None:
         self._expression(node.node)
