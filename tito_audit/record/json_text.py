@@ -239,7 +239,6 @@ def _change_object(text: str, start: int, node: _Tree, outer: _Style, changes: l
 
 
 def _spliced(text: str, span: Span, changes: Sequence[Change]) -> str:
-    """A part of the text with changes applied."""
     parts, position = [], span[0]
     for start, end, new in sorted(changes, key=lambda change: change[:2]):
         parts += [text[position:start], new]

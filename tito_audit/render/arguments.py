@@ -246,7 +246,6 @@ class _ArgumentReader:
                 yield self._seen[name]
 
     def _read_condition(self, test: nodes.Node | None) -> None:
-        """Record what a condition tests for truth."""
         if isinstance(test, nodes.And | nodes.Or):
             self._read_condition(test.left)
             self._read_condition(test.right)

@@ -206,7 +206,6 @@ def _in_turn(text: str, count: int) -> list[tuple[int, int]] | None:
 
 
 def _marks(text: str) -> Iterator[tuple[int, int]]:
-    """The position and number of each mark."""
     codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
     places = np.flatnonzero(codes >= _FIRST)
     for place, code in zip(places.tolist(), (codes[places] - _FIRST).tolist(), strict=True):

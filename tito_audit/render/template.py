@@ -217,7 +217,6 @@ class Template:
 
     @cached_property
     def _reference(self) -> _Reference:
-        """The template as Jinja itself runs it."""
         return _compiled(self.source, self._where, self._time_limit, self._size_limit)
 
 

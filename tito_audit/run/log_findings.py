@@ -455,7 +455,6 @@ class Once:
         yield from map(self._never, never[at:])
 
     def _again(self, double: Double) -> _Noted:
-        """What a sequence trains again."""
         place = self.ledger.row_place(double.sequence)
         named = self._named(double.first, place) + (
             f" and {many(double.others, 'other row')}" if double.others else ""

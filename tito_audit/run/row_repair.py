@@ -135,7 +135,6 @@ def _rounds(applied: Applied, form: Format, audit: Audit, terms: RepairTerms) ->
 
 
 def _round(applied: Applied, repairs: Sequence[Repair], form: Format, audit: Audit, terms: RepairTerms) -> None:
-    """Try every repair once on the row in its current state."""
     for repair in repairs:
         rows: list[AppliedRow] = []
         for written in applied.rows:
@@ -402,7 +401,6 @@ def _count(findings: Sequence[Finding], code: str) -> int:
 
 
 def _times(findings: Iterable[Finding]) -> int:
-    """How many findings these stand for."""
     return sum(finding.times for finding in findings)
 
 
@@ -586,7 +584,6 @@ class RowRepair:
         return {**row, inside: {**was, COLUMN: about}} if inside else {**row, COLUMN: about}
 
     def _audit(self, read: ReadRow, auditor: Auditor, of_run: _OfRun) -> list[Audited]:
-        """The rollouts of a row with the findings of all rules."""
         audited = []
         for rollout in read.rollouts:
             with guarded("the audit", rollout.place, LEAVE_OUT):

@@ -299,7 +299,6 @@ class ChunkedScan:
                     flow.in_flight.passed(step.number)
 
     def _of_chunk(self, chunk: _Audited) -> Iterator[Result]:
-        """The results of the next chunk of the file."""
         if self._broken:
             return
         before = passed = 0
@@ -365,7 +364,6 @@ class ChunkedScan:
         return True
 
     def _with_view(self, result: Result, packed: bytes | None) -> Result:
-        """The result with its view, if it gets one."""
         observed = observed_of(result)
         if self.views is None or observed is None or not self.views.take(result.findings, result.place.row):
             return result
@@ -375,7 +373,6 @@ class ChunkedScan:
 
 
 def _unpacked(packed: _Packed, file: str, row: int) -> Result:
-    """The result of this row of a log."""
     item, of_rollout, findings, rest = packed
     place = Place(file, row, item)
     rollout = None

@@ -270,7 +270,6 @@ class _Crew(Generic[Tag, Task, Answer]):
         return False
 
     def _collect(self) -> None:
-        """Wait for at least one answer."""
         from multiprocessing.connection import wait
 
         ready = wait([worker.answers for worker in self._workers])

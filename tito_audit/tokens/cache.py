@@ -170,7 +170,6 @@ class StoredTokenizer:
 
     @cached_property
     def _notes(self) -> dict[str, dict[str, Any]]:
-        """The stored notes."""
         content = self._read("notes")
         notes = content[0].get("notes") if content is not None else None
         if not isinstance(notes, dict):

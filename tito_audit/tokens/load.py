@@ -92,7 +92,6 @@ def digest_of(tokenizer: Tokenizer) -> str:
 
 
 def _loaded(path: Path, name_or_dir: str, trust_remote_code: bool) -> Tokenizer:
-    """The tokenizer of a folder."""
     if (path / "tokenizer.json").exists():
         return _from_files(path, name_or_dir)
     has_code = _config(path).get("auto_map") is not None

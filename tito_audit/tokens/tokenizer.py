@@ -470,7 +470,6 @@ class Tokenizer:
 
     @cached_property
     def _known_texts(self) -> KnownTexts:
-        """Recent texts that led to recorded ids."""
         return KnownTexts(self.cuts)
 
     @cached_property

@@ -241,7 +241,6 @@ class Vocabulary:
         return slots
 
     def _slot(self, token_id: int) -> int:
-        """The slot of one id."""
         if 0 <= token_id < self.size:
             return token_id
         if self._far is not None:
@@ -255,7 +254,6 @@ class Vocabulary:
         return self._data[start : start + int(self._lengths[slot])]
 
     def _each(self, ids: Ids) -> list[bytes]:
-        """The bytes of each id."""
         slots, data = self._slots(ids), self._data
         starts = self._starts.take(slots, mode="clip").tolist()
         lengths = self._lengths.take(slots, mode="clip").tolist()

@@ -154,7 +154,6 @@ class _ExpressionReader:
         self._sizes.add(int(size))  # type: ignore[call-overload]
 
     def _is_one_of(self, node: nodes.Expr) -> None:
-        """Record a constant that a value is compared with."""
         if isinstance(node, nodes.List | nodes.Tuple):
             for item in node.items:
                 self._is_one_of(item)
