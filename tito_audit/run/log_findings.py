@@ -519,12 +519,9 @@ def owner_results(ledger: Ledger, strangers: Sequence[Place]) -> Iterator[Result
         named = ", ".join(f"{_name(place)} what {_name(owner, place)} sampled" for place, owner in pairs[:PLACES])
         more = f" and {len(pairs) - PLACES:,} more" if len(pairs) > PLACES else ""
         verb = "trains" if len(pairs) == 1 else "train"
-        is_off = rows and times >= max(_SAME * len(pairs), 2)
-        advice = (
-            f"the join of rows and calls is off by {rows:+d}: join them by id"
-            if is_off
-            else "join rows and calls by id"
-        )
+        advice = "join rows and calls by id"
+        if rows and times >= max(_SAME * len(pairs), 2):
+            advice = f"the join of rows and calls is off by {rows:+d}: join them by id"
         message = (
             f"{many(len(pairs), 'row')} {verb} what the calls beside another row sampled: {named}{more}; {advice}"
         )

@@ -60,7 +60,7 @@ class KnownText:
             begin, first = self.up_to(len(self._ends))
             pieces = self._cuts.split(self.text[begin:])
             at = self._cuts.positions(self.ids[first:]) + first
-            # None if text and ids differ in them: a model may write an unknown character as a control token.
+            # No more if text and ids differ there: a model may write an unknown character as a control token.
             if [self._cuts.tokens[piece] for piece in pieces[1::2]] == self.ids[at].tolist():
                 self._ends += list(accumulate(map(len, pieces), initial=begin))[2::2]
                 self._tokens += (at + 1).tolist()
@@ -78,10 +78,6 @@ class KnownText:
     def up_to(self, shared: int) -> tuple[int, int]:
         """How many characters and ids there are up to the end of the first `shared` cuts."""
         return (self._ends[shared - 1], self._tokens[shared - 1]) if shared else (0, 0)
-
-    def has_only(self, shared: int) -> bool:
-        """Whether it has exactly this many cuts."""
-        return len(self._ends) == shared
 
 
 class KnownTexts:
@@ -106,7 +102,7 @@ class KnownTexts:
 
     def keep(self, text: str, ids: Ids, base: KnownText | None = None, shared: int = 0) -> None:
         """Remember a text, replacing `base` if it continues all of it."""
-        if base is not None and base in self._known and base.has_only(shared):
+        if base is not None and base in self._known and len(base.tokens) == shared:
             self._known.remove(base)
         self._known.append(KnownText(self._cuts, text, ids, base, shared))
         del self._known[:-_KEPT]

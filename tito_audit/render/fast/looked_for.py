@@ -30,7 +30,7 @@ _LOGIC = (nodes.Compare, nodes.Test, nodes.Not)
 def looked_for(tree: nodes.Template) -> _Found | None:
     """What a template that is safe for minijinja looks for; None if its output may depend on something else."""
     try:
-        check_distances(tree)
+        _Distances(tree).check()
         return _ExpressionReader(tree).places()
     except (Unknown, RecursionError):
         return None
@@ -315,11 +315,6 @@ _FROM_END = frozenset(("loop.length", "loop.revindex", "loop.revindex0"))
 _NEAR = frozenset((0, 1, None))
 
 
-def check_distances(tree: nodes.Template) -> None:
-    """Raise Unknown if a template may decide by a number of messages or write one."""
-    _Distances(tree).check()
-
-
 class _Distances:
     """Checks every number in a template that depends on how many messages there are."""
 
@@ -328,6 +323,7 @@ class _Distances:
         self._values = TemplateNames(tree)
 
     def check(self) -> None:
+        """Raise Unknown if a template may decide by a number of messages or write one."""
         for compare in self._tree.find_all(nodes.Compare):
             left: nodes.Node = compare.expr
             for operand in compare.ops:
