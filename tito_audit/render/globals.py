@@ -53,11 +53,7 @@ def _check_format(format: str) -> None:
 
 
 def to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: Any = None,
-    separators: Any = None,
-    sort_keys: bool = False,
+    value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
 ) -> str:
     """JSON as chat templates write it: no HTML escapes, keys in their original order."""
     if max(indent if isinstance(indent, int) else 0, *map(length, (indent, *(separators or ())))) > 100:

@@ -140,10 +140,7 @@ class _Clock:
 
     def _left(self) -> float:
         passed = time.monotonic() - self._began
-        return min(
-            self._seconds - (time.thread_time() - self._used),
-            self._seconds * _BUSY - passed,
-        )
+        return min(self._seconds - (time.thread_time() - self._used), self._seconds * _BUSY - passed)
 
 
 class Budget:

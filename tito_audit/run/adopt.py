@@ -48,11 +48,7 @@ class Adopted:
 
 
 def adopted(
-    head: Sequence[Rollout],
-    tokenizer: Tokenizer,
-    renderer: Renderer,
-    settings: Settings,
-    codes: frozenset[str],
+    head: Sequence[Rollout], tokenizer: Tokenizer, renderer: Renderer, settings: Settings, codes: frozenset[str]
 ) -> Adopted | None:
     """What the first rollouts prove that a log was written with, if a finding of these codes may say so.
 

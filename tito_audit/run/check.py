@@ -49,13 +49,7 @@ class Spot(NamedTuple):
         differs: Difference = explained.difference
         beside = differs.against is Against.ROW
         return cls(
-            differs.where,
-            differs.turn,
-            differs.start,
-            differs.end,
-            explained.cause,
-            differs.later_turn,
-            beside,
+            differs.where, differs.turn, differs.start, differs.end, explained.cause, differs.later_turn, beside
         )
 
 

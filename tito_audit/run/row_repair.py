@@ -504,13 +504,7 @@ class RowRepair:
         return self._repair(raw, raw.value, read, audited, place, of_run)
 
     def _repair(
-        self,
-        raw: RawRow,
-        logged: Row,
-        read: ReadRow,
-        audited: Sequence[Audited],
-        place: Place,
-        of_run: _OfRun,
+        self, raw: RawRow, logged: Row, read: ReadRow, audited: Sequence[Audited], place: Place, of_run: _OfRun
     ) -> RepairedRow:
         def audit(row: Row) -> list[Audited]:
             rollouts = self.group.read_again(read.format, row, place, logged)
