@@ -281,7 +281,7 @@ def test_words_have_a_whole_form_and_parts():
 
 def test_equal_texts_are_encoded_once(monkeypatch):
     tokenizer = load_tokenizer(str(TOYS / "toy_bpe"))
-    tokenizer.prefetch(["Hello there", "Hello there", "Skinny"])
+    tokenizer.encode_batch(["Hello there", "Hello there", "Skinny"])
     real_backend, tokenizer.backend = tokenizer.backend, None  # an encoding would now fail
     assert [len(ids) for ids in tokenizer.encode_batch(["Skinny", "Hello there", "Skinny"])] == [
         len(real_backend.encode(text, add_special_tokens=False).ids)

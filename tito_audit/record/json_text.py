@@ -51,7 +51,7 @@ class FlatSpans(Sequence[Span]):
         return self._ends[at], self._ends[at + 1]
 
 
-class EntryKeys(Sequence[str]):
+class EntryKeys:
     """One spelling of each entry of a list, to compare entries by, made for a part of the list at a time."""
 
     __slots__ = ("_at", "_held", "_make", "_size")
@@ -73,13 +73,7 @@ class EntryKeys(Sequence[str]):
             self._held, self._at = self._make(start, min(start + AT_ONCE, self._size)), number
         return self._held
 
-    @overload
-    def __getitem__(self, number: int) -> str: ...
-    @overload
-    def __getitem__(self, number: slice) -> Sequence[str]: ...
-    def __getitem__(self, number: int | slice) -> str | Sequence[str]:
-        if isinstance(number, slice):
-            return [self[index] for index in range(*number.indices(self._size))]
+    def __getitem__(self, number: int) -> str:
         return self.part(number // AT_ONCE)[number % AT_ONCE]
 
 
@@ -245,7 +239,6 @@ def _change_object(text: str, start: int, node: _Tree, outer: _Style, changes: l
 
 
 def _spliced(text: str, span: Span, changes: Sequence[Change]) -> str:
-    """A part of the text with changes applied."""
     parts, position = [], span[0]
     for start, end, new in sorted(changes, key=lambda change: change[:2]):
         parts += [text[position:start], new]

@@ -16,7 +16,6 @@ ToolSpec = Mapping[str, Any]
 
 _ARRAYS = (np.ndarray, np.generic)
 _SCALARS = frozenset((str, int, float, bool, type(None)))
-_REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +83,14 @@ def as_message(value: object, where: str) -> Message:
     if not (type(value) is dict or _is_object(value)) or not isinstance(value.get("role"), str):
         raise RecordError(f"{where} is not a message: an object with a `role` is expected")
     content = value.get("content")
-    if content is not None and type(content) is not str:
-        content = _content(content, where)
+    if content is not None and type(content) is not str and not isinstance(content, str):
+        if not isinstance(content, Sequence):
+            raise RecordError(f"{where}.content is neither text nor a list of parts")
+        if not all(map(_is_object, content)):
+            raise RecordError(f"{where}.content is a list, but not of content parts (objects)")
+        content = tuple(content)
     reasoning = None
-    for key in _REASONING_KEYS:
+    for key in ("reasoning_content", "reasoning", "thinking"):
         text = value.get(key)
         if isinstance(text, str):
             reasoning = text
@@ -162,17 +165,6 @@ def _plain(value: Any) -> Any:
 def _is_object(value: object) -> TypeGuard[Mapping[str, Any]]:
     # Values from JSON are plain dicts, and checking the exact type is cheaper than isinstance with Mapping.
     return type(value) is dict or isinstance(value, Mapping)
-
-
-def _content(value: object, where: str) -> str | tuple[Mapping[str, Any], ...]:
-    """Content that is not a plain `str`: a subclass, or parts."""
-    if isinstance(value, str):
-        return value
-    if not isinstance(value, Sequence):
-        raise RecordError(f"{where}.content is neither text nor a list of parts")
-    if not all(map(_is_object, value)):
-        raise RecordError(f"{where}.content is a list, but not of content parts (objects)")
-    return tuple(value)
 
 
 def _as_tool_call(value: object, where: str) -> ToolCall:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from tito_audit.errors import RecordError
 from tito_audit.record.arrays import Ids, Logprobs, Mask, Offsets
 from tito_audit.record.column import Alignment, Column, ColumnRole, MaskEncoding, MovePolicy, spread
+from tito_audit.record.prefix import common_prefix
 from tito_audit.record.rollout import Padding, TrainingRow
 
 
@@ -96,10 +97,7 @@ class _Mover:
         self.stale: list[str] = []
         self.dropped: list[str] = []
         self.unknown: dict[str, int] = {}
-        old = row.token_ids
-        size = min(len(old), len(token_ids))
-        unequal = (old[:size] != token_ids[:size]).nonzero()[0]
-        self.same = int(unequal[0]) if len(unequal) else size
+        self.same = common_prefix(row.token_ids, token_ids)
         self.changed = self.same < max(len(token_ids), len(row.token_ids))
 
     def moved(self, column: Column) -> Column | None:

@@ -14,7 +14,6 @@ _OWN = frozenset(
     ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "strftime_now")
 )
 """What every template gets; these are not arguments."""
-_CLOCK = "strftime_now"
 _TRUTHS = {"true": True, "false": False, "none": None}
 _PASSES = frozenset(
     (
@@ -122,7 +121,7 @@ class _Unset:
 
 def _clock_calls(tree: nodes.Node) -> Iterator[nodes.Call]:
     for call in tree.find_all(nodes.Call):
-        if isinstance(call.node, nodes.Name) and call.node.name == _CLOCK:
+        if isinstance(call.node, nodes.Name) and call.node.name == "strftime_now":
             yield call
 
 
@@ -178,7 +177,15 @@ class _ArgumentReader:
                 self._defaulted(node.left, node.right)
             elif isinstance(node, nodes.For) and isinstance(node.target, nodes.Name):
                 for seen in self._of(node.iter):
-                    seen.contained += self._compared_with(node.target.name, node.body)
+                    # The constants with which the loop compares its variable.
+                    seen.contained += [
+                        constant
+                        for part in node.body
+                        for test in part.find_all(nodes.Compare)
+                        if isinstance(test.expr, nodes.Name) and test.expr.name == node.target.name
+                        for operand in test.ops
+                        for constant in self._constants(operand.expr)
+                    ]
             elif isinstance(node, nodes.Output):
                 for seen in self._of(*node.nodes):
                     seen.written = True
@@ -201,7 +208,11 @@ class _ArgumentReader:
         if tested and not seen.written and not texts and not seen.contained:
             values += [True, False]
         default = seen.defaults[0] if seen.defaults else None
-        return Argument(name, _distinct(values), seen.written, default, seen.clock_format)
+        # Without repeats; 1 and True are different.
+        distinct: dict[str, object] = {}
+        for value in values:
+            distinct.setdefault(f"{type(value).__name__} {value!r}", value)
+        return Argument(name, tuple(distinct.values()), seen.written, default, seen.clock_format)
 
     # Where values go
 
@@ -235,7 +246,6 @@ class _ArgumentReader:
                 yield self._seen[name]
 
     def _read_condition(self, test: nodes.Node | None) -> None:
-        """Record what a condition tests for truth."""
         if isinstance(test, nodes.And | nodes.Or):
             self._read_condition(test.left)
             self._read_condition(test.right)
@@ -262,15 +272,11 @@ class _ArgumentReader:
             for side, other in ((node.expr, operand.expr), (operand.expr, node.expr)):
                 for seen in self._of(side):
                     if operand.op not in ("in", "notin") or side is node.expr:
-                        seen.compared += _around(self._constants(other), operand.op)
-
-    def _compared_with(self, name: str, body: Sequence[nodes.Node]) -> Iterator[object]:
-        """The constants with which a part of the template compares a variable."""
-        for node in body:
-            for test in node.find_all(nodes.Compare):
-                if isinstance(test.expr, nodes.Name) and test.expr.name == name:
-                    for operand in test.ops:
-                        yield from self._constants(operand.expr)
+                        constants = self._constants(other)
+                        if operand.op in ("lt", "lteq", "gt", "gteq"):  # by size: also one more and one less
+                            numbers = [c for c in constants if isinstance(c, int) and not isinstance(c, bool)]
+                            constants = [near for number in numbers for near in (number, number + 1, number - 1)]
+                        seen.compared += constants
 
     def _defaulted(self, value: nodes.Node | None, default: nodes.Node | None) -> None:
         if isinstance(default, nodes.Const):
@@ -338,19 +344,3 @@ def _assigned(tree: nodes.Template) -> Iterator[tuple[str, nodes.Node]]:
             parameters = [arg.name for arg in macros[node.node.name].args]
             yield from zip(parameters, node.args, strict=False)
             yield from ((pair.key, pair.value) for pair in node.kwargs)
-
-
-def _around(constants: list[object], operator: str) -> list[object]:
-    """The constants; where numbers are compared by size, also one more and one less."""
-    if operator not in ("lt", "lteq", "gt", "gteq"):
-        return constants
-    numbers = [constant for constant in constants if isinstance(constant, int) and not isinstance(constant, bool)]
-    return [near for number in numbers for near in (number, number + 1, number - 1)]
-
-
-def _distinct(values: list[object]) -> tuple[object, ...]:
-    """The values without repeats; 1 and True are different."""
-    distinct: dict[str, object] = {}
-    for value in values:
-        distinct.setdefault(f"{type(value).__name__} {value!r}", value)
-    return tuple(distinct.values())

@@ -82,7 +82,10 @@ class Known:
         note = store.note(self._name) if store is not None and self._name is not None else None
         self.facts = _facts(note) if note is not None else None
         """None if nothing is stored; otherwise the template is also known to compile."""
-        self._openers: dict[str, str] = _texts(note) if note is not None and self.facts is not None else {}
+        openers = note.get("openers") if note is not None and self.facts is not None else None
+        self._openers: dict[str, str] = {}
+        if isinstance(openers, dict):
+            self._openers = {key: text for key, text in openers.items() if isinstance(text, str)}
         self._kept = dict(self._openers)
 
     def note(self, facts: Facts, *, lasting: bool) -> None:
@@ -133,14 +136,6 @@ def _facts(note: Mapping[str, Any]) -> Facts | None:
         return None
     whole, inside, sizes = map(tuple, lists)
     return Facts(minijinja_safe, longest, joins, documents, opener_names, (whole, inside, sizes))
-
-
-def _texts(note: Mapping[str, Any]) -> dict[str, str]:
-    """The generation prompts in a note."""
-    openers = note.get("openers")
-    if not isinstance(openers, dict):
-        return {}
-    return {key: text for key, text in openers.items() if isinstance(text, str)}
 
 
 def _name(source: str, limits: Sequence[float]) -> str | None:

@@ -17,7 +17,6 @@ from tito_audit.render.limits import LimitReached, length
 GENERATION = ("\U000f0000", "\U000f0001")
 """Private-use characters around what `{% generation %}` writes."""
 _GENERATION = re.compile(r"\{%([-+]?)\s*(end)?generation\s*([-+]?)%\}")
-_LONGEST_FORMAT = 1000
 _encode = json.JSONEncoder(ensure_ascii=False).encode
 
 
@@ -49,16 +48,12 @@ class Clock:
 
 
 def _check_format(format: str) -> None:
-    if length(format) > _LONGEST_FORMAT:  # the system takes hundreds of bytes for each character
+    if length(format) > 1000:  # the system takes hundreds of bytes for each character
         raise LimitReached(f"the template asks for a date in a format of {length(format):,} characters")
 
 
 def to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: Any = None,
-    separators: Any = None,
-    sort_keys: bool = False,
+    value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
 ) -> str:
     """JSON as chat templates write it: no HTML escapes, keys in their original order."""
     if max(indent if isinstance(indent, int) else 0, *map(length, (indent, *(separators or ())))) > 100:

@@ -140,10 +140,7 @@ class _Clock:
 
     def _left(self) -> float:
         passed = time.monotonic() - self._began
-        return min(
-            self._seconds - (time.thread_time() - self._used),
-            self._seconds * _BUSY - passed,
-        )
+        return min(self._seconds - (time.thread_time() - self._used), self._seconds * _BUSY - passed)
 
 
 class Budget:
@@ -179,7 +176,9 @@ class Budget:
         if self._until_look < 0:
             # LimitReached if the process has taken much memory since the first look.
             self._until_look = _LOOK
-            resident = _resident()
+            resident = 0  # bytes of memory that this process holds; the system may not say
+            with suppress(OSError, ValueError, IndexError), open("/proc/self/statm", "rb") as statm:  # noqa: PTH123
+                resident = int(statm.read().split()[1]) * _PAGE
             if self._memory is None:
                 self._memory = resident - min(size, resident)
             if resident + size > self._memory + _MEMORY + 8 * self._most():
@@ -227,15 +226,6 @@ class Budget:
         if self._given_size is None:
             self._given_size = written_size(self._given)[0]
         return self._given_size
-
-
-def _resident() -> int:
-    """Bytes of memory that this process holds; 0 where the system does not say."""
-    try:
-        with open("/proc/self/statm", "rb") as statm:  # noqa: PTH123 - this takes microseconds
-            return int(statm.read().split()[1]) * _PAGE
-    except (OSError, ValueError, IndexError):
-        return 0
 
 
 _given_up: set[tuple[int, float]] = set()

@@ -27,7 +27,6 @@ Chat: TypeAlias = list[dict[str, Any]]
 ToolArguments: TypeAlias = Literal["auto", "object", "string"]
 """The form of tool-call arguments: parsed, as logged, or (`auto`) parsed, else as logged if that raises."""
 
-_NO_CONTENT = ("absent", "null", "empty")
 _SCALARS = frozenset({str, int, float, bool, type(None)})
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 _REASONING_KEYS = frozenset(_REASONING)
@@ -201,7 +200,7 @@ class Renderer:
             return
         forms = forms or Forms()
         seen: list[Chat] = []
-        for no_content in _NO_CONTENT:
+        for no_content in ("absent", "null", "empty"):
             for parsed in {"auto": (True, False), "object": (True,), "string": (False,)}[self.tool_arguments]:
                 chat = forms.chat(messages, parsed=parsed, no_content=no_content)
                 if self.wraps_texts:
@@ -302,7 +301,17 @@ class Forms:
         key = id(message), parsed, no_content
         form = self._made.get(key)
         if form is None:  # the message is kept alive, so no other can get its id
-            wire = _wire(_plain(message.wire), parsed=parsed, no_content=no_content)
+            plain = _plain(message.wire)
+            wire = {key: value for key, value in plain.items() if value is not None}
+            if no_content == "null" and "content" in plain:
+                wire = {key: value for key, value in plain.items() if value is not None or key == "content"}
+            elif no_content == "empty":
+                wire.setdefault("content", "")
+            reasoning = next((wire[key] for key in _REASONING if key in wire), None)
+            if reasoning is not None:
+                wire = {"thinking": reasoning, **wire, "reasoning_content": reasoning}
+            if parsed and isinstance(wire.get("tool_calls"), list):
+                wire["tool_calls"] = [_parsed_call(call) for call in wire["tool_calls"]]
             form = self._made[key] = message, wire
         return form[1]
 
@@ -323,21 +332,6 @@ def as_parts(message: Mapping[str, Any]) -> dict[str, Any]:
     if message["role"] == "tool" or (content is not None and not isinstance(content, str)):
         return dict(message)
     return {**message, "content": [] if content is None else [{"type": "text", "text": content}]}
-
-
-def _wire(wire: Mapping[str, Any], *, parsed: bool, no_content: str) -> dict[str, Any]:
-    """One message in a form for templates; `wire` itself is not changed."""
-    message = {key: value for key, value in wire.items() if value is not None}
-    if no_content == "null" and "content" in wire:
-        message = {key: value for key, value in wire.items() if value is not None or key == "content"}
-    elif no_content == "empty":
-        message.setdefault("content", "")
-    reasoning = next((message[key] for key in _REASONING if key in message), None)
-    if reasoning is not None:
-        message = {"thinking": reasoning, **message, "reasoning_content": reasoning}
-    if parsed and isinstance(message.get("tool_calls"), list):
-        message["tool_calls"] = [_parsed_call(call) for call in message["tool_calls"]]
-    return message
 
 
 def _parsed_call(call: Any) -> Any:
@@ -366,7 +360,14 @@ def _plain(value: Any) -> Any:
     if kind in _SCALARS:
         return value
     if kind is dict:
-        return _plain_dict(value)
+        out = value
+        for key, item in value.items():
+            if type(item) not in _SCALARS:
+                plain = _plain(item)
+                if plain is not item:
+                    out = dict(value) if out is value else out
+                    out[key] = plain
+        return out
     if kind is list:
         items = [_plain(item) for item in value]
         return value if all(map(is_, items, value)) else items
@@ -380,14 +381,3 @@ def _plain(value: Any) -> Any:
         if isinstance(value, basic):
             return basic(value)
     return f"<{type(value).__name__}>"
-
-
-def _plain_dict(value: dict[Any, Any]) -> dict[Any, Any]:
-    out = value
-    for key, item in value.items():
-        if type(item) not in _SCALARS:
-            plain = _plain(item)
-            if plain is not item:
-                out = dict(value) if out is value else out
-                out[key] = plain
-    return out

@@ -27,6 +27,7 @@ from tito_audit.record.message import Message
 from tito_audit.render.facts import LookedFor
 from tito_audit.render.renderer import Chat, Forms, Renderer, is_plain_text
 from tito_audit.render.template import Template
+from tito_audit.tokens.encoders import well_formed
 from tito_audit.tokens.segments import pattern_of, shared_start
 
 Shape = Hashable
@@ -34,7 +35,6 @@ Shape = Hashable
 _ROLE = "role"
 _DETAILS = frozenset(("tool_calls", "tool_call_id", "name", "id"))
 _MOST_SHAPES, _MOST_AROUND = 1 << 16, 128
-_MOST_INPUTS = 64
 _MOST_BETWEEN = 1 << 12
 """How many markers, and characters around words, a text may have."""
 _MOST = 1 << 12
@@ -116,7 +116,20 @@ class Shapes:
             try:
                 if not is_plain_text(wire):
                     wire = forms.of(message, parsed=True, no_content="absent")
-                read = self._message(wire)
+                self._words, self._numbers, self._told_apart = [], [], False
+                shape = self._object(wire)
+                if _DETAILS.isdisjoint(wire):
+                    around: tuple[object, ...] = (False, *shape)
+                else:
+                    around = bool(wire.get("tool_calls")), *[pair for pair in shape if pair[0] not in _DETAILS]
+                read = ReadMessage(
+                    self._shapes.setdefault(shape, len(self._shapes)),
+                    self._around.setdefault(around, len(self._around)),
+                    -1
+                    if self._told_apart or len(self._wholes) > _MOST_SHAPES
+                    else self._wholes.setdefault((shape, *self._numbers), len(self._wholes)),
+                    tuple(self._words),
+                )
             except (TypeError, RecursionError):  # values that are not JSON, or too much of them
                 return None
             if type(wire) is dict and wire.keys() == {_ROLE, "content"} and read.words == (wire["content"],):
@@ -142,22 +155,6 @@ class Shapes:
                 for key, inner in value.items()
             }
         return [self.with_stand_ins(inner, stand_in) for inner in value] if type(value) is list else value
-
-    def _message(self, message: Mapping[str, Any]) -> ReadMessage:
-        self._words, self._numbers, self._told_apart = [], [], False
-        shape = self._object(message)
-        if _DETAILS.isdisjoint(message):
-            around: tuple[object, ...] = (False, *shape)
-        else:
-            around = bool(message.get("tool_calls")), *[pair for pair in shape if pair[0] not in _DETAILS]
-        return ReadMessage(
-            self._shapes.setdefault(shape, len(self._shapes)),
-            self._around.setdefault(around, len(self._around)),
-            -1
-            if self._told_apart or len(self._wholes) > _MOST_SHAPES
-            else self._wholes.setdefault((shape, *self._numbers), len(self._wholes)),
-            tuple(self._words),
-        )
 
     def _object(self, value: Mapping[str, Any]) -> tuple[tuple[str, Shape], ...]:
         pairs: list[tuple[str, Shape]] = []
@@ -287,7 +284,7 @@ class Scaffolds:
             return None
         number = self._inputs.get(key)
         if number is None:
-            if len(self._inputs) >= _MOST_INPUTS:
+            if len(self._inputs) >= 64:
                 return None
             number = self._inputs[key] = len(self._inputs)
         return Inputs(number, variables)
@@ -313,7 +310,7 @@ class Scaffolds:
                 self._off = True
                 return None
         # A lone surrogate, which no tokenizer keeps, or more than templates may write.
-        if len(text) > _MOST_WRITTEN or not (text.isascii() or _is_well_formed(text)):
+        if len(text) > _MOST_WRITTEN or not (text.isascii() or well_formed(text) is text):
             return None
         return text, scaffold
 
@@ -405,11 +402,3 @@ def scaffolds_of(renderer: Renderer, with_tools: bool) -> Scaffolds | None:
 def scaffolds(template: Template) -> Scaffolds | None:
     """The same for a template that gets parsed arguments of tools."""
     return None if template.looked_for is None else Scaffolds(template, template.looked_for)
-
-
-def _is_well_formed(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

@@ -127,16 +127,15 @@ def _marked(
             marked_content = f"{content[:start]}{thought}{content[end : space.end()]}{rest}"
         out["content"] = marked_content
     elif isinstance(content, list):
-        out["content"] = [_marked_part(part, index, marker) for part in content]
+        out["content"] = [
+            {**part, "text": marker.around(part["text"], index, SpanKind.CONTENT)}
+            if isinstance(part, dict) and isinstance(part.get("text"), str)
+            else part
+            for part in content
+        ]
     if marking.tool_calls and isinstance(message.get("tool_calls"), list):
         out["tool_calls"] = [_marked_call(call, index, marker) for call in message["tool_calls"]]
     return out
-
-
-def _marked_part(part: Any, index: int, marker: _Marker) -> Any:
-    if isinstance(part, dict) and isinstance(part.get("text"), str):
-        return {**part, "text": marker.around(part["text"], index, SpanKind.CONTENT)}
-    return part
 
 
 def _marked_call(call: Any, index: int, marker: _Marker) -> Any:
@@ -207,7 +206,6 @@ def _in_turn(text: str, count: int) -> list[tuple[int, int]] | None:
 
 
 def _marks(text: str) -> Iterator[tuple[int, int]]:
-    """The position and number of each mark."""
     codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
     places = np.flatnonzero(codes >= _FIRST)
     for place, code in zip(places.tolist(), (codes[places] - _FIRST).tolist(), strict=True):

@@ -51,25 +51,22 @@ class SpanBuilder:
             edges.add(start)
             edges.add(end)
         order = sorted(edges)
+        numbers = {edge: number for number, edge in enumerate(order)}
+        labels: list[_Label | None] = [None] * (len(order) - 1)  # of each range between two edges
+        for start, end, label, only_free in self._labelled:
+            for number in range(numbers[start], numbers[end]):
+                if not only_free or labels[number] is None:
+                    labels[number] = label
         out: list[Span] = []
-        start, here = 0, None
-        for edge, label in zip(order, self._labels(order), strict=False):
-            label = label or (unlabelled, None)
+        here: _Label | None = None
+        start = 0
+        for edge, own in zip(order, labels, strict=False):
+            label = own or (unlabelled, None)
             if label != here:
                 if here is not None:
                     out.append(self._span(start, edge, here))
                 start, here = edge, label
         return (*out, self._span(start, self._size, here or (unlabelled, None)))
-
-    def _labels(self, edges: list[int]) -> list[_Label | None]:
-        """The label of each range between two edges."""
-        number = {edge: place for place, edge in enumerate(edges)}
-        labels: list[_Label | None] = [None] * (len(edges) - 1)
-        for start, end, label, only_free in self._labelled:
-            for place in range(number[start], number[end]):
-                if not only_free or labels[place] is None:
-                    labels[place] = label
-        return labels
 
     def _span(self, start: int, end: int, label: _Label) -> Span:
         kind, index = label

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Any, NamedTuple
 
 from tito_audit.errors import RenderError
@@ -125,8 +126,23 @@ class TurnFinder:
 
     def _opening(self, index: int, earliest: int, first: int | None) -> tuple[int, int] | None:
         """Where the generation prompt of a message begins and ends; None if unknown."""
-        opener = self._opener(index)
-        if opener and not self._spelled(opener, index):
+        # A generation prompt depends on the role of the message before it.
+        before = self._job.chat[index - 1].get("role") if index else None
+        if before not in self._openers:
+            self._openers[before] = self._job.opener(index)
+        role = str(self._job.chat[index].get("role"))
+        opener = (
+            self._openers[before] if role == "assistant" else _ROLE.sub(lambda _: role, self._openers[before], 1)
+        )
+        # If an earlier message without marks holds it, finding it proves nothing.
+        unmarked = [] if not self._marking.assistant_only else self._job.chat[:index]
+        head = opener.strip().split("\n")[0]
+        is_spelled = any(
+            head in str(list(message.values()))
+            for at, message in enumerate(unmarked)
+            if at not in self._job.answers
+        )
+        if opener and not is_spelled:
             at = self._text.find(opener, earliest, first)
             if at >= 0:
                 return at, at + len(opener)
@@ -144,35 +160,6 @@ class TurnFinder:
         if start is None or start < earliest:
             return None
         return (start - len(opener) if self._text.endswith(opener, earliest, start) else start), start
-
-    def _opener(self, index: int) -> str:
-        """What a generation prompt adds after a message with the role of the previous one.
-
-        If the message's role is not `assistant`, that role replaces it in the opener.
-        """
-        before = self._job.chat[index - 1].get("role") if index else None
-        if before not in self._openers:
-            self._openers[before] = self._job.opener(index)
-        role = str(self._job.chat[index].get("role"))
-        return (
-            self._openers[before] if role == "assistant" else _ROLE.sub(lambda _: role, self._openers[before], 1)
-        )
-
-    def _spelled(self, opener: str, index: int) -> bool:
-        """Whether an earlier unmarked message contains the opener, in which case finding it proves nothing."""
-        if not self._marking.assistant_only:
-            return False
-        head = opener.strip().split("\n")[0]
-        unmarked = [each for at, each in enumerate(self._job.chat[:index]) if at not in self._job.answers]
-        return any(head in str(list(message.values())) for message in unmarked)
-
-
-_MARKINGS = (
-    Marking(assistant_only=False, tool_calls=True),
-    Marking(assistant_only=False, tool_calls=False),
-    Marking(assistant_only=True, tool_calls=True),
-    Marking(assistant_only=True, tool_calls=False),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,7 +295,9 @@ def _answers(messages: Sequence[Message]) -> frozenset[int]:
 def _by_marks(job: RenderedChat) -> Rendering | None:
     """The spans as marks show them; None if marks change what the template writes. The text itself holds no
     marks."""
-    for marking in _MARKINGS:
+    # All texts are marked if the template writes the same then, else only those of the assistant.
+    for assistant_only, tool_calls in product((False, True), (True, False)):
+        marking = Marking(assistant_only=assistant_only, tool_calls=tool_calls)
         try:
             marked, owners = mark(job.chat, marking, job.answers)
             pieces = unmark(job.write(marked, opens_answer=job.opens_answer), owners, job.text)

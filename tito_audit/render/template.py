@@ -67,7 +67,10 @@ class Template:
         """The tools in plain form, converted once: most rows of a log have the same tools."""
         if tools is not self._tools:
             plain_form = plain(list(tools))
-            key = _exactly(plain_form)
+            try:
+                key = marshal.dumps(plain_form, 2)  # tells 1, 1.0 and True apart
+            except ValueError:  # nested too deep
+                key = None
             if key is None or key != self._tools_key:
                 self._last_plain, self._tools_key = plain_form, key
             self._tools = tools if isinstance(tools, tuple) else ()
@@ -214,7 +217,6 @@ class Template:
 
     @cached_property
     def _reference(self) -> _Reference:
-        """The template as Jinja itself runs it."""
         return _compiled(self.source, self._where, self._time_limit, self._size_limit)
 
 
@@ -263,8 +265,13 @@ class _Reference:
             give_up(self._source, self._time_limit)
             reason = self._too_slow()
         except Exception as error:  # a template can raise anything
-            # Why a rendering failed, on one line, with the template's line if known.
-            line = _template_line(error)
+            # Why a rendering failed, on one line, with the line of the template's innermost frame if known.
+            line, trace = None, error.__traceback__
+            while trace is not None:
+                # Jinja replaces each frame of compiled template code with one that has this variable.
+                if "__jinja_exception__" in trace.tb_frame.f_globals:
+                    line = trace.tb_lineno
+                trace = trace.tb_next
             place = "chat template" if line is None else f"chat template, line {line}"
             if isinstance(error, TemplateRefused | LimitReached):
                 reason = f"{place}: {_bounded(' '.join(str(error).split()))}"
@@ -335,30 +342,9 @@ def _deeper(frames: int, call: Callable[[], _T]) -> _T:
     return _deeper(frames - 1, call) if frames else call()
 
 
-def _exactly(value: Any) -> bytes | None:
-    """Bytes that differ for any two different values of plain types, such as 1, 1.0 and True; None if nested
-    too deep."""
-    try:
-        return marshal.dumps(value, 2)
-    except ValueError:
-        return None
-
-
 def _one_line(error: BaseException) -> str:
     return _bounded(f"{type(error).__name__}: {' '.join(str(error).split())}")
 
 
 def _bounded(text: str) -> str:
     return text if len(text) <= _LONGEST_REASON else text[: _LONGEST_REASON - 1] + "…"
-
-
-def _template_line(error: Exception) -> int | None:
-    """The template's line in the innermost of its frames."""
-    line = None
-    trace = error.__traceback__
-    while trace is not None:
-        # Jinja replaces each frame of compiled template code with one that has this variable.
-        if "__jinja_exception__" in trace.tb_frame.f_globals:
-            line = trace.tb_lineno
-        trace = trace.tb_next
-    return line

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -143,7 +143,17 @@ class TemplateTracer:
         self._notes, self._counts, self._turned = _Notes(), Counter(), turned
         try:
             with charged(self._source, seconds, variables), alarm(seconds, variables):
-                return tuple(self._pieces(variables))
+                at, pieces = 0, list[TextPiece]()
+                for text in self._compiled.generate(variables):
+                    if not text:
+                        continue
+                    notes, self._notes = self._notes, _Notes()
+                    for part in _parts(text, notes):
+                        decisions = tuple(map(self._decision, part.decisions))
+                        pieces.append(TextPiece(at, part.text, self._tag(part.line), decisions))
+                        at += len(part.text)
+                    self._environment.budget.written(at)
+                return tuple(pieces)
         except (Exception, TimeUp) as error:
             if isinstance(error, TimeUp):
                 give_up(self._source, seconds)
@@ -151,18 +161,6 @@ class TemplateTracer:
             return None
         finally:
             self._environment.budget.close()
-
-    def _pieces(self, variables: Mapping[str, Any]) -> Iterator[TextPiece]:
-        assert self._compiled is not None
-        at = 0
-        for text in self._compiled.generate(variables):
-            if not text:
-                continue
-            notes, self._notes = self._notes, _Notes()
-            for part in _parts(text, notes):
-                yield TextPiece(at, part.text, self._tag(part.line), tuple(map(self._decision, part.decisions)))
-                at += len(part.text)
-            self._environment.budget.written(at)
 
     def _decision(self, noted: _Noted) -> Decision:
         number, occurrence, outcome = noted

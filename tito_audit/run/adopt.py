@@ -48,11 +48,7 @@ class Adopted:
 
 
 def adopted(
-    head: Sequence[Rollout],
-    tokenizer: Tokenizer,
-    renderer: Renderer,
-    settings: Settings,
-    codes: frozenset[str],
+    head: Sequence[Rollout], tokenizer: Tokenizer, renderer: Renderer, settings: Settings, codes: frozenset[str]
 ) -> Adopted | None:
     """What the first rollouts prove that a log was written with, if a finding of these codes may say so.
 
@@ -63,35 +59,29 @@ def adopted(
     rollouts = [with_speakers(rollout, speakers) for rollout in head]
     prompts = [prompt for prompt in map(first_prompt, rollouts) if prompt is not None]
     as_set = FirstWriter(tokenizer, renderer, own_dates=settings.clock == RECORDED)
-    if len(prompts) < _LEAST or _fits(as_set, prompts):
+    # Usually a few prompts show that the settings write most.
+    if len(prompts) < _LEAST or all(map(as_set.writes, prompts[:: len(prompts) // _LEAST][:_LEAST])):
         return None
     right = sum(map(as_set.writes, prompts))
+    if right > _RIGHT * len(prompts):
+        return None
     # If many prompts match as given, an explanation must write those and all others.
     least = _SHARE * len(prompts) if 2 * right < len(prompts) else len(prompts)
     for change in _changes_of(rollouts, prompts, tokenizer, renderer, settings):
         writer = FirstWriter(tokenizer, change.renderer, own_dates=change.own_dates)
         exact = sum(map(writer.is_exact, prompts))
         if exact >= least:
-            return _adopted(change, exact, right, prompts) if change.code in codes else None
+            if change.code not in codes:
+                return None
+            of = many(len(prompts), "prompt")
+            message = (
+                f"{change.says}: {exact:,} of the first {of} match exactly that way, {right or 'none'} as given; "
+                f"the log is audited that way; {change.advice}"
+            )
+            hit = Hit(Where.LOG, 0, 0, message, cause=change.cause, severity=change.severity)
+            finding = headed(Finding(change.code, change.severity, prompts[0].place, hit))
+            return Adopted(finding, change.renderer, change.own_dates)
     return None
-
-
-def _fits(writer: FirstWriter, prompts: Sequence[Observation]) -> bool:
-    """Whether it writes most prompts; usually a few show it."""
-    few = prompts[:: max(len(prompts) // _LEAST, 1)][:_LEAST]
-    return all(map(writer.writes, few)) or sum(map(writer.writes, prompts)) > _RIGHT * len(prompts)
-
-
-def _adopted(change: _Change, exact: int, right: int, prompts: Sequence[Observation]) -> Adopted:
-    """An adopted change, with the finding that says so."""
-    of = many(len(prompts), "prompt")
-    message = (
-        f"{change.says}: {exact:,} of the first {of} match exactly that way, {right or 'none'} as given; "
-        f"the log is audited that way; {change.advice}"
-    )
-    hit = Hit(Where.LOG, 0, 0, message, cause=change.cause, severity=change.severity)
-    finding = headed(Finding(change.code, change.severity, prompts[0].place, hit))
-    return Adopted(finding, change.renderer, change.own_dates)
 
 
 def _changes_of(
@@ -107,7 +97,15 @@ def _changes_of(
         explanation = _surely(part, tokenizer, renderer)
         if explanation is not None:
             yield _Change(explanation, settings, prompts, renderer)
-    for template in _other_templates(tokenizer, settings):
+    # The templates that are not in use, the tokenizer's own first.
+    names = sorted(tokenizer.chat_templates, key=lambda name: (name != "default", name))
+    used = None if settings.chat_template else settings.template_name or "default"
+    for name in names[:8]:
+        if name == used:
+            continue
+        template = OWN_TEMPLATE
+        if name != "default":
+            template = NamedTemplate(f"its template {name}", template_name=name)
         try:
             named = template.renderer(tokenizer, time_limit=settings.template_seconds)
         except SetupError:
@@ -127,17 +125,6 @@ def _surely(head: Sequence[Rollout], tokenizer: Tokenizer, renderer: Renderer) -
     if explanation is None or not all(departure.kind in _ADOPTED for departure in explanation.departures):
         return None
     return explanation
-
-
-def _other_templates(tokenizer: Tokenizer, settings: Settings) -> Sequence[NamedTemplate]:
-    """The templates of a tokenizer that are not in use, its own first."""
-    names = sorted(tokenizer.chat_templates, key=lambda name: (name != "default", name))
-    used = None if settings.chat_template else settings.template_name or "default"
-    return [
-        OWN_TEMPLATE if name == "default" else NamedTemplate(f"its template {name}", template_name=name)
-        for name in names[:8]
-        if name != used
-    ]
 
 
 class _Change:
@@ -212,7 +199,14 @@ class _Change:
                 "another chat template",
                 f"with the tokenizer's {new.template.label[4:]}, not with {instead}",
             )
-        yield from self._arguments()
+        now_args, old_args = new.template_args, old.template_args
+        for name in sorted({*now_args, *old_args, *self._stated}):
+            now, stated = _argument(now_args, name), self._stated.get(name)
+            if self._unused and stated is not None and now != stated:
+                yield ARGUMENTS, f"{now}, not as stated", f"with {now}, where the rows state {stated}"
+            elif now != (was := _argument(old_args, name)):
+                how = f"with {now}" if name in now_args else f"without {name}"
+                yield ARGUMENTS, now, f"{how}, not with {was}" if name in old_args else how
         if new.tool_arguments != old.tool_arguments:
             form = "texts" if new.tool_arguments == "string" else "objects"
             yield ARGUMENTS, f"tool arguments as {form}", f"with the arguments of tool calls as {form}"
@@ -228,17 +222,6 @@ class _Change:
             yield DATE, f"written on {new.clock:%Y-%m-%d}", f"on {new.clock:%Y-%m-%d}, not on {instead}"
         if new.without_tools and old.tools != NO_TOOLS:
             yield TOOLS, "all tools missing", "without the tools that the rows state"
-
-    def _arguments(self) -> Iterator[tuple[str, str, str]]:
-        """The template arguments that differ from those given or stated."""
-        new, old = self._explanation.template_args, self._settings.template_args
-        for name in sorted({*new, *old} | {*self._stated}):
-            now, stated = _argument(new, name), self._stated.get(name)
-            if self._unused and stated is not None and now != stated:
-                yield ARGUMENTS, f"{now}, not as stated", f"with {now}, where the rows state {stated}"
-            elif now != (was := _argument(old, name)):
-                how = f"with {now}" if name in new else f"without {name}"
-                yield ARGUMENTS, now, f"{how}, not with {was}" if name in old else how
 
 
 def _argument(arguments: Mapping[str, object], name: str) -> str:

@@ -152,7 +152,13 @@ def _audited(rollout: Rollout, auditor: Auditor, viewed: Viewed | None) -> Resul
             else replace(finding, place=replace(finding.place, file=at[turn][0], row=at[turn][1]))
             for finding in findings
         )
-    observed = _observed(evidence, findings, viewed) if viewed is not None else None
+    observed = None
+    if viewed is not None:
+        from tito_audit.viewer.measures import measure  # slow to import, and rarely needed
+        from tito_audit.viewer.sequences import view
+
+        size = viewed(findings, evidence.rollout.place.row)
+        observed = Observed(measure(evidence, findings), None if size is None else view(evidence, findings, size))
     shows, counts, misfit = witness(evidence), counts_of(evidence), auditor.misfit
     if auditor.tokenizer is None:
         counts |= uncompared(counts, skips, auditor.codes)
@@ -212,14 +218,6 @@ def _partial(partial: Needs, present: Needs, auditor: Auditor, skips: Sequence[S
         for need in rule.needs
         if need & partial and not need & present & ~partial
     )
-
-
-def _observed(evidence: Evidence, findings: tuple[Finding, ...], viewed: Viewed) -> Observed:
-    from tito_audit.viewer.measures import measure  # slow to import, and rarely needed
-    from tito_audit.viewer.sequences import view
-
-    size = viewed(findings, evidence.rollout.place.row)
-    return Observed(measure(evidence, findings), None if size is None else view(evidence, findings, size))
 
 
 def unreadable(place: Place, error: str, codes: frozenset[str]) -> Result:
@@ -356,19 +354,9 @@ def load_renderer(tokenizer: str, settings: Settings | None = None) -> Renderer:
 
 
 def _renderer(tokenizer: Tokenizer, settings: Settings) -> Renderer:
-    source = None
-    if settings.chat_template:
-        path = Path(settings.chat_template)
-        try:
-            source = read_template(path)
-        except (OSError, UnicodeDecodeError) as error:
-            raise SetupError(
-                f"{path}: the chat template cannot be read ({error}).\n"
-                "Pass --chat-template with the path of a Jinja text file."
-            ) from None
     return make_renderer(
         tokenizer,
-        chat_template=source,
+        chat_template=template_source(str(Path(settings.chat_template))) if settings.chat_template else None,
         template_file=settings.chat_template,
         template_name=settings.template_name,
         template_args=settings.template_args,
@@ -377,6 +365,17 @@ def _renderer(tokenizer: Tokenizer, settings: Settings) -> Renderer:
         without_tools=settings.tools == NO_TOOLS,
         time_limit=settings.template_seconds,
     )
+
+
+def template_source(file: str) -> str:
+    """The chat template in a Jinja file; SetupError for one that cannot be read."""
+    try:
+        return read_template(Path(file))
+    except (OSError, ValueError) as error:
+        raise SetupError(
+            f"{file}: the chat template cannot be read ({error}).\n"
+            "Pass --chat-template with the path of a Jinja text file."
+        ) from None
 
 
 def selected_codes(settings: Settings) -> frozenset[str]:

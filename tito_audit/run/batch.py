@@ -107,7 +107,6 @@ def column(name: str, value: Any) -> Column:
 
 
 def _row(name: str, number: int, value: Any) -> Any:
-    """One row of a list of rows: a list or an array."""
     if hasattr(value, "detach"):
         value = _array(f"{name}[{number}]", value)
     elif not isinstance(value, list | tuple) and hasattr(value, "__array__") and np.ndim(value):

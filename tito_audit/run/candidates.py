@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tito_audit.errors import SetupError, TokenizerError
+from tito_audit.errors import TokenizerError
 from tito_audit.identify.ids_alone import id_sequences
 from tito_audit.identify.model import Candidate
 from tito_audit.record.rollout import Rollout
+from tito_audit.run.auditor import template_source
 from tito_audit.run.fit import names_of_log
-from tito_audit.tokens.bounds import read_template
 from tito_audit.tokens.hub import CachedTokenizer, HubName, cached_tokenizer, cached_tokenizers, glance
 from tito_audit.tokens.load import load_tokenizer
 from tito_audit.tokens.tokenizer import Tokenizer
@@ -56,17 +56,9 @@ class Candidates:
 
 def templates_of_files(files: Sequence[str]) -> tuple[NamedTemplate, ...]:
     """The chat templates in Jinja files; SetupError for one that cannot be read."""
-    templates = []
-    for file in files:
-        try:
-            source = read_template(Path(file))
-        except (OSError, ValueError) as error:
-            raise SetupError(
-                f"{file}: the chat template cannot be read ({error}).\n"
-                "Pass --chat-template with the path of a Jinja text file."
-            ) from None
-        templates.append(NamedTemplate(Path(file).name, source=source, chat_template=file))
-    return tuple(templates)
+    return tuple(
+        NamedTemplate(Path(file).name, source=template_source(file), chat_template=file) for file in files
+    )
 
 
 def candidates_for(

@@ -24,8 +24,6 @@ from tito_audit.run.headlines import Turns, linked
 SINGLE = 100
 """How many findings of one rule, severity and cause in one rollout are each a finding of their own."""
 
-_CallsAt = tuple[tuple[str, int], ...]
-
 
 class Spot(NamedTuple):
     """Where a hit is: all that a folded finding keeps of it."""
@@ -51,13 +49,7 @@ class Spot(NamedTuple):
         differs: Difference = explained.difference
         beside = differs.against is Against.ROW
         return cls(
-            differs.where,
-            differs.turn,
-            differs.start,
-            differs.end,
-            explained.cause,
-            differs.later_turn,
-            beside,
+            differs.where, differs.turn, differs.start, differs.end, explained.cause, differs.later_turn, beside
         )
 
 
@@ -85,7 +77,9 @@ class Findings:
     `single` None folds nothing.
     """
 
-    def __init__(self, place: Place, calls_at: _CallsAt = (), single: int | None = SINGLE) -> None:
+    def __init__(
+        self, place: Place, calls_at: tuple[tuple[str, int], ...] = (), single: int | None = SINGLE
+    ) -> None:
         self._place = place
         self._calls_at = calls_at
         self._single = single

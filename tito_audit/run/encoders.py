@@ -29,8 +29,6 @@ _PLAIN, _PACKED = (0.025, 1), (0.2, 16)
 log."""
 _JUDGED_ROWS, _MOST_JUDGED = 8, 256
 """How many rows are used to estimate the text of a log."""
-_TRIED_ROWS = 4
-_TRIED_TEXTS = 32
 _TRIED_CHARACTERS = 4_096
 """How much of a log the fast encoder is checked on before it is trusted; takes a tenth of a second."""
 
@@ -54,10 +52,10 @@ def choose_encoder(tokenizer: Tokenizer, head: Sequence[Rollout], settings: Sett
     # Texts of the first rows of a log: of its messages, and decoded from its ids.
     texts: list[str] = []
     for item in head:
-        if item.place.row < head[0].place.row + _TRIED_ROWS:
+        if item.place.row < head[0].place.row + 4:
             texts += [message.text for message in item.messages]
             texts += [tokenizer.vocabulary.text(ids[:_TRIED_CHARACTERS]) for ids in _recorded(item)]
-    texts = [text[:_TRIED_CHARACTERS] for text in texts[:_TRIED_TEXTS]]
+    texts = [text[:_TRIED_CHARACTERS] for text in texts[:32]]
     try:
         ids = tokenizer.encode_alone(texts)  # before waiting for the encoder
     except EncodeError:

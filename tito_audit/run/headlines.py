@@ -13,20 +13,9 @@ _DRIFT = ("TPL", "TOK")
 """Families that say how a prompt came to hold other tokens, the most telling first."""
 _LINKS = "SEQ"
 """The family that says that a prompt breaks its history, whatever the reason."""
-_LOW_LOGPROBS = "LPR507"
-"""The rule about logprobs of tokens that drifted."""
-_SLID = "slid by"
-"""How the cause of a shifted loss mask begins; it shows as tokens trained too early and tokens left out."""
-_HEADLINE_SLID = "{n} with a shifted loss mask"
-_LINK_WITHOUT_TEXT = "SEQ302"
-"""The rule that reports every broken prefix where no tokenizer tells what became of its text."""
-_HEADLINE_WITHOUT_TEXT = "{n} re-tokenized or re-rendered"
 _HARMLESS = {"TOK": "{n} that would change if re-encoded", "TPL": "{n} that the template would write differently"}
 """Headlines of differences that did not reach a later prompt or the training row."""
-
-_UNDECIDED = "undecided"
-"""The cause of a finding that the log does not settle."""
-_HEADLINES_UNDECIDED = {
+_UNDECIDED = {
     "LPR501": "{n} with logprobs that may cover a longer response",
     "LPR502": "{n} with logprobs that may be shifted",
     "LPR505": "{n} with a logprob of 0 that may be a placeholder",
@@ -36,6 +25,7 @@ _HEADLINES_UNDECIDED = {
     "MSK402": "{n} with a loss mask that may be shifted",
     "REC009": "{n} with tokens that may be trained twice",
 }
+"""Headlines of findings that the log does not settle."""
 
 Turns = Collection[int | None]
 """The turns that the headline of a folded finding counts, each once."""
@@ -102,7 +92,7 @@ class _Roots:
     def of(self, index: int) -> list[int]:
         """The numbers of the findings that it follows from, one for each turn; its own if it follows from none."""
         finding = self._findings[index]
-        if finding.code == _LOW_LOGPROBS and self._drifted is not None:
+        if finding.code == "LPR507" and self._drifted is not None:
             return [self._drifted]
         roots = [self._roots[key] for key in self._keys(index)]
         if finding.code.startswith(_LINKS) and finding.hit.later_turn is not None:
@@ -132,12 +122,13 @@ def _headed(finding: Finding, rule: Rule | None) -> Finding:
     headline = rule.headline if rule is not None else ""
     if rule is not None and rule.explain is not None and finding.severity is Severity.NOTE:
         headline = _HARMLESS.get(finding.code[:3], headline)
-    elif finding.hit.cause == _UNDECIDED:
-        headline = _HEADLINES_UNDECIDED.get(finding.code, headline)
-    elif finding.hit.cause.startswith(_SLID):
-        headline = _HEADLINE_SLID
-    elif finding.code == _LINK_WITHOUT_TEXT and not (finding.hit.recorded.pieces or finding.hit.canonical.pieces):
-        headline = _HEADLINE_WITHOUT_TEXT
+    elif finding.hit.cause == "undecided":
+        headline = _UNDECIDED.get(finding.code, headline)
+    elif finding.hit.cause.startswith("slid by"):  # it shows as tokens trained too early and tokens left out
+        headline = "{n} with a shifted loss mask"
+    elif finding.code == "SEQ302" and not (finding.hit.recorded.pieces or finding.hit.canonical.pieces):
+        # No tokenizer tells what became of the text.
+        headline = "{n} re-tokenized or re-rendered"
     headline = finding.hit.headline or headline
     if not headline and rule is not None:
         headline = f"{{n}}: {rule.title[:1].lower()}{rule.title[1:]}"

@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import chain, groupby, starmap
+from itertools import chain, groupby
 from typing import Any
 
 import numpy as np
@@ -389,7 +389,13 @@ class Once:
     def results(self) -> Iterator[Result]:
         """The findings, one result for each rollout and each log, in the order of the rows."""
         for place, noted in groupby(self._noted(), key=lambda pair: self.ledger.place(pair[0])):
-            yield Result(place, None, tuple(starmap(self._finding, noted)), of_log=True)
+            findings = []
+            for number, again in noted:
+                hit, row_place = hit_again(again), self.ledger.row_place(number)
+                severity = Severity.ERROR if hit.severity is None else hit.severity
+                repair = ONCE if again.turn is None else None
+                findings.append(headed(Finding(TRAINED_ONCE, severity, row_place, hit, repair)))
+            yield Result(place, None, tuple(findings), of_log=True)
         undecided = self.settled.undecided.tolist()
         for file, of_file in groupby(undecided, key=lambda number: self.ledger.place(number).file):
             # The finding that rows may or may not train the same sampling twice.
@@ -449,7 +455,6 @@ class Once:
         yield from map(self._never, never[at:])
 
     def _again(self, double: Double) -> _Noted:
-        """What a sequence trains again."""
         place = self.ledger.row_place(double.sequence)
         named = self._named(double.first, place) + (
             f" and {many(double.others, 'other row')}" if double.others else ""
@@ -469,12 +474,6 @@ class Once:
         if turn is not None:
             runs = tuple((start - runs[0][0], end - runs[0][0]) for start, end in runs)
         return double.sequence, TrainedAgain(turn, runs, double.cause.value, message)
-
-    def _finding(self, number: int, again: TrainedAgain) -> Finding:
-        hit = hit_again(again)
-        severity = Severity.ERROR if hit.severity is None else hit.severity
-        repair = ONCE if again.turn is None else None
-        return headed(Finding(TRAINED_ONCE, severity, self.ledger.row_place(number), hit, repair))
 
     def _named(self, number: int, here: Place) -> str:
         """A sequence, named from a place: `row 3`, `row 3[1]`, `other.jsonl:3`, `turn 2` of the same row."""
@@ -501,10 +500,32 @@ class Once:
 
 def owner_results(ledger: Ledger, strangers: Sequence[Place]) -> Iterator[Result]:
     """A finding for each log with such rows whose tokens the calls beside other rows of the run sampled."""
-    owners = _owners(ledger, _last_spans(ledger, strangers))
-    for _, places in groupby(owners, key=lambda place: place.file):
+    wanted = _last_spans(ledger, strangers)
+    keys = np.fromiter(wanted, np.uint64, len(wanted))
+    owners: dict[Place, Place] = {}  # by row, the first rollout with a call that sampled its last span
+    hashes = ledger.spans["hash"]
+    for at in range(0, len(hashes) if wanted else 0, BLOCK):
+        sampled = np.flatnonzero(np.isin(hashes[at : at + BLOCK], keys)) + at
+        for span, number in zip(sampled.tolist(), ledger.sequences_of(sampled).tolist(), strict=True):
+            place, owner = wanted[int(hashes[span])], ledger.place(number)
+            if ledger.turn(number) is not None and owner != place:
+                owners.setdefault(place, owner)
+    owned = [place for place in wanted.values() if place in owners]
+    for _, places in groupby(dict.fromkeys(owned), key=lambda place: place.file):
         pairs = [(place, owners[place]) for place in places]
-        hit = Hit(Where.LOG, 0, 0, _message(pairs), cause="joined to other calls", severity=Severity.ERROR)
+        # Which rows hold what, and how far the join is off.
+        apart = Counter(owner.row - place.row for place, owner in pairs if owner.file == place.file)
+        rows, times = apart.most_common(1)[0] if apart else (0, 0)
+        named = ", ".join(f"{_name(place)} what {_name(owner, place)} sampled" for place, owner in pairs[:PLACES])
+        more = f" and {len(pairs) - PLACES:,} more" if len(pairs) > PLACES else ""
+        verb = "trains" if len(pairs) == 1 else "train"
+        advice = "join rows and calls by id"
+        if rows and times >= max(_SAME * len(pairs), 2):
+            advice = f"the join of rows and calls is off by {rows:+d}: join them by id"
+        message = (
+            f"{many(len(pairs), 'row')} {verb} what the calls beside another row sampled: {named}{more}; {advice}"
+        )
+        hit = Hit(Where.LOG, 0, 0, message, cause="joined to other calls", severity=Severity.ERROR)
         first = pairs[0][0]
         yield Result(first, None, (headed(Finding(_STRANGER, Severity.ERROR, first, hit)),), of_log=True)
 
@@ -520,32 +541,6 @@ def _last_spans(ledger: Ledger, strangers: Sequence[Place]) -> dict[int, Place]:
                 own = spans[first[number] : first[number + 1]]
                 by_hash[int(own["hash"][np.flatnonzero(own["tokens"])[-1]])] = place
     return by_hash
-
-
-def _owners(ledger: Ledger, wanted: dict[int, Place]) -> dict[Place, Place]:
-    """By row, the first rollout with a call that sampled its last span, in the order of the rows."""
-    keys, owners = np.fromiter(wanted, np.uint64, len(wanted)), dict[Place, Place]()
-    hashes = ledger.spans["hash"]
-    for at in range(0, len(hashes) if wanted else 0, BLOCK):
-        sampled = np.flatnonzero(np.isin(hashes[at : at + BLOCK], keys)) + at
-        for span, number in zip(sampled.tolist(), ledger.sequences_of(sampled).tolist(), strict=True):
-            place, owner = wanted[int(hashes[span])], ledger.place(number)
-            if ledger.turn(number) is not None and owner != place:
-                owners.setdefault(place, owner)
-    return {place: owners[place] for place in wanted.values() if place in owners}
-
-
-def _message(pairs: Sequence[tuple[Place, Place]]) -> str:
-    """Which rows hold what, and how far the join is off."""
-    apart = Counter(owner.row - place.row for place, owner in pairs if owner.file == place.file)
-    rows, times = apart.most_common(1)[0] if apart else (0, 0)
-    named = ", ".join(f"{_name(place)} what {_name(owner, place)} sampled" for place, owner in pairs[:PLACES])
-    more = f" and {len(pairs) - PLACES:,} more" if len(pairs) > PLACES else ""
-    verb = "trains" if len(pairs) == 1 else "train"
-    message = f"{many(len(pairs), 'row')} {verb} what the calls beside another row sampled: {named}{more}"
-    if rows and times >= max(_SAME * len(pairs), 2):
-        return f"{message}; the join of rows and calls is off by {rows:+d}: join them by id"
-    return f"{message}; join rows and calls by id"
 
 
 def _name(place: Place, beside: Place | None = None) -> str:

@@ -23,15 +23,7 @@ from tito_audit.record.outcome import COLUMN
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.run.adopt import CODES as ADOPTING
 from tito_audit.run.adopt import adopted
-from tito_audit.run.auditor import (
-    READS_ONLY,
-    Auditor,
-    Loader,
-    Viewed,
-    audit_rollout,
-    selected_codes,
-    unreadable,
-)
+from tito_audit.run.auditor import READS_ONLY, Auditor, Loader, Viewed, audit_rollout, selected_codes, unreadable
 from tito_audit.run.encoders import Encoders, begin_encoder, choose_encoder
 from tito_audit.run.fit import CODE, ROWS, misfit
 from tito_audit.run.progress import Counted, InFlight, Progress

@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, chdir, contextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any, Generic, NoReturn, TypeAlias, TypeVar
 
@@ -186,8 +187,16 @@ class _Flight(Generic[Tag, Task, Answer]):
         # The current one, and the next.
         room = executor.most or executor.jobs * 2
         while not self._ended and len(self._running) < room and self._waiting < 3 * executor.jobs + 1:
-            self._take(source)
             filling = self._filling
+            for tag, task in islice(source, 1):
+                self._order.append((tag, None if task is None else filling, len(filling.tasks)))
+                if task is not None:
+                    filling.tasks.append(pickle.dumps(task, pickle.HIGHEST_PROTOCOL))
+                    filling.tags.append(tag)
+                    filling.size += len(filling.tasks[-1])
+                break
+            else:
+                self._ended = True
             full = len(filling.tasks) >= self._together or filling.size >= _BYTES
             if full or (self._ended and filling.tasks):
                 filling.reference = self._send.remote(VERSION, self._work, filling.tasks)
@@ -195,19 +204,6 @@ class _Flight(Generic[Tag, Task, Answer]):
                 self._running[filling.reference] = filling
                 self._waiting += 1
                 self._filling = _Call()
-
-    def _take(self, source: Iterator[tuple[Tag, Task | None]]) -> None:
-        """Take another tag, and put its task, if it has one, into the next call."""
-        for tag, task in source:
-            call = None if task is None else self._filling
-            self._order.append((tag, call, 0 if call is None else len(call.tasks)))
-            if call is not None:
-                data = pickle.dumps(task, pickle.HIGHEST_PROTOCOL)
-                call.tasks.append(data)
-                call.tags.append(tag)
-                call.size += len(data)
-            return
-        self._ended = True
 
     def _answers(self, call: _Call) -> list[bytes]:
         try:
@@ -275,25 +271,21 @@ def answers(work: Work, tasks: Sequence[bytes]) -> tuple[float, list[bytes]]:
     os.environ.setdefault("RAYON_NUM_THREADS", "1")
     key, packed, folder = work
     with chdir(folder if Path(folder).is_dir() else Path.cwd()):
-        doing = _loaded(key, packed[0])
+        if key not in _works:
+            import ray
+
+            try:
+                loaded = pickle.loads(ray.get(packed[0]))
+            except (TitoAuditError, OSError) as error:
+                raise NotLoaded(str(error)) from error
+            # A scan runs one work while it plans the tasks of another.
+            while len(_works) >= 2:
+                del _works[next(iter(_works))]
+            _works[key] = loaded
+        doing = _works[key]
         started = time.perf_counter()
         packed_answers = [answered(doing, pickle.loads(task)) for task in tasks]
         return time.perf_counter() - started, packed_answers
-
-
-def _loaded(key: str, packed: Any) -> Callable[[Any], Any]:
-    if key not in _works:
-        import ray
-
-        try:
-            work = pickle.loads(ray.get(packed))
-        except (TitoAuditError, OSError) as error:
-            raise NotLoaded(str(error)) from error
-        # A scan runs one work while it plans the tasks of another.
-        while len(_works) >= 2:
-            del _works[next(iter(_works))]
-        _works[key] = work
-    return _works[key]
 
 
 @contextmanager
@@ -319,7 +311,25 @@ def joined_cluster(address: str | None) -> Iterator[Any]:
                 how |= {"include_dashboard": False, "_temp_dir": folder}
             stack.callback(ray.shutdown)
             stack.enter_context(_silence(ray))
-            _connect(ray, how)
+            # Signals mean afterwards what they meant before.
+            main = threading.current_thread() is threading.main_thread()
+            handler = signal.getsignal(signal.SIGTERM) if main else None
+            where = (
+                "a cluster on this machine" if how["address"] == "local" else f"the cluster at {how['address']}"
+            )
+            try:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    ray.init(log_to_driver=False, logging_level=logging.CRITICAL, **how)
+            except Exception as error:  # of any type: Ray raises plain ones, as for nodes that are too slow
+                reason = " ".join(str(error).split())
+                raise SetupError(
+                    f"--engine ray: {where} cannot be used ({reason}).\n"
+                    "Check the cluster with `ray status`, or run here with --engine local."
+                ) from error
+            finally:
+                if handler is not None:
+                    signal.signal(signal.SIGTERM, handler)
         yield ray
 
 
@@ -345,26 +355,6 @@ def _imported() -> Any:
             f"--engine ray: Ray cannot be imported ({error}).\nInstall it with: pip install 'tito-audit[ray]'"
         ) from None
     return ray
-
-
-def _connect(ray: Any, how: Mapping[str, Any]) -> None:
-    """Connect; Ray prints nothing, and signals mean what they meant before."""
-    main = threading.current_thread() is threading.main_thread()
-    handler = signal.getsignal(signal.SIGTERM) if main else None
-    where = "a cluster on this machine" if how["address"] == "local" else f"the cluster at {how['address']}"
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            ray.init(log_to_driver=False, logging_level=logging.CRITICAL, **how)
-    except Exception as error:  # of any type: Ray raises plain ones, as for nodes that are too slow
-        reason = " ".join(str(error).split())
-        raise SetupError(
-            f"--engine ray: {where} cannot be used ({reason}).\n"
-            "Check the cluster with `ray status`, or run here with --engine local."
-        ) from error
-    finally:
-        if handler is not None:
-            signal.signal(signal.SIGTERM, handler)
 
 
 @contextmanager

@@ -47,10 +47,8 @@ SCAN, REPAIR = "scan", "repair"
 """What was done to a log."""
 _NOT_DECIDING = {"jobs", "engine", "address", "limit", "overrides"}
 """Settings that change no result of a log that was read to its end."""
-_NOT_DECIDING_REPAIRS = {"force", "quarantine", "choices"}
 _ROWS = 1 << 31
 """More rows than a log has."""
-_LIBRARIES = ("tokenizers", "fastokens", "jinja2", "numpy", "orjson", "pyarrow")
 
 
 def identity_of(path: Path) -> State | None:
@@ -74,30 +72,6 @@ def logs_hash(states: States) -> str:
     return _hash([(str(file), state) for file, state in states.items()])
 
 
-def _deciding(group: LogGroup, kind: str) -> dict[str, object]:
-    """What decides the results of a group of logs, besides what is in them."""
-    settings, auditor = group.settings, group.auditor
-    # What fails a scan is decided later.
-    others = _NOT_DECIDING | ({"fail_on"} if kind == SCAN else set())
-    names = [field.name for field in fields(Settings) if field.name not in others]
-    deciding: dict[str, object] = {
-        "code": _code(),
-        "settings": [(name, _plain(getattr(settings, name))) for name in names],
-    }
-    if auditor.tokenizer is not None:
-        deciding["tokenizer files"] = digest_of(auditor.tokenizer)
-    if auditor.renderer is not None:
-        sources = {name: template.source for name, template in auditor.renderer.templates.items()}
-        deciding["chat template"] = _plain(sources)
-        if settings.clock is None and any("strftime_now" in source for source in sources.values()):
-            deciding["date (--clock sets it)"] = date.today().isoformat()
-    beside = [name for name in (settings.messages, settings.tools_file) if name is not None]
-    if beside and group.join is not None:
-        files = [(str(file), identity_of(file)) for name in beside for file in find_logs([name])]
-        deciding["joined files"] = files, group.join.keys()
-    return deciding
-
-
 def _plain(value: object) -> object:
     """A value whose `repr` is the same for equal values."""
     return sorted(value.items()) if isinstance(value, Mapping) else value
@@ -113,7 +87,7 @@ def _code() -> str:
     from importlib.metadata import PackageNotFoundError, version
 
     code = hashlib.sha256(f"{VERSION} {sys.version}".encode())
-    for name in _LIBRARIES:
+    for name in ("tokenizers", "fastokens", "jinja2", "numpy", "orjson", "pyarrow"):
         with suppress(PackageNotFoundError):
             code.update(f"{name} {version(name)}\n".encode())
     folder = Path(__file__).parents[1]
@@ -282,7 +256,17 @@ class Recorder:
         self.logs = {file: log for file in flow.files if (log := self._find(file)) is not None}
         """The logs that an earlier run finished; of a repair those whose files are there, unchanged."""
         if targets is not None:
-            self.logs = self._still_there(targets)
+            logs = {}
+            for file, log in self.logs.items():
+                target, was = targets.get(file), log.more.get("target")
+                if (target is None and was is None) or (
+                    target is not None and str(target) == was and self.journal.holds(target, log)
+                ):
+                    logs[file] = log
+            joins = {file: join for file in flow.files if (join := flow.groups[str(file)].join) is not None}
+            joined = {file: id(join) for file, join in joins.items() if join.joins_logs(file)}
+            broken = {join for file, join in joined.items() if file not in logs}
+            self.logs = {file: log for file, log in logs.items() if joined.get(file) not in broken}
         self._file: Path | None = None
         self._about_log: tuple[Finding, ...] = ()
         self._encoders: dict[Encoded, None] = {}
@@ -367,30 +351,32 @@ class Recorder:
         """What decides the result of a log, by name, as hashes."""
         group = self._flow.groups[str(file)]
         if id(group) not in self._by_group:
-            deciding = {**_deciding(group, self._kind), **self._more}
+            settings, auditor = group.settings, group.auditor
+            # What fails a scan is decided later.
+            others = _NOT_DECIDING | ({"fail_on"} if self._kind == SCAN else set())
+            names = [field.name for field in fields(Settings) if field.name not in others]
+            deciding: dict[str, object] = {
+                "code": _code(),
+                "settings": [(name, _plain(getattr(settings, name))) for name in names],
+            }
+            if auditor.tokenizer is not None:
+                deciding["tokenizer files"] = digest_of(auditor.tokenizer)
+            if auditor.renderer is not None:
+                sources = {name: template.source for name, template in auditor.renderer.templates.items()}
+                deciding["chat template"] = _plain(sources)
+                if settings.clock is None and any("strftime_now" in source for source in sources.values()):
+                    deciding["date (--clock sets it)"] = date.today().isoformat()
+            beside = [name for name in (settings.messages, settings.tools_file) if name is not None]
+            if beside and group.join is not None:
+                files = [(str(path), identity_of(path)) for name in beside for path in find_logs([name])]
+                deciding["joined files"] = files, group.join.keys()
+            deciding |= self._more
             self._by_group[id(group)] = {name: _hash(value) for name, value in deciding.items()}
         decided = self._by_group[id(group)]
         if group.join is None or not group.join.joins_logs(file):
             return decided
         # With a limit, only so many rows are searched for the calls of a conversation.
         return {**decided, "logs": self._all_logs + str(group.settings.limit)}
-
-    def _still_there(self, targets: Mapping[Path, Path]) -> dict[Path, Finished]:
-        """The finished logs whose files are there, unchanged.
-
-        Logs with calls of one conversation are written together: all of them are kept, or none.
-        """
-        logs, flow = {}, self._flow
-        for file, log in self.logs.items():
-            target, was = targets.get(file), log.more.get("target")
-            if (target is None and was is None) or (
-                target is not None and str(target) == was and self.journal.holds(target, log)
-            ):
-                logs[file] = log
-        joins = {file: join for file in flow.files if (join := flow.groups[str(file)].join) is not None}
-        joined = {file: id(join) for file, join in joins.items() if join.joins_logs(file)}
-        broken = {join for file, join in joined.items() if file not in logs}
-        return {file: log for file, log in logs.items() if joined.get(file) not in broken}
 
 
 def repair_recorder(
@@ -402,7 +388,7 @@ def repair_recorder(
     once: Once | None,
 ) -> Recorder:
     """The recorder of a repair."""
-    names = (field.name for field in fields(repairs) if field.name not in _NOT_DECIDING_REPAIRS)
+    names = (field.name for field in fields(repairs) if field.name not in ("force", "quarantine", "choices"))
     deciding = [
         *((name, getattr(repairs, name)) for name in names),
         repairs.quarantine is not None,

@@ -72,7 +72,6 @@ def rewriting(
 
 
 def _answers(rollout: Rollout) -> list[int]:
-    """The messages that were sampled."""
     return [place for place, message in enumerate(rollout.messages[:64]) if message.sampled and place]
 
 

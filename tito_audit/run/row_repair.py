@@ -57,8 +57,6 @@ class Audited:
 
 _OF_TOKENS = ("TOK", "TPL")
 """Families of rules that judge the tokens of a call, not the mask or the logprobs on them."""
-_ROUNDS = 4
-"""How many rounds of repairs a row gets while one of them still changes it."""
 
 Audit = Callable[[Row], list[Audited]]
 """Reads a row and audits its rollouts with all rules; RecordError when it cannot be read."""
@@ -126,7 +124,7 @@ def _rounds(applied: Applied, form: Format, audit: Audit, terms: RepairTerms) ->
     # One repair may fix what kept an earlier one from being proven.
     last = [repair for repair in terms.repairs if repair.removes_rows]
     others = [repair for repair in terms.repairs if not repair.removes_rows]
-    for _ in range(_ROUNDS):
+    for _ in range(4):
         before = applied.rows
         applied.declined.clear()
         applied.needs_unsafe.clear()
@@ -137,7 +135,6 @@ def _rounds(applied: Applied, form: Format, audit: Audit, terms: RepairTerms) ->
 
 
 def _round(applied: Applied, repairs: Sequence[Repair], form: Format, audit: Audit, terms: RepairTerms) -> None:
-    """Try every repair once on the row in its current state."""
     for repair in repairs:
         rows: list[AppliedRow] = []
         for written in applied.rows:
@@ -404,7 +401,6 @@ def _count(findings: Sequence[Finding], code: str) -> int:
 
 
 def _times(findings: Iterable[Finding]) -> int:
-    """How many findings these stand for."""
     return sum(finding.times for finding in findings)
 
 
@@ -508,40 +504,19 @@ class RowRepair:
         return self._repair(raw, raw.value, read, audited, place, of_run)
 
     def _repair(
-        self,
-        raw: RawRow,
-        logged: Row,
-        read: ReadRow,
-        audited: Sequence[Audited],
-        place: Place,
-        of_run: _OfRun,
+        self, raw: RawRow, logged: Row, read: ReadRow, audited: Sequence[Audited], place: Place, of_run: _OfRun
     ) -> RepairedRow:
         def audit(row: Row) -> list[Audited]:
             rollouts = self.group.read_again(read.format, row, place, logged)
             return self._audit(replace(read, row=row, rollouts=rollouts), self._judge, of_run)
 
         applied = apply_repairs(read.row, read.format, audited, audit, self.terms)
-        outcome = self._outcome(place, tuple(self._selected(each.result) for each in audited), applied)
-        if outcome.quarantined is not None or not applied.cured:
-            return RepairedRow(outcome)
-        # A table's columns are fixed, and its readers do not reject unknown keys, as those of documents may.
-        inside = read.format.open_object if raw.of_text else ""
-        rows = (self._row(logged, row, number, outcome, inside) for number, row in enumerate(applied.rows))
-        return RepairedRow(outcome, tuple(rows), logged)
-
-    @cached_property
-    def _judge(self) -> Auditor:
-        """The auditor of repaired rows: it assumes no slide, and has no fast encoder, whose errors must not prove
-        a repair."""
-        auditor = self.group.auditor.by_reference()
-        return replace(auditor, conventions=replace(auditor.conventions, slide=None))
-
-    def _outcome(self, place: Place, before: tuple[Result, ...], applied: Applied) -> Outcome:
+        before = tuple(self._selected(each.result) for each in audited)
         after = tuple(self._selected(each.result) for row in applied.rows for each in row.audited)
         failing = self._failing(after)
         because = applied.left_out if applied.left_out is not None else self._quarantined(failing, "fixed")
         remains = because is None
-        return Outcome(
+        outcome = Outcome(
             place,
             before,
             after if remains else (),
@@ -554,6 +529,19 @@ class RowRepair:
             rows=len(applied.rows) if remains else 0,
             quarantined=because,
         )
+        if because is not None or not applied.cured:
+            return RepairedRow(outcome)
+        # A table's columns are fixed, and its readers do not reject unknown keys, as those of documents may.
+        inside = read.format.open_object if raw.of_text else ""
+        rows = (self._row(logged, row, number, outcome, inside) for number, row in enumerate(applied.rows))
+        return RepairedRow(outcome, tuple(rows), logged)
+
+    @cached_property
+    def _judge(self) -> Auditor:
+        """The auditor of repaired rows: it assumes no slide, and has no fast encoder, whose errors must not prove
+        a repair."""
+        auditor = self.group.auditor.by_reference()
+        return replace(auditor, conventions=replace(auditor.conventions, slide=None))
 
     def _unrepaired(self, raw: RawRow, place: Place, results: tuple[Result, ...]) -> Outcome:
         """The outcome of a row on which no repair is tried."""
@@ -590,7 +578,6 @@ class RowRepair:
         return {**row, inside: {**was, COLUMN: about}} if inside else {**row, COLUMN: about}
 
     def _audit(self, read: ReadRow, auditor: Auditor, of_run: _OfRun) -> list[Audited]:
-        """The rollouts of a row with the findings of all rules."""
         audited = []
         for rollout in read.rollouts:
             with guarded("the audit", rollout.place, LEAVE_OUT):

@@ -44,7 +44,6 @@ _NAMED = 4
 """How many logs without a tokenizer are searched for a model name."""
 _FEW = 1000
 """Rows of remote logs that one process fetches alone."""
-_CHAT_DATA = " If this is chat data for SFT, `tito-audit sft` shows what would be trained."
 _LOADABLE = re.compile(r"[\w.-]+/[\w.-]+")
 """The name of a model on the Hugging Face hub."""
 
@@ -225,7 +224,7 @@ def conclude(summary: Summary) -> None:
             "No rollout holds token ids: nothing was audited. Log the ids and logprobs that the sampler returns "
             "with each answer; `tito-audit serve` writes logs that have them."
             + (
-                _CHAT_DATA
+                " If this is chat data for SFT, `tito-audit sft` shows what would be trained."
                 if {name for formats in summary.taken.values() for name in formats} == {"generic"}
                 else ""
             )

@@ -9,7 +9,7 @@ import copyreg
 import gc
 import pickle
 import zlib
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, MutableSequence, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, fields, replace
 from itertools import count, repeat
@@ -210,7 +210,19 @@ class _AuditChunk:
         answer, reading = _Audited(), Reading(chunk)
         try:
             self.flow.check_seen(chunk.path)
-            self._audit(chunk.path, reading, views, answer, self.flow.counts_of(number))
+            limit, detection, passed = self.flow.settings.limit, Detection(), 0
+            viewed, counts = None if views is None else views.offer, self.flow.counts_of(number)
+            for raw in reading:
+                if limit is not None and len(answer.rows) == limit:
+                    answer.rows.append((raw.index, ()))
+                    break
+                results = self.flow.audit(raw, Place(str(chunk.path), raw.index), detection, viewed)
+                passed = answer.add(raw.index, results, passed)
+                counts[0] += 1
+                counts[1] = reading.bytes * (raw.index + 1) // max(reading.size, 1)
+                counts[2] = answer.tokens
+                if reading.sample is not None:
+                    answer.left_out.append(reading.sample.left_out)
         except Exception as error:
             answer.error = sendable(error)
         if reading.sample is not None:
@@ -219,28 +231,6 @@ class _AuditChunk:
         gc.collect(1)  # as Garbage does
         answer.size, answer.damage, answer.encoders = reading.size, reading.damage, self.flow.encoders.here()
         return answer
-
-    def _audit(
-        self,
-        file: Path,
-        reading: Reading,
-        views: ViewQuota | None,
-        answer: _Audited,
-        counts: MutableSequence[int],
-    ) -> None:
-        limit, detection, passed = self.flow.settings.limit, Detection(), 0
-        viewed = views.offer if views is not None else None
-        for raw in reading:
-            if limit is not None and len(answer.rows) == limit:
-                answer.rows.append((raw.index, ()))
-                return
-            results = self.flow.audit(raw, Place(str(file), raw.index), detection, viewed)
-            passed = answer.add(raw.index, results, passed)
-            counts[0] += 1
-            counts[1] = reading.bytes * (raw.index + 1) // max(reading.size, 1)
-            counts[2] = answer.tokens
-            if reading.sample is not None:
-                answer.left_out.append(reading.sample.left_out)
 
 
 @dataclass(slots=True)
@@ -309,7 +299,6 @@ class ChunkedScan:
                     flow.in_flight.passed(step.number)
 
     def _of_chunk(self, chunk: _Audited) -> Iterator[Result]:
-        """The results of the next chunk of the file."""
         if self._broken:
             return
         before = passed = 0
@@ -375,7 +364,6 @@ class ChunkedScan:
         return True
 
     def _with_view(self, result: Result, packed: bytes | None) -> Result:
-        """The result with its view, if it gets one."""
         observed = observed_of(result)
         if self.views is None or observed is None or not self.views.take(result.findings, result.place.row):
             return result
@@ -385,7 +373,6 @@ class ChunkedScan:
 
 
 def _unpacked(packed: _Packed, file: str, row: int) -> Result:
-    """The result of this row of a log."""
     item, of_rollout, findings, rest = packed
     place = Place(file, row, item)
     rollout = None
@@ -438,7 +425,13 @@ def repair_steps(
             again = {} if once is None else once.again(str(file), [raw.index for raw in rows])
             sent = waiting = rows
             if size is not None:
-                sent = [_packed(raw) for raw in rows]
+                # The text of a row if it has one, else its value, without the surrounding file.
+                sent = [
+                    RawRow(raw.index, None, None, raw.text)
+                    if raw.value is not None and raw.text is not None
+                    else RawRow(raw.index, raw.value, raw.error, b"" if raw.of_text else None)
+                    for raw in rows
+                ]
                 waiting = [replace(raw, value=None) if raw.text is not None else raw for raw in rows]
             number = next(numbers)
             yield Batch(file, log.position, waiting, number), RepairTask(file, sent, again, number)
@@ -517,13 +510,6 @@ def _weight(value: Any) -> int:
     if isinstance(value, list | tuple) and value and not isinstance(value[0], int | float):
         return sum(map(_weight, value))
     return 8 * len(value) if isinstance(value, str | bytes | list | tuple) else 8
-
-
-def _packed(raw: RawRow) -> RawRow:
-    """A row as sent out: its text if it has one, else its value, without the surrounding file."""
-    if raw.value is not None and raw.text is not None:
-        return RawRow(raw.index, None, None, raw.text)
-    return RawRow(raw.index, raw.value, raw.error, b"" if raw.of_text else None)
 
 
 def unpacked(raw: RawRow, parse: ParseRow = parse_row) -> RawRow:

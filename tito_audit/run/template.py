@@ -43,34 +43,30 @@ class OpenedTemplate:
 def open_template(settings: Settings) -> OpenedTemplate:
     """The template of these settings; SetupError if there is none. A template file needs no tokenizer."""
     if settings.tokenizer is None:
-        return _of_file(settings)
+        if settings.chat_template is None:
+            raise SetupError(
+                "template: there is no template to look at.\n"
+                "Name a tokenizer, as a folder or a hub name, or pass --chat-template FILE."
+            )
+        path = Path(settings.chat_template)
+        try:
+            source = read_template(path)
+        except (OSError, UnicodeDecodeError) as error:
+            raise SetupError(
+                f"{path}: the chat template cannot be read ({error}).\nPass the path of a Jinja file in UTF-8."
+            ) from None
+        renderer = Renderer(
+            templates={"default": compile_template(source, str(path), time_limit=settings.template_seconds)},
+            special_tokens=NO_TOKENS,
+            template_args=dict(settings.template_args),
+            tool_arguments=settings.tool_arguments,
+            clock=Clock(settings.clock) if isinstance(settings.clock, datetime) else None,
+        )
+        return OpenedTemplate(str(path), renderer, None)
     auditor, notice = Loader().auditor(settings)
     if auditor.renderer is None:
         raise SetupError(f"{settings.tokenizer}: there is no template to look at.\n{notice}")
     return OpenedTemplate(settings.tokenizer, auditor.renderer, auditor.tokenizer)
-
-
-def _of_file(settings: Settings) -> OpenedTemplate:
-    if settings.chat_template is None:
-        raise SetupError(
-            "template: there is no template to look at.\n"
-            "Name a tokenizer, as a folder or a hub name, or pass --chat-template FILE."
-        )
-    path = Path(settings.chat_template)
-    try:
-        source = read_template(path)
-    except (OSError, UnicodeDecodeError) as error:
-        raise SetupError(
-            f"{path}: the chat template cannot be read ({error}).\nPass the path of a Jinja file in UTF-8."
-        ) from None
-    renderer = Renderer(
-        templates={"default": compile_template(source, str(path), time_limit=settings.template_seconds)},
-        special_tokens=NO_TOKENS,
-        template_args=dict(settings.template_args),
-        tool_arguments=settings.tool_arguments,
-        clock=Clock(settings.clock) if isinstance(settings.clock, datetime) else None,
-    )
-    return OpenedTemplate(str(path), renderer, None)
 
 
 def log_probes(logs: Sequence[str], settings: Settings) -> tuple[Probe, ...]:
@@ -84,9 +80,6 @@ def log_probes(logs: Sequence[str], settings: Settings) -> tuple[Probe, ...]:
         for rollout in spoken
         if rollout.messages
     )
-
-
-_TEMPLATE_FILES = (".jinja", ".jinja2", ".j2")
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +118,7 @@ def opened_beside(settings: Settings, other: str) -> OpenedTemplate:
     if path.is_file():
         open_template(replace(settings, tokenizer=None, chat_template=other, template_name=None))
         return open_template(replace(settings, chat_template=other, template_name=None))
-    if path.suffix in _TEMPLATE_FILES and not path.exists():
+    if path.suffix in (".jinja", ".jinja2", ".j2") and not path.exists():
         raise SetupError(
             f"{other}: there is no such file, so there is nothing to compare with.\n"
             "Name a Jinja file, or a tokenizer as a folder or a hub name."

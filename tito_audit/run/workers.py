@@ -41,7 +41,6 @@ _AHEAD = 2
 _LIGHT = 16 * 1024
 """How many pickled bytes of a task always fit into a pipe. A larger task is sent only to an idle process: a busy
 process may itself be waiting for us to take its answer."""
-_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 _SMALL = 3 << 20
 """How many bytes of logs one process gets through before others would have started."""
 
@@ -126,7 +125,7 @@ def usable_cores() -> int:
     """How many cores this process may use: those it is pinned to, up to the CPU quota of its container."""
     cores = len(_cores()) or os.cpu_count() or 1
     with suppress(OSError, ValueError):
-        quota, period = _QUOTA.read_text(encoding="ascii").split()
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
         cores = min(cores, max(1, round(int(quota) / int(period))))
     return cores
 
@@ -188,8 +187,10 @@ class _Crew(Generic[Tag, Task, Answer]):
         """Whether all tasks were taken."""
         self._most = 3 * jobs + 1
         try:
-            for shares in _shares(jobs):
-                self._fork(shares)
+            # A thread pool starts a thread per usable core, in every process: pinning keeps them from competing.
+            cores = _cores()
+            for number in range(jobs):
+                self._fork(cores[number::jobs] if jobs <= len(cores) else [])
         except BaseException as error:
             self.close()
             if not isinstance(error, OSError):
@@ -269,7 +270,6 @@ class _Crew(Generic[Tag, Task, Answer]):
         return False
 
     def _collect(self) -> None:
-        """Wait for at least one answer."""
         from multiprocessing.connection import wait
 
         ready = wait([worker.answers for worker in self._workers])
@@ -379,14 +379,3 @@ def _status(worker: _Worker) -> int:
 
 def _cores() -> list[int]:
     return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
-
-
-def _shares(jobs: int) -> list[list[int]]:
-    """The cores of each process, no core shared; [] for each if there are fewer cores than processes.
-
-    A thread pool starts a thread per usable core, in every process: pinning keeps them from competing.
-    """
-    cores = _cores()
-    if jobs > len(cores):
-        return [[] for _ in range(jobs)]
-    return [cores[number::jobs] for number in range(jobs)]

@@ -36,7 +36,11 @@ def main() -> None:
                 if "folder" in request:
                     answer["answer"] = _converted(request["folder"], request["code"])
                 else:
-                    tokenizer = _loaded(request["definition"])
+                    from tokenizers import Tokenizer
+
+                    tokenizer = Tokenizer.from_str(request["definition"])
+                    tokenizer.no_truncation()
+                    tokenizer.no_padding()
         except BaseException as error:  # a panic of the library is no Exception
             ended = isinstance(error, KeyboardInterrupt | SystemExit)
             lines = str(error).strip().splitlines() or [type(error).__name__]
@@ -45,15 +49,6 @@ def main() -> None:
         print(json.dumps({**answer, "seconds": time.process_time() - began}), file=answers, flush=True)
         if ended:
             return
-
-
-def _loaded(definition: str) -> Any:
-    from tokenizers import Tokenizer
-
-    tokenizer = Tokenizer.from_str(definition)
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    return tokenizer
 
 
 def _converted(folder: str, code: bool) -> dict[str, Any]:

@@ -86,22 +86,18 @@ def read_file(file: Path, limit: int, *, what: str = "tokenizer") -> bytes:
     return content
 
 
-def check_file(file: Path, limit: int, *, what: str = "tokenizer") -> None:
-    """TokenizerError for what is no plain file or too large; nothing is read."""
+def check_file(file: Path) -> None:
+    """TokenizerError for a definition that is no plain file or too large; nothing is read."""
     try:
-        _check_kind(file, file.stat(), limit, what)
+        _check_kind(file, file.stat(), DEFINITION_BYTES, "tokenizer")
     except OSError as error:
-        raise TokenizerError(f"{file}: this {what} cannot be read ({error}).") from error
+        raise TokenizerError(f"{file}: this tokenizer cannot be read ({error}).") from error
 
 
 def read_template(file: Path) -> str:
     """The text of a chat template's file; TokenizerError or UnicodeDecodeError if it has none."""
-    return (
-        read_file(file, TEMPLATE_BYTES, what="chat template")
-        .decode("utf-8")
-        .replace("\r\n", "\n")
-        .replace("\r", "\n")
-    )
+    text = read_file(file, TEMPLATE_BYTES, what="chat template").decode("utf-8")
+    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def _check_kind(file: Path, there: os.stat_result, limit: int, what: str) -> None:

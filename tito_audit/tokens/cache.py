@@ -45,8 +45,6 @@ FOLDER_BYTES = 96 << 20
 _MAGIC = b"tito-audit cache 1\n"
 # `segments` files are from earlier versions, and deleted like the others.
 _NAME = re.compile(r"tokenizer-[0-9a-f]{32}\.(tables|definition|segments|notes)(\.\d+\.\d+\.part)?")
-_ABANDONED = 24 * 3600
-"""An unfinished file is deleted after this many seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +81,12 @@ def open_store(version: str, files: Iterable[tuple[str, bytes]]) -> StoredTokeni
     folder = cache_folder()
     if folder is None:
         return None
-    key = hashlib.sha256(orjson.dumps([_MAGIC.decode(), version, _code()]))
+    # A hash of the code that computes the tables.
+    code = hashlib.sha256()
+    for file in sorted(Path(__file__).parent.glob("*.py")):
+        with suppress(OSError):
+            code.update(file.read_bytes())
+    key = hashlib.sha256(orjson.dumps([_MAGIC.decode(), version, code.hexdigest()]))
     for name, content in files:
         key.update(f"{name} {len(content)}\n".encode())
         key.update(content)
@@ -167,7 +170,6 @@ class StoredTokenizer:
 
     @cached_property
     def _notes(self) -> dict[str, dict[str, Any]]:
-        """The stored notes."""
         content = self._read("notes")
         notes = content[0].get("notes") if content is not None else None
         if not isinstance(notes, dict):
@@ -219,7 +221,7 @@ class StoredTokenizer:
                 there = file.stat()
                 if named[2] is None:
                     files.append((there.st_mtime, there.st_size, file))
-                elif there.st_mtime < time.time() - _ABANDONED:
+                elif there.st_mtime < time.time() - 24 * 3600:  # an unfinished file
                     file.unlink(missing_ok=True)
         total = 0
         for _, size, file in sorted(files, reverse=True):
@@ -264,15 +266,6 @@ def _tables(values: Mapping[str, Any], parts: Mapping[str, bytes]) -> Tables:
         known=np.frombuffer(parts["known"], np.bool_),
     )
     return Tables(entries, values["cuts"], values["normal_form"], tuple(values["eos_ids"]), values["bos_id"])
-
-
-def _code() -> str:
-    """A hash of the code that computes the tables."""
-    code = hashlib.sha256()
-    for file in sorted(Path(__file__).parent.glob("*.py")):
-        with suppress(OSError):
-            code.update(file.read_bytes())
-    return code.hexdigest()
 
 
 _COMMENT = "#version"
@@ -326,20 +319,13 @@ def compact(definition: str) -> bytes | None:
     model = whole["model"]
     if model["type"] != "BPE" or model.get("dropout"):
         return None
-    merges = _joined(model["merges"])
-    if merges is not None:
-        model["merges"] = merges
+    merges = model["merges"]
+    if merges and set(map(type, merges)) == {list} and set(map(len, merges)) == {2}:
+        texts = list(map(" ".join, merges))
+        together = "".join(texts)
+        # Each pair as one text, if each text shows where its pair divides.
+        if together.count(" ") == len(texts) and _COMMENT not in together:
+            model["merges"] = texts
     vocabulary = model["vocab"]
     model["vocab"] = {token: vocabulary[token] for token in sorted(vocabulary)}
     return orjson.dumps(whole)
-
-
-def _joined(merges: list[Any]) -> list[str] | None:
-    """Each pair as one text; None if they are not pairs, or if a text would not show where its pair divides."""
-    if not merges or set(map(type, merges)) != {list} or set(map(len, merges)) != {2}:
-        return None
-    texts = list(map(" ".join, merges))
-    together = "".join(texts)
-    if together.count(" ") != len(texts) or _COMMENT in together:
-        return None
-    return texts

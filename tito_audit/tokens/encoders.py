@@ -21,7 +21,6 @@ from functools import cache
 from hashlib import sha256
 from itertools import islice, pairwise
 from pathlib import Path
-from threading import Thread
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -127,29 +126,19 @@ class Building:
     """An encoder built in a thread while this one does other work, which `fastokens` allows."""
 
     def __init__(self, build: Callable[[], FastEncoder]) -> None:
-        self._build = build
-        self._built: FastEncoder | None = None
-        self._error: BaseException | None = None
-        self._thread = Thread(target=self._run, name="building an encoder")
-        self._thread.start()
+        from concurrent.futures import ThreadPoolExecutor
+
+        self._pool = ThreadPoolExecutor(1, "building an encoder")
+        self._built = self._pool.submit(build)
 
     def encoder(self) -> FastEncoder:
         """The encoder, once it is built and the thread has ended; raises what building it raised."""
-        self._thread.join()
+        self._pool.shutdown()
         # Return free memory to the system, where there is a call for it: a finished thread leaves memory behind
         # that no other thread would use.
         with suppress(AttributeError, OSError, TypeError):
             ctypes.CDLL(None).malloc_trim(0)
-        if self._error is not None:
-            raise self._error
-        assert self._built is not None, "a thread that raised nothing has built it"
-        return self._built
-
-    def _run(self) -> None:
-        try:
-            self._built = self._build()
-        except BaseException as error:  # for the thread that asks for the encoder
-            self._error = error
+        return self._built.result()
 
 
 @contextmanager
@@ -254,7 +243,13 @@ def probes(vocabulary: Vocabulary) -> list[str]:
     contents = [vocabulary.token_bytes(i).decode() for i in ids[:: max(1, len(ids) // _CONTROL_TOKENS)]]
     whole = [f"a {content}b\n{content} {content}{content}'s" for content in contents]
     partly = [f"{content[:-1]} {content[1:]} {content.upper()} {content[:3]}" for content in contents[:8]]
-    return [*_TEXTS, *[*whole, *partly, "".join(contents), " ".join(contents)], *_words(vocabulary)]
+    # Entries from the whole vocabulary, joined as bytes into words that it never saw.
+    step = max(1, vocabulary.size // _ENTRIES)
+    entries = iter([vocabulary.token_bytes(i) for i in range(step - 1, vocabulary.size, step)])
+    texts = []
+    while batch := list(islice(entries, 32)):
+        texts.append(b"".join(batch).decode("utf-8", "replace"))
+    return [*_TEXTS, *[*whole, *partly, "".join(contents), " ".join(contents)], *texts]
 
 
 def disagreement(reference: ReferenceEncoder, fast: Encoder, texts: Sequence[str]) -> str | None:
@@ -277,13 +272,3 @@ def shown(text: str) -> str:
     """A text as a message quotes it: on one line, shortened."""
     quoted = ascii(well_formed(text))
     return quoted if len(quoted) <= 60 else f"{quoted[:57]}..."
-
-
-def _words(vocabulary: Vocabulary) -> list[str]:
-    """Entries from the whole vocabulary, joined as bytes into words that it never saw."""
-    step = max(1, vocabulary.size // _ENTRIES)
-    entries = iter([vocabulary.token_bytes(i) for i in range(step - 1, vocabulary.size, step)])
-    texts = []
-    while batch := list(islice(entries, 32)):
-        texts.append(b"".join(batch).decode("utf-8", "replace"))
-    return texts

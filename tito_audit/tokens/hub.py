@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 from urllib.parse import unquote
 
 import orjson
@@ -91,25 +89,20 @@ def _refused(name: str, hub: HubName, error: Exception) -> TokenizerError:
             "spelling, log in (`hf auth login`), or pass a folder with a tokenizer.json."
         )
     if isinstance(error, LocalEntryNotFoundError):
-        return _not_here(name, hub, error)
+        from huggingface_hub import constants
+
+        because = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else "the hub cannot be reached"
+        revisions = cached_revisions(hub.repository)
+        here = f"; the cache has {hub.repository} at {_few(revisions)}" if revisions else ""
+        return TokenizerError(
+            f"{name}: no such folder, and the hub's cache does not have its files, while {because}{here}; "
+            f"download it where there is a network (`hf download {hub.repository}"
+            f"{f' --revision {hub.revision}' if hub.revision else ''}`), or pass a folder with a tokenizer.json."
+        )
     reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     return TokenizerError(
         f"{name}: no such folder, and the hub did not give the repository ({reason}); check the spelling and the "
         "network, or pass a folder with a tokenizer.json."
-    )
-
-
-def _not_here(name: str, hub: HubName, error: Exception) -> TokenizerError:
-    """The hub cannot be asked, and the cache lacks these files."""
-    from huggingface_hub import constants
-
-    because = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else "the hub cannot be reached"
-    revisions = cached_revisions(hub.repository)
-    here = f"; the cache has {hub.repository} at {_few(revisions)}" if revisions else ""
-    return TokenizerError(
-        f"{name}: no such folder, and the hub's cache does not have its files, while {because}{here}; download it "
-        f"where there is a network (`hf download {hub.repository}"
-        f"{f' --revision {hub.revision}' if hub.revision else ''}`), or pass a folder with a tokenizer.json."
     )
 
 
@@ -194,7 +187,12 @@ def hub_cache() -> Path:
 def cached_tokenizers() -> list[CachedTokenizer]:
     """The tokenizers in the hub's cache with a `tokenizer.json`, last used first, each set of files once."""
     by_files: dict[tuple[Path | None, ...], CachedTokenizer] = {}
-    for snapshot in sorted(_snapshots(), key=lambda s: (s.folder / _FILES[0]).stat().st_atime, reverse=True):
+    try:
+        repositories = sorted(hub_cache().glob(f"{_PREFIX}*"))
+    except OSError:
+        return []
+    snapshots = [snapshot for snapshot in map(_snapshot, repositories) if snapshot is not None]
+    for snapshot in sorted(snapshots, key=lambda s: (s.folder / _FILES[0]).stat().st_atime, reverse=True):
         key = tuple(_content(snapshot.folder / name) for name in _FILES)
         first = by_files.get(key)
         by_files[key] = (
@@ -232,29 +230,17 @@ def glance(folder: Path) -> Glance | None:
     try:
         whole = orjson.loads((folder / "tokenizer.json").read_bytes())
         added = whole.get("added_tokens") or []
-        ids = [int(token["id"]) for token in added] + [_last_id(whole["model"]["vocab"])]
+        vocabulary = whole["model"]["vocab"]
+        ids = [int(token["id"]) for token in added]
+        ids.append(len(vocabulary) - 1 if isinstance(vocabulary, list) else max(vocabulary.values(), default=-1))
         control = frozenset(int(token["id"]) for token in added if token.get("special"))
         return Glance(max(ids) + 1, control)
     except (OSError, *ODD_VALUES):
         return None
 
 
-def _last_id(vocabulary: Mapping[str, int] | list[Any]) -> int:
-    if isinstance(vocabulary, list):
-        return len(vocabulary) - 1
-    return max(vocabulary.values(), default=-1)
-
-
 def _repository(name: str) -> Path:
     return hub_cache() / (_PREFIX + name.replace("/", "--"))
-
-
-def _snapshots() -> Iterator[CachedTokenizer]:
-    try:
-        repositories = sorted(hub_cache().glob(f"{_PREFIX}*"))
-    except OSError:
-        return
-    yield from (snapshot for snapshot in map(_snapshot, repositories) if snapshot is not None)
 
 
 def _snapshot(repository: Path) -> CachedTokenizer | None:

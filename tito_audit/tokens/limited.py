@@ -216,8 +216,7 @@ def converted(folder: Path, *, code: bool) -> dict[str, Any]:
     request = {"folder": str(folder), "code": code, "path": sys.path}
     try:
         return cast(
-            "dict[str, Any]",
-            child.ask(request, CONVERTING_SECONDS, size * _FOR_EACH_BYTE + _TRANSFORMERS),
+            "dict[str, Any]", child.ask(request, CONVERTING_SECONDS, size * _FOR_EACH_BYTE + _TRANSFORMERS)
         )
     finally:
         child.stop()

@@ -92,7 +92,6 @@ def digest_of(tokenizer: Tokenizer) -> str:
 
 
 def _loaded(path: Path, name_or_dir: str, trust_remote_code: bool) -> Tokenizer:
-    """The tokenizer of a folder."""
     if (path / "tokenizer.json").exists():
         return _from_files(path, name_or_dir)
     has_code = _config(path).get("auto_map") is not None
@@ -113,7 +112,7 @@ def _from_files(path: Path, name: str) -> Tokenizer:
     special = _special_tokens(config)
     templates = _templates(path, config)
     file = path / "tokenizer.json"
-    check_file(file, DEFINITION_BYTES)
+    check_file(file)
     if cache_folder() is None:
         backend = _backend(file, read_file(file, DEFINITION_BYTES), config, special)
         return _tokenizer(name, path, backend, special, templates)
@@ -352,7 +351,7 @@ def _from_transformers(path: Path, name: str, trust_remote_code: bool) -> Tokeni
         )
     for pattern in _OTHER_VOCABULARIES:
         for file in path.glob(pattern):
-            check_file(file, DEFINITION_BYTES)
+            check_file(file)
     try:
         parts = converted(path, code=trust_remote_code)
     except OutOfLimits as error:  # old formats and remote code raise anything

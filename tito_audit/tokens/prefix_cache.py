@@ -22,8 +22,6 @@ from tito_audit.tokens.segments import Cuts, SegmentEncoder
 
 _LONG = 2048
 """Texts of at least this many characters are compared with earlier ones."""
-_PROBED = 32
-"""How many characters of two texts are compared before all of them are."""
 _KEPT = 4
 """How many texts are remembered: a rollout's calls may alternate between several chains, and the next rollout may
 begin the same way."""
@@ -46,11 +44,6 @@ class KnownText:
             self._ends, self._tokens = base._ends[:shared], base._tokens[:shared]
 
     @property
-    def ends(self) -> Sequence[int]:
-        """Characters up to the end of each cut token found so far."""
-        return self._ends
-
-    @property
     def tokens(self) -> Sequence[int]:
         """Ids up to the end of each cut token found so far."""
         return self._tokens
@@ -60,10 +53,17 @@ class KnownText:
         if not self._read:
             # Finding cuts costs a third of encoding: not worth it if only a system prompt is shared.
             half = len(self.text) // 2
-            near = self.text[max(half - _PROBED, 0) : half]
+            near = self.text[max(half - 32, 0) : half]  # fewer characters are compared before all of them are
             if not text.startswith(near, half - len(near)) or not text.startswith(self.text[:half]):
                 return 0
-            self.read()
+            self._read = True
+            begin, first = self.up_to(len(self._ends))
+            pieces = self._cuts.split(self.text[begin:])
+            at = self._cuts.positions(self.ids[first:]) + first
+            # No more if text and ids differ there: a model may write an unknown character as a control token.
+            if [self._cuts.tokens[piece] for piece in pieces[1::2]] == self.ids[at].tolist():
+                self._ends += list(accumulate(map(len, pieces), initial=begin))[2::2]
+                self._tokens += (at + 1).tolist()
         low, high = 0, len(self._ends)
         first = high
         while low < high:
@@ -78,23 +78,6 @@ class KnownText:
     def up_to(self, shared: int) -> tuple[int, int]:
         """How many characters and ids there are up to the end of the first `shared` cuts."""
         return (self._ends[shared - 1], self._tokens[shared - 1]) if shared else (0, 0)
-
-    def has_only(self, shared: int) -> bool:
-        """Whether it has exactly this many cuts."""
-        return len(self._ends) == shared
-
-    def read(self) -> None:
-        """Find the remaining cuts; none if text and ids do not have the same ones."""
-        if self._read:
-            return
-        self._read = True
-        begin, first = self.up_to(len(self._ends))
-        pieces = self._cuts.split(self.text[begin:])
-        at = self._cuts.positions(self.ids[first:]) + first
-        # A model may write an unknown character as a control token.
-        if [self._cuts.tokens[piece] for piece in pieces[1::2]] == self.ids[at].tolist():
-            self._ends += list(accumulate(map(len, pieces), initial=begin))[2::2]
-            self._tokens += (at + 1).tolist()
 
 
 class KnownTexts:
@@ -119,7 +102,7 @@ class KnownTexts:
 
     def keep(self, text: str, ids: Ids, base: KnownText | None = None, shared: int = 0) -> None:
         """Remember a text, replacing `base` if it continues all of it."""
-        if base is not None and base in self._known and base.has_only(shared):
+        if base is not None and base in self._known and len(base.tokens) == shared:
             self._known.remove(base)
         self._known.append(KnownText(self._cuts, text, ids, base, shared))
         del self._known[:-_KEPT]
@@ -134,23 +117,19 @@ class PrefixEncoder:
 
     def encode_batch(self, texts: Sequence[str]) -> list[Ids]:
         """The ids of each text, in order."""
-        if len(texts) == 1 and len(texts[0]) >= _LONG:
-            text = texts[0]
-            same = self._known.ids_of(text)
-            if same is not None:
-                by_prefix = same
-            else:
-                base, shared = self._known.find(text)
-                characters, first = base.up_to(shared) if base is not None else (0, 0)
-                if base is not None and characters == len(text):
-                    by_prefix = base.ids[:first]
-                else:
-                    (rest,) = self._whole.encode_batch([text[characters:]])
-                    ids = rest
-                    if base is not None:
-                        ids = np.concatenate([base.ids[:first], rest])
-                        ids.flags.writeable = False
-                    self._known.keep(text, ids, base, shared)
-                    by_prefix = ids
-            return [by_prefix]
-        return self._whole.encode_batch(texts)
+        if len(texts) != 1 or len(texts[0]) < _LONG:
+            return self._whole.encode_batch(texts)
+        text = texts[0]
+        same = self._known.ids_of(text)
+        if same is not None:
+            return [same]
+        base, shared = self._known.find(text)
+        characters, first = base.up_to(shared) if base is not None else (0, 0)
+        if base is not None and characters == len(text):
+            return [base.ids[:first]]
+        (ids,) = self._whole.encode_batch([text[characters:]])
+        if base is not None:
+            ids = np.concatenate([base.ids[:first], ids])
+            ids.flags.writeable = False
+        self._known.keep(text, ids, base, shared)
+        return [ids]

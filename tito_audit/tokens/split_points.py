@@ -94,7 +94,15 @@ class SafeCuts:
         key += following
         safe = self._flat.take(key)
         if len(spans):
-            self._around(spans, safe)
+            # No cut inside control tokens; where they cannot overlap, cuts at both ends.
+            length, wide = len(safe) + 1, 0 if self.apart else 1
+            change = np.zeros(length + 2, np.int64)
+            np.add.at(change, np.maximum(spans[:, 0] + 1 - wide, 0), 1)
+            np.add.at(change, spans[:, 1] + wide, -1)
+            safe &= np.cumsum(change)[1:length] == 0
+            if self.apart:
+                ends = spans[(spans > 0) & (spans < length)]
+                safe[ends - 1] = True
         return safe.nonzero()[0] + 1
 
     def spells_token(self, text: str) -> bool:
@@ -127,18 +135,6 @@ class SafeCuts:
             if len(near):
                 return int(near[0])
         return None
-
-    def _around(self, spans: Offsets, safe: NDArray[np.bool_]) -> None:
-        """Remove cuts inside control tokens; where tokens cannot overlap, add cuts at both ends."""
-        size = len(safe) + 1
-        wide = 0 if self.apart else 1
-        change = np.zeros(size + 2, np.int64)
-        np.add.at(change, np.maximum(spans[:, 0] + 1 - wide, 0), 1)
-        np.add.at(change, spans[:, 1] + wide, -1)
-        safe &= np.cumsum(change)[1:size] == 0
-        if self.apart:
-            ends = spans[(spans > 0) & (spans < size)]
-            safe[ends - 1] = True
 
 
 def find_safe_cuts(backend: tokenizers.Tokenizer) -> SafeCuts | None:

@@ -60,7 +60,6 @@ class TextStream:
         return self._shown(self._characters.decode(bytes(data), final=True), last=True)
 
     def _take(self, data: bytearray) -> None:
-        """Add the bytes of the ids that are waiting."""
         for token_id in self._ended:
             if token_id in self._hidden:
                 continue

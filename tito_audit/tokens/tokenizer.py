@@ -262,10 +262,6 @@ class Tokenizer:
         """The ids of each text, in order. Equal segments are encoded once, in this call and across calls."""
         return self._reference.encode_batch(texts)
 
-    def prefetch(self, texts: Sequence[str]) -> None:
-        """Encode texts that will be needed later, several at a time."""
-        self.encode_batch(texts)
-
     @property
     def segments(self) -> SegmentEncoder:
         """What `encode` encodes with, segment by segment."""
@@ -477,7 +473,6 @@ class Tokenizer:
 
     @cached_property
     def _known_texts(self) -> KnownTexts:
-        """Recent texts that led to recorded ids."""
         return KnownTexts(self.cuts)
 
     @cached_property
@@ -488,11 +483,11 @@ class Tokenizer:
     @cached_property
     def _reference(self) -> SegmentEncoder:
         return SegmentEncoder(
-            self._encode_by_reference, self.cuts, self.cached_characters, lambda: self._safe_cuts
+            lambda texts: ReferenceEncoder(self.backend).encode_batch(texts),
+            self.cuts,
+            self.cached_characters,
+            lambda: self._safe_cuts,
         )
-
-    def _encode_by_reference(self, texts: Sequence[str]) -> list[Ids]:
-        return ReferenceEncoder(self.backend).encode_batch(texts)
 
     @property
     def _unchanged_store(self) -> StoredTokenizer | None:

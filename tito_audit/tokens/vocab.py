@@ -179,7 +179,16 @@ class Vocabulary:
         """
         if self.prefix is Prefix.NEVER:
             return self.data(ids).decode("utf-8", errors="replace")
-        return b"".join(self._stretches(ids)).decode("utf-8", errors="replace")
+        out: list[bytes] = []
+        stretch: list[bytes] = []  # what stands between added tokens, joined without its prepended space
+        for token_id, data in zip(ids.tolist(), self._each(ids), strict=True):
+            if token_id not in self.added_ids:
+                stretch.append(data)
+                continue
+            out += (self._unprefixed(b"".join(stretch), not out), data)
+            stretch = []
+        out.append(self._unprefixed(b"".join(stretch), not out))
+        return b"".join(out).decode("utf-8", errors="replace")
 
     def ids_of_bytes(self, data: bytes) -> tuple[int, ...]:
         """All ids that spell these bytes, lowest first; () if there are none. The first call reads every entry."""
@@ -213,19 +222,6 @@ class Vocabulary:
             table[-1] = False
         return table
 
-    def _stretches(self, ids: Ids) -> list[bytes]:
-        """The bytes between added tokens, each without its prepended space."""
-        out: list[bytes] = []
-        stretch: list[bytes] = []
-        for token_id, data in zip(ids.tolist(), self._each(ids), strict=True):
-            if token_id not in self.added_ids:
-                stretch.append(data)
-                continue
-            out += (self._unprefixed(b"".join(stretch), not out), data)
-            stretch = []
-        out.append(self._unprefixed(b"".join(stretch), not out))
-        return out
-
     def _unprefixed(self, data: bytes, first: bool) -> bytes:
         """The bytes of a stretch of text without the space that the tokenizer prepended."""
         if not data.startswith(b" ") or (self.prefix is Prefix.FIRST_UNLESS_SPACE and not first):
@@ -245,7 +241,6 @@ class Vocabulary:
         return slots
 
     def _slot(self, token_id: int) -> int:
-        """The slot of one id."""
         if 0 <= token_id < self.size:
             return token_id
         if self._far is not None:
@@ -259,7 +254,6 @@ class Vocabulary:
         return self._data[start : start + int(self._lengths[slot])]
 
     def _each(self, ids: Ids) -> list[bytes]:
-        """The bytes of each id."""
         slots, data = self._slots(ids), self._data
         starts = self._starts.take(slots, mode="clip").tolist()
         lengths = self._lengths.take(slots, mode="clip").tolist()
@@ -328,16 +322,12 @@ def _spelled(
         byte_ends = np.append(0, widths.cumsum())[ends]
     if other:
         return _spelled(tokens, {**literal, **other}, byte_level)
-    return _inserted(data, byte_ends, literal)
-
-
-def _inserted(data: bytes, ends: Offsets, literal: Mapping[int, bytes]) -> tuple[bytes, Offsets]:
-    """The bytes of all tokens with those of `literal` inserted at their empty places, and the length of each."""
-    lengths = np.diff(ends, prepend=0)
+    # Those of `literal` are inserted at their empty places.
+    lengths = np.diff(byte_ends, prepend=0)
     pieces: list[bytes] = []
     last = 0
     for at in sorted(literal):
-        end = int(ends[at])
+        end = int(byte_ends[at])
         pieces += (data[last:end], literal[at])
         lengths[at] = len(literal[at])
         last = end

@@ -21,9 +21,7 @@ from tito_audit.render.fast.static_check import constant, place
 _READING = frozenset(("int", "float", "abs", "lower", "upper", "title", "capitalize", "find", "rfind", "count"))
 """Filters and methods whose result depends on more of a text than its markers."""
 _TEXT_TESTS = frozenset(("lt", "le", "gt", "ge", "<", "<=", ">", ">=", "odd", "even", "divisibleby"))
-_SEARCHES = frozenset(("split", "startswith", "endswith", "replace"))
 _ENDS = frozenset(("first", "last", "reverse"))
-_STRIPS = frozenset(("strip", "lstrip", "rstrip"))
 _BLENDED = (nodes.Add, nodes.Concat, nodes.Mod, nodes.Sub, nodes.Div, nodes.FloorDiv)
 _Found = tuple[tuple[str, ...], tuple[str, ...], tuple[int, ...]]
 _LOGIC = (nodes.Compare, nodes.Test, nodes.Not)
@@ -32,7 +30,7 @@ _LOGIC = (nodes.Compare, nodes.Test, nodes.Not)
 def looked_for(tree: nodes.Template) -> _Found | None:
     """What a template that is safe for minijinja looks for; None if its output may depend on something else."""
     try:
-        check_distances(tree)
+        _Distances(tree).check()
         return _ExpressionReader(tree).places()
     except (Unknown, RecursionError):
         return None
@@ -64,8 +62,16 @@ class _ExpressionReader:
             if isinstance(test, nodes.Filter) and is_length(test):  # true or false
                 self._measure(test, 0)
         for loop in tree.find_all(nodes.For):
-            if not self._values.is_list(loop.iter):
-                _no_counting(loop)
+            if self._values.is_list(loop.iter):
+                continue
+            # A loop, perhaps over the characters of a text, does not count its rounds.
+            for part in loop.find_all((nodes.Getattr, nodes.Assign)):
+                name = place(part) if isinstance(part, nodes.Getattr) else None
+                counted = name is not None and name.startswith("loop.") and name not in ("loop.first", "loop.last")
+                if counted or (
+                    isinstance(part, nodes.Assign) and isinstance(part.node, _BLENDED[:1] + _BLENDED[2:])
+                ):
+                    raise Unknown
         for node in tree.find_all(nodes.Filter):
             if node.name in ("length", "count"):
                 if id(node) not in self._measured and not self._values.is_list(node.node):
@@ -104,9 +110,9 @@ class _ExpressionReader:
             return
         if node.node.attr in _READING:
             raise Unknown
-        if node.node.attr in _SEARCHES:
+        if node.node.attr in ("split", "startswith", "endswith", "replace"):
             self._look_inside(node.args[:1])
-        if node.node.attr in _STRIPS:
+        if node.node.attr in ("strip", "lstrip", "rstrip"):
             _only_blanks(node.args)
 
     def _look_inside(self, arguments: list[nodes.Expr]) -> None:
@@ -148,7 +154,6 @@ class _ExpressionReader:
         self._sizes.add(int(size))  # type: ignore[call-overload]
 
     def _is_one_of(self, node: nodes.Expr) -> None:
-        """Record a constant that a value is compared with."""
         if isinstance(node, nodes.List | nodes.Tuple):
             for item in node.items:
                 self._is_one_of(item)
@@ -173,15 +178,6 @@ def _only_blanks(arguments: list[nodes.Expr]) -> None:
     """Raise unless what is stripped from a text is white space."""
     if not all(str(constant(argument) or "?").isspace() for argument in arguments):
         raise Unknown
-
-
-def _no_counting(loop: nodes.For) -> None:
-    """Raise if a loop, perhaps over the characters of a text, counts its rounds."""
-    for node in loop.find_all((nodes.Getattr, nodes.Assign)):
-        name = place(node) if isinstance(node, nodes.Getattr) else None
-        counted = name is not None and name.startswith("loop.") and name not in ("loop.first", "loop.last")
-        if counted or (isinstance(node, nodes.Assign) and isinstance(node.node, _BLENDED[:1] + _BLENDED[2:])):
-            raise Unknown
 
 
 def _is_constant(node: nodes.Node) -> bool:
@@ -316,14 +312,7 @@ def is_negative(node: nodes.Node) -> bool:
 
 
 _FROM_END = frozenset(("loop.length", "loop.revindex", "loop.revindex0"))
-_PARITY = frozenset(("odd", "even"))
 _NEAR = frozenset((0, 1, None))
-_NEAR_ENDS = frozenset((0, 1, -1, None))
-
-
-def check_distances(tree: nodes.Template) -> None:
-    """Raise Unknown if a template may decide by a number of messages or write one."""
-    _Distances(tree).check()
 
 
 class _Distances:
@@ -334,6 +323,7 @@ class _Distances:
         self._values = TemplateNames(tree)
 
     def check(self) -> None:
+        """Raise Unknown if a template may decide by a number of messages or write one."""
         for compare in self._tree.find_all(nodes.Compare):
             left: nodes.Node = compare.expr
             for operand in compare.ops:
@@ -352,10 +342,35 @@ class _Distances:
                 # The first, the second, the last message, one next to another, or all from there.
                 place_ = item.arg
                 parts = (place_.start, place_.stop, place_.step) if isinstance(place_, nodes.Slice) else (place_,)
-                _among(_NEAR_ENDS, *(part for part in parts if part is not None))
+                _among(frozenset((0, 1, -1, None)), *(part for part in parts if part is not None))
         for loop in self._tree.find_all(nodes.For):
-            self._loop(loop)
-        self._no_others()
+            if loop.test is not None and any(
+                (place(node) in ("loop.previtem", "loop.nextitem")) for node in loop.find_all(nodes.Getattr)
+            ):
+                raise Unknown
+            index = loop.iter.arg if isinstance(loop.iter, nodes.Getitem) else None
+            is_stepped = isinstance(index, nodes.Slice) and index.step is not None
+            if not is_stepped and not (isinstance(loop.iter, nodes.Filter) and loop.iter.name == "reverse"):
+                continue
+            for compare in loop.find_all(nodes.Compare):
+                sides = [compare.expr, *(operand.expr for operand in compare.ops)]
+                if any(map(_is_place, sides)) and not all(constant(side) in _NEAR for side in sides):
+                    raise Unknown
+        # A number of messages goes nowhere else.
+        for node in self._tree.find_all(
+            (nodes.Mod, nodes.Div, nodes.FloorDiv, nodes.List, nodes.Tuple, nodes.Dict)
+        ):
+            self._none(node)
+        for call in self._tree.find_all(nodes.Call):
+            name = getattr(call.node, "name", "")
+            if name != "namespace":
+                self._none(*call.args, *(pair.value for pair in call.kwargs))
+            if name == "range" and not all(isinstance(arg, nodes.Const) or is_negative(arg) for arg in call.args):
+                raise Unknown
+        for filter_ in self._tree.find_all(nodes.Filter):
+            self._none(*filter_.args, *(pair.value for pair in filter_.kwargs))
+        for test in self._tree.find_all(nodes.Test):
+            self._none(*test.args, *([test.node] if test.args or test.name in ("odd", "even") else []))
 
     def _compared(self, node: nodes.Node, other: nodes.Node) -> None:
         """A number of messages may be compared with a place, with nothing or with 0, but with no other
@@ -374,34 +389,6 @@ class _Distances:
             raise Unknown
         for child in node.iter_child_nodes():
             self._written(child)
-
-    def _loop(self, loop: nodes.For) -> None:
-        if loop.test is not None and any(
-            (place(node) in ("loop.previtem", "loop.nextitem")) for node in loop.find_all(nodes.Getattr)
-        ):
-            raise Unknown
-        if not _is_reversed(loop.iter):
-            return
-        for compare in loop.find_all(nodes.Compare):
-            sides = [compare.expr, *(operand.expr for operand in compare.ops)]
-            if any(map(_is_place, sides)) and not all(constant(side) in _NEAR for side in sides):
-                raise Unknown
-
-    def _no_others(self) -> None:
-        """Raise if a number of messages goes anywhere else."""
-        for kind in (nodes.Mod, nodes.Div, nodes.FloorDiv, nodes.List, nodes.Tuple, nodes.Dict):
-            for node in self._tree.find_all(kind):
-                self._none(node)
-        for call in self._tree.find_all(nodes.Call):
-            name = getattr(call.node, "name", "")
-            if name != "namespace":
-                self._none(*call.args, *(pair.value for pair in call.kwargs))
-            if name == "range" and not all(isinstance(arg, nodes.Const) or is_negative(arg) for arg in call.args):
-                raise Unknown
-        for filter_ in self._tree.find_all(nodes.Filter):
-            self._none(*filter_.args, *(pair.value for pair in filter_.kwargs))
-        for test in self._tree.find_all(nodes.Test):
-            self._none(*test.args, *([test.node] if test.args or test.name in _PARITY else []))
 
     def _none(self, *parts: nodes.Node) -> None:
         if any(map(self._is_far, parts)):
@@ -431,13 +418,6 @@ def _among(allowed: frozenset[int | None], *parts: nodes.Node) -> None:
 def _is_place(node: nodes.Node) -> bool:
     """Whether a value is made from the place of an element."""
     return any((place(part) or "").startswith("loop.") for part in (node, *node.find_all(nodes.Getattr)))
-
-
-def _is_reversed(node: nodes.Node) -> bool:
-    if isinstance(node, nodes.Filter):
-        return node.name == "reverse"
-    part = node.arg if isinstance(node, nodes.Getitem) else None
-    return isinstance(part, nodes.Slice) and part.step is not None
 
 
 _ASKED = "add_generation_prompt"
@@ -476,17 +456,16 @@ def opener_of(tree: nodes.Template) -> tuple[nodes.Template, tuple[str, ...]] | 
     changing = {name.name for name in names if name.ctx != "load"} | {"messages", "loop"}
     changing |= {macro.name for macro in tree.find_all(nodes.Macro)}
     parts = [part for node in last.body for part in (node, *node.find_all(nodes.Node))]
-    if not all(_is_fixed(part, changing) for part in parts):
+    if not all(
+        part.name not in changing
+        if isinstance(part, nodes.Name)
+        else part.name in _TESTS
+        if isinstance(part, nodes.Test)
+        else isinstance(part, _PARTS)
+        for part in parts
+    ):
         return None
     opener = nodes.Template(last.body, lineno=1)
     if tree.environment is not None:
         opener.set_environment(tree.environment)
     return opener, tuple(sorted({part.name for part in parts if isinstance(part, nodes.Name)}))
-
-
-def _is_fixed(part: nodes.Node, changing: set[str]) -> bool:
-    if isinstance(part, nodes.Name):
-        return part.name not in changing
-    if isinstance(part, nodes.Test):
-        return part.name in _TESTS
-    return isinstance(part, _PARTS)

@@ -24,13 +24,6 @@ _FUEL_FOR_EACH = 2_000
 """How many instructions a rendering may take, and how many more per message or tool: many times what templates
 need."""
 _MOST_WRITTEN = 1 << 30
-_SIZE_LIMIT = 16 * 1024 * 1024
-_LETTER = 16
-"""What a letter takes that is an item of a list."""
-_SLOW = 2.0
-"""A template that takes longer than this many seconds is never run here again."""
-_REPLACED = "\ufffd"
-"""What minijinja writes for half of a surrogate pair."""
 _ANY_BLANK = re.compile("[\x1c\x1d\x1e\x1f]").search
 """Finds characters that are white space only to Python, which trims them; minijinja does not."""
 _REFUSALS = {"InvalidOperation", "UndefinedError", "UnknownMethod"}
@@ -66,7 +59,10 @@ class FastTemplate:
                 **_FILTERS,
             },
             tests={"iterable": self._iterable, "sequence": self._sequence},
-            globals={"raise_exception": _refuse, "strftime_now": strftime_now},
+            globals={
+                "raise_exception": lambda message=None: raise_exception(message),
+                "strftime_now": strftime_now,
+            },
             finalizer=self._written,
         )
         self._most_fuel = _MOST_WRITTEN // facts.longest_constant
@@ -90,7 +86,7 @@ class FastTemplate:
             self._tool_texts = {}
             for tool in tools if isinstance(tools, list) else ():
                 self._tool_texts[id(tool)] = ""
-        self._left = _SIZE_LIMIT
+        self._left = 16 << 20
         self._shown = set()
         self._absent = False
         fuel = _FUEL + _FUEL_FOR_EACH * (len(messages) + len(tools or ()))
@@ -110,12 +106,13 @@ class FastTemplate:
                 raise GivenUp from None
             raise error
         finally:
-            self._off |= time.monotonic() - began > _SLOW
+            self._off |= time.monotonic() - began > 2.0  # so slow a template is never run here again
         if (self._joins_values or self._shown) and self._is_odd(variables):
             raise GivenUp
         if self._absent and (tools is None or self._has_documents or _has_null(variables)):
             raise GivenUp
-        if _REPLACED in text and any(map(_has_surrogate, variables.values())):
+        # What minijinja writes for half of a surrogate pair.
+        if "\ufffd" in text and any(map(_has_surrogate, variables.values())):
             raise GivenUp
         if _ANY_BLANK(text):
             raise GivenUp
@@ -189,7 +186,7 @@ class FastTemplate:
     def _list(self, value: Any) -> list[Any]:
         self._absent |= value is None
         if type(value) is str:
-            self._spend(_LETTER * len(value))
+            self._spend(16 * len(value))  # a letter that is an item of a list
         return [] if value is None else list(value)
 
     def _iterable(self, value: Any) -> bool:
@@ -221,10 +218,6 @@ _FILTERS = {
     "title": lambda value: _of_jinja("do_title", value),
 }
 """Filters that the engines implement differently."""
-
-
-def _refuse(message: object = None) -> None:
-    raise_exception(message)
 
 
 def _has_surrogate(value: Any) -> bool:

@@ -42,7 +42,6 @@ _METHODS, _FUNCTIONS, _FORBIDDEN = _names("methods"), _names("functions"), _name
 _OF_DICTS, _CHANGING = _names("of_dicts"), _names("changing")
 _UNPROVEN = (nodes.Mul, nodes.Pow, nodes.ExtensionAttribute, nodes.EnvironmentAttribute, nodes.NSRef)
 _STATEMENTS = (nodes.Output, nodes.For, nodes.If, nodes.Assign, nodes.AssignBlock, nodes.Macro, nodes.With)
-_JUMPS = (nodes.Break, nodes.Continue, nodes.TemplateData)
 
 
 def is_proven_safe(tree: nodes.Template) -> bool:
@@ -92,55 +91,55 @@ class _Reader:
 
     def _statements(self, body: list[nodes.Node], loops: int) -> None:
         for node in body:
-            self._statement(node, loops)
-
-    def _statement(self, node: nodes.Node, loops: int) -> None:
-        if isinstance(node, nodes.CallBlock):  # {% generation %}; any other call block has a call
-            if not isinstance(node.call.node, nodes.ExtensionAttribute):
+            if isinstance(node, nodes.CallBlock):  # {% generation %}; any other call block has a call
+                if not isinstance(node.call.node, nodes.ExtensionAttribute):
+                    raise Unproven
+                self._statements(node.body, loops)
+                continue
+            if not isinstance(node, (*_STATEMENTS, nodes.Break, nodes.Continue, nodes.TemplateData)):
                 raise Unproven
-            self._statements(node.body, loops)
-            return
-        if not isinstance(node, _STATEMENTS + _JUMPS):
-            raise Unproven
-        if isinstance(node, nodes.For):
-            if node.recursive:
-                raise Unproven
-            self._expression(node.iter)
-            if node.test is not None:
+            if isinstance(node, nodes.For):
+                if node.recursive:
+                    raise Unproven
+                self._expression(node.iter)
+                if node.test is not None:
+                    self._expression(node.test)
+                self._target(node.target, node.iter)
+                counted = isinstance(node.iter, nodes.Call)
+                self._statements([*node.body, *node.else_], loops + (2 if counted else 1))
+            elif isinstance(node, nodes.If):
+                self._statements([*node.body, *node.elif_, *node.else_], loops)
                 self._expression(node.test)
-            self._target(node.target, node.iter)
-            counted = isinstance(node.iter, nodes.Call)
-            self._statements([*node.body, *node.else_], loops + (2 if counted else 1))
-        elif isinstance(node, nodes.If):
-            self._statements([*node.body, *node.elif_, *node.else_], loops)
-            self._expression(node.test)
-        elif isinstance(node, nodes.Assign):
-            self._assign(node, loops)
-        elif isinstance(node, nodes.Output):
-            for part in node.nodes:
-                self._expression(part)
-        elif isinstance(node, nodes.AssignBlock):
-            if node.filter is not None:
-                raise Unproven
-            self._target(node.target, nodes.Const(""), WRITTEN)
-            self._statements(node.body, loops)
-        elif isinstance(node, nodes.Macro):
-            for argument in node.args:
-                self._weights.put(argument.name, nodes.Const(""))
-            for default in node.defaults:
-                self._expression(default)
+            elif isinstance(node, nodes.Assign):
+                self._assign(node, loops)
+            elif isinstance(node, nodes.Output):
+                for part in node.nodes:
+                    self._expression(part)
+            elif isinstance(node, nodes.AssignBlock):
+                if node.filter is not None:
+                    raise Unproven
+                self._target(node.target, nodes.Const(""), WRITTEN)
+                self._statements(node.body, loops)
+            elif isinstance(node, nodes.Macro):
                 for argument in node.args:
-                    self._weights.put(argument.name, default)
-            self._statements(node.body, loops=9)
-        elif isinstance(node, nodes.With):
-            for target, value in zip(node.targets, node.values, strict=True):
-                self._expression(value)
-                self._target(target, value)
-            self._statements(node.body, loops)
+                    self._weights.put(argument.name, nodes.Const(""))
+                for default in node.defaults:
+                    self._expression(default)
+                    for argument in node.args:
+                        self._weights.put(argument.name, default)
+                self._statements(node.body, loops=9)
+            elif isinstance(node, nodes.With):
+                for target, value in zip(node.targets, node.values, strict=True):
+                    self._expression(value)
+                    self._target(target, value)
+                self._statements(node.body, loops)
 
     def _assign(self, node: nodes.Assign, loops: int) -> None:
         self._expression(node.node)
-        name, added = place(node.target), _added_to(node)
+        name, parts = place(node.target), list(_summands(node.node))
+        own = [part for part in parts if place(part) == name]
+        # What `x = x + …` adds to x; None for any other assignment.
+        added = [part for part in parts if part is not own[0]] if len(own) == 1 and len(parts) > 1 else None
         numbers = [part for part in added or () if isinstance(part, nodes.Const) and isinstance(part.value, int)]
         if added is not None and name is not None and len(numbers) < len(added):
             # As long as all messages together, if added to once for each message.
@@ -254,13 +253,6 @@ def _is_space(node: nodes.Assign) -> bool:
     )
 
 
-def _added_to(node: nodes.Assign) -> list[nodes.Node] | None:
-    """What `x = x + …` adds to x; None for any other assignment."""
-    parts = list(_summands(node.node))
-    own = [part for part in parts if place(part) == place(node.target)]
-    return [part for part in parts if part is not own[0]] if len(own) == 1 and len(parts) > 1 else None
-
-
 def _summands(node: nodes.Node) -> Iterator[nodes.Node]:
     if isinstance(node, nodes.Add):
         yield from _summands(node.left)
@@ -358,22 +350,19 @@ class Weights:
                 return max(base, 1) * _times(node.args)
             return max(base * (2 if node.name in _WRITING else 1), others, 1)
         if isinstance(node, nodes.Call):
-            return self._called(node)
+            inside = sum(self.weigh(argument) for argument in _arguments(node))
+            if isinstance(node.node, nodes.Getattr):
+                base = max(self.weigh(node.node.node), 1)
+                times = _times(node.args) if node.node.attr == "replace" else 1
+                return base * times + (2 * inside if node.node.attr in ("get", "join") else 0)
+            name = getattr(node.node, "name", "")
+            return inside if name in ("dict", "namespace") else WRITTEN if name in self._macros else 1
         if isinstance(node, nodes.Concat):  # a text, even if made of numbers
             return sum(max(self.weigh(part), 1) for part in node.nodes)
         return self._inside(node) + isinstance(node, nodes.List | nodes.Tuple | nodes.Dict)
 
     def _inside(self, node: nodes.Node) -> int:
         return sum(self.weigh(child) for child in node.iter_child_nodes())
-
-    def _called(self, node: nodes.Call) -> int:
-        inside = sum(self.weigh(argument) for argument in _arguments(node))
-        if isinstance(node.node, nodes.Getattr):
-            base = max(self.weigh(node.node.node), 1)
-            times = _times(node.args) if node.node.attr == "replace" else 1
-            return base * times + (2 * inside if node.node.attr in ("get", "join") else 0)
-        name = getattr(node.node, "name", "")
-        return inside if name in ("dict", "namespace") else WRITTEN if name in self._macros else 1
 
 
 def _arguments(node: nodes.Call | nodes.Filter) -> list[nodes.Expr]:
