@@ -171,13 +171,13 @@ BUDGETS = {
     "levels": 602,
     "parsers": 1_505,
     "providers": 2_102,
-    "record": 3_323,
-    "render": 4_486,
-    "repairs": 1_733,
+    "record": 3_306,
+    "render": 4_364,
+    "repairs": 1_732,
     "reports": 3_430,
     "rescore": 2_605,
-    "rules": 6_404,
-    "run": 6_985,
+    "rules": 6_403,
+    "run": 6_857,
     "serve": 2_784,
     "sessions": 3_133,
     "settings": 2_162,
@@ -186,18 +186,18 @@ BUDGETS = {
     "tables": 319,
     "templates": 2_670,
     "terminal": 1_531,
-    "tokens": 3_941,
+    "tokens": 3_846,
     "viewer": 1_117,
     "ways": 2_101,
 }
 """Lines that each room may have: a full room takes a feature against a deletion in the same change."""
 MOST = {
-    "private functions used once, in 1,000 lines of code": 21.8,
-    "of these, with fewer than four lines": 155,
-    "constants of a bare number used once": 249,
-    "modules with one importer, in their own room": 25,
+    "private functions used once, in 1,000 lines of code": 13.4,
+    "of these, with fewer than four lines": 57,
+    "constants of a bare number used once": 107,
+    "modules with one importer, in their own room": 20,
     "class names that stand twice": 5,
-    "pronouns among the names": 31,
+    "pronouns among the names": 30,
 }
 """What `python -m tools.habits` counts at most. A change may lower these, never raise them."""
 
