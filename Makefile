@@ -90,7 +90,7 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# A plain run takes twenty minutes, BENCH="--full --huge" far longer; BENCH="--help" lists all options.
+# A plain run takes half an hour, BENCH="--full --huge" far longer; BENCH="--help" lists all options.
 bench: $(VENV)/.installed-bench
 	@tests/real_tokenizers.sh >/dev/null
 	$(BIN)/python -m benchmarks $(if $(QUICK),--quick) $(BENCH)
