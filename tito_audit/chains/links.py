@@ -32,25 +32,17 @@ class LinkKind(StrEnum):
     SIBLING = "sibling"  # it continues its parent, not the last call
     ORPHAN = "orphan"  # shares no history with any call before it
 
-    @property
-    def continues(self) -> bool:
-        """Whether the prompt starts with everything its parent saw and sampled."""
-        return self in _WHOLE
+    continues: bool
+    """Whether the prompt starts with everything its parent saw and sampled."""
+    only_tokens_differ: bool
+    """Whether the history has the same messages in other tokens."""
+    breaks: bool
+    """Whether the prompt neither starts with an earlier call's history nor repeats its prompt."""
 
-    @property
-    def only_tokens_differ(self) -> bool:
-        """Whether the history has the same messages in other tokens."""
-        return self in _SAME_HISTORY
-
-    @property
-    def breaks(self) -> bool:
-        """Whether the prompt neither starts with an earlier call's history nor repeats its prompt."""
-        return self not in _KEPT
-
-
-_WHOLE = frozenset((LinkKind.CONTINUES, LinkKind.SIBLING))
-_KEPT = _WHOLE | {LinkKind.RETRY}
-_SAME_HISTORY = frozenset((LinkKind.RETOKENIZED, LinkKind.TEMPLATE))
+    def __init__(self, kind: str) -> None:
+        self.continues = kind in ("continues", "sibling")
+        self.only_tokens_differ = kind in ("retokenized", "template")
+        self.breaks = kind not in ("continues", "sibling", "retry")
 
 
 @dataclass(frozen=True, slots=True)

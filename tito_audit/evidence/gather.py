@@ -410,7 +410,7 @@ def partly_recorded(rollout: Rollout) -> Needs:
     """What some calls with completion ids have, and others lack: prompt ids, or logprobs."""
     calls = [turn for turn in rollout.turns if turn.completion_ids is not None and len(turn.completion_ids)]
     prompts = {turn.prompt_ids is not None for turn in calls}
-    logprobs = {_has_logprobs(turn.columns) or turn.completion_logprobs is not None for turn in calls}
+    logprobs = {turn.completion_logprobs is not None or _has_logprobs(turn.columns) for turn in calls}
     if len(prompts) <= 1 and len(logprobs) <= 1:
         return Needs.NOTHING
     return (Needs.PROMPTS if len(prompts) > 1 else Needs.NOTHING) | (

@@ -48,10 +48,11 @@ def trainings_of(rollout: Rollout) -> Trainings | None:
         more = prompt[len(hashed) :]  # most prompts go on from the one before
         hasher.update(np.ascontiguousarray(more, np.int32).data)
         hashed = prompt
+        if not len(completion):
+            continue
         sampled = _sampled(turn.columns, len(completion))
         runs = [(0, len(completion))] if sampled is None else _runs(sampled)
-        runs = [run for run in runs if run[1] > run[0]]
-        if len(trained := _spans(completion, runs, turn.completion_logprobs, hasher.copy(), len(prompt))):
+        if trained := _spans(completion, runs, turn.completion_logprobs, hasher.copy(), len(prompt)):
             answer_id = _answer_id(ids[number]) if len(ids) == len(turns) else 0
             sequences.append((len(trained), number, answer_id))
             spans += trained
@@ -107,12 +108,16 @@ def _spans(
     """
     if not runs:
         return []
-    data, at = np.ascontiguousarray(ids, np.int32).data.cast("B"), 0
+    data, at, size = np.ascontiguousarray(ids, np.int32).data.cast("B"), 0, len(ids)
     spans: list[_Span] = []
-    ends = [edge for run in runs[:-1] for edge in (run, (run[1] + 1, run[1] + 1))]
-    last, size = runs[-1][1], len(ids)
-    ends += [runs[-1], *((end, end) for end in sorted({min(last + 1, size), size} - {last}))]
-    for start, end in ends:
+    edges: list[Run] = []
+    for start, end in runs:
+        edges.append((start, end))
+        if end < size:
+            edges.append((end + 1, end + 1))
+    if end + 1 < size:
+        edges.append((size, size))
+    for start, end in edges:
         hasher.update(data[4 * at : 4 * end])
         at = end
         total = np.nan if logprobs is None or start == end else _sum(logprobs[start:end])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from operator import attrgetter
 
 import numpy as np
 
@@ -75,7 +76,7 @@ def another_unit(evidence: Evidence) -> Iterator[Hit]:
     ## Repair
     None is certain: convert the column where it is written, or `drop` the rollout.
     """
-    if any(turn.alternatives for turn in evidence.rollout.turns):
+    if any(map(attrgetter("alternatives"), evidence.rollout.turns)):
         yield from _impossible_alternatives(evidence)
     # A trainer's column shows, with the sampler's, that one of the two has another base.
     for name, (whose, base) in other_base(evidence).items() if Needs.TRAINER_LOGPROBS in evidence.present else ():

@@ -64,7 +64,11 @@ def placeholder_ids(evidence: Evidence) -> Iterator[Hit]:
     rollout = evidence.rollout
     stated = rollout.stated.dummy_tokens
     for number, turn in enumerate(rollout.turns):
-        yield from _of_turn(evidence, number, turn, stated)
+        # Most ids begin neither as counted nor as they end.
+        for ids in (turn.prompt_ids, turn.completion_ids):
+            if ids is not None and len(ids) and (stated or ids[0] <= 1 or ids[0] == ids[-1]):
+                yield from _of_turn(evidence, number, turn, stated)
+                break
     row = rollout.training_row
     if row is None:
         return

@@ -71,7 +71,8 @@ def text_and_ids_disagree(evidence: Evidence) -> Iterator[Hit]:
         if copies and number == 0:
             message = f"two copies of the completion ids differ: {copies}; only one of them was sampled"
             yield Hit(Where.COMPLETION, 0, len(ids), message, turn=0, cause="copies of the ids differ")
-        yield from _against_count(evidence, number, turn)
+        if turn.usage is not None:
+            yield from _against_count(evidence, number, turn)
         if evidence.vocabulary is None or number in spelled:
             continue
         if turn.completion_text is not None:
