@@ -243,7 +243,8 @@ def _replace(function: str, file: str, code: CodeType) -> None:
 
 
 def _ranked(items: Sequence[Any], mutant: Mutant, root: Path, reach: Reach) -> list[Any]:
-    """Tests that call the mutated function, near and quick files first; then files that start processes."""
+    """Tests that call the mutated function, near and quick files first; then the other tests of these files, which
+    may look at what a fixture of the file computed once; then files that start processes."""
     callers = set(reach.calls.get(f"{mutant.file}::{mutant.function}", ()))
     passed = {test.partition("[")[0] for test in reach.seconds}
     calling: dict[str, list[Any]] = defaultdict(list)
@@ -259,9 +260,10 @@ def _ranked(items: Sequence[Any], mutant: Mutant, root: Path, reach: Reach) -> l
         seconds = [reach.seconds.get(item.nodeid, 0.1) for item in calling[file]]
         return sum(seconds) * (1.0 if near else 3.0)
 
+    nearest = sorted(calling, key=cost)
     starting = [file for file in others if STARTS_PROCESSES.search((root / file).read_text(encoding="utf-8"))]
-    nearest = [item for file in sorted(calling, key=cost) for item in calling[file]]
-    return nearest + [item for file in starting for item in others[file]]
+    last = [*nearest, *(file for file in starting if file not in calling)]
+    return [item for file in nearest for item in calling[file]] + [item for file in last for item in others[file]]
 
 
 def worked(work: Work) -> int:
