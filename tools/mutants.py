@@ -9,8 +9,8 @@ noticed: the second line runs the tests on these with all of their examples.
 It works on copies of the checkout. First all tests run once, without a fault, to record which of the changed
 functions each calls and how long it takes; tests that fail there are left out. Then each mutant runs in a fork,
 which writes the changed module (for tests that start processes) and replaces the code of the changed function in
-memory. Tests that call the function run, then the others of their files, which may look at what a fixture computed once;
-quick files that name the module come first, files that start processes last,
+memory. Tests that call the function run, then the others of their files, which may look at what a fixture
+computed once; quick files that name the module come first, files that start processes last,
 until one fails or the mutant's time is up.
 """
 
