@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from tito_audit.parser import ParsedCall
-from tito_audit.parsers._calls import CallReader, Calls
+from tito_audit.parsers._runs import CallReader
 from tito_audit.parsers._source import Reader, TextSource, literal, spaces
 
 CALLS_BEGIN, CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
@@ -19,7 +19,7 @@ OneCall: TypeAlias = Callable[[TextSource], Reader[ParsedCall | None]]
 def section(read_call: OneCall) -> CallReader:
     """What reads a section of calls. At the end of an answer the tokens that close it may be missing."""
 
-    def read(source: TextSource) -> Calls:
+    def read(source: TextSource, found: Callable[[ParsedCall], None]) -> Reader[bool]:
         yield from literal(source, CALLS_BEGIN)
         count = 0
         while (yield from spaces(source)):
@@ -28,7 +28,7 @@ def section(read_call: OneCall) -> CallReader:
             call = yield from read_call(source)
             if call is None or ((yield from spaces(source)) and not (yield from literal(source, CALL_END))):
                 return False
-            yield call
+            found(call)
             count += 1
         return count > 0
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 
 from tito_audit.parser import ParsedCall, Parser, Reads
-from tito_audit.parsers._calls import with_tools
 from tito_audit.parsers._deepseek import CALL_BEGIN, CALLS_BEGIN, SEP, section
-from tito_audit.parsers._json import json_object
-from tito_audit.parsers._source import Reader, TextSource, literal, spaces, word
+from tito_audit.parsers._runs import with_tools
+from tito_audit.parsers._source import Reader, TextSource, json_text, literal, spaces, word
 
 _NAME = re.compile(r"[^\s<`]+")
 
@@ -20,14 +19,10 @@ def _call(source: TextSource) -> Reader[ParsedCall | None]:
     name = yield from word(source, _NAME)
     if name is None or not (yield from literal(source, "\n```json")):
         return None
-    yield from spaces(source)
-    start = source.at
-    if (yield from json_object(source)) is None:
+    arguments = yield from json_text(source)
+    if arguments is None or ((yield from spaces(source)) and not (yield from literal(source, "```"))):
         return None
-    end = source.at
-    if (yield from spaces(source)) and not (yield from literal(source, "```")):
-        return None
-    return ParsedCall(name, source.text(start, end))
+    return ParsedCall(name, arguments)
 
 
 PARSER = Parser(

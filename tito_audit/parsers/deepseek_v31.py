@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 
 from tito_audit.parser import ParsedCall, Parser, Reads
-from tito_audit.parsers._calls import with_tools
 from tito_audit.parsers._deepseek import CALLS_BEGIN, SEP, section
-from tito_audit.parsers._json import json_object
-from tito_audit.parsers._source import Reader, TextSource, literal, spaces, word
+from tito_audit.parsers._runs import with_tools
+from tito_audit.parsers._source import Reader, TextSource, json_text, literal, word
 
 _NAME = re.compile(r"[^\s<`]+")
 
@@ -18,11 +17,8 @@ def _call(source: TextSource) -> Reader[ParsedCall | None]:
     name = yield from word(source, _NAME)
     if name is None or not (yield from literal(source, SEP)):
         return None
-    yield from spaces(source)
-    start = source.at
-    if (yield from json_object(source)) is None:
-        return None
-    return ParsedCall(name, source.text(start, source.at))
+    arguments = yield from json_text(source)
+    return None if arguments is None else ParsedCall(name, arguments)
 
 
 PARSER = Parser(
