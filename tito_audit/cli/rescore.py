@@ -97,10 +97,9 @@ def rescore(
             model_said = f"{scores.model or 'the model'} ({scorer.name})"
             values = scores_of(logs, scores, model_said, replaces=unsafe)
             pace = RunProgress()
-            filling = Filling(logs, out, settings, values, force=force, progress=pace)
-            for _ in with_progress(filling, pace, silent=quiet):
+            written = Filling(logs, out, settings, values, force=force, progress=pace)
+            for _ in with_progress(written, pace, silent=quiet):
                 pass
-            written = filling.written
             scores.close(done=journal is None)
         done = Rescored(run.summary, details, worst, run.pieces, written)
         deliver_finished(done, REPORTS, wanted, page)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
@@ -12,13 +11,12 @@ import numpy as np
 from tito_audit.evidence.fill import FLOOR, IMPOSSIBLE
 from tito_audit.record.arrays import Logprobs, Mask
 from tito_audit.record.finding import Where
-from tito_audit.rescore.model import BOUND, EDGES, FEWEST, Agreement, ScorePair
+from tito_audit.rescore.model import BOUND, FEWEST, Changes, ScorePair
 from tito_audit.rescore.plan import Scorable
 
 _ROUNDING = 1e-3
 _CERTAIN = -1.0
 """A recorded 0.0 is a logprob if the model's is above this; else it is a placeholder."""
-_BASES = {math.log(2): "base 2", math.log(10): "base 10"}
 
 
 def compared(part: Scorable, scores: Logprobs) -> ScorePair:
@@ -44,105 +42,77 @@ def is_logprob(recorded: Logprobs, model: Logprobs, sentinel: float | None) -> M
     return np.asarray(out & ((recorded != 0) | certain))
 
 
-@dataclass(slots=True)
-class Sums:
-    """Sums over differences, model minus recorded, from which an `Agreement` is made."""
-
-    tokens: int = 0
-    total: float = 0.0
-    size: float = 0.0
-    squares: float = 0.0
-    k3: float = 0.0
-    largest: float = 0.0
-    above: list[int] = field(default_factory=lambda: [0] * len(EDGES))
-
-    def add(self, differences: Logprobs) -> None:
-        if not len(differences):
-            return
-        sizes = np.abs(differences)
-        self.tokens += len(sizes)
-        self.total += float(differences.sum())
-        self.size += float(sizes.sum())
-        self.squares += float((sizes**2).sum())
-        with np.errstate(over="ignore"):
-            self.k3 += float((np.expm1(differences) - differences).sum())
-        self.largest = max(self.largest, float(sizes.max()))
-        for number, edge in enumerate(EDGES):
-            self.above[number] += int((sizes > edge).sum())
-
-    def agreement(self, tolerance: float) -> Agreement | None:
-        """How all of them agree; None without any."""
-        n = self.tokens
-        if not n:
-            return None
-        mean, size = self.total / n, self.size / n
-        spread = math.sqrt(max(self.squares - n * size * size, 0) / (n - 1)) if n > 1 else 0.0
-        above = n >= FEWEST and size - 2 * spread / math.sqrt(n) > tolerance
-        shares = tuple(count / n for count in self.above)
-        return Agreement(n, mean, size, self.largest, -mean, self.k3 / n, shares, above)
-
-
-def agreement(sequences: Iterable[ScorePair], tolerance: float = BOUND) -> Agreement | None:
-    """How all tokens before any drift agree; None without any."""
-    differences = [(sequence.model - sequence.recorded)[~sequence.drifted] for sequence in sequences]
-    return agreement_of(np.concatenate(differences) if differences else np.empty(0), tolerance)
-
-
-def agreement_of(differences: Logprobs, tolerance: float = BOUND) -> Agreement | None:
-    """The same for differences, model minus recorded."""
-    sums = Sums()
-    sums.add(differences)
-    return sums.agreement(tolerance)
-
-
 def used(sequences: Sequence[ScorePair]) -> list[ScorePair]:
     """The calls to compare; the row only if no call has logprobs."""
     calls = [sequence for sequence in sequences if sequence.where is Where.COMPLETION and len(sequence.at)]
     return calls or [sequence for sequence in sequences if sequence.where is Where.ROW]
 
 
-def is_above(sizes: Logprobs, tolerance: float) -> bool:
-    """Whether the mean stays above the tolerance with two standard errors taken off."""
-    if len(sizes) < FEWEST:
-        return False
-    return bool(sizes.mean() - 2 * sizes.std(ddof=1) / math.sqrt(len(sizes)) > tolerance)
-
-
 def explained(sequences: Sequence[ScorePair], tolerance: float = BOUND) -> str:
     """The explanation that brings all tokens within the tolerance; "" if there is none."""
-    for words, sizes in _explanations(sequences):
+    ways = []
+    for far in (1, -1, 2, -2):
+        place = "place" if abs(far) == 1 else "places"
+        side = "behind" if far > 0 else "ahead of"
+        words = f"the recorded logprobs are {abs(far)} {place} {side} their tokens"
+        ways.append((words, [_slid(sequence, far) for sequence in sequences]))
+    conversions: list[tuple[str, Callable[[Logprobs], Logprobs]]] = [
+        ("the recorded logprobs are logarithms of base 2", partial(np.multiply, math.log(2))),
+        ("the recorded logprobs are logarithms of base 10", partial(np.multiply, math.log(10))),
+        ("the recorded values are probabilities, not logprobs", np.log),
+    ]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        for words, meant in conversions:
+            ways.append((words, [np.abs(s.model - meant(s.recorded))[~s.drifted] for s in sequences]))
+    for words, parts in ways:
+        sizes = np.concatenate(parts)
         if len(sizes) >= FEWEST and sizes.mean() <= tolerance:
             return words
     return ""
 
 
-def _explanations(sequences: Sequence[ScorePair]) -> Iterable[tuple[str, Logprobs]]:
-    for far in (1, -1, 2, -2):
-        sizes = [_slid(sequence, far) for sequence in sequences]
-        place = "place" if abs(far) == 1 else "places"
-        side = "behind" if far > 0 else "ahead of"
-        yield f"the recorded logprobs are {abs(far)} {place} {side} their tokens", np.concatenate(sizes)
-    for factor, base in _BASES.items():
-        yield f"the recorded logprobs are logarithms of {base}", _sizes(sequences, partial(np.multiply, factor))
-    yield "the recorded values are probabilities, not logprobs", _sizes(sequences, _log)
-
-
-def _sizes(sequences: Sequence[ScorePair], meant: Callable[[Logprobs], Logprobs]) -> Logprobs:
-    """The absolute differences after the recorded values are converted by `meant`."""
-    sizes = [np.abs(sequence.model - meant(sequence.recorded))[~sequence.drifted] for sequence in sequences]
-    return np.concatenate(sizes) if sizes else np.empty(0)
-
-
-def _log(values: Logprobs) -> Logprobs:
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return np.asarray(np.where(values > 0, np.log(values), np.nan), np.float64)
-
-
 def _slid(seq: ScorePair, far: int) -> Logprobs:
     """The absolute differences if each recorded value belonged to the token `far` places before it."""
-    here, there = (seq.model[:-far], seq.recorded[far:]) if far > 0 else (seq.model[-far:], seq.recorded[:far])
-    at = (seq.at[:-far], seq.at[far:]) if far > 0 else (seq.at[-far:], seq.at[:far])
-    turns = (seq.turns[:-far], seq.turns[far:]) if far > 0 else (seq.turns[-far:], seq.turns[:far])
-    drifted = seq.drifted[:-far] if far > 0 else seq.drifted[-far:]
-    inside = (np.abs(at[1] - at[0]) == abs(far)) & (turns[0] == turns[1]) & ~drifted
-    return np.asarray(np.abs(here - there)[inside], np.float64)
+    here, there = slice(max(-far, 0), -far if far > 0 else None), slice(max(far, 0), far if far < 0 else None)
+    inside = (np.abs(seq.at[there] - seq.at[here]) == abs(far)) & (seq.turns[here] == seq.turns[there])
+    return np.asarray(np.abs(seq.model[here] - seq.recorded[there])[inside & ~seq.drifted[here]], np.float64)
+
+
+# Whether recorded logprobs are the model's at another temperature, proved from its top tokens.
+
+_COARSE = np.arange(0.1, 2.55, 0.05)
+_FINE = np.arange(-0.05, 0.055, 0.01)
+_VOCABULARY = 2**18
+"""More tokens than any model has."""
+
+
+def fitted(recorded: Logprobs, model: Logprobs, top: Logprobs, tolerance: float) -> float | None:
+    """The temperature at which the model gives the recorded values within the tolerance; None if none is proved.
+
+    `recorded` and `model` `[N]` are the logprobs of some tokens, the model's at temperature 1; `top` `[N, K]` the
+    likeliest tokens' logprobs, -inf where there are fewer.
+
+    The mass outside the likeliest tokens bounds the normalization from both sides: a temperature counts only if
+    these bounds are within the tolerance and temperature 1 does not fit.
+    """
+    agreed = Changes.of(model - recorded).agreement(tolerance)
+    if agreed is None or not agreed.disagrees:
+        return None
+    coarse = min(_COARSE.tolist(), key=lambda t: _error(recorded, model, top, t)[0])
+    best = min((coarse + _FINE).tolist(), key=lambda t: _error(recorded, model, top, t)[0])
+    error, width = _error(recorded, model, top, best)
+    return round(best, 2) if error <= tolerance and width <= tolerance else None
+
+
+def _error(recorded: Logprobs, model: Logprobs, top: Logprobs, temperature: float) -> tuple[float, float]:
+    """The mean |difference| from the middle of the possible values, and the mean width of their range."""
+    power = 1 / temperature
+    rest = np.clip(1 - np.exp(top).sum(axis=1), 0, 1)
+    inside = np.exp(top * power).sum(axis=1)
+    if power >= 1:
+        least = np.zeros_like(rest)
+        most = rest * np.exp(top.min(axis=1, initial=0, where=np.isfinite(top))) ** (power - 1)
+    else:
+        least, most = rest**power, rest**power * _VOCABULARY ** (1 - power)
+    low, high = model * power - np.log(inside + most), model * power - np.log(inside + least)
+    return float(np.abs(recorded - (low + high) / 2).mean()), float((high - low).mean())

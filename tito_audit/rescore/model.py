@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -59,6 +61,11 @@ class ScorePair:
     drifted: Mask
     """`[N]` True from the first token that was not sampled on: there the model sees another context."""
 
+    @property
+    def differences(self) -> Logprobs:
+        """Model minus recorded, before any drift."""
+        return (self.model - self.recorded)[~self.drifted]
+
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
@@ -79,34 +86,51 @@ class Agreement:
 
 
 @dataclass(frozen=True, slots=True)
-class Behind:
-    """How much the logprobs of sampled tokens change after a difference before them."""
+class Changes:
+    """Sums over the differences of logprobs, the model's or other side's minus the recorded ones."""
 
     tokens: int = 0
     total: float = 0.0
-    """The sum of all changes, other minus recorded."""
     size: float = 0.0
-    """The sum of the absolute changes."""
+    """The sum of the absolute differences."""
     largest: float = 0.0
     above: tuple[int, ...] = (0,) * len(EDGES)
-    """How many changes are above each of `EDGES`."""
+    """How many differences are above each of `EDGES`."""
+    squares: float = 0.0
+    k3: float = 0.0
 
     @classmethod
-    def of(cls, changes: Logprobs) -> Behind:
-        sizes = np.abs(changes)
+    def of(cls, differences: Logprobs) -> Changes:
+        sizes = np.abs(differences)
         if not len(sizes):
             return cls()
         above = tuple(int((sizes > edge).sum()) for edge in EDGES)
-        return cls(len(sizes), float(changes.sum()), float(sizes.sum()), float(sizes.max()), above)
+        with np.errstate(over="ignore"):
+            k3 = float((np.expm1(differences) - differences).sum())
+        sums = float(differences.sum()), float(sizes.sum()), float(sizes.max())
+        return cls(len(sizes), *sums, above, float((sizes**2).sum()), k3)
 
-    def __add__(self, other: Behind) -> Behind:
-        return Behind(
+    def __add__(self, other: Changes) -> Changes:
+        return Changes(
             self.tokens + other.tokens,
             self.total + other.total,
             self.size + other.size,
             max(self.largest, other.largest),
             tuple(a + b for a, b in zip(self.above, other.above, strict=True)),
+            self.squares + other.squares,
+            self.k3 + other.k3,
         )
+
+    def agreement(self, tolerance: float = BOUND) -> Agreement | None:
+        """How the two columns agree; None without any token."""
+        n = self.tokens
+        if not n:
+            return None
+        mean, size = self.total / n, self.size / n
+        spread = math.sqrt(max(self.squares - n * size * size, 0) / (n - 1)) if n > 1 else 0.0
+        above = n >= FEWEST and size - 2 * spread / math.sqrt(n) > tolerance
+        shares = tuple(count / n for count in self.above)
+        return Agreement(n, mean, size, self.largest, -mean, self.k3 / n, shares, above)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +158,7 @@ class Price:
     against: str
     """Where the other tokens come from: `re-encoding`, `next prompt`, `training row`, `template`."""
     segments: tuple[Segment, ...]
-    behind: Behind
+    behind: Changes
     """Of the equal sampled tokens after it, up to the next difference."""
     share: float
     """The finding's share of all that its turn or row changes: the absolute differences of its segments among
@@ -166,32 +190,35 @@ class ChangedSum:
     other: float
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class RescoredRollout:
     """A rollout with a model's logprobs, and what its drift costs."""
 
     place: Place
-    compared: tuple[ScorePair, ...] = ()
+    error: str = ""
+    """Why the row could not be read; else "" """
+    compared: Sequence[ScorePair] = ()
     agreement: Agreement | None = None
     """Over all compared tokens before any drift; None without any."""
-    prices: tuple[Price, ...] = ()
-    unpriced: Mapping[str, int] = field(default_factory=dict)
+    prices: list[Price] = field(default_factory=list)
+    unpriced: Counter[str] = field(default_factory=Counter)
     """By reason: drift findings without a price."""
-    changed: tuple[ChangedSum, ...] = ()
+    changed: list[ChangedSum] = field(default_factory=list)
     """The turns and rows in which tokens drifted."""
-    near: tuple[Behind, ...] = ()
+    near: list[Changes] = field(default_factory=lambda: [Changes() for _ in NEAR])
     """How equal sampled tokens change, by their distance from the last difference before them: see `NEAR`."""
-    unscored: tuple[Unscored, ...] = ()
-    findings: tuple[Finding, ...] = ()
+    unscored: list[Unscored] = field(default_factory=list)
+    findings: Sequence[Finding] = ()
     """LPR507 and LPR509, judged by the model's values."""
-    mismatches: tuple[RowMismatch, ...] = ()
+    mismatches: Sequence[RowMismatch] = ()
     """Why the recorded logprobs differ from the model's."""
     explanation: str = ""
     """The proven explanation of a disagreement; else "" """
     scored_tokens: int = 0
     """Recorded tokens with a value of the model."""
-    missing: int = 0
-    """Sampled tokens with a value of the model and without a recorded one."""
-    weight_versions: tuple[str, ...] = ()
-    error: str = ""
-    """Why the row could not be read; else "" """
+    weight_versions: Sequence[str] = ()
+
+    @property
+    def missing(self) -> int:
+        """Sampled tokens with a value of the model and without a recorded one."""
+        return self.scored_tokens - sum(len(pair.at) for pair in self.compared)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -94,84 +94,49 @@ class OtherTokens:
         return moved.astype(np.int32)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Plan:
-    """What to score of one rollout."""
-
-    parts: tuple[Scorable, ...]
-    pairs: tuple[OtherTokens, ...]
-    unscored: tuple[Unscored, ...]
-    """What cannot be scored because the log does not hold it."""
-    findings: tuple[Finding, ...] = field(default=())
-    """The drift findings."""
-
-    @property
-    def wants(self) -> list[Want]:
-        """All sequences: those of the parts, then two of each pair."""
-        return [*(part.want for part in self.parts), *(want for pair in self.pairs for want in pair.wants)]
-
-
 def parts_of(evidence: Evidence, vocabulary: int | None) -> tuple[list[Scorable], list[Unscored]]:
-    """The calls and the row of a rollout that can be scored, and those that cannot."""
+    """The calls and the row of a rollout that can be scored, and those that cannot; `vocabulary` is the number of
+    ids that there are, if known."""
     parts: list[Scorable] = []
     unscored: list[Unscored] = []
-    for part in _calls_and_row(evidence):
-        if isinstance(part, Unscored):
-            unscored.append(part)
-        elif not _in_range(part.ids, vocabulary):
+
+    def add(part: Scorable) -> None:
+        if not _in_range(part.ids, vocabulary):
             size = "every vocabulary" if vocabulary is None else f"the vocabulary of {vocabulary:,}"
             unscored.append(Unscored(part.where, part.turn, f"it holds ids outside {size}"))
         elif part.sampled.any():
             parts.append(part)
-    return parts, unscored
 
-
-def plan_of(evidence: Evidence, findings: Sequence[Finding], vocabulary: int | None) -> Plan:
-    """What to score of a rollout; `vocabulary` is the number of ids that there are, if known."""
-    drift = tuple(finding for finding in findings if finding.code.startswith(DRIFT))
-    parts, unscored = parts_of(evidence, vocabulary)
-    pairs = tuple(_pairs(evidence, drift)) if drift else ()
-    pairs = tuple(pair for pair in pairs if _in_range(pair.ids, vocabulary) and _in_range(pair.other, vocabulary))
-    return Plan(tuple(parts), pairs, tuple(unscored), drift)
-
-
-def _calls_and_row(evidence: Evidence) -> Iterator[Scorable | Unscored]:
     for number, turn in enumerate(evidence.rollout.turns):
         if turn.completion_ids is None:
-            yield Unscored(Where.COMPLETION, number, "the log does not hold the ids that were sampled")
+            because = "the log does not hold the ids that were sampled"
+            unscored.append(Unscored(Where.COMPLETION, number, because))
         elif turn.prompt_ids is None:
-            yield Unscored(Where.COMPLETION, number, "the log does not hold the prompt")
+            unscored.append(Unscored(Where.COMPLETION, number, "the log does not hold the prompt"))
         elif len(turn.completion_ids):
             size, start = len(turn.completion_ids), len(turn.prompt_ids)
             ids = np.concatenate([turn.prompt_ids, turn.completion_ids])
             sampled = np.ones(size, np.bool_)
             sampled[: 1 - min(start, 1)] = False  # nothing predicts the first token of all
+            drifted, turns = np.zeros(size, np.bool_), np.full(size, number, np.int32)
             sentinel = next((column.sentinel for column in turn.columns if column.role == "logprobs"), None)
-            yield Scorable(
-                Where.COMPLETION,
-                number,
-                ids,
-                start,
-                turn.completion_logprobs,
-                sampled,
-                np.zeros(size, np.bool_),
-                np.full(size, number, np.int32),
-                sentinel,
-            )
+            place = (Where.COMPLETION, number, ids, start)
+            add(Scorable(*place, turn.completion_logprobs, sampled, drifted, turns, sentinel))
     row, view = evidence.rollout.training_row, evidence.row
     if row is None or not len(row.token_ids):
-        return
+        return parts, unscored
     in_loss = trained_in_row(evidence, row)
     if in_loss is None:
-        yield Unscored(Where.ROW, None, "neither a mask nor roles say which tokens were sampled")
-        return
+        unscored.append(Unscored(Where.ROW, None, "neither a mask nor roles say which tokens were sampled"))
+        return parts, unscored
     trained = in_loss.copy()
     trained[:1] = False
     drifted = np.zeros(len(trained), np.bool_)
     if view is not None and view.proven:
         drifted = np.logical_or.accumulate(view.drifted)
     turns = view.turn if view is not None else np.full(len(trained), -1, np.int32)
-    yield Scorable(Where.ROW, None, row.token_ids, 0, row.logprobs, trained, drifted, turns, row.sentinel)
+    add(Scorable(Where.ROW, None, row.token_ids, 0, row.logprobs, trained, drifted, turns, row.sentinel))
+    return parts, unscored
 
 
 def trained_in_row(evidence: Evidence, row: TrainingRow) -> Mask | None:
@@ -184,8 +149,9 @@ def _in_range(ids: Ids, vocabulary: int | None) -> bool:
     return bool((ids >= 0).all()) and (vocabulary is None or bool((ids < vocabulary).all()))
 
 
-def _pairs(evidence: Evidence, drift: Sequence[Finding]) -> Iterator[OtherTokens]:
-    replacements = replaced(evidence, drift)
+def pairs_of(evidence: Evidence, drift: Sequence[Finding], vocabulary: int | None) -> Iterator[OtherTokens]:
+    """The calls and the row of a rollout in which tokens drifted, each with the other tokens."""
+    replacements = replaced(evidence, drift) if drift else {}
     for key, several in replacements.items():
         # The recorded sequence of a key, with the completion after a prompt, and where positions count from.
         (where, turn), row = key, evidence.rollout.training_row
@@ -203,7 +169,8 @@ def _pairs(evidence: Evidence, drift: Sequence[Finding]) -> Iterator[OtherTokens
             if not one_side:
                 continue
             pair = _pair(evidence, key, ids, offset, one_side, drift, swapped=swapped)
-            if any(cut.finding is not None for cut in pair.cuts) and not np.array_equal(ids, pair.other):
+            fits = _in_range(ids, vocabulary) and _in_range(pair.other, vocabulary)
+            if fits and any(cut.finding for cut in pair.cuts) and not np.array_equal(ids, pair.other):
                 yield pair
 
 
