@@ -69,10 +69,9 @@ def serve(
     from tito_audit.rows import record_digest
     from tito_audit.serve.app import HttpOptions
     from tito_audit.serve.call_log import CallLog
-    from tito_audit.serve.gateway import Gateway
+    from tito_audit.serve.gateway import Gateway, ParsingProvider
     from tito_audit.serve.server import ServerOptions
     from tito_audit.serve.server import serve as serve_gateway
-    from tito_audit.serve.server_parser import ParsingProvider
     from tito_audit.sessions.engine import Conversations, Limits
 
     async def run() -> None:

@@ -126,7 +126,7 @@ def chat_answer(gateway: Gateway, call: Call, results: Sequence[GenerationResult
     for index, (answer, result) in enumerate(zip(call.answers, results, strict=True)):
         choice = {
             "index": index,
-            "message": {"refusal": None, **answer.reading.message()},
+            "message": {"refusal": None, **answer.message()},
             "logprobs": _chat_logprobs(gateway, call, result),
             "finish_reason": answer.why(),
             "stop_reason": result.stop_reason,
@@ -142,7 +142,7 @@ def text_answer(gateway: Gateway, call: Call, results: Sequence[GenerationResult
     for index, (answer, result) in enumerate(zip(call.answers, results, strict=True)):
         choice = {
             "index": index,
-            "text": answer.reading.text,
+            "text": answer.text,
             "logprobs": _text_logprobs(gateway, call, result, 0),
             "finish_reason": result.finish_reason,
             "stop_reason": result.stop_reason,

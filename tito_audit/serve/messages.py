@@ -182,7 +182,7 @@ class Messages:
         return as_answer(texts, thoughts, calls)
 
     def answer(self, gateway: Gateway, call: Call, results: Sequence[GenerationResult]) -> dict[str, Any]:
-        message = call.answers[0].reading.message()
+        message = call.answers[0].message()
         content: list[dict[str, Any]] = []
         if (thought := message.get("reasoning_content")) and _shows_thinking(call):
             content.append({"type": "thinking", "thinking": thought, "signature": self.signed(thought)})

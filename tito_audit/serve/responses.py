@@ -175,7 +175,7 @@ class Responses:
 
     def answer(self, gateway: Gateway, call: Call, results: Sequence[GenerationResult]) -> dict[str, Any]:
         output = AnswerItems(call)
-        for delta in call.answers[0].reading.wires:
+        for delta in call.answers[0].wires:
             for _ in output.add(delta):
                 pass
         return self._ended(gateway, call, output)[1]
@@ -260,7 +260,7 @@ class Responses:
         why = None if done else {"reason": "max_output_tokens" if answer.finish_reason == "length" else None}
         response = _response(gateway, call, output.items, status=status, incomplete_details=why)
         if fields.own.get("store") is not False:
-            self._stored[call.call_id] = Stored(response, fields, call.session.id, answer.reading.message())
+            self._stored[call.call_id] = Stored(response, fields, call.session.id, answer.message())
             self._items |= {item["id"]: item for item in output.items}
             self._bytes += fields.bytes
             while len(self._stored) > _MOST_STORED or (self._bytes > _MOST_BYTES and len(self._stored) > 1):
