@@ -15,7 +15,7 @@ import numpy as np
 import orjson
 from aiohttp import web
 
-from tito_audit.provider import GenerationChunk, GenerationResult, count_waits
+from tito_audit.provider import GenerationResult, count_waits
 from tito_audit.serve.errors import Refused, anthropic_error, error_object
 from tito_audit.serve.gateway import Call, Gateway
 from tito_audit.serve.messages import Messages
@@ -122,67 +122,64 @@ def rollout_of(gateway: Gateway, session: Session) -> dict[str, Any]:
 
 def chat_answer(gateway: Gateway, call: Call, results: Sequence[GenerationResult]) -> dict[str, Any]:
     """A whole chat completion."""
-    choices = []
+    choices, tokens = [], _tokens(gateway, call)
     for index, (answer, result) in enumerate(zip(call.answers, results, strict=True)):
         choice = {
             "index": index,
             "message": {"refusal": None, **answer.message()},
-            "logprobs": _chat_logprobs(gateway, call, result),
+            "logprobs": tokens and tokens.chat_logprobs(result),
             "finish_reason": answer.why(),
             "stop_reason": result.stop_reason,
         }
         choices.append({**choice, "token_ids": result.output_ids} if call.fields.token_ids else choice)
-    more = {"prompt_token_ids": orjson.Fragment(call.ids.json)} if call.fields.token_ids else {}
-    return _head(gateway, call).chat(choices, usage=_usage(call), **more)
+    return _head(gateway, call).chat(choices, usage=usage(len(call.ids), call.sampled), **call.prompt_wire)
 
 
 def text_answer(gateway: Gateway, call: Call, results: Sequence[GenerationResult]) -> dict[str, Any]:
     """A whole completion."""
-    choices = []
+    choices, tokens = [], _tokens(gateway, call)
     for index, (answer, result) in enumerate(zip(call.answers, results, strict=True)):
         choice = {
             "index": index,
             "text": answer.text,
-            "logprobs": _text_logprobs(gateway, call, result, 0),
+            "logprobs": tokens and tokens.text_logprobs(result, 0),
             "finish_reason": result.finish_reason,
             "stop_reason": result.stop_reason,
+            **call.prompt_wire,
         }
-        if call.fields.token_ids:
-            choice |= {"prompt_token_ids": orjson.Fragment(call.ids.json), "token_ids": result.output_ids}
-        choices.append(choice)
-    return _head(gateway, call).text(choices, usage=_usage(call))
+        choices.append({**choice, "token_ids": result.output_ids} if call.fields.token_ids else choice)
+    return _head(gateway, call).text(choices, usage=usage(len(call.ids), call.sampled))
 
 
 async def chat_stream(gateway: Gateway, call: Call) -> AsyncGenerator[dict[str, Any], None]:
     """The chunks of a streamed chat completion. The last ones are sent once it is in the log."""
-    head, fields = _head(gateway, call), call.fields
-    ids: dict[str, Any] = {"prompt_token_ids": orjson.Fragment(call.ids.json)} if fields.token_ids else {}
-    begin = {"role": "assistant", "content": ""}
+    head, fields, tokens = _head(gateway, call), call.fields, _tokens(gateway, call)
     started = False
     async with aclosing(gateway.stream(call)) as pieces:
         async for chunk, deltas in pieces:
             if not started:
                 started = True
                 for index in range(len(call.answers)):
-                    yield head.chat_chunk([_choice(index, delta=begin)], **ids)
+                    begin = _choice(index, delta={"role": "assistant", "content": ""})
+                    yield head.chat_chunk([begin], **call.prompt_wire)
             # The tokens, if the client asked for them, are sent once, with the first of their deltas.
             shown: dict[str, Any] = {}
             if chunk.output_ids and fields.token_ids:
                 shown["token_ids"] = chunk.output_ids
-            if chunk.output_ids and fields.logprobs:
-                shown["logprobs"] = _chat_logprobs(gateway, call, chunk)
+            if chunk.output_ids and tokens is not None:
+                shown["logprobs"] = tokens.chat_logprobs(chunk)
             for number, delta in enumerate(deltas or ([{}] if shown else [])):
                 yield head.chat_chunk([_choice(chunk.index, delta=delta, **({} if number else shown))])
     for index, answer in enumerate(call.answers):
-        choice = _choice(index, delta={}, stop_reason=answer.stop_reason)
-        yield head.chat_chunk([{**choice, "finish_reason": answer.why()}])
+        ended = _choice(index, delta={}, stop_reason=answer.stop_reason, finish_reason=answer.why())
+        yield head.chat_chunk([ended])
     if fields.include_usage:
-        yield head.chat_chunk([], usage=_usage(call))
+        yield head.chat_chunk([], usage=usage(len(call.ids), call.sampled))
 
 
 async def text_stream(gateway: Gateway, call: Call) -> AsyncGenerator[dict[str, Any], None]:
     """The chunks of a streamed completion. The last ones are sent once it is in the log."""
-    head, fields = _head(gateway, call), call.fields
+    head, fields, tokens = _head(gateway, call), call.fields, _tokens(gateway, call)
     offsets = [0] * len(call.answers)
     begun: set[int] = set()
     async with aclosing(gateway.stream(call)) as pieces:
@@ -190,19 +187,19 @@ async def text_stream(gateway: Gateway, call: Call) -> AsyncGenerator[dict[str, 
             index = chunk.index
             text = "".join(delta.get("content", "") for delta in deltas)
             more: dict[str, Any] = {"token_ids": chunk.output_ids} if fields.token_ids else {}
-            if fields.token_ids and index not in begun:
-                more["prompt_token_ids"] = orjson.Fragment(call.ids.json)
+            if index not in begun:
+                more |= call.prompt_wire
                 begun.add(index)
-            if fields.logprobs:
-                more["logprobs"] = _text_logprobs(gateway, call, chunk, offsets[index])
+            if tokens is not None:
+                more["logprobs"] = tokens.text_logprobs(chunk, offsets[index])
             offsets[index] += len(text)
             if text or more:
                 yield head.text([_choice(index, text=text, **more)])
     for index, answer in enumerate(call.answers):
-        choice = _choice(index, text="", stop_reason=answer.stop_reason)
-        yield head.text([{**choice, "finish_reason": answer.finish_reason}])
+        ended = _choice(index, text="", stop_reason=answer.stop_reason, finish_reason=answer.finish_reason)
+        yield head.text([ended])
     if fields.include_usage:
-        yield head.text([], usage=_usage(call))
+        yield head.text([], usage=usage(len(call.ids), call.sampled))
 
 
 def _head(gateway: Gateway, call: Call) -> Head:
@@ -213,20 +210,9 @@ def _choice(index: int, **fields: Any) -> dict[str, Any]:
     return {"index": index, "logprobs": None, "finish_reason": None, **fields}
 
 
-def _usage(call: Call) -> dict[str, int]:
-    return usage(len(call.ids), sum(len(answer.ids) for answer in call.answers))
-
-
-def _chat_logprobs(gateway: Gateway, call: Call, tokens: GenerationResult | GenerationChunk) -> Any:
-    if not call.fields.logprobs:
-        return None
-    return Tokens(gateway.tokenizer.vocabulary, call.fields.tokens_as_ids).chat_logprobs(tokens)
-
-
-def _text_logprobs(gateway: Gateway, call: Call, tokens: GenerationResult | GenerationChunk, offset: int) -> Any:
-    if not call.fields.logprobs:
-        return None
-    return Tokens(gateway.tokenizer.vocabulary, call.fields.tokens_as_ids).text_logprobs(tokens, offset)
+def _tokens(gateway: Gateway, call: Call) -> Tokens | None:
+    """What shows the tokens of a call, if its client asked for logprobs."""
+    return Tokens(gateway.tokenizer.vocabulary, call.fields.tokens_as_ids) if call.fields.logprobs else None
 
 
 GATEWAY: web.AppKey[Gateway] = web.AppKey("gateway", Gateway)
@@ -253,7 +239,7 @@ OPTIONS: web.AppKey[HttpOptions] = web.AppKey("options", HttpOptions)
 def make_app(gateway: Gateway, options: HttpOptions | None = None) -> web.Application:
     """The application; the caller closes the provider and the log."""
     options = options or HttpOptions()
-    app = web.Application(client_max_size=options.max_body, middlewares=[_observed, _errors, _with_key])
+    app = web.Application(client_max_size=options.max_body, middlewares=[_guarded])
     app[GATEWAY], app[OPTIONS] = gateway, options
     messages = Messages(options.api_key)
     responses = Responses()
@@ -408,40 +394,49 @@ async def _metrics(request: web.Request) -> web.Response:
     return web.Response(body=gateway.metrics.text(), headers={"Content-Type": "text/plain; version=0.0.4"})
 
 
-# Middleware
-
-
 @web.middleware
-async def _with_key(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Refuses what has no key, but for a question after the gateway's health."""
-    wanted = request.app[OPTIONS].api_key
-    if wanted is not None and request.path != "/health":
-        # Anthropic's clients send the key in a header of its own.
-        sent = request.headers.get("Authorization", ""), f"Bearer {request.headers.get('x-api-key', '')}"
-        key = f"Bearer {wanted}".encode()
-        if not any(hmac.compare_digest(text.encode("utf-8", "surrogateescape"), key) for text in sent):
-            raise Refused("the API key is missing or wrong", status=401, code="invalid_api_key")
-    return await handler(request)
-
-
-@web.middleware
-async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Turns every refusal into an error object of the API that was called."""
-    shape = _error_shape(request)
+async def _guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """The answer to a request that has the key, or an error object of the API that was called; counted."""
+    metrics, options = request.app[GATEWAY].metrics, request.app[OPTIONS]
+    started, status = time.perf_counter(), 499
+    metrics.in_flight.inc()
     try:
-        return await handler(request)
-    except Refused as error:
-        return _json(shape(str(error), error.status, error.param, error.code), status=error.status)
-    except web.HTTPRequestEntityTooLarge as error:
-        return _json(shape(f"the body is too large: {error.text}", 413), status=413)
-    except web.HTTPException as error:
-        reason = f"{request.method} {request.path}: {error.reason}"
-        return _json(shape(reason, error.status), status=error.status)
-    except ConnectionError:
-        raise
-    except Exception as error:
-        LOGGER.exception("this is a bug in tito-audit, not a fault of the request")
-        return _json(shape(f"the gateway failed: {type(error).__name__}", 500), status=500)
+        try:
+            if options.api_key is not None and request.path != "/health":
+                # Anthropic's clients send the key in a header of its own.
+                sent = request.headers.get("Authorization", ""), f"Bearer {request.headers.get('x-api-key', '')}"
+                key = f"Bearer {options.api_key}".encode()
+                if not any(hmac.compare_digest(text.encode("utf-8", "surrogateescape"), key) for text in sent):
+                    raise Refused("the API key is missing or wrong", status=401, code="invalid_api_key")
+            response = await handler(request)
+        except Refused as error:
+            response = _error(request, str(error), error.status, error.param, error.code)
+        except web.HTTPRequestEntityTooLarge as error:
+            response = _error(request, f"the body is too large: {error.text}", 413)
+        except web.HTTPException as error:
+            response = _error(request, f"{request.method} {request.path}: {error.reason}", error.status)
+        except ConnectionError:
+            status = 500
+            raise
+        except Exception as error:
+            LOGGER.exception("this is a bug in tito-audit, not a fault of the request")
+            response = _error(request, f"the gateway failed: {type(error).__name__}", 500)
+        status = response.status
+        return response
+    finally:
+        seconds = time.perf_counter() - started
+        # The route of a request, without the names in it.
+        resource = request.match_info.route.resource
+        endpoint = "other" if resource is None else resource.canonical
+        metrics.in_flight.dec()
+        metrics.requests.labels(endpoint, status).inc()
+        metrics.seconds.labels(endpoint).observe(seconds)
+        if options.access_log is not None:
+            options.access_log(f"{request.method} {endpoint} {status} {seconds * 1000:.1f} ms")
+
+
+def _error(request: web.Request, message: str, status: int, *details: str | None) -> web.Response:
+    return _json(_error_shape(request)(message, status, *details), status=status)
 
 
 def _error_shape(request: web.Request) -> Callable[..., dict[str, Any]]:

@@ -359,6 +359,16 @@ class Call:
     created: float
     answers: list[PartialAnswer]
 
+    @property
+    def sampled(self) -> int:
+        """The number of tokens of all answers."""
+        return sum(len(answer.ids) for answer in self.answers)
+
+    @property
+    def prompt_wire(self) -> dict[str, Any]:
+        """The ids of the prompt, where the client asked for ids."""
+        return {"prompt_token_ids": orjson.Fragment(self.ids.json)} if self.fields.token_ids else {}
+
 
 @dataclass(slots=True)
 class Gateway:

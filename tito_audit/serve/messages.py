@@ -298,7 +298,7 @@ def _end(call: Call) -> dict[str, Any]:
 
 
 def _usage(call: Call) -> dict[str, int]:
-    counts = {"input_tokens": len(call.ids), "output_tokens": len(call.answers[0].ids)}
+    counts = {"input_tokens": len(call.ids), "output_tokens": call.sampled}
     return {**counts, "cache_creation_input_tokens": 0, "cache_read_input_tokens": 0}
 
 

@@ -613,7 +613,7 @@ def _response(gateway: Gateway, call: Call, output: Sequence[Item], *, status: s
         stated = fields.own.get(name)
         response[name] = default if stated is None else stated
     if status in ("completed", "incomplete"):
-        prompt, sampled = len(call.ids), len(call.answers[0].ids)
+        prompt, sampled = len(call.ids), call.sampled
         response["usage"] = {
             "input_tokens": prompt,
             "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
