@@ -108,7 +108,6 @@ def _page(
     from rich.text import Text
 
     from tito_audit.conformance import BUILDERS, CORPUS, CORPUS_VERSION
-    from tito_audit.conformance.verdicts import DriftScore
     from tito_audit.terminal.escape import visible
     from tito_audit.terminal.page import open_table
     from tito_audit.terminal.words import many
@@ -121,7 +120,7 @@ def _page(
     for builder in BUILDERS:
         matrix.add_column(builder.name, justify="right")
     for tried in table:
-        scores = (str(DriftScore.of(tried.of_builder(builder.name))) for builder in BUILDERS)
+        scores = (str(tried.score(builder.name)) for builder in BUILDERS)
         matrix.add_row(Text(visible(tried.name)), *scores)
     yield matrix
     yield from (Text(visible(f"{tried.name}: {tried.verdict}")) for tried in table)

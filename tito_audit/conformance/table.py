@@ -111,7 +111,7 @@ def _parts(table: Sequence[Tried]) -> Iterator[str]:
     first = "<th scope='col'><button>template</button></th>"
     yield f"<div class='scroll'><table id='matrix'><thead><tr>{first}{heads}</tr></thead><tbody>"
     for number, tried in enumerate(table):
-        cells = "".join(_cell(number, tried.of_builder(each.name), each.name) for each in BUILDERS)
+        cells = "".join(_cell(number, tried.score(each.name), each.name) for each in BUILDERS)
         yield f"<tr><th scope='row'>{_shown(tried.name)}</th>{cells}</tr>"
     yield "</tbody></table></div><h2>The builders</h2><dl>"
     yield "".join(f"<dt>{_shown(each.name)}</dt><dd>{_shown(each.source)}</dd>" for each in BUILDERS)
@@ -123,8 +123,7 @@ def _parts(table: Sequence[Tried]) -> Iterator[str]:
             yield from _details(number, each.name, tried.of_builder(each.name))
 
 
-def _cell(number: int, cells: Sequence[DriftCell], builder: str) -> str:
-    score = DriftScore.of(cells)
+def _cell(number: int, score: DriftScore, builder: str) -> str:
     share = score.safe / score.compared if score.compared else -1.0
     kind = (
         "none" if share < 0 else "good" if score.whole == score.compared else "bad" if not score.safe else "part"
