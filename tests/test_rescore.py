@@ -15,10 +15,10 @@ from tito_audit.cli._rescored import page_parts, summary_object
 from tito_audit.errors import PluginError, ProviderError
 from tito_audit.provider import ScoredTokens
 from tito_audit.report import ReportOptions
-from tito_audit.rescore.compare import fitted
 from tito_audit.rescore.html import page
 from tito_audit.rescore.journal import shared
-from tito_audit.rescore.model import Changes, Want
+from tito_audit.rescore.model import Changes, fitted
+from tito_audit.rescore.plan import Want
 from tito_audit.rescore.summary import (
     AFTER_HEADS,
     AGREEMENT_HEADS,

@@ -12,11 +12,29 @@ from tito_audit.evidence.model import Evidence
 from tito_audit.record.arrays import Ids, Logprobs, Mask
 from tito_audit.record.finding import Finding, Where
 from tito_audit.record.rollout import TrainingRow, seen_by_loss
-from tito_audit.rescore.model import Unscored, Want
 from tito_audit.viewer.replacements import SAMPLED, SEEN, Key, Replaced, replaced
 
 DRIFT = ("TOK", "SEQ", "TPL")
 """Families of findings that have a price."""
+
+
+@dataclass(frozen=True, slots=True)
+class Want:
+    """A sequence to score, and from which position on."""
+
+    ids: Ids
+    """`[T]`"""
+    start: int
+    """At least 1: nothing comes before the first token."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unscored:
+    """A sequence that could not be scored, with the reason."""
+
+    where: Where
+    turn: int | None
+    because: str
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -25,7 +25,6 @@ from tito_audit.record.column import Alignment, Column, ColumnRole, MovePolicy
 from tito_audit.record.finding import Finding, Where
 from tito_audit.record.mismatch import MISMATCH, RowMismatch
 from tito_audit.record.rollout import Place, Rollout
-from tito_audit.rescore.compare import compared, explained, fitted, used
 from tito_audit.rescore.journal import ScoreJournal, Scorer
 from tito_audit.rescore.model import (
     BOUND,
@@ -36,9 +35,12 @@ from tito_audit.rescore.model import (
     RescoredRollout,
     ScorePair,
     Segment,
-    Unscored,
+    compared,
+    explained,
+    fitted,
+    used,
 )
-from tito_audit.rescore.plan import DRIFT, OtherTokens, Scorable, pairs_of, parts_of
+from tito_audit.rescore.plan import DRIFT, OtherTokens, Scorable, Unscored, pairs_of, parts_of
 from tito_audit.rescore.summary import RescoreSummary
 from tito_audit.rule import Rule
 from tito_audit.run.auditor import Auditor
@@ -199,18 +201,6 @@ def _others(columns: Sequence[Column]) -> tuple[Column, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class RescoreChoices:
-    """What a user can choose about a rescoring."""
-
-    jobs: int = 8
-    """Requests at once."""
-    keeps: bool = False
-    """Whether the journal also keeps the scores of every call and row by itself, for `ScoresOf`."""
-    tolerance: float = BOUND
-    """The mean |difference| up to which recorded and rescored logprobs agree."""
-
-
-@dataclass(frozen=True, slots=True)
 class ModelWork:
     """A rollout to ask a model about, or a row that cannot be read."""
 
@@ -351,18 +341,20 @@ class Rescoring(ModelRun[RescoredRollout]):
         logs: str | Sequence[str],
         settings: Settings,
         provider: TokenProvider,
-        choices: RescoreChoices | None = None,
         *,
+        jobs: int = 8,
+        keeps: bool = False,
+        tolerance: float = BOUND,
         journal: ScoreJournal | None = None,
         progress: Progress | None = None,
     ) -> None:
-        self.choices = choices or RescoreChoices()
-        super().__init__(logs, settings, provider, self.choices.jobs, progress)
-        self.summary: RescoreSummary = RescoreSummary(
-            provider.name, provider.model, self.choices.tolerance, self.scan
-        )
-        journal = journal or ScoreJournal(None, provider.name)
-        self.scorer = Scorer(provider, journal, self.choices.jobs)
+        """`jobs`: requests at once; `keeps`: the journal also keeps the scores of every call and row by itself,
+        for `ScoresOf`; `tolerance`: the mean |difference| up to which recorded and rescored logprobs agree.
+        """
+        super().__init__(logs, settings, provider, jobs, progress)
+        self.keeps, self.tolerance = keeps, tolerance
+        self.summary: RescoreSummary = RescoreSummary(provider.name, provider.model, tolerance, self.scan)
+        self.scorer = Scorer(provider, journal or ScoreJournal(None, provider.name), jobs)
         self._temperatures = 0
         """Rollouts in which a temperature was sought."""
 
@@ -389,7 +381,7 @@ class Rescoring(ModelRun[RescoredRollout]):
         scored = [(part, own.logprobs) for part, own in of_parts if own.logprobs is not None]
         missed = [Unscored(part.where, part.turn, own.because) for part, own in of_parts if own.logprobs is None]
         result.unscored += missed
-        if self.choices.keeps:
+        if self.keeps:
             self.scorer.keep(of_parts)
         sides = iter(scores[len(parts) :])
         both = [(pair, next(sides).logprobs, next(sides).logprobs) for pair in pairs]
@@ -397,11 +389,10 @@ class Rescoring(ModelRun[RescoredRollout]):
         result.compared = [compared(part, values) for part, values in scored]
         sequences = used(result.compared)
         differences = [sequence.differences for sequence in sequences]
-        tolerance = self.choices.tolerance
         if differences:
-            result.agreement = Changes.of(np.concatenate(differences)).agreement(tolerance)
+            result.agreement = Changes.of(np.concatenate(differences)).agreement(self.tolerance)
         if result.agreement is not None and result.agreement.disagrees:
-            result.explanation = explained(sequences, tolerance) or await self._temperature(scored, sequences)
+            result.explanation = explained(sequences, self.tolerance) or await self._temperature(scored, sequences)
         result.findings, result.mismatches = judged_by_model(
             work.evidence, scored, work.auditor.rules, work.auditor.codes
         )
@@ -433,7 +424,7 @@ class Rescoring(ModelRun[RescoredRollout]):
             values = [value for _, value in answer.top_logprobs[place]]
             top[row, : len(values)] = values
         recorded, model = longest.recorded[before_drift], longest.model[before_drift]
-        temperature = fitted(recorded, model, top, self.choices.tolerance)
+        temperature = fitted(recorded, model, top, self.tolerance)
         if temperature is None:
             return ""
         return f"the recorded logprobs are those at temperature {decimal(temperature)}"

@@ -13,9 +13,8 @@ from tito_audit.record.arrays import Logprobs
 from tito_audit.record.finding import Finding
 from tito_audit.record.mismatch import Mismatch, MismatchCause
 from tito_audit.record.rollout import Place
-from tito_audit.rescore.compare import used
 from tito_audit.rescore.journal import Counts
-from tito_audit.rescore.model import BOUND, EDGES, NEAR, Agreement, Changes, Price, RescoredRollout
+from tito_audit.rescore.model import BOUND, EDGES, NEAR, Agreement, Changes, Price, RescoredRollout, used
 from tito_audit.summary import Summary
 from tito_audit.terminal.escape import visible
 from tito_audit.terminal.mismatch import mismatch_rows

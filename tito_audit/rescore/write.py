@@ -15,8 +15,8 @@ from tito_audit.record.arrays import Logprobs, Mask
 from tito_audit.record.finding import Where
 from tito_audit.record.model_scores import ModelScores
 from tito_audit.record.outcome import Outcome
-from tito_audit.rescore.compare import is_logprob
 from tito_audit.rescore.journal import ScoreJournal
+from tito_audit.rescore.model import is_logprob
 from tito_audit.rescore.plan import parts_of
 from tito_audit.run.progress import Progress
 from tito_audit.run.repair import Repairs, repair_rollouts
