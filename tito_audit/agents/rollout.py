@@ -67,27 +67,21 @@ def _as_step(value: Any) -> _StepResult:
     """
     if isinstance(value, bool | int | float) or hasattr(value, "item"):  # also of numpy and torch
         return _StepResult(reward=float(value), done=True)
+    if isinstance(value, str | list) or (isinstance(value, Mapping) and "role" in value):
+        return _StepResult(_observed(value))
     if isinstance(value, tuple):
         if len(value) not in (3, 4, 5):
             raise ValueError(f"step returned {len(value)} values, not (observation, reward, done)")
         truncated = bool(value[3]) if len(value) == 5 else False
         return _StepResult(_observed(value[0]), _reward(value[1]), bool(value[2]) or truncated, truncated)
-    if isinstance(value, str | list):
-        return _StepResult(_observed(value))
-    if isinstance(value, Mapping) and "role" in value:
-        return _StepResult(_observed(value))
     names = ("observation", "observations", "reward", "done", "terminated", "truncated", "postprocessed_action")
-    if isinstance(value, Mapping):
-        fields = {name: value.get(name) for name in names}
-    else:
-        fields = {name: getattr(value, name, None) for name in names}
-    if all(fields[name] is None for name in names[:5]):
+    get = value.get if isinstance(value, Mapping) else lambda name: getattr(value, name, None)
+    first, several, reward, done, terminated, truncated, action = map(get, names)
+    if first is several is reward is done is terminated is None:
         raise ValueError(f"step returned {type(value).__name__}, which holds no observation, reward or done")
-    observation = fields["observations"] if fields["observation"] is None else fields["observation"]
-    truncated = bool(fields["truncated"])
-    done = bool(fields["done"]) or bool(fields["terminated"]) or truncated
+    ended = bool(done) or bool(terminated) or bool(truncated)
     return _StepResult(
-        _observed(observation), _reward(fields["reward"]), done, truncated, fields["postprocessed_action"]
+        _observed(several if first is None else first), _reward(reward), ended, bool(truncated), action
     )
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import partial
@@ -475,9 +474,13 @@ class Gateway:
         """
         status = Status.CLIENT_GONE
         try:
-            async with aclosing(_generator(self.provider.stream(call.ids, call.fields.sampling))) as chunks:
+            chunks = self.provider.stream(call.ids, call.fields.sampling)
+            try:
                 async for chunk in chunks:
                     yield chunk, call.answers[chunk.index].take(chunk)
+            finally:
+                if isinstance(chunks, AsyncGenerator):
+                    await chunks.aclose()  # which ends the generation
             results = [
                 GenerationResult(
                     call.ids,
@@ -616,13 +619,3 @@ class Gateway:
             keep_stop=bool(sampling.extra.get("include_stop_str_in_output")),
         )
         return PartialAnswer(text, run)
-
-
-async def _generator(chunks: AsyncIterator[GenerationChunk]) -> AsyncGenerator[GenerationChunk, None]:
-    """The same chunks; closing it closes theirs, which ends the generation."""
-    try:
-        async for chunk in chunks:
-            yield chunk
-    finally:
-        if isinstance(chunks, AsyncGenerator):
-            await chunks.aclose()

@@ -496,12 +496,12 @@ def _name(item: Any) -> str:
 # Items of an answer
 
 
-_BLANKS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
-    "reasoning": ("rs", {"summary": [], "content": []}),
-    "message": ("msg", {"role": "assistant", "content": []}),
-    "function_call": ("fc", {"arguments": ""}),
+_KINDS: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
+    "reasoning": ("rs", "reasoning_text", {"summary": [], "content": []}),
+    "message": ("msg", "output_text", {"role": "assistant", "content": []}),
+    "function_call": ("fc", "function_call_arguments", {"arguments": ""}),
 }
-"""What the id of an item begins with, and its fields before anything is sampled."""
+"""What the id of an item begins with, the name of its text in events, and its fields before any sampling."""
 
 
 class AnswerItems:
@@ -515,7 +515,9 @@ class AnswerItems:
         self._seals = call.fields.seals
         self._namespaced = _namespaced(call.fields.own)
         self._open: Item | None = None
+        # Of the open item: its text so far, its name in events, where it is, and what else a text has.
         self._texts: list[str] = []
+        self._word, self._place, self._more = "", dict[str, Any](), dict[str, Any]()
 
     def add(self, delta: Mapping[str, Any]) -> Events:
         for kind, name in (("reasoning", "reasoning_content"), ("message", "content")):
@@ -540,29 +542,32 @@ class AnswerItems:
 
     def _begin(self, kind: str, **fields: Any) -> Events:
         yield from self._end("completed")
-        prefix, more = _BLANKS[kind]
-        name = f"{prefix}_{self._answer}{len(self.items):04x}"
-        self._open, self._texts = {"id": name, "type": kind, "status": "in_progress", **more, **fields}, []
-        yield "response.output_item.added", {"output_index": len(self.items), "item": self._open}
+        (prefix, self._word, blank), at, self._texts = _KINDS[kind], len(self.items), []
+        name = f"{prefix}_{self._answer}{at:04x}"
+        self._open = {"id": name, "type": kind, "status": "in_progress", **blank, **fields}
+        self._place = {"item_id": name, "output_index": at}
+        self._more = {"logprobs": []} if kind == "message" else {}
+        yield "response.output_item.added", {"output_index": at, "item": self._open}
         if kind != "function_call":
-            yield "response.content_part.added", {**self._place(), "part": self._part("")}
+            self._place["content_index"] = 0
+            yield "response.content_part.added", {**self._place, "part": self._part("")}
 
     def _delta(self, text: str) -> tuple[str, dict[str, Any]]:
         self._texts.append(text)
-        return f"response.{self._word()}.delta", {**self._place(), "delta": text, **self._logprobs()}
+        return f"response.{self._word}.delta", {**self._place, "delta": text, **self._more}
 
     def _end(self, status: str) -> Events:
         item = self._open
         if item is None:
             return
-        text, word, place = "".join(self._texts), self._word(), self._place()
+        text, done = "".join(self._texts), f"response.{self._word}.done"
         if item["type"] == "function_call":
-            yield f"response.{word}.done", {**place, "arguments": text, "name": item["name"]}
+            yield done, {**self._place, "arguments": text, "name": item["name"]}
             item = {**item, "arguments": text}
         else:
-            yield f"response.{word}.done", {**place, "text": text, **self._logprobs()}
+            yield done, {**self._place, "text": text, **self._more}
             part = self._part(text)
-            yield "response.content_part.done", {**place, "part": part}
+            yield "response.content_part.done", {**self._place, "part": part}
             item = {**item, "content": [part]}
         if item["type"] == "reasoning" and self._seals:
             item["encrypted_content"] = _SEALED + urlsafe_b64encode(text.encode("utf-8")).decode("ascii")
@@ -571,22 +576,8 @@ class AnswerItems:
         yield "response.output_item.done", {"output_index": len(self.items), "item": item}
         self.items.append(item)
 
-    def _place(self) -> dict[str, Any]:
-        assert self._open is not None
-        place = {"item_id": self._open["id"], "output_index": len(self.items)}
-        return place if self._open["type"] == "function_call" else {**place, "content_index": 0}
-
-    def _word(self) -> str:
-        assert self._open is not None
-        words = {"reasoning": "reasoning_text", "message": "output_text"}
-        return words.get(self._open["type"], "function_call_arguments")
-
     def _part(self, text: str) -> dict[str, Any]:
-        more = {"annotations": [], **self._logprobs()}
-        return {"type": self._word(), "text": text, **(more if self._word() == "output_text" else {})}
-
-    def _logprobs(self) -> dict[str, Any]:
-        return {"logprobs": []} if self._word() == "output_text" else {}
+        return {"type": self._word, "text": text, **({"annotations": []} if self._more else {}), **self._more}
 
 
 def _response(gateway: Gateway, call: Call, output: Sequence[Item], *, status: str, **more: Any) -> dict[str, Any]:
