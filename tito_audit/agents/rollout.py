@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from contextvars import copy_context
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -72,8 +72,8 @@ def _as_step(value: Any) -> _StepResult:
     if isinstance(value, tuple):
         if len(value) not in (3, 4, 5):
             raise ValueError(f"step returned {len(value)} values, not (observation, reward, done)")
-        truncated = bool(value[3]) if len(value) == 5 else False
-        return _StepResult(_observed(value[0]), _reward(value[1]), bool(value[2]) or truncated, truncated)
+        cut = bool(value[3]) if len(value) == 5 else False
+        return _StepResult(_observed(value[0]), _reward(value[1]), bool(value[2]) or cut, cut)
     names = ("observation", "observations", "reward", "done", "terminated", "truncated", "postprocessed_action")
     get = value.get if isinstance(value, Mapping) else lambda name: getattr(value, name, None)
     first, several, reward, done, terminated, truncated, action = map(get, names)
@@ -189,7 +189,7 @@ class Environment:
 
 
 _NAMED = inspect.Parameter.POSITIONAL_OR_KEYWORD
-_LOADED: dict[str, Tokenizer] = {}
+_loaded = cache(load_tokenizer)
 _FOUND: WeakKeyDictionary[Any, Tokenizer] = WeakKeyDictionary()
 """The tokenizer of each provider whose server stated it."""
 _AUDITORS: dict[tuple[int, str | None], Auditor] = {}
@@ -274,10 +274,7 @@ async def _tokenizer_of(provider: TokenProvider, tokenizer: Tokenizer | str | Pa
         if provider not in _FOUND:
             _FOUND[provider] = await find_tokenizer(provider)
         return _FOUND[provider]
-    name = str(tokenizer)
-    if name not in _LOADED:
-        _LOADED[name] = load_tokenizer(name)
-    return _LOADED[name]
+    return _loaded(str(tokenizer))
 
 
 def _auditor_of(tokenizer: Tokenizer, chat_template: str | None) -> Auditor:

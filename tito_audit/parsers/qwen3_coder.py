@@ -91,17 +91,13 @@ def _written(value: str, schema: object) -> str:
         plain = {"True": "true", "False": "false", "None": "null"}.get(value.strip(), value.strip())
         # A string would be written without quotes.
         with suppress(ValueError, RecursionError):
-            parsed = json.loads(plain, parse_constant=_refuse)
+            parsed = json.loads(plain, parse_constant=int)  # which refuses NaN and Infinity
             if any(
                 isinstance(parsed, _KINDS[kind]) and (kind == "boolean" or not isinstance(parsed, bool))
                 for kind in kinds & _KINDS.keys()
             ):
                 return plain
     return json.dumps(value, ensure_ascii=not is_text(value))
-
-
-def _refuse(name: str) -> None:
-    raise ValueError(f"{name} is not JSON")
 
 
 def _kinds(schema: object) -> set[str]:

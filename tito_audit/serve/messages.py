@@ -151,10 +151,23 @@ class Messages:
             if role == "assistant":
                 messages.append(self._answered(blocks))
             elif role == "user":
-                messages += _user_messages(blocks)
+                # Texts, and each result of a tool as a message.
+                for results, several in groupby(blocks, lambda placed: placed[1].get("type") == "tool_result"):
+                    if results:
+                        messages += [self._result(*placed) for placed in several]
+                    else:
+                        text = "\n".join(_text(*placed) for placed in several)
+                        messages.append({"role": "user", "content": text})
+                if not blocks:
+                    messages.append({"role": "user", "content": ""})
             else:
                 messages.append({"role": role, "content": "\n".join(_text(*placed) for placed in blocks)})
         return messages
+
+    def _result(self, where: str, block: Block) -> dict[str, Any]:
+        content = _blocks(block.get("content"), f"{where}.content")
+        name, text = _field(block, "tool_use_id", where), "\n".join(_text(*placed) for placed in content)
+        return as_result(name, text)
 
     def _answered(self, blocks: Sequence[Placed]) -> dict[str, Any]:
         """An answer in chat form; Refused if its reasoning is not as the gateway signed it."""
@@ -357,20 +370,6 @@ def _text(where: str, block: Block) -> str:
     if block.get("type") != "text":
         raise Refused(f"{where}: a block of type {block.get('type')!r} is not supported here, only text")
     return _field(block, "text", where)
-
-
-def _user_messages(blocks: Sequence[Placed]) -> Iterator[dict[str, Any]]:
-    """What a user sent, in chat form: texts, and each tool result as a message."""
-    for results, same in groupby(blocks, lambda placed: placed[1].get("type") == "tool_result"):
-        if not results:
-            yield {"role": "user", "content": "\n".join(_text(*placed) for placed in same)}
-            continue
-        for where, block in same:
-            content = _blocks(block.get("content"), f"{where}.content")
-            call_id, text = _field(block, "tool_use_id", where), "\n".join(_text(*placed) for placed in content)
-            yield as_result(call_id, text)
-    if not blocks:
-        yield {"role": "user", "content": ""}
 
 
 def _tools(body: Body) -> list[dict[str, Any]] | None:

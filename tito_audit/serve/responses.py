@@ -12,11 +12,10 @@ from collections import OrderedDict
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from itertools import count, pairwise
+from itertools import count
 from typing import Any, ClassVar
 from uuid import uuid4
 
-import orjson
 from aiohttp import web
 
 from tito_audit.provider import GenerationResult
@@ -90,10 +89,9 @@ class ResponseAsked(ChatAsked):
     id_prefix: ClassVar[str] = "resp_"
     own: Body = field(default_factory=dict)
     """Its body."""
-    previous: Stored | None = None
     items: Sequence[Item] = ()
-    """Its own input."""
-    own_messages: Sequence[Mapping[str, Any]] = ()
+    """All that it answers: its input, after the items of the responses that it continues."""
+    history: Sequence[Mapping[str, Any]] = ()
     """The same as chat messages."""
     bytes: int = 0
 
@@ -111,15 +109,6 @@ class Stored:
     session_id: str
     message: Mapping[str, Any]
     """The answer as a chat message."""
-
-    def line(self) -> list[Stored]:
-        """It and those that it continues, the first one first."""
-        line: list[Stored] = []
-        stored: Stored | None = self
-        while stored is not None:
-            line.append(stored)
-            stored = stored.fields.previous
-        return line[::-1]
 
 
 class Responses:
@@ -154,21 +143,20 @@ class Responses:
             )
         previous = None if name is None else self._stored[name]
         items = _input_items(body)
-        own = _messages(items, self._items)
+        history: list[Any] = _messages(items, self._items)
+        if previous is not None:
+            items = [*previous.fields.items, *previous.response["output"], *items]
+            history = [*previous.fields.history, previous.message, *history]
         instructions = value_of(body, "instructions", str, "a text", default=None)
-        messages: list[Any] = [{"role": "system", "content": instructions}] if instructions else []
-        for stored in previous.line() if previous is not None else ():
-            messages += [*stored.fields.own_messages, stored.message]
-        messages += own
+        messages = [{"role": "system", "content": instructions}, *history] if instructions else history
         if not messages:
             raise Refused("`input` is empty", "input")
         return chat_of(
             {**_chat_body(body), "messages": messages},
             ResponseAsked,
             own=body,
-            previous=previous,
             items=items,
-            own_messages=own,
+            history=history,
             bytes=len(data),
             session_id=None if previous is None else previous.session_id,
         )
@@ -226,13 +214,9 @@ class Responses:
 
     def input_items(self, request: web.Request) -> Mapping[str, Any]:
         """`GET /v1/responses/{response}/input_items`: all that it answered, the latest item first."""
-        line = self._named(request).line()
-        items = [*line[0].fields.items]
-        for before, stored in pairwise(line):
-            items += (*before.response["output"], *stored.fields.items)
-        query = request.query
+        query, items = request.query, self._named(request).fields.items
         if query.get("order", "desc") != "asc":
-            items.reverse()
+            items = items[::-1]
         after = query.get("after")
         if after is not None:
             places = [place for place, item in enumerate(items) if item["id"] == after]
@@ -243,10 +227,9 @@ class Responses:
         if not re.fullmatch(r"[0-9]{1,3}", limit) or not 1 <= int(limit) <= 100:
             raise Refused("`limit` is not a number from 1 to 100", "limit")
         page = items[: int(limit)]
-        ends = (
-            {"first_id": page[0]["id"], "last_id": page[-1]["id"]} if page else {"first_id": None, "last_id": None}
-        )
-        return {"object": "list", "data": page, **ends, "has_more": len(page) < len(items)}
+        first, last = (page[0]["id"], page[-1]["id"]) if page else (None, None)
+        more = len(page) < len(items)
+        return {"object": "list", "data": page, "first_id": first, "last_id": last, "has_more": more}
 
     def _ended(
         self, gateway: Gateway, call: Call, output: AnswerItems
@@ -266,12 +249,9 @@ class Responses:
             while len(self._stored) > _MOST_STORED or (self._bytes > _MOST_BYTES and len(self._stored) > 1):
                 self._forget(next(iter(self._stored)))
         if fields.token_ids:
-            tokens = {
-                "prompt_token_ids": orjson.Fragment(call.ids.json),
-                "generation_token_ids": answer.ids,
-                "generation_log_probs": answer.logprobs,
-            }
-            response = {**response, "output": [*output.items[:-1], {**output.items[-1], **tokens}]}
+            tokens = {"generation_token_ids": answer.ids, "generation_log_probs": answer.logprobs}
+            last = {**output.items[-1], **call.prompt_wire, **tokens}
+            response = {**response, "output": [*output.items[:-1], last]}
         return events, response
 
     def _forget(self, name: str) -> None:

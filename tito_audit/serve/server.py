@@ -51,7 +51,13 @@ async def serve(
         make_app(gateway, http), handler_cancellation=True, shutdown_timeout=options.grace, access_log=None
     )
     await runner.setup()
-    sweeping = asyncio.ensure_future(_sweep(gateway, options.idle))
+
+    async def sweep() -> None:
+        while True:
+            await asyncio.sleep(min(_SWEEPS, max(options.idle / 2, 0.05)))
+            gateway.conversations.drop_idle(gateway.clock() - options.idle)
+
+    sweeping = asyncio.ensure_future(sweep())
     try:
         try:
             await web.TCPSite(runner, options.host, options.port, backlog=1024).start()
@@ -95,9 +101,3 @@ def _is_ours(record: logging.LogRecord) -> bool:
     """Whether this is an error of the gateway: not a bad request, and not a client that left."""
     error = record.exc_info[1] if record.exc_info else None
     return not isinstance(error, HttpProcessingError | web.RequestPayloadError | ConnectionError)
-
-
-async def _sweep(gateway: Gateway, idle: float) -> None:
-    while True:
-        await asyncio.sleep(min(_SWEEPS, max(idle / 2, 0.05)))
-        gateway.conversations.drop_idle(gateway.clock() - idle)
