@@ -40,7 +40,6 @@ async def send_stream(
     Headers are sent with the first piece, so that an earlier refusal has its own status; a later one is the last
     event, without `last`.
     """
-    refusal = _error_shape(request)
     async with aclosing(pieces):
         first = await anext(pieces)
         response = web.StreamResponse(headers={**_HEADERS, **headers})
@@ -49,13 +48,10 @@ async def send_stream(
         try:
             async for piece in pieces:
                 await response.write(_event(piece))
-        except Refused as error:
-            await response.write(_event(refusal(str(error), error.status, error.param, error.code)))
         except ConnectionError:
             raise
         except Exception as error:
-            LOGGER.exception("this is a bug in tito-audit, not a fault of the request")
-            await response.write(_event(refusal(f"the gateway failed: {type(error).__name__}", 500)))
+            await response.write(_event(_error(request, error)[0]))
         else:
             await response.write(last)
         await response.write_eof()
@@ -409,18 +405,11 @@ async def _guarded(request: web.Request, handler: Handler) -> web.StreamResponse
                 if not any(hmac.compare_digest(text.encode("utf-8", "surrogateescape"), key) for text in sent):
                     raise Refused("the API key is missing or wrong", status=401, code="invalid_api_key")
             response = await handler(request)
-        except Refused as error:
-            response = _error(request, str(error), error.status, error.param, error.code)
-        except web.HTTPRequestEntityTooLarge as error:
-            response = _error(request, f"the body is too large: {error.text}", 413)
-        except web.HTTPException as error:
-            response = _error(request, f"{request.method} {request.path}: {error.reason}", error.status)
         except ConnectionError:
             status = 500
             raise
         except Exception as error:
-            LOGGER.exception("this is a bug in tito-audit, not a fault of the request")
-            response = _error(request, f"the gateway failed: {type(error).__name__}", 500)
+            response = _json(*_error(request, error))
         status = response.status
         return response
     finally:
@@ -435,38 +424,22 @@ async def _guarded(request: web.Request, handler: Handler) -> web.StreamResponse
             options.access_log(f"{request.method} {endpoint} {status} {seconds * 1000:.1f} ms")
 
 
-def _error(request: web.Request, message: str, status: int, *details: str | None) -> web.Response:
-    return _json(_error_shape(request)(message, status, *details), status=status)
+def _error(request: web.Request, error: Exception) -> tuple[dict[str, Any], int]:
+    """The error object of the API that was called, and its status."""
+    details: tuple[str | None, ...] = ()
+    if isinstance(error, Refused):
+        message, status, details = str(error), error.status, (error.param, error.code)
+    elif isinstance(error, web.HTTPRequestEntityTooLarge):
+        message, status = f"the body is too large: {error.text}", 413
+    elif isinstance(error, web.HTTPException):
+        message, status = f"{request.method} {request.path}: {error.reason}", error.status
+    else:
+        LOGGER.error("this is a bug in tito-audit, not a fault of the request", exc_info=error)
+        message, status = f"the gateway failed: {type(error).__name__}", 500
+    shape = anthropic_error if "/v1/messages" in request.path else error_object
+    return shape(message, status, *details), status
 
 
-def _error_shape(request: web.Request) -> Callable[..., dict[str, Any]]:
-    return anthropic_error if "/v1/messages" in request.path else error_object
-
-
-@web.middleware
-async def _observed(request: web.Request, handler: Handler) -> web.StreamResponse:
-    metrics, access_log = request.app[GATEWAY].metrics, request.app[OPTIONS].access_log
-    started, status = time.perf_counter(), 499
-    metrics.in_flight.inc()
-    try:
-        response = await handler(request)
-        status = response.status
-        return response
-    except Exception:
-        status = 500
-        raise
-    finally:
-        seconds = time.perf_counter() - started
-        # The route of a request, without the names in it.
-        resource = request.match_info.route.resource
-        endpoint = "other" if resource is None else resource.canonical
-        metrics.in_flight.dec()
-        metrics.requests.labels(endpoint, status).inc()
-        metrics.seconds.labels(endpoint).observe(seconds)
-        if access_log is not None:
-            access_log(f"{request.method} {endpoint} {status} {seconds * 1000:.1f} ms")
-
-
-def _json(value: Any, *, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
+def _json(value: Any, status: int = 200, *, headers: dict[str, str] | None = None) -> web.Response:
     data = orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
     return web.Response(body=data, status=status, headers=headers, content_type="application/json")
