@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from enum import StrEnum
 from hashlib import blake2b
 from typing import Any, Protocol, runtime_checkable
@@ -20,7 +20,7 @@ from tito_audit.evidence.model import Against, Evidence, Explained
 from tito_audit.evidence.reference import pieces_of
 from tito_audit.evidence.stretches import stretches
 from tito_audit.join import lines_of
-from tito_audit.provider import SamplingParams, TokenProvider
+from tito_audit.provider import SamplingParams
 from tito_audit.record.arrays import Ids
 from tito_audit.record.finding import Severity, Where
 from tito_audit.record.message import Message
@@ -30,8 +30,6 @@ from tito_audit.rescore.journal import REFUSALS
 from tito_audit.rescore.model import BOUND
 from tito_audit.rescore.run import ModelRun, ModelWork
 from tito_audit.run.check import explain
-from tito_audit.run.progress import Progress
-from tito_audit.settings.model import Settings
 from tito_audit.storage.row import RawRow
 from tito_audit.ways.observed import prompt_messages
 
@@ -141,25 +139,18 @@ class PromptSummary:
             self.skipped[key] = (number + 1, first)
 
 
+@dataclass(eq=False)
 class PromptRun(ModelRun[AskedRollout]):
     """The rollouts of logs with what a server says of their prompts; `summary` is complete after the last one."""
 
-    def __init__(
-        self,
-        logs: str | Sequence[str],
-        settings: Settings,
-        provider: TokenProvider,
-        *,
-        replay: int = 8,
-        jobs: int = 8,
-        progress: Progress | None = None,
-    ) -> None:
-        """`replay`: how many tokens of a greedy answer are sampled again."""
-        super().__init__(logs, settings, provider, jobs, progress)
-        self.replay = replay
-        self.summary: PromptSummary = PromptSummary(provider.name, provider.model)
-        self._seen: dict[tuple[int, bytes], None] = {}
-        """Prompt and answer of the latest calls, each as its length and hash, the oldest first."""
+    _: KW_ONLY
+    replay: int = 8
+    """How many tokens of a greedy answer are sampled again."""
+    _seen: dict[tuple[int, bytes], None] = field(default_factory=dict, init=False)
+    """Prompt and answer of the latest calls, each as its length and hash, the oldest first."""
+
+    def __post_init__(self) -> None:
+        self.summary: PromptSummary = PromptSummary(self.provider.name, self.provider.model)
 
     def finish(self, seconds: float) -> None:
         self.summary.model = self.provider.model or self.summary.model

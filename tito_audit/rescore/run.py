@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from itertools import pairwise
 from typing import Any, Generic, TypeAlias, TypeVar
 
@@ -215,6 +215,7 @@ class ModelWork:
 _Result = TypeVar("_Result")
 
 
+@dataclass(eq=False)
 class ModelRun(Generic[_Result]):
     """The rollouts of logs with what a model says of them, in order.
 
@@ -222,24 +223,18 @@ class ModelRun(Generic[_Result]):
     ProviderError if the provider refuses everything.
     """
 
-    def __init__(
-        self,
-        logs: str | Sequence[str],
-        settings: Settings,
-        provider: TokenProvider,
-        jobs: int,
-        progress: Progress | None,
-    ) -> None:
-        self.logs = paths_of(logs)
-        self.settings = settings
-        self.provider = provider
-        self.jobs = jobs
-        self.progress = progress
-        self.scan = Summary()
-        """Files, tokenizer and notices."""
-        self.summary: Any = None
-        """What the results add up to; complete after the last one."""
-        self._vocabulary: Vocabulary | None = None
+    logs: str | Sequence[str]
+    settings: Settings
+    provider: TokenProvider
+    _: KW_ONLY
+    jobs: int = 8
+    """Requests at once."""
+    progress: Progress | None = None
+    scan: Summary = field(default_factory=Summary, init=False)
+    """Files, tokenizer and notices."""
+    summary: Any = field(init=False)
+    """What the results add up to; complete after the last one."""
+    _vocabulary: Vocabulary | None = field(default=None, init=False)
 
     async def results(self) -> AsyncGenerator[_Result, None]:
         started = time.perf_counter()
@@ -299,7 +294,7 @@ class ModelRun(Generic[_Result]):
 
     def _works(self) -> Iterator[ModelWork]:
         """The rollouts to ask about, each audited; PluginError if a rule fails on one by mistake."""
-        flow = RowFlow(find_logs(self.logs), self.settings)
+        flow = RowFlow(find_logs(paths_of(self.logs)), self.settings)
         flow.progress = self.progress
         flow.begin(self.scan)
         self._vocabulary = next((group.auditor.vocabulary for group in flow.groups.values()), None)
@@ -330,33 +325,28 @@ class ModelRun(Generic[_Result]):
             return await self.compare(work)
 
 
+@dataclass(eq=False)
 class Rescoring(ModelRun[RescoredRollout]):
     """The rollouts of logs with a model's scores, in order; `summary` is complete after the last one.
 
     What was scored before an error is in the journal.
     """
 
-    def __init__(
-        self,
-        logs: str | Sequence[str],
-        settings: Settings,
-        provider: TokenProvider,
-        *,
-        jobs: int = 8,
-        keeps: bool = False,
-        tolerance: float = BOUND,
-        journal: ScoreJournal | None = None,
-        progress: Progress | None = None,
-    ) -> None:
-        """`jobs`: requests at once; `keeps`: the journal also keeps the scores of every call and row by itself,
-        for `ScoresOf`; `tolerance`: the mean |difference| up to which recorded and rescored logprobs agree.
-        """
-        super().__init__(logs, settings, provider, jobs, progress)
-        self.keeps, self.tolerance = keeps, tolerance
-        self.summary: RescoreSummary = RescoreSummary(provider.name, provider.model, tolerance, self.scan)
-        self.scorer = Scorer(provider, journal or ScoreJournal(None, provider.name), jobs)
-        self._temperatures = 0
-        """Rollouts in which a temperature was sought."""
+    _: KW_ONLY
+    keeps: bool = False
+    """Whether the journal also keeps the scores of every call and row by itself, for `ScoresOf`."""
+    tolerance: float = BOUND
+    """The mean |difference| up to which recorded and rescored logprobs agree."""
+    journal: ScoreJournal | None = None
+    _temperatures: int = field(default=0, init=False)
+    """Rollouts in which a temperature was sought."""
+
+    def __post_init__(self) -> None:
+        self.summary: RescoreSummary = RescoreSummary(
+            self.provider.name, self.provider.model, self.tolerance, self.scan
+        )
+        journal = self.journal or ScoreJournal(None, self.provider.name)
+        self.scorer = Scorer(self.provider, journal, self.jobs)
 
     def finish(self, seconds: float) -> None:
         self.summary.seconds = seconds
