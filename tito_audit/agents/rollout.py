@@ -9,7 +9,7 @@ import inspect
 import json
 from collections.abc import AsyncIterator, Callable, Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from contextvars import copy_context
 from dataclasses import dataclass, field
 from functools import cache, partial
@@ -151,22 +151,21 @@ class Environment:
     async def step(self, message: Mapping[str, Any]) -> _StepResult:
         if not self.tools:
             return _as_step(await self._call(self._step, message.get("content") or ""))
-        calls = message.get("tool_calls") or ()
-        if calls:
-            return _StepResult([await self._tool_message(call) for call in calls])
+        results = []
+        for call in message.get("tool_calls") or ():
+            function = call["function"]
+            try:
+                arguments = json.loads(function["arguments"] or "{}")
+                content = await self._call(self.tools[function["name"]], **arguments)
+            except Exception as error:  # the user's code, by a model's arguments: it may name a tool that is none
+                content = {"error": f"{type(error).__name__}: {error}"}
+            text = content if isinstance(content, str) else json.dumps(content, default=str)
+            named = {"tool_call_id": call["id"], "name": function["name"]}
+            results.append({"role": "tool", **named, "content": text})
+        if results:
+            return _StepResult(results)
         scores = getattr(self._environment, "get_reward", None)
         return _StepResult(reward=0.0 if scores is None else _reward(await self._call(scores)), done=True)
-
-    async def _tool_message(self, call: Mapping[str, Any]) -> dict[str, Any]:
-        """What a tool returns, or how it failed: models may name tools that do not exist."""
-        function = call["function"]
-        try:
-            arguments = json.loads(function["arguments"] or "{}")
-            content = await self._call(self.tools[function["name"]], **arguments)
-        except Exception as error:  # the user's code, by a model's arguments
-            content = {"error": f"{type(error).__name__}: {error}"}
-        text = content if isinstance(content, str) else json.dumps(content, default=str)
-        return {"role": "tool", "tool_call_id": call["id"], "name": function["name"], "content": text}
 
     def schemas(self) -> list[dict[str, Any]]:
         """Its tools for a chat template, from their docstrings as TRL reads them."""
@@ -315,18 +314,6 @@ def _is_async(function: Callable[..., Any]) -> bool:
     return any(map(inspect.iscoroutinefunction, (function, type(function).__call__)))
 
 
-def _clients(agent: Callable[..., Any], running: Running) -> dict[str, Any]:
-    """The client as the agent takes it: by the name `client`, or as the second of two; {} if it takes none."""
-    try:
-        parameters = list(inspect.signature(agent).parameters.values())
-    except (TypeError, ValueError):
-        return {}
-    by_name = [each.name for each in parameters if each.name == "client"]
-    required = [each.name for each in parameters if each.default is each.empty and each.kind is _NAMED]
-    names = by_name or required[1:2]
-    return {name: open_client(running, sync=not _is_async(agent)) for name in names}
-
-
 @dataclass(slots=True)
 class _Episode:
     """An agent in its environment, turn by turn."""
@@ -346,7 +333,13 @@ class _Episode:
 
     async def run(self, prompt: list[dict[str, Any]], task: Mapping[str, Any]) -> None:
         self.running.tools = self.environment.schemas()
-        clients = _clients(self.agent, self.running)
+        # The client as the agent takes it: by the name `client`, or as the second of two parameters.
+        parameters: list[inspect.Parameter] = []
+        with suppress(TypeError, ValueError):
+            parameters = list(inspect.signature(self.agent).parameters.values())
+        required = [each.name for each in parameters if each.default is each.empty and each.kind is _NAMED]
+        names = ["client"] if "client" in [each.name for each in parameters] else required[1:2]
+        clients = {name: open_client(self.running, sync=not _is_async(self.agent)) for name in names}
         try:
             self.messages = await self.environment.begin(prompt, task)
             if not self.messages:

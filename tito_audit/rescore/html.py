@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from html import escape
 from importlib.resources import files
 from string import Template
@@ -90,7 +90,16 @@ def page(summary: RescoreSummary, verdict: str, worst: int, pieces: Pieces) -> s
     ]
     heads = ("finding", "sampled", "logprob", "instead", "logprob", "difference", "share of the change")
     add("worst", "The most expensive findings", heads, rows)
-    if notes := list(_notes(summary)):
+    several = summary.findings[8:]
+    notes = [
+        *(f"{many(number, 'rollout')}: {words}." for words, number in summary.explanations.most_common()),
+        *(f"{finding.code} {finding.place}: {finding.hit.message}" for finding in summary.findings[:8]),
+        *([f"{len(several):,} more findings of LPR507 and LPR509 by the model's values"] if several else ()),
+        *(f"{count:,} not scored: {why} (first: {first})" for why, (count, first) in summary.unscored.items()),
+        *(f"{many(count, 'finding')} without a price: {why}" for why, count in summary.unpriced.items()),
+        *summary.scan.notices,
+    ]
+    if notes:
         items = "".join(f"<li>{_shown(note)}</li>" for note in notes)
         parts.append(_section("notes", "Notes", f"<ul>{items}</ul>"))
     shown = _shown(summary.model or summary.provider)
@@ -171,20 +180,6 @@ def _bars(summary: RescoreSummary) -> str:
         "the summed logprob of all drifted tokens, in nats: of what replaced them, minus of what was "
         "sampled.</figcaption></figure>"
     )
-
-
-def _notes(summary: RescoreSummary) -> Iterator[str]:
-    for words, number in summary.explanations.most_common():
-        yield f"{many(number, 'rollout')}: {words}."
-    for finding in summary.findings[:8]:
-        yield f"{finding.code} {finding.place}: {finding.hit.message}"
-    if len(summary.findings) > 8:
-        yield f"{len(summary.findings) - 8:,} more findings of LPR507 and LPR509 by the model's values"
-    for because, (number, first) in summary.unscored.items():
-        yield f"{number:,} not scored: {because} (first: {first})"
-    for because, count in summary.unpriced.items():
-        yield f"{many(count, 'finding')} without a price: {because}"
-    yield from summary.scan.notices
 
 
 def _shown(text: str) -> str:

@@ -239,9 +239,14 @@ class ModelRun(Generic[_Result]):
     async def results(self) -> AsyncGenerator[_Result, None]:
         started = time.perf_counter()
         waiting: deque[asyncio.Task[_Result]] = deque()
+
+        async def result(work: ModelWork) -> _Result:
+            with guarded("the comparison", work.place, LEAVE_OUT):  # PluginError for a mistake of ours
+                return await self.compare(work)
+
         try:
             for work in self._works():
-                waiting.append(asyncio.create_task(self._result(work)))
+                waiting.append(asyncio.create_task(result(work)))
                 await asyncio.sleep(0)
                 while len(waiting) > 2 * self.jobs:
                     yield await self._next(waiting)
@@ -318,11 +323,6 @@ class ModelRun(Generic[_Result]):
                 except EncodeError as error:
                     work = ModelWork(rollout.place, None, (), auditor, raw, str(error))
                 yield work
-
-    async def _result(self, work: ModelWork) -> _Result:
-        """What the model says of a rollout; PluginError if that cannot be compared by mistake."""
-        with guarded("the comparison", work.place, LEAVE_OUT):
-            return await self.compare(work)
 
 
 @dataclass(eq=False)

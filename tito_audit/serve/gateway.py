@@ -110,6 +110,15 @@ class Metrics:
         self.sessions = gauge("sessions", "Sessions in memory")
         self.log_errors = counter("log_errors", "Calls that could not be logged")
 
+    def prompt(self, prompt: Prompt, seconds: float) -> None:
+        """Count a prompt that was made in so many seconds."""
+        self.prompt_seconds.observe(seconds)
+        self.prompt_tokens.inc(prompt.length)
+        self.kept_tokens.inc(prompt.kept)
+        self.branches.labels(prompt.branch).inc()
+        if prompt.branch is Branch.FORK and prompt.fork is not None:
+            self.forks.labels(prompt.fork.reason).inc()
+
     def text(self) -> bytes:
         return generate_latest(self._registry)
 
@@ -417,9 +426,19 @@ class Gateway:
                 fields = replace(fields, call=self.conversations.in_form(fields.call))
             except RenderError as error:
                 raise Refused(str(error), "messages") from None
-        session = self._session(fields, session_id)
-        if self.facts_of(session).closed is not None:
-            raise Refused(f"session {session.id} is closed", status=409, code="session_closed")
+        now = self.clock()
+        if session_id is not None:
+            session = self.conversations.open(session_id, now=now)
+            if self.facts_of(session).closed is not None:
+                raise Refused(f"session {session.id} is closed", status=409, code="session_closed")
+        else:
+            if isinstance(fields, ChatAsked):
+                session = self.conversations.find(fields.call, now=now)
+            else:
+                assert isinstance(fields, TextAsked)
+                session = self.conversations.find_text(fields.prompt, now=now)
+            if self.facts_of(session).closed is not None:  # it had no name: the same history begins a new one
+                session = self.conversations.open(None, now=now)
         try:
             if isinstance(fields, ChatAsked):
                 draft = session.draft(fields.call)
@@ -432,15 +451,8 @@ class Gateway:
             raise Refused(f"the chat template cannot write these messages: {error}", "messages") from None
         except EncodeError as error:
             raise Refused(str(error).split("\n")[0]) from None
-        seconds = time.perf_counter() - started
-        metrics = self.metrics
-        metrics.prompt_seconds.observe(seconds)
-        metrics.prompt_tokens.inc(prompt.length)
-        metrics.kept_tokens.inc(prompt.kept)
-        metrics.branches.labels(prompt.branch).inc()
-        if prompt.branch is Branch.FORK and prompt.fork is not None:
-            metrics.forks.labels(prompt.fork.reason).inc()
-        metrics.sessions.set(len(self.conversations))
+        self.metrics.prompt(prompt, time.perf_counter() - started)
+        self.metrics.sessions.set(len(self.conversations))
         ids = PromptIds(prompt.ids)
         if isinstance(fields, ChatAsked) and fields.forced:
             fields = self._forcing(fields, self.tokenizer.vocabulary.text(ids.tail(_PROMPT_END)))
@@ -571,18 +583,6 @@ class Gateway:
         await self._log([line])
         facts.closed, facts.reward = now, reward
         return session
-
-    def _session(self, fields: Asked, session_id: str | None) -> Session:
-        now = self.clock()
-        if session_id is not None:
-            return self.conversations.open(session_id, now=now)
-        if isinstance(fields, ChatAsked):
-            session = self.conversations.find(fields.call, now=now)
-        else:
-            assert isinstance(fields, TextAsked)
-            session = self.conversations.find_text(fields.prompt, now=now)
-        # The closed session had no name: the same history begins a new one.
-        return session if self.facts_of(session).closed is None else self.conversations.open(None, now=now)
 
     def _forcing(self, fields: ChatAsked, end: str) -> ChatAsked:
         """The request with a grammar: in the template's own syntax if it has one, else as vLLM forces calls."""

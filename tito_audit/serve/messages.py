@@ -154,7 +154,10 @@ class Messages:
                 # Texts, and each result of a tool as a message.
                 for results, several in groupby(blocks, lambda placed: placed[1].get("type") == "tool_result"):
                     if results:
-                        messages += [self._result(*placed) for placed in several]
+                        for where, block in several:
+                            content = _blocks(block.get("content"), f"{where}.content")
+                            text = "\n".join(_text(*placed) for placed in content)
+                            messages.append(as_result(_field(block, "tool_use_id", where), text))
                     else:
                         text = "\n".join(_text(*placed) for placed in several)
                         messages.append({"role": "user", "content": text})
@@ -163,11 +166,6 @@ class Messages:
             else:
                 messages.append({"role": role, "content": "\n".join(_text(*placed) for placed in blocks)})
         return messages
-
-    def _result(self, where: str, block: Block) -> dict[str, Any]:
-        content = _blocks(block.get("content"), f"{where}.content")
-        name, text = _field(block, "tool_use_id", where), "\n".join(_text(*placed) for placed in content)
-        return as_result(name, text)
 
     def _answered(self, blocks: Sequence[Placed]) -> dict[str, Any]:
         """An answer in chat form; Refused if its reasoning is not as the gateway signed it."""
