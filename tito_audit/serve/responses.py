@@ -128,13 +128,13 @@ class Responses:
                 raise Refused(f"`{name}` is not supported: {why}", name)
         if body.get("truncation") not in (None, "disabled"):
             raise Refused("`truncation` can only be disabled: the gateway drops nothing", "truncation")
-        if value_of(body, "n", int, "a whole number", default=1) != 1:
+        if value_of(body, "n", int, default=1) != 1:
             raise Refused("`n` is not supported: a response is one answer", "n")
         include = value_of(body, "include", list, "a list", default=[])
         if "message.output_text.logprobs" in include:
             raise Refused(f"`include`: logprobs are not supported: {_REFUSED['top_logprobs']}", "include")
-        value_of(body, "store", bool, "true or false", default=True)
-        name = value_of(body, "previous_response_id", str, "a text", default=None)
+        value_of(body, "store", bool, default=True)
+        name = value_of(body, "previous_response_id", str)
         if name is not None and name not in self._stored:
             raise Refused(
                 f"Previous response with id '{name}' not found: it was not stored, or is no longer in memory.",
@@ -147,7 +147,7 @@ class Responses:
         if previous is not None:
             items = [*previous.fields.items, *previous.response["output"], *items]
             history = [*previous.fields.history, previous.message, *history]
-        instructions = value_of(body, "instructions", str, "a text", default=None)
+        instructions = value_of(body, "instructions", str)
         messages = [{"role": "system", "content": instructions}, *history] if instructions else history
         if not messages:
             raise Refused("`input` is empty", "input")
@@ -277,10 +277,10 @@ def _chat_body(body: Body) -> dict[str, Any]:
         whole = [full for full, (_, name) in _namespaced(body).items() if name == choice.get("name")]
         choice = as_function(whole[0] if len(whole) == 1 else choice.get("name"))
     chat["tool_choice"] = None if choice == "auto" else choice
-    if reasoning := value_of(body, "reasoning", dict, "an object", default={}):
-        chat["reasoning_effort"] = value_of(reasoning, "effort", str, "a text", default=None)
-    text = value_of(body, "text", dict, "an object", default={})
-    wanted = value_of(text, "format", dict, "an object", default={})
+    if reasoning := value_of(body, "reasoning", dict, default={}):
+        chat["reasoning_effort"] = value_of(reasoning, "effort", str)
+    text = value_of(body, "text", dict, default={})
+    wanted = value_of(text, "format", dict, default={})
     if choice == "required" or isinstance(choice, dict):
         wanted = {}  # a forced answer has calls alone, and no text for a format
     if wanted.get("type") == "json_schema":
