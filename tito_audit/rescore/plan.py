@@ -169,24 +169,26 @@ def _in_range(ids: Ids, vocabulary: int | None) -> bool:
 
 def pairs_of(evidence: Evidence, drift: Sequence[Finding], vocabulary: int | None) -> Iterator[OtherTokens]:
     """The calls and the row of a rollout in which tokens drifted, each with the other tokens."""
-    replacements = replaced(evidence, drift) if drift else {}
-    for key, several in replacements.items():
-        # The recorded sequence of a key, with the completion after a prompt, and where positions count from.
-        (where, turn), row = key, evidence.rollout.training_row
-        ids, offset = row.token_ids if where is Where.ROW and row is not None else None, 0
-        if where is not Where.ROW and turn is not None:
-            prompt, ids = evidence.rollout.turns[turn].prompt_ids, evidence.rollout.turns[turn].seen_ids
-            offset = len(prompt) if prompt is not None and where is Where.COMPLETION else 0
+    turns, row = evidence.rollout.turns, evidence.rollout.training_row
+    for key, several in (replaced(evidence, drift) if drift else {}).items():
+        # The recorded sequence of a key, with the completion after a prompt; where positions count from; which of
+        # its tokens were sampled.
+        (where, turn), offset = key, 0
+        ids: Ids | None = None
+        if where is Where.ROW and row is not None:
+            ids, trained = row.token_ids, trained_in_row(evidence, row)
+            sampled = np.zeros(len(ids), np.bool_) if trained is None else trained.copy()
+        elif turn is not None and (prompt := turns[turn].prompt_ids) is not None:
+            ids, offset = turns[turn].seen_ids, len(prompt) if where is Where.COMPLETION else 0
+            sampled = np.arange(0 if ids is None else len(ids)) >= len(prompt)
         # Tokens after a completion are not in its call: such a difference shows in the next prompt.
         inside = [swap for swap in several if not swap.after]
-        if ids is None or not inside:
-            continue
         # Split by whether they restore what was sampled.
         for swapped in (False, True):
-            one_side = [swap for swap in inside if (swap.against in (SAMPLED, SEEN)) is swapped]
-            if not one_side:
+            swaps = [swap for swap in inside if (swap.against in (SAMPLED, SEEN)) is swapped]
+            if ids is None or not swaps:
                 continue
-            pair = _pair(evidence, key, ids, offset, one_side, drift, swapped=swapped)
+            pair = _pair(evidence, key, (ids, sampled, offset), swaps, drift, swapped=swapped)
             fits = _in_range(ids, vocabulary) and _in_range(pair.other, vocabulary)
             if fits and any(cut.finding for cut in pair.cuts) and not np.array_equal(ids, pair.other):
                 yield pair
@@ -195,47 +197,36 @@ def pairs_of(evidence: Evidence, drift: Sequence[Finding], vocabulary: int | Non
 def _pair(
     evidence: Evidence,
     key: Key,
-    ids: Ids,
-    offset: int,
-    several: Sequence[Replaced],
+    recorded: tuple[Ids, Mask, int],
+    swaps: Sequence[Replaced],
     drift: Sequence[Finding],
     *,
     swapped: bool,
 ) -> OtherTokens:
+    (ids, sampled, offset), (where, turn) = recorded, key
     pieces: list[Ids] = []
-    cuts: list[tuple[int, int, int, int, Replaced]] = []
+    places: list[tuple[int, int, int, int]] = []
     at = size = 0
-    for swap in several:
+    for swap in swaps:
         start, end = offset + swap.start - swap.before, offset + swap.end
         pieces += [ids[at:start], swap.canonical]
         size += max(start - at, 0) + len(swap.canonical)
-        cuts.append((start, end, size - len(swap.canonical), size, swap))
+        places.append((start, end, size - len(swap.canonical), size))
         at = end
     other = np.concatenate([*pieces, ids[at:]]).astype(np.int32)
-    # `[T]` the sampled tokens of a recorded sequence: of a call those of its completion.
-    where, turn = key
-    sampled = np.zeros(len(ids), np.bool_)
-    row = evidence.rollout.training_row
-    if where is Where.ROW:
-        trained = trained_in_row(evidence, row) if row is not None else None
-        sampled = sampled if trained is None else trained.copy()
-    elif turn is not None and (prompt := evidence.rollout.turns[turn].prompt_ids) is not None:
-        sampled[len(prompt) :] = True
     theirs = _sampled_before(evidence, turn, other) if swapped and where is Where.PROMPT else None
-    swaps = []
-    for start, end, other_start, other_end, swap in cuts:
+    same = sampled.copy()
+    same[: max(places[0][0], 1)] = False
+    cuts = []
+    for (start, end, other_start, other_end), swap in zip(places, swaps, strict=True):
         if swap.against == SEEN:
             was_sampled = theirs is not None and _touched(theirs, other_start, other_end)
         else:
             was_sampled = swap.against == SAMPLED or _touched(sampled, start, end)
         finding = next((f for f in drift if f.code == swap.code and _belongs(evidence, key, swap, f)), None)
-        swaps.append(Cut(start, end, other_start, other_end, was_sampled, swap, finding))
-    same = sampled.copy()
-    same[: cuts[0][0]] = False
-    for start, end, *_ in cuts:
+        cuts.append(Cut(start, end, other_start, other_end, was_sampled, swap, finding))
         same[start:end] = False
-    same[:1] = False
-    return OtherTokens(key, ids, other, tuple(swaps), swapped, same)
+    return OtherTokens(key, ids, other, tuple(cuts), swapped, same)
 
 
 def _sampled_before(evidence: Evidence, turn: int | None, other: Ids) -> Mask | None:
