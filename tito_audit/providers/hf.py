@@ -178,6 +178,24 @@ class Choosing:
     """No end token is drawn before this many tokens."""
     ignore_eos: bool = False
 
+    def truncated(self, logits: torch.Tensor) -> torch.Tensor:
+        """The logits with -inf for what min_p, top_k and then top_p exclude; the likeliest token always stays."""
+        import torch
+
+        nothing = float("-inf")
+        if self.min_p > 0:
+            probabilities = logits.softmax(0)
+            logits = logits.masked_fill(probabilities < self.min_p * probabilities.max(), nothing)
+        if 0 < self.top_k < len(logits):
+            logits = logits.masked_fill(logits < logits.topk(self.top_k).values[-1], nothing)
+        if self.top_p < 1:
+            ordered, places = logits.sort(descending=True)
+            before = ordered.softmax(0).cumsum(0).roll(1)
+            before[0] = 0
+            out = torch.zeros_like(logits, dtype=torch.bool).index_copy_(0, places, before >= self.top_p)
+            logits = logits.masked_fill(out, nothing)
+        return logits
+
 
 _TYPES: Mapping[str, Callable[[Any], Any]] = {
     "logit_bias": lambda biases: {int(token): float(bias) for token, bias in biases.items()},
@@ -256,31 +274,12 @@ def choose(
         logits = logits.index_add(0, seen, -penalty)
     if choosing.temperature == 0:
         return int(logits.argmax())
-    probabilities = _truncated(logits / choosing.temperature, choosing).double().softmax(0)
+    probabilities = choosing.truncated(logits / choosing.temperature).double().softmax(0)
     # Drawn by probability, and never of probability 0.
     bounds = probabilities.cumsum(0)
     point = torch.rand((), dtype=torch.float64, generator=generator) * bounds[-1]
     token = int(torch.searchsorted(bounds, point, right=True))
     return min(token, int(probabilities.nonzero()[-1]))
-
-
-def _truncated(logits: torch.Tensor, choosing: Choosing) -> torch.Tensor:
-    """The logits with -inf for what min_p, top_k and then top_p exclude; the likeliest token always stays."""
-    import torch
-
-    nothing = float("-inf")
-    if choosing.min_p > 0:
-        probabilities = logits.softmax(0)
-        logits = logits.masked_fill(probabilities < choosing.min_p * probabilities.max(), nothing)
-    if 0 < choosing.top_k < len(logits):
-        logits = logits.masked_fill(logits < logits.topk(choosing.top_k).values[-1], nothing)
-    if choosing.top_p < 1:
-        ordered, places = logits.sort(descending=True)
-        before = ordered.softmax(0).cumsum(0).roll(1)
-        before[0] = 0
-        out = torch.zeros_like(logits, dtype=torch.bool).index_copy_(0, places, before >= choosing.top_p)
-        logits = logits.masked_fill(out, nothing)
-    return logits
 
 
 _PIECE = 1 << 24

@@ -310,8 +310,13 @@ class VLLMProvider(ModelServer):
                 ]
             else:
                 values = logged.get("token_logprobs") or []
-                texts = (logged.get("top_logprobs") or []) if top else []
-                others = [[(_id_of(token), value) for token, value in (each or {}).items()] for each in texts]
+                others, size = [], len(_TOKEN_ID)
+                for named in (logged.get("top_logprobs") or []) if top else ():
+                    for token in named or {}:
+                        if not token.startswith(_TOKEN_ID) or not token[size:].isdecimal():
+                            text = f"an alternative is the text {token!r}"
+                            raise ProviderError(f"{text}: the server ignores return_tokens_as_token_ids")
+                    others.append([(int(token[size:]), value) for token, value in (named or {}).items()])
         except (TypeError, KeyError, AttributeError) as error:
             raise ProviderError(
                 f"{where}: the logprobs have an unknown form: {type(error).__name__}: {error}"
@@ -363,13 +368,6 @@ class VLLMProvider(ModelServer):
             f"{self._where}: the answer has no prompt_token_ids: the server ignores return_token_ids "
             "(vLLM has it since 0.10.2)"
         )
-
-
-def _id_of(token: str) -> int:
-    number = token.removeprefix(_TOKEN_ID)
-    if number == token or not number.isdecimal():
-        raise ProviderError(f"an alternative is the text {token!r}: the server ignores return_tokens_as_token_ids")
-    return int(number)
 
 
 def _choices(answer: Any, where: str) -> list[Object]:
