@@ -17,7 +17,7 @@ from rich.text import Text
 from tito_audit.report import ReportOptions
 from tito_audit.report_objects import as_json, fields, finding_object, mismatch_object
 from tito_audit.rescore.html import Pieces, most_expensive, page, place_words
-from tito_audit.rescore.model import EDGES, NEAR, Agreement, Changes, Price, RescoredRollout
+from tito_audit.rescore.model import EDGES, NEAR, Agreement, Price, RescoredRollout, Sums
 from tito_audit.rescore.prompts import PromptSummary, Question
 from tito_audit.rescore.summary import (
     AFTER_HEADS,
@@ -303,7 +303,7 @@ def agreement_object(agreement: Agreement | None) -> dict[str, Any] | None:
     return {**numbers, "above": _by_edge(agreement.above), "disagrees": agreement.disagrees}
 
 
-def _behind(behind: Changes) -> dict[str, Any]:
+def _behind(behind: Sums) -> dict[str, Any]:
     return {
         "tokens": behind.tokens,
         "change": behind.total,

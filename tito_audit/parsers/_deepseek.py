@@ -37,7 +37,7 @@ def section(*, fenced: bool) -> CallReader:
         ended = not (yield from spaces(source)) or (yield from literal(source, CALL_END))
         return ParsedCall(name, arguments) if ended else None
 
-    def read(source: TextSource, found: Callable[[ParsedCall], None]) -> Reader[bool]:
+    def read(source: TextSource, add: Callable[[ParsedCall], None]) -> Reader[bool]:
         yield from literal(source, CALLS_BEGIN)
         count = 0
         while (yield from spaces(source)):
@@ -46,7 +46,7 @@ def section(*, fenced: bool) -> CallReader:
             parsed = yield from call(source)
             if parsed is None:
                 return False
-            found(parsed)
+            add(parsed)
             count += 1
         return count > 0
 

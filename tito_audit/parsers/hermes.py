@@ -11,14 +11,14 @@ from tito_audit.parsers._source import Reader, TextSource, literal, spaces
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 
 
-def _call(source: TextSource, found: Callable[[ParsedCall], None]) -> Reader[bool]:
+def _call(source: TextSource, add: Callable[[ParsedCall], None]) -> Reader[bool]:
     """One call. At the end of an answer the closing tag may be missing, as in vLLM."""
     yield from literal(source, _OPEN)
     yield from spaces(source)
     call = yield from json_call(source)
     if call is None or ((yield from spaces(source)) and not (yield from literal(source, _CLOSE))):
         return False
-    found(call)
+    add(call)
     return True
 
 

@@ -12,7 +12,7 @@ _TAG = "<|python_tag|>"
 _ARGUMENTS = ("arguments", "parameters")
 
 
-def _calls(source: TextSource, found: Callable[[ParsedCall], None]) -> Reader[bool]:
+def _calls(source: TextSource, add: Callable[[ParsedCall], None]) -> Reader[bool]:
     """Objects, with white space and a semicolon between them."""
     yield from literal(source, _TAG)
     yield from spaces(source)
@@ -21,7 +21,7 @@ def _calls(source: TextSource, found: Callable[[ParsedCall], None]) -> Reader[bo
         if call is None or not call.arguments.startswith("{"):
             # After a call, text that is not another one is not searched again.
             return False
-        found(call)
+        add(call)
         end = source.at
         more = yield from spaces(source)
         if more and source.peek() == ";":

@@ -13,7 +13,7 @@ _MARK, _ARGS = "[TOOL_CALLS]", "[ARGS]"
 _NAME = re.compile(r"[^\s\[\]{}\"]+")
 
 
-def _calls(source: TextSource, found: Callable[[ParsedCall], None]) -> Reader[bool]:
+def _calls(source: TextSource, add: Callable[[ParsedCall], None]) -> Reader[bool]:
     """The calls after one mark."""
     yield from literal(source, _MARK)
     if not (yield from spaces(source)):
@@ -27,7 +27,7 @@ def _calls(source: TextSource, found: Callable[[ParsedCall], None]) -> Reader[bo
         yield from literal(source, _ARGS)
         arguments = yield from json_text(source)
         if arguments is not None:
-            found(ParsedCall(name, arguments))
+            add(ParsedCall(name, arguments))
         return arguments is not None
     if listed:
         source.skip()
@@ -36,7 +36,7 @@ def _calls(source: TextSource, found: Callable[[ParsedCall], None]) -> Reader[bo
         call = yield from json_call(source)
         if call is None:
             return False
-        found(call)
+        add(call)
         if not listed:
             return True
         if not (yield from spaces(source)) or source.peek() not in ",]":

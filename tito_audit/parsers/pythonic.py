@@ -23,7 +23,7 @@ _CLOSES = {"(": ")", "[": "]", "{": "}"}
 _JSON_NAMES = {"true": True, "false": False, "null": None}
 
 
-def _calls(source: TextSource, found: Callable[[ParsedCall], None]) -> Reader[bool]:
+def _calls(source: TextSource, add: Callable[[ParsedCall], None]) -> Reader[bool]:
     """The calls of a list, none unless all of them have literal arguments; Llama 4 puts it between tags."""
     tagged = yield from literal(source, _BEGIN)
     yield from spaces(source)
@@ -36,7 +36,7 @@ def _calls(source: TextSource, found: Callable[[ParsedCall], None]) -> Reader[bo
         body = ast.parse(source.text(start, source.at), mode="eval").body
         calls = [_call(node) for node in body.elts] if isinstance(body, ast.List) else []
     for call in calls:
-        found(call)
+        add(call)
     if tagged and calls and (yield from spaces(source)):
         yield from literal(source, _END)
     return bool(calls)

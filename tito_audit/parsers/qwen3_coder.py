@@ -38,19 +38,19 @@ def _marks(options: ParseOptions) -> Mapping[str, CallReader]:
         properties = schema.get("properties") if isinstance(schema, Mapping) else None
         schemas[str(function.get("name"))] = properties if isinstance(properties, Mapping) else {}
 
-    def tagged(source: TextSource, found: Callable[[ParsedCall], None]) -> Reader[bool]:
+    def tagged(source: TextSource, add: Callable[[ParsedCall], None]) -> Reader[bool]:
         yield from literal(source, _OPEN)
         yield from spaces(source)
         call = yield from _call(source, schemas)
         if call is None or ((yield from spaces(source)) and not (yield from literal(source, _CLOSE))):
             return False
-        found(call)
+        add(call)
         return True
 
-    def bare(source: TextSource, found: Callable[[ParsedCall], None]) -> Reader[bool]:
+    def bare(source: TextSource, add: Callable[[ParsedCall], None]) -> Reader[bool]:
         call = yield from _call(source, schemas)
         if call is not None:
-            found(call)
+            add(call)
         return call is not None
 
     return {_OPEN: tagged, _FUNCTION: bare}

@@ -8,7 +8,7 @@ from typing import TypeAlias
 import numpy as np
 
 from tito_audit.provider import GenerationResult, ScoredTokens, TopLogprobs
-from tito_audit.rescore.model import Changes
+from tito_audit.rescore.model import Sums
 
 Scored: TypeAlias = GenerationResult | ScoredTokens
 
@@ -101,7 +101,7 @@ def check_logprobs_close(a: Scored, b: Scored, *, atol: float = FLOAT32, rtol: f
         raise ValueError(f"no token has logprobs on both sides: they begin at {_start(a)} and {_start(b)}")
     sizes = np.abs(theirs - ours)
     outside = int((~(sizes <= atol + rtol * np.abs(theirs))).sum())
-    agreed = Changes.of(theirs - ours).agreement()
+    agreed = Sums.of(theirs - ours).agreement()
     differ_most = [int(at) for at in np.argsort(-sizes, kind="stable")[:_WORST] if sizes[at] > 0]
     likely = part is None or (part.a_is_likely_in_b and part.b_is_likely_in_a)
     return LogprobComparison(

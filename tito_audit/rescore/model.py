@@ -70,7 +70,7 @@ class Agreement:
 
 
 @dataclass(frozen=True, slots=True)
-class Changes:
+class Sums:
     """Sums over the differences of logprobs, the model's or other side's minus the recorded ones."""
 
     tokens: int = 0
@@ -84,7 +84,7 @@ class Changes:
     k3: float = 0.0
 
     @classmethod
-    def of(cls, differences: Logprobs) -> Changes:
+    def of(cls, differences: Logprobs) -> Sums:
         sizes = np.abs(differences)
         if not len(sizes):
             return cls()
@@ -94,8 +94,8 @@ class Changes:
         sums = float(differences.sum()), float(sizes.sum()), float(sizes.max())
         return cls(len(sizes), *sums, above, float((sizes**2).sum()), k3)
 
-    def __add__(self, other: Changes) -> Changes:
-        return Changes(
+    def __add__(self, other: Sums) -> Sums:
+        return Sums(
             self.tokens + other.tokens,
             self.total + other.total,
             self.size + other.size,
@@ -142,7 +142,7 @@ class Price:
     against: str
     """Where the other tokens come from: `re-encoding`, `next prompt`, `training row`, `template`."""
     segments: tuple[Segment, ...]
-    behind: Changes
+    behind: Sums
     """Of the equal sampled tokens after it, up to the next difference."""
     share: float
     """The finding's share of all that its turn or row changes: the absolute differences of its segments among
@@ -189,7 +189,7 @@ class RescoredRollout:
     """By reason: drift findings without a price."""
     changed: list[ChangedSum] = field(default_factory=list)
     """The turns and rows in which tokens drifted."""
-    near: list[Changes] = field(default_factory=lambda: [Changes() for _ in NEAR])
+    near: list[Sums] = field(default_factory=lambda: [Sums() for _ in NEAR])
     """How equal sampled tokens change, by their distance from the last difference before them: see `NEAR`."""
     unscored: list[Unscored] = field(default_factory=list)
     findings: Sequence[Finding] = ()
@@ -291,7 +291,7 @@ def fitted(recorded: Logprobs, model: Logprobs, top: Logprobs, tolerance: float)
     The mass outside the likeliest tokens bounds the normalization from both sides: a temperature counts only if
     these bounds are within the tolerance and temperature 1 does not fit.
     """
-    agreed = Changes.of(model - recorded).agreement(tolerance)
+    agreed = Sums.of(model - recorded).agreement(tolerance)
     if agreed is None or not agreed.disagrees:
         return None
     coarse = min(_COARSE.tolist(), key=lambda t: _error(recorded, model, top, t)[0])

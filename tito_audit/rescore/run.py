@@ -30,11 +30,11 @@ from tito_audit.rescore.model import (
     BOUND,
     NEAR,
     ChangedSum,
-    Changes,
     Price,
     RescoredRollout,
     ScorePair,
     Segment,
+    Sums,
     compared,
     explained,
     fitted,
@@ -70,7 +70,7 @@ class _Piece:
     finding: Finding
     against: str
     segment: Segment
-    behind: Changes
+    behind: Sums
     pair: OtherTokens
     total: float
     """What the whole pair changes, in absolute differences."""
@@ -100,7 +100,7 @@ def price(
         if len(row) == len(call) == 1:
             segment = replace(row[0].segment, sampled=call[0].segment.sampled)
             pieces = [replace(row[0], segment=segment)]
-        behind = sum((piece.behind for piece in pieces), Changes())
+        behind = sum((piece.behind for piece in pieces), Sums())
         total = sum({id(piece.pair): piece.total for piece in pieces}.values())
         change = float(np.nansum([abs(piece.segment.difference) for piece in pieces]))
         share = change / total if total else float("nan")
@@ -140,10 +140,10 @@ def _pieces(pair: OtherTokens, scores: PairScores, out: RescoredRollout) -> Iter
         if where is not Where.PROMPT:  # its completion comes much later, and changes with the whole history
             for near, (first, last) in enumerate(pairwise((*NEAR, max(len(behind), NEAR[-1])))):
                 stretch = behind[first:last]
-                out.near[near] += Changes.of(stretch[np.isfinite(stretch)])
+                out.near[near] += Sums.of(stretch[np.isfinite(stretch)])
         if cut.finding is not None:
             against = _AGAINST.get(cut.replaced.against, cut.replaced.against)
-            yield _Piece(cut.finding, against, segment, Changes.of(behind[np.isfinite(behind)]), pair, total)
+            yield _Piece(cut.finding, against, segment, Sums.of(behind[np.isfinite(behind)]), pair, total)
 
 
 # The rules on drifted logprobs (LPR507) and on two engines (LPR509), applied to the model's values.
@@ -380,7 +380,7 @@ class Rescoring(ModelRun[RescoredRollout]):
         sequences = used(result.compared)
         differences = [sequence.differences for sequence in sequences]
         if differences:
-            result.agreement = Changes.of(np.concatenate(differences)).agreement(self.tolerance)
+            result.agreement = Sums.of(np.concatenate(differences)).agreement(self.tolerance)
         if result.agreement is not None and result.agreement.disagrees:
             result.explanation = explained(sequences, self.tolerance) or await self._temperature(scored, sequences)
         result.findings, result.mismatches = judged_by_model(

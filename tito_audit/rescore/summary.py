@@ -14,7 +14,7 @@ from tito_audit.record.finding import Finding
 from tito_audit.record.mismatch import Mismatch, MismatchCause
 from tito_audit.record.rollout import Place
 from tito_audit.rescore.journal import Counts
-from tito_audit.rescore.model import BOUND, EDGES, NEAR, Agreement, Changes, Price, RescoredRollout, used
+from tito_audit.rescore.model import BOUND, EDGES, NEAR, Agreement, Price, RescoredRollout, Sums, used
 from tito_audit.summary import Summary
 from tito_audit.terminal.escape import visible
 from tito_audit.terminal.mismatch import mismatch_rows
@@ -45,7 +45,7 @@ class CausePrice:
     """Segments of which the other tokens are likelier."""
     lowest: float = 0.0
     """The lowest logprob of the other tokens of one segment."""
-    behind: Changes = field(default_factory=Changes)
+    behind: Sums = field(default_factory=Sums)
 
     def add(self, price: Price) -> None:
         self.findings += 1
@@ -79,14 +79,14 @@ class RescoreSummary:
     unreadable: int = 0
     disagreeing: int = 0
     """Rollouts whose logprobs disagree with the model's."""
-    sums: Changes = field(default_factory=Changes)
-    by_turn: dict[int, Changes] = field(default_factory=dict)
+    sums: Sums = field(default_factory=Sums)
+    by_turn: dict[int, Sums] = field(default_factory=dict)
     plot: Counter[tuple[int, int]] = field(default_factory=Counter)
     """How many tokens lie in each square of recorded and model's logprob, counted from `LOWEST` up."""
     causes: dict[tuple[str, str], CausePrice] = field(default_factory=dict)
     worst: list[tuple[Place, Price]] = field(default_factory=list)
     unpriced: Counter[str] = field(default_factory=Counter)
-    near: list[Changes] = field(default_factory=lambda: [Changes() for _ in NEAR])
+    near: list[Sums] = field(default_factory=lambda: [Sums() for _ in NEAR])
     changed: int = 0
     """Turns and rows with drift."""
     changes: list[float] = field(default_factory=list)
@@ -127,10 +127,10 @@ class RescoreSummary:
         for sequence in used(result.compared):
             undrifted = ~sequence.drifted
             differences = sequence.differences
-            self.sums += Changes.of(differences)
+            self.sums += Sums.of(differences)
             for turn in np.unique(sequence.turns[undrifted]).tolist():
-                own = Changes.of(differences[sequence.turns[undrifted] == turn])
-                self.by_turn[turn] = self.by_turn.get(turn, Changes()) + own
+                own = Sums.of(differences[sequence.turns[undrifted] == turn])
+                self.by_turn[turn] = self.by_turn.get(turn, Sums()) + own
             squares = zip(_bins(sequence.recorded[undrifted]), _bins(sequence.model[undrifted]), strict=True)
             self.plot.update(squares)
         for price in result.prices:
@@ -213,7 +213,7 @@ def agreement_rows(summary: RescoreSummary, turns: int) -> Iterator[Row]:
     named = [("no turn" if turn < 0 else f"turn {turn}", sums) for turn, sums in by_turn[:turns]]
     later = [sums for _, sums in by_turn[turns:]]
     if later:
-        named.append((f"later {len(later)}", sum(later, Changes())))
+        named.append((f"later {len(later)}", sum(later, Sums())))
     for name, sums in [("all", summary.sums), *(named if len(by_turn) > 1 else ())]:
         agreement = sums.agreement(summary.tolerance)
         if agreement is not None:
