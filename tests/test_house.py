@@ -175,7 +175,7 @@ BUDGETS = {
     "render": 4_364,
     "repairs": 1_732,
     "reports": 3_430,
-    "rescore": 2_407,
+    "rescore": 2_409,
     "rules": 6_403,
     "run": 6_857,
     "serve": 2_679,

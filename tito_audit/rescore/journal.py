@@ -209,6 +209,8 @@ class Scorer:
             def forget(done: asyncio.Task[Scores]) -> None:
                 if self._asked.get(key, (0, None))[1] is done:
                     del self._asked[key]
+                if not done.cancelled():
+                    done.exception()  # which those who wait get, if there are any left
 
             task.add_done_callback(forget)
         else:
