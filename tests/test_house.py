@@ -169,7 +169,7 @@ BUDGETS = {
     "integrations": 691,
     "join": 3_429,
     "levels": 602,
-    "parsers": 1_343,
+    "parsers": 1_344,
     "providers": 1_917,
     "record": 3_306,
     "render": 4_364,

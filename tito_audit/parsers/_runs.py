@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
 from tito_audit.parser import Delta, ParsedCall, ParseOptions, ParserRun
-from tito_audit.parsers._source import AnswerRun, Emit, Reader, TextSource, json_object, search
+from tito_audit.parsers._source import AnswerRun, Emit, Reader, TextSource, json_object, literal, search
 
 CallReader: TypeAlias = Callable[[TextSource, Callable[[ParsedCall], None]], Reader[bool]]
 """Reads calls from a source at their mark, and passes on each that is complete. Returns whether what it read after
 the last call belongs to the syntax; if not, it is content."""
 _OPEN, _CLOSE = "<think>", "</think>"
+_BLANK = re.compile(r"\s+")
 _TURNS = ("<|", "<｜", _OPEN)
 """Control tokens or an opening tag, between an earlier turn's reasoning and the answer."""
 
@@ -84,17 +86,16 @@ def think(*, ends_at: Sequence[str] = (), must_open: bool = False) -> Callable[[
     """
 
     def read(source: TextSource, emit: Emit, ends: Sequence[str], opens: bool) -> Reader[None]:
-        while True:
-            text = source.text(0)
-            body = text.lstrip()
-            if source.last or not _OPEN.startswith(body) or body == _OPEN:
-                break
-            yield
-        reasons = not opens or body.startswith(_OPEN)
-        if body.startswith(_OPEN):
-            source.go(len(text) - len(body) + len(_OPEN))
-            if body != text:
-                emit(Delta(reasoning=text[: len(text) - len(body)]))
+        while (yield from source.more()) and (blank := source.take(_BLANK)):
+            if not opens:
+                emit(Delta(reasoning=blank))
+        start = source.at
+        opened = yield from literal(source, _OPEN)
+        reasons = opened or not opens
+        if opens and opened and start:
+            emit(Delta(reasoning=source.text(0, start)))
+        elif not reasons:
+            source.go(0)
         while (yield from source.more()):
             before, mark = yield from search(source, ends if reasons else ())
             if before:
