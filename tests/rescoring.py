@@ -15,7 +15,7 @@ from tito_audit.errors import ProviderError
 from tito_audit.provider import SamplingParams, ScoredTokens
 from tito_audit.rescore.journal import ScoreJournal
 from tito_audit.rescore.model import RescoredRollout
-from tito_audit.rescore.run import RescoreChoices, Rescoring
+from tito_audit.rescore.run import Rescoring
 from tito_audit.settings.model import Settings
 
 TOY = toy.TOKENIZERS / "toy_bpe"
@@ -94,9 +94,7 @@ def rescored(
     log: Path, provider: Any = None, journal: ScoreJournal | None = None, **choices: Any
 ) -> tuple[list[RescoredRollout], Rescoring]:
     """The rollouts of a log, and the run."""
-    run = Rescoring(
-        [str(log)], Settings(tokenizer=str(TOY)), provider or Formula(), RescoreChoices(**choices), journal=journal
-    )
+    run = Rescoring([str(log)], Settings(tokenizer=str(TOY)), provider or Formula(), journal=journal, **choices)
     return list(run), run
 
 

@@ -18,11 +18,10 @@ from tests.serving import logged, make_gateway, served
 from tests.test_gateway import ASK, PLAIN, asked, errors_of, plain
 from tito_audit.errors import ProviderError, SetupError
 from tito_audit.parser import Delta, ParseOptions
-from tito_audit.serve.app import HttpOptions
+from tito_audit.serve.app import HttpOptions, ServerOptions, serve
 from tito_audit.serve.call_log import CallLog
 from tito_audit.serve.errors import Refused
 from tito_audit.serve.gateway import Gateway
-from tito_audit.serve.server import ServerOptions, serve
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 

@@ -24,8 +24,7 @@ from tito_audit.parsers import (
     to_delta,
     to_message,
 )
-from tito_audit.parsers._json import json_object
-from tito_audit.parsers._source import TextSource, until
+from tito_audit.parsers._source import TextSource, json_object, until
 from tito_audit.tokens.load import load_tokenizer
 
 ROOT = Path(__file__).resolve().parents[1]

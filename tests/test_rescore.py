@@ -15,11 +15,10 @@ from tito_audit.cli._rescored import page_parts, summary_object
 from tito_audit.errors import PluginError, ProviderError
 from tito_audit.provider import ScoredTokens
 from tito_audit.report import ReportOptions
-from tito_audit.rescore.compare import Sums
 from tito_audit.rescore.html import page
 from tito_audit.rescore.journal import shared
-from tito_audit.rescore.model import Behind, Want
-from tito_audit.rescore.run import fitted
+from tito_audit.rescore.model import Sums, fitted
+from tito_audit.rescore.plan import Want
 from tito_audit.rescore.summary import (
     AFTER_HEADS,
     AGREEMENT_HEADS,
@@ -255,7 +254,7 @@ def test_a_longer_sequence_beyond_the_context_leaves_the_shorter_ones(tmp_path, 
     assert run.summary.failed
 
 
-@pytest.mark.parametrize("step", ["gather", "plan_of", "compared"])
+@pytest.mark.parametrize("step", ["gather", "parts_of", "compared"])
 def test_a_row_on_which_the_comparison_fails_is_named(tmp_path, prompt, monkeypatch, step):
     def fails(*_):
         raise KeyError("ids")
@@ -299,8 +298,8 @@ def test_low_values_where_the_row_drifted_are_judged_by_the_model(tmp_path, prom
 @pytest.mark.parametrize("width", [80, 100, 120])
 def test_no_number_or_heading_of_the_page_is_cut(width):
     cause = CausePrice("SEQ301", "resplit", 123_456, 234_567, 1_234_567, 2_345_678, -3e6, -9e6, 12_345, -812.5)
-    cause.behind = Behind(12_345_678, -1e7, 2e7, 123.4)
-    sums = Sums(123_456_789, -1e6, 2e7, 1e7, 3e6, 98.7, [54_321, 321])
+    cause.behind = Sums(12_345_678, -1e7, 2e7, 123.4)
+    sums = Sums(123_456_789, -1e6, 2e7, 98.7, (54_321, 321), 1e7, 3e6)
     summary = RescoreSummary("vllm=http://127.0.0.1:8000", "m", sums=sums, by_turn={0: sums, 1: sums, 20: sums})
     summary.causes["SEQ301", "resplit"] = cause
     page = printed(page_parts(summary, 0, str), ReportOptions(width=width))

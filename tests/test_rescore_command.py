@@ -266,6 +266,7 @@ def test_a_run_that_died_goes_on_with_what_it_scored(tmp_path, prompt):
     mixed.close()
     again = ScoreJournal(place, "formula=1", resume=True)
     resumed, _ = rescored(log, second := Formula(), again, jobs=2)
+    again.close()
     assert again.resumed == len(dying.asked) - 1
     assert len(dying.asked) - 1 + len(second.asked) == requests
     assert [one.prices for one in resumed] == [one.prices for one in whole]

@@ -289,7 +289,7 @@ def test_a_model_that_does_not_repeat_its_prompt_is_not_counted_as_agreeing(tmp_
     log = log_of(tmp_path, [row_of(call(written(ASKED), **GREEDY))] * 2)
     prompts = PromptRun(str(log), Settings(tokenizer=str(TOY)), provider)
     equal, other = list(prompts)
-    assert equal.compared == other.compared == (Question.REPLAY,)
+    assert equal.compared == other.compared == [Question.REPLAY]
     assert (len(equal.differences), len(other.differences)) == (0, 1)
     assert [question for question, _ in equal.skipped] == [Question.IDS, Question.MESSAGES]
     assert provider.prompts == [written(ASKED)] * 2

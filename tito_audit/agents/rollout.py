@@ -9,10 +9,10 @@ import inspect
 import json
 from collections.abc import AsyncIterator, Callable, Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from contextvars import copy_context
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -67,27 +67,21 @@ def _as_step(value: Any) -> _StepResult:
     """
     if isinstance(value, bool | int | float) or hasattr(value, "item"):  # also of numpy and torch
         return _StepResult(reward=float(value), done=True)
+    if isinstance(value, str | list) or (isinstance(value, Mapping) and "role" in value):
+        return _StepResult(_observed(value))
     if isinstance(value, tuple):
         if len(value) not in (3, 4, 5):
             raise ValueError(f"step returned {len(value)} values, not (observation, reward, done)")
-        truncated = bool(value[3]) if len(value) == 5 else False
-        return _StepResult(_observed(value[0]), _reward(value[1]), bool(value[2]) or truncated, truncated)
-    if isinstance(value, str | list):
-        return _StepResult(_observed(value))
-    if isinstance(value, Mapping) and "role" in value:
-        return _StepResult(_observed(value))
+        cut = bool(value[3]) if len(value) == 5 else False
+        return _StepResult(_observed(value[0]), _reward(value[1]), bool(value[2]) or cut, cut)
     names = ("observation", "observations", "reward", "done", "terminated", "truncated", "postprocessed_action")
-    if isinstance(value, Mapping):
-        fields = {name: value.get(name) for name in names}
-    else:
-        fields = {name: getattr(value, name, None) for name in names}
-    if all(fields[name] is None for name in names[:5]):
+    get = value.get if isinstance(value, Mapping) else lambda name: getattr(value, name, None)
+    first, several, reward, done, terminated, truncated, action = map(get, names)
+    if first is several is reward is done is terminated is None:
         raise ValueError(f"step returned {type(value).__name__}, which holds no observation, reward or done")
-    observation = fields["observations"] if fields["observation"] is None else fields["observation"]
-    truncated = bool(fields["truncated"])
-    done = bool(fields["done"]) or bool(fields["terminated"]) or truncated
+    ended = bool(done) or bool(terminated) or bool(truncated)
     return _StepResult(
-        _observed(observation), _reward(fields["reward"]), done, truncated, fields["postprocessed_action"]
+        _observed(several if first is None else first), _reward(reward), ended, bool(truncated), action
     )
 
 
@@ -157,22 +151,21 @@ class Environment:
     async def step(self, message: Mapping[str, Any]) -> _StepResult:
         if not self.tools:
             return _as_step(await self._call(self._step, message.get("content") or ""))
-        calls = message.get("tool_calls") or ()
-        if calls:
-            return _StepResult([await self._tool_message(call) for call in calls])
+        results = []
+        for call in message.get("tool_calls") or ():
+            function = call["function"]
+            try:
+                arguments = json.loads(function["arguments"] or "{}")
+                content = await self._call(self.tools[function["name"]], **arguments)
+            except Exception as error:  # the user's code, by a model's arguments: it may name a tool that is none
+                content = {"error": f"{type(error).__name__}: {error}"}
+            text = content if isinstance(content, str) else json.dumps(content, default=str)
+            named = {"tool_call_id": call["id"], "name": function["name"]}
+            results.append({"role": "tool", **named, "content": text})
+        if results:
+            return _StepResult(results)
         scores = getattr(self._environment, "get_reward", None)
         return _StepResult(reward=0.0 if scores is None else _reward(await self._call(scores)), done=True)
-
-    async def _tool_message(self, call: Mapping[str, Any]) -> dict[str, Any]:
-        """What a tool returns, or how it failed: models may name tools that do not exist."""
-        function = call["function"]
-        try:
-            arguments = json.loads(function["arguments"] or "{}")
-            content = await self._call(self.tools[function["name"]], **arguments)
-        except Exception as error:  # the user's code, by a model's arguments
-            content = {"error": f"{type(error).__name__}: {error}"}
-        text = content if isinstance(content, str) else json.dumps(content, default=str)
-        return {"role": "tool", "tool_call_id": call["id"], "name": function["name"], "content": text}
 
     def schemas(self) -> list[dict[str, Any]]:
         """Its tools for a chat template, from their docstrings as TRL reads them."""
@@ -195,7 +188,7 @@ class Environment:
 
 
 _NAMED = inspect.Parameter.POSITIONAL_OR_KEYWORD
-_LOADED: dict[str, Tokenizer] = {}
+_loaded = cache(load_tokenizer)
 _FOUND: WeakKeyDictionary[Any, Tokenizer] = WeakKeyDictionary()
 """The tokenizer of each provider whose server stated it."""
 _AUDITORS: dict[tuple[int, str | None], Auditor] = {}
@@ -280,10 +273,7 @@ async def _tokenizer_of(provider: TokenProvider, tokenizer: Tokenizer | str | Pa
         if provider not in _FOUND:
             _FOUND[provider] = await find_tokenizer(provider)
         return _FOUND[provider]
-    name = str(tokenizer)
-    if name not in _LOADED:
-        _LOADED[name] = load_tokenizer(name)
-    return _LOADED[name]
+    return _loaded(str(tokenizer))
 
 
 def _auditor_of(tokenizer: Tokenizer, chat_template: str | None) -> Auditor:
@@ -324,18 +314,6 @@ def _is_async(function: Callable[..., Any]) -> bool:
     return any(map(inspect.iscoroutinefunction, (function, type(function).__call__)))
 
 
-def _clients(agent: Callable[..., Any], running: Running) -> dict[str, Any]:
-    """The client as the agent takes it: by the name `client`, or as the second of two; {} if it takes none."""
-    try:
-        parameters = list(inspect.signature(agent).parameters.values())
-    except (TypeError, ValueError):
-        return {}
-    by_name = [each.name for each in parameters if each.name == "client"]
-    required = [each.name for each in parameters if each.default is each.empty and each.kind is _NAMED]
-    names = by_name or required[1:2]
-    return {name: open_client(running, sync=not _is_async(agent)) for name in names}
-
-
 @dataclass(slots=True)
 class _Episode:
     """An agent in its environment, turn by turn."""
@@ -355,7 +333,13 @@ class _Episode:
 
     async def run(self, prompt: list[dict[str, Any]], task: Mapping[str, Any]) -> None:
         self.running.tools = self.environment.schemas()
-        clients = _clients(self.agent, self.running)
+        # The client as the agent takes it: by the name `client`, or as the second of two parameters.
+        parameters: list[inspect.Parameter] = []
+        with suppress(TypeError, ValueError):
+            parameters = list(inspect.signature(self.agent).parameters.values())
+        required = [each.name for each in parameters if each.default is each.empty and each.kind is _NAMED]
+        names = ["client"] if "client" in [each.name for each in parameters] else required[1:2]
+        clients = {name: open_client(self.running, sync=not _is_async(self.agent)) for name in names}
         try:
             self.messages = await self.environment.begin(prompt, task)
             if not self.messages:

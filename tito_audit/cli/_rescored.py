@@ -17,7 +17,7 @@ from rich.text import Text
 from tito_audit.report import ReportOptions
 from tito_audit.report_objects import as_json, fields, finding_object, mismatch_object
 from tito_audit.rescore.html import Pieces, most_expensive, page, place_words
-from tito_audit.rescore.model import EDGES, NEAR, Agreement, Behind, Price, RescoredRollout
+from tito_audit.rescore.model import EDGES, NEAR, Agreement, Price, RescoredRollout, Sums
 from tito_audit.rescore.prompts import PromptSummary, Question
 from tito_audit.rescore.summary import (
     AFTER_HEADS,
@@ -35,7 +35,7 @@ from tito_audit.rescore.summary import (
     drifted_rows,
     mismatch_cells,
 )
-from tito_audit.rescore.write import WrittenScores
+from tito_audit.rescore.write import Filling
 from tito_audit.summary import Summary
 from tito_audit.terminal.cut import elided
 from tito_audit.terminal.escape import visible
@@ -85,7 +85,7 @@ class Rescored:
     """How many findings are shown with their price."""
     pieces: Pieces
     """Ids as text."""
-    written: WrittenScores | None = None
+    written: Filling | None = None
     """What was written; None without -o."""
 
 
@@ -109,7 +109,7 @@ REPORTS = {"text": _write_text, "json": _write_json, "html": _write_html}
 
 
 def page_parts(
-    summary: RescoreSummary, worst: int, pieces: Pieces, written: WrittenScores | None = None
+    summary: RescoreSummary, worst: int, pieces: Pieces, written: Filling | None = None
 ) -> Iterator[RenderableType]:
     """The parts of the page, in order."""
     model = f", model {summary.model}" if summary.model else ""
@@ -274,7 +274,7 @@ def rollout_object(result: RescoredRollout) -> dict[str, Any]:
     }
 
 
-def written_object(written: WrittenScores | None) -> dict[str, Any] | None:
+def written_object(written: Filling | None) -> dict[str, Any] | None:
     """What was written; None without -o."""
     if written is None:
         return None
@@ -303,7 +303,7 @@ def agreement_object(agreement: Agreement | None) -> dict[str, Any] | None:
     return {**numbers, "above": _by_edge(agreement.above), "disagrees": agreement.disagrees}
 
 
-def _behind(behind: Behind) -> dict[str, Any]:
+def _behind(behind: Sums) -> dict[str, Any]:
     return {
         "tokens": behind.tokens,
         "change": behind.total,

@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from tito_audit.conformance import DriftCell, World
+    from tito_audit.conformance.matrix import DriftCell
     from tito_audit.conformance.verdicts import Tried
+    from tito_audit.conformance.world import World
     from tito_audit.settings.model import Settings
 
 
@@ -42,7 +43,7 @@ def conformance(
     sampled, and the line of the template that decides it.
     """
     from tito_audit.cli._exits import FAILED
-    from tito_audit.conformance import cells_of, worse
+    from tito_audit.conformance.matrix import cells_of, worse
     from tito_audit.conformance.table import as_row, read_table, write_table
     from tito_audit.conformance.verdicts import Tried
     from tito_audit.terminal.terminal import RunProgress, progress_shown
@@ -83,8 +84,7 @@ def _worlds(
 ) -> Iterator[World]:
     from dataclasses import replace
 
-    from tito_audit.conformance import of_template, of_tokenizer
-    from tito_audit.conformance.world import installed_templates, template_files
+    from tito_audit.conformance.world import installed_templates, of_template, of_tokenizer, template_files
     from tito_audit.run.template import open_template
 
     files = [(file.stem, file) for name in chat_templates for file in template_files(name)]
@@ -107,8 +107,8 @@ def _page(
 ) -> Iterator[RenderableType]:
     from rich.text import Text
 
-    from tito_audit.conformance import BUILDERS, CORPUS, CORPUS_VERSION
-    from tito_audit.conformance.verdicts import DriftScore
+    from tito_audit.conformance.builders import BUILDERS
+    from tito_audit.conformance.corpus import CORPUS, CORPUS_VERSION
     from tito_audit.terminal.escape import visible
     from tito_audit.terminal.page import open_table
     from tito_audit.terminal.words import many
@@ -121,7 +121,7 @@ def _page(
     for builder in BUILDERS:
         matrix.add_column(builder.name, justify="right")
     for tried in table:
-        scores = (str(DriftScore.of(tried.of_builder(builder.name))) for builder in BUILDERS)
+        scores = (str(tried.score(builder.name)) for builder in BUILDERS)
         matrix.add_row(Text(visible(tried.name)), *scores)
     yield matrix
     yield from (Text(visible(f"{tried.name}: {tried.verdict}")) for tried in table)

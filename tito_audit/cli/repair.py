@@ -125,7 +125,7 @@ def scored(
     from tito_audit.provider import ProviderOptions
     from tito_audit.providers import key_of, open_provider
     from tito_audit.rescore.journal import ScoreJournal
-    from tito_audit.rescore.run import RescoreChoices, Rescoring
+    from tito_audit.rescore.run import Rescoring
     from tito_audit.rescore.write import scores_of
     from tito_audit.terminal.terminal import RunProgress, with_progress
 
@@ -136,7 +136,7 @@ def scored(
         )
     scorer = open_provider(provider, ProviderOptions(api_key=key_of(provider)))
     journal, pace = ScoreJournal(None, scorer.name), RunProgress()
-    run = Rescoring(logs, settings, scorer, RescoreChoices(keeps=True), journal=journal, progress=pace)
+    run = Rescoring(logs, settings, scorer, keeps=True, journal=journal, progress=pace)
     for _ in with_progress(run, pace, silent=silent):
         pass
     values = scores_of(logs, journal, f"{journal.model or 'the model'} ({scorer.name})")

@@ -51,7 +51,7 @@ def rescore(
     from tito_audit.report import ReportOptions
     from tito_audit.rescore.journal import ScoreJournal
     from tito_audit.rescore.prompts import PromptRun
-    from tito_audit.rescore.run import RescoreChoices, Rescoring
+    from tito_audit.rescore.run import Rescoring
     from tito_audit.rescore.write import Filling, check_target, scores_of
     from tito_audit.terminal.terminal import RunProgress, colors, page_width, with_progress
 
@@ -86,8 +86,10 @@ def rescore(
     with ExitStack() as stack:
         scores = ScoreJournal(None if kept_in is None else Path(kept_in), scorer.name, resume=resume)
         stack.callback(scores.close)
-        choices = RescoreChoices(requests, keeps=out is not None, tolerance=tolerance)
-        run = Rescoring(logs, settings, scorer, choices, journal=scores, progress=pace)
+        how = (logs, settings, scorer)
+        run = Rescoring(
+            *how, jobs=requests, keeps=out is not None, tolerance=tolerance, journal=scores, progress=pace
+        )
         details = stack.enter_context(Details.opened("json" in [name for name, _ in wanted]))
         with closing(with_progress(run, pace, silent=quiet)) as results:
             for result in results:
@@ -97,10 +99,9 @@ def rescore(
             model_said = f"{scores.model or 'the model'} ({scorer.name})"
             values = scores_of(logs, scores, model_said, replaces=unsafe)
             pace = RunProgress()
-            filling = Filling(logs, out, settings, values, force=force, progress=pace)
-            for _ in with_progress(filling, pace, silent=quiet):
+            written = Filling(logs, out, settings, values, force=force, progress=pace)
+            for _ in with_progress(written, pace, silent=quiet):
                 pass
-            written = filling.written
             scores.close(done=journal is None)
         done = Rescored(run.summary, details, worst, run.pieces, written)
         deliver_finished(done, REPORTS, wanted, page)

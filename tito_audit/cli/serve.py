@@ -67,12 +67,10 @@ def serve(
     from tito_audit.provider import ProviderOptions
     from tito_audit.providers import key_of, open_provider
     from tito_audit.rows import record_digest
-    from tito_audit.serve.app import HttpOptions
+    from tito_audit.serve.app import HttpOptions, ServerOptions
+    from tito_audit.serve.app import serve as serve_gateway
     from tito_audit.serve.call_log import CallLog
-    from tito_audit.serve.gateway import Gateway
-    from tito_audit.serve.server import ServerOptions
-    from tito_audit.serve.server import serve as serve_gateway
-    from tito_audit.serve.server_parser import ParsingProvider
+    from tito_audit.serve.gateway import Gateway, ParsingProvider
     from tito_audit.sessions.engine import Conversations, Limits
 
     async def run() -> None:
@@ -166,7 +164,7 @@ async def _notes(gateway: Gateway, *, renames: bool, force: bool) -> list[str]:
 
     `renames`: clients know the model by the provider's name for it.
     """
-    from tito_audit.serve.server import fit_notice
+    from tito_audit.serve.app import fit_notice
 
     misfit, note = await fit_notice(gateway.provider, gateway.tokenizer)
     if misfit is not None and not force:

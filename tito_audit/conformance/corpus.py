@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import pairwise
 
 from tito_audit.templates.probes import (
     ANSWER,
@@ -51,6 +52,13 @@ class CorpusConversation:
     name: str
     probe: Probe
     sampled: SamplingForm = SamplingForm.AS_WRITTEN
+
+    @property
+    def turns(self) -> list[tuple[int, int]]:
+        """The places of the answers that are followed by messages, and how many messages the next prompt is of."""
+        messages = self.probe.messages
+        answers = [index for index, message in enumerate(messages) if message.sampled and index > 0]
+        return [turn for turn in pairwise([*answers, len(messages)]) if turn[0] + 1 < len(messages)]
 
 
 _ASKED = {"role": "user", "content": USER}

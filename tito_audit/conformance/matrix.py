@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from itertools import pairwise
+from functools import partial
 
 from tito_audit.conformance.builders import BUILDERS, AnsweredTurn, Forked, Next, NotBuilt, NotTaken, PromptBuilder
 from tito_audit.conformance.corpus import CORPUS, CorpusConversation, SamplingForm
@@ -78,79 +78,53 @@ def cells_of(
 
 
 def _cell(world: World, builder: PromptBuilder, following: Next, conversation: CorpusConversation) -> DriftCell:
-    probe = conversation.probe
-
-    def ended(outcome: TokenFate, turn: int | None = None, cause: str = "") -> DriftCell:
-        return DriftCell(world.name, builder.name, conversation.name, outcome, turn, cause=cause)
-
-    answers = [index for index, message in enumerate(probe.messages) if message.sampled and index > 0]
-    prompt: Tokens | None = None
-    number = 0
-    for number, (answer, until) in enumerate(pairwise([*answers, len(probe.messages)])):
-        if answer + 1 == len(probe.messages):
-            break
+    probe, prompt = conversation.probe, None
+    cell = partial(DriftCell, world.name, builder.name, conversation.name)
+    for number, (answer, until) in enumerate(conversation.turns):
         try:
             text = world.text(probe.messages[:until], probe.tools, opens=True)
             sample = world.sample(conversation, answer)
             if prompt is None:
                 prompt = world.ids(world.text(probe.messages[:answer], probe.tools, opens=True))
         except RenderError as error:
-            return ended(TokenFate.REFUSED, number, str(error))
+            return cell(TokenFate.REFUSED, number, cause=str(error))
         except Unsampled as error:
-            return ended(TokenFate.UNSAMPLED, number, str(error))
+            return cell(TokenFate.UNSAMPLED, number, cause=str(error))
         turn = AnsweredTurn(probe, answer, until, prompt, sample, number)
         try:
             after = following(turn)
         except NotTaken as error:
             outcome = TokenFate.KEPT if number else TokenFate.NOT_TAKEN
-            return ended(outcome, number, f"up to here: {error}" if number else str(error))
+            return cell(outcome, number, cause=f"up to here: {error}" if number else str(error))
         except (RenderError, NotBuilt) as error:
-            return ended(TokenFate.RAISES, number, str(error))
+            return cell(TokenFate.RAISES, number, cause=str(error))
         except Forked as error:
-            return ended(TokenFate.FORKED, number, str(error))
-        broken = _broken(world, builder, conversation, turn, after, text)
-        if broken is not None:
-            return broken
-        prompt = after
-    return ended(TokenFate.KEPT if answers and prompt is not None else TokenFate.UNSAMPLED)
-
-
-def _broken(
-    world: World,
-    builder: PromptBuilder,
-    conversation: CorpusConversation,
-    turn: AnsweredTurn,
-    after: Tokens,
-    text: str,
-) -> DriftCell | None:
-    """The cell of a prompt that does not keep the tokens, or adds what the template does not write; else None."""
-    seen = turn.seen
-    at = next(
-        (k for k, (ours, theirs) in enumerate(zip(seen, after, strict=False)) if ours != theirs),
-        min(len(seen), len(after)),
-    )
-    if at < len(seen):
-        sides = world.shown(seen[at : at + _AROUND]), world.shown(after[at : at + _AROUND])
-        cause, detail, line = _why(world, conversation, turn, after, text)
-        place = (world.name, builder.name, conversation.name, TokenFate.BROKEN, turn.number, at)
-        return DriftCell(*place, cause, detail, line, *sides)
-    tail = world.shown(after[len(seen) :])
-    wanted = _tail_of(text, turn, world)
-    if wanted is None or not tail:
-        fits = text.endswith(tail)
-    else:  # what was sampled stays, also where the template ends earlier turns with another token
-        ended = turn.sample.ended and wanted.endswith(tail) and ends_something(wanted[: len(wanted) - len(tail)])
-        fits = tail == wanted or ended
-    if fits:
-        return None
-    shared = common_start(wanted or "", tail)
-    begins = len(seen) + len(world.ids(tail[:shared]))
-    return DriftCell(
-        *(world.name, builder.name, conversation.name, TokenFate.OFF_TEMPLATE, turn.number, begins),
-        cause="what the prompt adds is not what the template writes there",
-        sampled=(wanted or text)[shared : shared + 4 * _AROUND],
-        next=tail[shared : shared + 4 * _AROUND],
-    )
+            return cell(TokenFate.FORKED, number, cause=str(error))
+        seen, prompt = turn.seen, after
+        if after[: len(seen)] != seen:
+            at = next(
+                (k for k, pair in enumerate(zip(seen, after, strict=False)) if pair[0] != pair[1]), len(after)
+            )
+            sides = world.shown(seen[at : at + _AROUND]), world.shown(after[at : at + _AROUND])
+            return cell(TokenFate.BROKEN, number, at, *_why(world, conversation, turn, after, text), *sides)
+        # The tokens are kept; whether the prompt adds what the template writes behind them.
+        tail, wanted = world.shown(after[len(seen) :]), _tail_of(text, turn, world)
+        if wanted is None or not tail:
+            fits = text.endswith(tail)
+        else:  # what was sampled stays, also where the template ends earlier turns with another token
+            ended = sample.ended and wanted.endswith(tail) and ends_something(wanted[: len(wanted) - len(tail)])
+            fits = tail == wanted or ended
+        if not fits:
+            shared = common_start(wanted or "", tail)
+            return cell(
+                TokenFate.OFF_TEMPLATE,
+                number,
+                len(seen) + len(world.ids(tail[:shared])),
+                "what the prompt adds is not what the template writes there",
+                sampled=(wanted or text)[shared : shared + 4 * _AROUND],
+                next=tail[shared : shared + 4 * _AROUND],
+            )
+    return cell(TokenFate.UNSAMPLED if prompt is None else TokenFate.KEPT)
 
 
 def _tail_of(text: str, turn: AnsweredTurn, world: World) -> str | None:

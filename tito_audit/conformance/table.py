@@ -111,8 +111,15 @@ def _parts(table: Sequence[Tried]) -> Iterator[str]:
     first = "<th scope='col'><button>template</button></th>"
     yield f"<div class='scroll'><table id='matrix'><thead><tr>{first}{heads}</tr></thead><tbody>"
     for number, tried in enumerate(table):
-        cells = "".join(_cell(number, tried.of_builder(each.name), each.name) for each in BUILDERS)
-        yield f"<tr><th scope='row'>{_shown(tried.name)}</th>{cells}</tr>"
+        yield f"<tr><th scope='row'>{_shown(tried.name)}</th>"
+        for each in BUILDERS:
+            score = tried.score(each.name)
+            share = score.safe / score.compared if score.compared else -1.0
+            kind = "none" if share < 0 else "part" if score.safe else "bad"
+            kind = "good" if score.compared and score.whole == score.compared else kind
+            link = f"<a href='#t{number}-{each.name}'>{score}</a>"
+            yield f"<td class='{kind}' data-sort='{share:.6f}'>{link}</td>"
+        yield "</tr>"
     yield "</tbody></table></div><h2>The builders</h2><dl>"
     yield "".join(f"<dt>{_shown(each.name)}</dt><dd>{_shown(each.source)}</dd>" for each in BUILDERS)
     yield "</dl><h2>What happens</h2>"
@@ -121,15 +128,6 @@ def _parts(table: Sequence[Tried]) -> Iterator[str]:
         yield f"<p class='quiet'>template {tried.template_sha256[:12]}</p>"
         for each in BUILDERS:
             yield from _details(number, each.name, tried.of_builder(each.name))
-
-
-def _cell(number: int, cells: Sequence[DriftCell], builder: str) -> str:
-    score = DriftScore.of(cells)
-    share = score.safe / score.compared if score.compared else -1.0
-    kind = (
-        "none" if share < 0 else "good" if score.whole == score.compared else "bad" if not score.safe else "part"
-    )
-    return f"<td class='{kind}' data-sort='{share:.6f}'><a href='#t{number}-{builder}'>{score}</a></td>"
 
 
 def _details(number: int, builder: str, cells: Sequence[DriftCell]) -> Iterator[str]:

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from html import escape
-from itertools import pairwise
 
 from tito_audit.conformance.corpus import CORPUS
 from tito_audit.conformance.matrix import DriftCell, TokenFate
@@ -18,7 +17,7 @@ from tito_audit.templates.facts import settings
 from tito_audit.templates.verdict import flags_of
 from tito_audit.terminal.words import listed
 
-_PROBES = {each.name: each.probe for each in CORPUS}
+_CONVERSATIONS = {each.name: each for each in CORPUS}
 _FOLLOWS = {
     "user": ("each user turn", "some user turns"),
     "tool": ("each result of a tool", "some results of tools"),
@@ -65,10 +64,13 @@ class Tried:
     def of_builder(self, builder: str) -> list[DriftCell]:
         return [cell for cell in self.cells if cell.builder == builder]
 
+    def score(self, builder: str) -> DriftScore:
+        return DriftScore.of(self.of_builder(builder))
+
     @property
     def keeping(self) -> Keeping:
         """What becomes of its tokens where ids are stored and joined: by the gateway's builder."""
-        score = DriftScore.of(self.of_builder("splice"))
+        score = self.score("splice")
         if not score.compared:
             return Keeping.UNKNOWN
         if score.safe < score.compared:
@@ -78,25 +80,46 @@ class Tried:
     @property
     def safe(self) -> list[str]:
         """The builders that keep every conversation that they take in one training row."""
-        scores = {name: DriftScore.of(self.of_builder(name)) for name in {cell.builder: 0 for cell in self.cells}}
+        scores = {name: self.score(name) for name in {cell.builder: 0 for cell in self.cells}}
         return [name for name, score in scores.items() if score.compared and score.whole == score.compared]
 
     @property
     def verdict(self) -> str:
         """`safe with splice`; where the gateway forks: at which turns, why, and the way out."""
-        if self.keeping is Keeping.UNKNOWN:
+        score, keeping = self.score("splice"), self.keeping
+        if keeping is Keeping.UNKNOWN:
             causes = Counter(cell.cause for cell in self.of_builder("splice"))
             return f"nothing to compare: {causes.most_common(1)[0][0]}"
         names = [f"{name} (results of tools)" if name == "trl" else name for name in self.safe]
         parts = [f"safe with {listed(names)}"] if names else []
-        if self.keeping is not Keeping.KEPT:
-            score = DriftScore.of(self.of_builder("splice"))
+        if keeping is not Keeping.KEPT:
             what = [f"keeps {score}"] * (score.safe < score.compared)
-            what += [f"forks {_where(self)}"] * (score.forked > 0)
+            what += [f"forks {self._forks()}"] * (score.forked > 0)
+            # What the template does there most, with its lines.
+            lines: dict[str, list[int | None]] = {}
+            for cell in self.of_builder("render"):
+                if cell.cause in _OF_TEMPLATES:
+                    lines.setdefault(cell.cause, []).append(cell.line)
+            most = sorted(lines, key=lambda cause: -len(lines[cause]))[:2]
+            reasons = [c + (f" (line {line})" if (line := lines[c][0]) is not None else "") for c in most]
+            why = f" because it {listed(reasons)}" if reasons else ""
             seek = "no argument helps: seek a variant with `template --training`"
-            out = f"set {self.argument}" if self.argument else seek
-            parts += [f"splice {', and '.join(what)}{_why(self)}", out]
+            parts += [f"splice {', and '.join(what)}{why}", f"set {self.argument}" if self.argument else seek]
         return "; ".join(parts)
+
+    def _forks(self) -> str:
+        """At which turns the gateway forks, and in how many of these."""
+        forked, stayed = Counter[str](), Counter[str]()
+        for cell in self.of_builder("splice"):
+            conversation = _CONVERSATIONS[cell.conversation]
+            nexts = [conversation.probe.messages[answer + 1].role for answer, _ in conversation.turns]
+            if cell.outcome is TokenFate.FORKED and cell.turn is not None:
+                stayed.update(nexts[: cell.turn])
+                forked.update(nexts[cell.turn : cell.turn + 1])
+            elif cell.outcome is TokenFate.KEPT:
+                stayed.update(nexts)
+        places = [words[bool(stayed[role])] for role, words in _FOLLOWS.items() if forked[role]]
+        return f"at {listed(places)}" if places else "at times"
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,37 +147,6 @@ class DriftScore:
         if not self.compared:
             return "–"
         return f"{self.whole}{f' + {self.forked}' if self.forked else ''} of {self.compared}"
-
-
-def _where(tried: Tried) -> str:
-    """At which turns the gateway forks, and in how many of these."""
-    forked, stayed = Counter[str](), Counter[str]()
-    for cell in tried.of_builder("splice"):
-        probe = _PROBES[cell.conversation]
-        answers = [index for index, message in enumerate(probe.messages) if message.sampled and index > 0]
-        nexts = [
-            probe.messages[answer + 1].role
-            for answer, _ in pairwise([*answers, len(probe.messages)])
-            if answer + 1 < len(probe.messages)
-        ]
-        if cell.outcome is TokenFate.FORKED and cell.turn is not None:
-            stayed.update(nexts[: cell.turn])
-            forked.update(nexts[cell.turn : cell.turn + 1])
-        elif cell.outcome is TokenFate.KEPT:
-            stayed.update(nexts)
-    places = [words[bool(stayed[role])] for role, words in _FOLLOWS.items() if forked[role]]
-    return f"at {listed(places)}" if places else "at times"
-
-
-def _why(tried: Tried) -> str:
-    """What the template does there most, with its lines."""
-    lines: dict[str, list[int | None]] = {}
-    for cell in tried.of_builder("render"):
-        if cell.cause in _OF_TEMPLATES:
-            lines.setdefault(cell.cause, []).append(cell.line)
-    most = sorted(lines, key=lambda cause: -len(lines[cause]))[:2]
-    reasons = [cause + (f" (line {line})" if (line := lines[cause][0]) is not None else "") for cause in most]
-    return f" because it {listed(reasons)}" if reasons else ""
 
 
 _COLOURS = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
 from functools import cached_property
@@ -12,7 +12,7 @@ from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import orjson
@@ -33,6 +33,7 @@ from tito_audit.tokens.load import digest_of, load_tokenizer
 from tito_audit.tokens.tokenizer import Tokenizer
 
 Tokens = tuple[int, ...]
+_T = TypeVar("_T")
 
 MARKER = re.compile(
     r"<[|｜]?[A-Za-z_/][^<>\s{}'\"()=]{0,40}>|\[/?g?[A-Z_]{2,24}\]|\[\|[a-z_]{2,24}\|\]|\[e~\[|\]~!?b[\[\]]"
@@ -58,25 +59,30 @@ class Unsampled(Exception):
     """Nothing can be compared: why what was sampled is not known, or cannot be sampled with these tokens."""
 
 
+def _once(results: dict[Any, Any], key: object, make: Callable[[], _T]) -> _T:
+    """What `make` gives, or raises, made once for each key."""
+    if key not in results:
+        try:
+            results[key] = make()
+        except (RenderError, Unsampled) as error:
+            results[key] = error
+    result = results[key]
+    if isinstance(result, Exception):
+        raise result
+    return result  # type: ignore[no-any-return]
+
+
 @dataclass(frozen=True, slots=True)
 class _Once(Renderer):
     """A renderer that writes each conversation once."""
 
-    texts: dict[bytes, tuple[Chat, str] | RenderError] = field(init=False, default_factory=dict, repr=False)
+    texts: dict[bytes, Any] = field(init=False, default_factory=dict, repr=False)
 
     def accepted(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), **how: Any
     ) -> tuple[Chat, str]:
         key = orjson.dumps(([message.wire for message in messages], tools, how), default=dict)
-        if key not in self.texts:
-            try:
-                self.texts[key] = Renderer.accepted(self, messages, tools, **how)
-            except RenderError as error:
-                self.texts[key] = error
-        written = self.texts[key]
-        if isinstance(written, RenderError):
-            raise written
-        return written
+        return _once(self.texts, key, lambda: Renderer.accepted(self, messages, tools, **how))
 
 
 @dataclass
@@ -90,9 +96,7 @@ class World:
     """The template."""
     stand_in: bool = False
     """Whether the tokens are bytes and control tokens, in place of a model's vocabulary."""
-    _ids: dict[str, Tokens] = field(default_factory=dict, repr=False)
-    _explained: dict[tuple[str, int, int], Break] = field(default_factory=dict, repr=False)
-    _samples: dict[tuple[str, SamplingForm, int], Drawn | Exception] = field(default_factory=dict, repr=False)
+    _results: dict[Any, Any] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         served = as_served(self.renderer)
@@ -125,19 +129,14 @@ class World:
         return self.renderer.render(messages, tools, add_generation_prompt=opens)
 
     def explained(self, step: Step) -> Break:
-        key = step.probe.name, step.answer, step.until
-        if key not in self._explained:
-            self._explained[key] = self.breaks.explain(step)
-        return self._explained[key]
+        return _once(self._results, (step.probe.name, step.answer, step.until), lambda: self.breaks.explain(step))
 
     @cached_property
     def breaks(self) -> Breaks:
         return Breaks(self.renderer)
 
     def ids(self, text: str) -> Tokens:
-        if text not in self._ids:
-            self._ids[text] = tuple(self.tokenizer.encode(text).tolist())
-        return self._ids[text]
+        return _once(self._results, text, lambda: tuple(self.tokenizer.encode(text).tolist()))
 
     def shown(self, ids: Sequence[int]) -> str:
         return self.tokenizer.vocabulary.text(np.array(ids, np.int32))
@@ -145,15 +144,7 @@ class World:
     def sample(self, conversation: CorpusConversation, answer: int) -> Drawn:
         """What was sampled as one answer of a conversation; RenderError, or Unsampled with the reason."""
         key = conversation.probe.name, conversation.sampled, answer
-        if key not in self._samples:
-            try:
-                self._samples[key] = self._drawn(conversation, answer)
-            except (RenderError, Unsampled) as error:
-                self._samples[key] = error
-        drawn = self._samples[key]
-        if isinstance(drawn, Exception):
-            raise drawn
-        return drawn
+        return _once(self._results, key, lambda: self._drawn(conversation, answer))
 
     def _drawn(self, conversation: CorpusConversation, answer: int) -> Drawn:
         probe, message = conversation.probe, conversation.probe.messages[answer]

@@ -6,13 +6,11 @@ loss_fn)` with the whole batch of a step, and log the `all_mb_metrics` that it r
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
-from tito_audit.format import Row
 from tito_audit.integrations.batch_gate import BatchGate, refuse_other_versions
 from tito_audit.run.batch import column
 
@@ -33,7 +31,19 @@ def gated(policy: Any, gate: BatchGate, *, step: int = 0) -> Any:
     def audited(data: Any, *args: Any, **kwargs: Any) -> Any:
         step, metrics = next(steps), dict[str, float]()
         if gate.due(step):
-            checked = gate.check(step, _rows(data))
+            columns = {
+                name: column(name, data[name]).rows if data[name].ndim > 1 else np.asarray(data[name].cpu())
+                for name in _COLUMNS
+                if name in data
+            }
+            # Zeros stand for values that were not computed (`force_on_policy_ratio`).
+            if not any(np.any(values) for values in columns.get("prev_logprobs", [])):
+                columns.pop("prev_logprobs", None)
+            rows = []
+            for values in zip(*columns.values(), strict=True):
+                row = zip(columns, values, strict=True)
+                rows.append({name: value if np.ndim(value) else value.item() for name, value in row})
+            checked = gate.check(step, rows)
             metrics = checked.metrics
             if checked.masked.any():
                 mask = data["sample_mask"]
@@ -44,19 +54,3 @@ def gated(policy: Any, gate: BatchGate, *, step: int = 0) -> Any:
 
     policy.train = audited
     return policy
-
-
-def _rows(data: Mapping[str, Any]) -> Sequence[Row]:
-    """The samples of a batch, without padding; samples that are left out of the loss claim nothing."""
-    columns = {
-        name: column(name, data[name]).rows if data[name].ndim > 1 else np.asarray(data[name].cpu())
-        for name in _COLUMNS
-        if name in data
-    }
-    # Zeros stand for values that were not computed (`force_on_policy_ratio`).
-    if not any(np.any(values) for values in columns.get("prev_logprobs", [])):
-        columns.pop("prev_logprobs", None)
-    return [
-        {name: value if np.ndim(value) else value.item() for name, value in zip(columns, values, strict=True)}
-        for values in zip(*columns.values(), strict=True)
-    ]

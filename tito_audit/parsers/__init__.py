@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any
 
 from tito_audit.parser import Delta, Parsed, ParsedCall, ParseOptions, Parser, ParserRun, Reads
-from tito_audit.parsers._calls import PlainRun as PlainRun
+from tito_audit.parsers._runs import PlainRun as PlainRun
 from tito_audit.registry import plugins
 from tito_audit.unknown import unknown
 

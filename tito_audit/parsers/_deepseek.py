@@ -2,33 +2,51 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
-from typing import TypeAlias
 
 from tito_audit.parser import ParsedCall
-from tito_audit.parsers._calls import CallReader, Calls
-from tito_audit.parsers._source import Reader, TextSource, literal, spaces
+from tito_audit.parsers._runs import CallReader
+from tito_audit.parsers._source import Reader, TextSource, json_text, literal, spaces, word
 
 CALLS_BEGIN, CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 CALL_BEGIN, CALL_END, SEP = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>"
-
-OneCall: TypeAlias = Callable[[TextSource], Reader[ParsedCall | None]]
-"""Reads what is between the beginning and the end of a call."""
+_NAME = re.compile(r"[^\s<`]+")
 
 
-def section(read_call: OneCall) -> CallReader:
-    """What reads a section of calls. At the end of an answer the tokens that close it may be missing."""
+def section(*, fenced: bool) -> CallReader:
+    """What reads a section of calls. At the end of an answer the tokens that close it may be missing.
 
-    def read(source: TextSource) -> Calls:
+    A call is `NAME<｜tool▁sep｜>` and a JSON object, or, `fenced`, `function<｜tool▁sep｜>NAME`, a line break,
+    and a block of JSON.
+    """
+
+    def call(source: TextSource) -> Reader[ParsedCall | None]:
+        name = yield from word(source, _NAME)
+        if name is None or not (yield from literal(source, SEP)):
+            return None
+        if fenced:
+            name = yield from word(source, _NAME)
+            if name is None or not (yield from literal(source, "\n```json")):
+                return None
+        arguments = yield from json_text(source)
+        if arguments is None or (
+            fenced and (yield from spaces(source)) and not (yield from literal(source, "```"))
+        ):
+            return None
+        ended = not (yield from spaces(source)) or (yield from literal(source, CALL_END))
+        return ParsedCall(name, arguments) if ended else None
+
+    def read(source: TextSource, add: Callable[[ParsedCall], None]) -> Reader[bool]:
         yield from literal(source, CALLS_BEGIN)
         count = 0
         while (yield from spaces(source)):
             if not (yield from literal(source, CALL_BEGIN)):
                 return count > 0 and (yield from literal(source, CALLS_END))
-            call = yield from read_call(source)
-            if call is None or ((yield from spaces(source)) and not (yield from literal(source, CALL_END))):
+            parsed = yield from call(source)
+            if parsed is None:
                 return False
-            yield call
+            add(parsed)
             count += 1
         return count > 0
 

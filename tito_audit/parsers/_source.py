@@ -1,4 +1,4 @@
-"""A text that arrives in pieces, and readers that wait for more of it.
+"""A text that arrives in pieces, readers that wait for more of it, and answers and JSON objects read so.
 
 A reader is a generator: it yields when it needs more text, and returns what it found, or None. So it is written as
 if the text were whole, buffers little, and reads each character once, however the text is cut.
@@ -6,20 +6,32 @@ if the text were whole, buffers little, and reads each character once, however t
 
 from __future__ import annotations
 
+import json
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import TypeAlias, TypeVar
+
+from tito_audit.parser import Delta
+from tito_audit.tokens.text_stream import overlap
 
 T = TypeVar("T")
 Reader: TypeAlias = Generator[None, None, T]
 """Yields for more text; returns what it read."""
 
+_PIECE = 1024
+"""A long text is read in pieces: what comes after a mark is copied."""
 _SPACE = re.compile(r"[ \t\r\n]*")
+_PLAIN = re.compile(r'[^"\\\x00-\x1f]+')
+_NUMERIC = re.compile(r"[-+.0-9eE]+")
+_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
+_WORDS = {"t": "true", "f": "false", "n": "null"}
+_HEX = re.compile(r"[0-9a-fA-F]")
+_CLOSES = {"{": "}", "[": "]"}
 
 
 class TextSource:
-    """The text of one attempt to read something; offsets count from where the attempt began."""
+    """The text of an answer; offsets count from its beginning."""
 
     def __init__(self) -> None:
         self.last = False
@@ -70,8 +82,8 @@ class TextSource:
         """Go over the next character; only after `more`."""
         self._in_piece += 1
 
-    def back(self, offset: int) -> None:
-        """Go back to an offset."""
+    def go(self, offset: int) -> None:
+        """Go to an offset."""
         self._number = bisect_right(self._starts, offset) - 1
         self._piece = self._pieces[self._number]
         self._in_piece = offset - self._starts[self._number]
@@ -85,12 +97,57 @@ class TextSource:
         return whole[start - begin : None if end is None else end - begin]
 
 
+Emit: TypeAlias = Callable[[Delta], None]
+
+
+class AnswerRun:
+    """An answer that one reader reads from its beginning to its end, as if it were whole."""
+
+    def __init__(self, read: Callable[[TextSource, Emit], Reader[None]], prompt: str = "") -> None:
+        """`prompt` is the beginning of the answer that its prompt has written."""
+        self._source, self._deltas = TextSource(), list[Delta]()
+        self._reader = read(self._source, self._deltas.append)
+        self.feed(prompt)
+
+    def feed(self, text: str) -> Sequence[Delta]:
+        """What the next piece of text adds."""
+        for at in range(0, len(text), _PIECE):
+            self._source.add(text[at : at + _PIECE])
+            next(self._reader)
+        return self._new_deltas()
+
+    def close(self) -> Sequence[Delta]:
+        """What is still held back, at the end of the answer."""
+        self._source.last = True
+        next(self._reader, None)
+        return self._new_deltas()
+
+    def _new_deltas(self) -> Sequence[Delta]:
+        deltas = self._deltas[:]
+        self._deltas.clear()
+        return deltas
+
+
+def search(source: TextSource, marks: Iterable[str]) -> Reader[tuple[str, str | None]]:
+    """The next text in which no mark begins, and the mark that comes next, if it is there."""
+    while True:
+        text = source.text(source.at)
+        places = [(text.index(mark), -len(mark), mark) for mark in marks if mark in text]
+        at, _, mark = min(places, default=(len(text), 0, None))
+        if mark is None and not source.last:
+            at -= max((overlap(text, each) for each in marks), default=0)
+        if at or mark is not None or source.last:
+            source.go(source.at + at)
+            return text[:at], mark
+        yield
+
+
 def literal(source: TextSource, mark: str) -> Reader[bool]:
     """Reads this mark if it comes next; whether it did."""
     start = source.at
     for character in mark:
         if not (yield from source.more()) or source.peek() != character:
-            source.back(start)
+            source.go(start)
             return False
         source.skip()
     return True
@@ -125,3 +182,110 @@ def until(source: TextSource, mark: str) -> Reader[int | None]:
         if window == mark:
             return source.at - len(mark)
     return None
+
+
+Span: TypeAlias = tuple[int, int]
+"""Where a value begins and ends in the text of its source."""
+
+
+def json_object(source: TextSource) -> Reader[dict[str, Span] | None]:
+    """The members of the JSON object that begins here; None if there is none.
+
+    Strict: no NaN, no control characters in strings. Of members with the same name the last counts, as in
+    `json.loads`. No recursion.
+    """
+    if not (yield from source.more()) or source.peek() != "{":
+        return None
+    members: dict[str, Span] = {}
+    # The brackets that are open, and the member of the outermost object that is read.
+    open_: list[str] = []
+    name, begins = "", source.at
+    while True:
+        if len(open_) == 1:
+            begins = source.at
+        bracket = source.peek()
+        ended = bracket not in _CLOSES
+        if not ended:
+            source.skip()
+            open_.append(bracket)
+            # An object nested deeper is not a call: the next reader may refuse it or run out of stack.
+            if len(open_) > 200 or not (yield from spaces(source)):
+                return None
+            if source.peek() == _CLOSES[bracket]:
+                source.skip()
+                open_.pop()
+                ended = True
+        elif not (yield from _scalar(source)):
+            return None
+        while ended:
+            if len(open_) == 1:
+                members[name] = (begins, source.at)
+            if not open_:
+                return members
+            if not (yield from spaces(source)) or source.peek() not in (",", _CLOSES[open_[-1]]):
+                return None
+            if source.peek() == ",":
+                ended = False
+            else:
+                open_.pop()
+            source.skip()
+        # Up to where the next value begins.
+        if not (yield from spaces(source)):
+            return None
+        if open_[-1] == "{":
+            span = yield from json_string(source)
+            if span is None:
+                return None
+            if len(open_) == 1:
+                name = json.loads(source.text(*span))
+            if not (yield from spaces(source)) or not (yield from literal(source, ":")):
+                return None
+            if not (yield from spaces(source)):
+                return None
+
+
+def json_string(source: TextSource) -> Reader[Span | None]:
+    """Where the JSON string that begins here is, quotes included."""
+    start = source.at
+    if not (yield from literal(source, '"')):
+        return None
+    while (yield from source.more()):
+        if source.take(_PLAIN):
+            continue
+        character = source.peek()
+        if character not in '"\\':
+            return None
+        source.skip()
+        if character == '"':
+            return start, source.at
+        if not (yield from source.more()) or source.peek() not in '"\\/bfnrtu':
+            return None
+        digits = 4 if source.peek() == "u" else 0
+        source.skip()
+        for _ in range(digits):
+            if not (yield from source.more()) or not source.take(_HEX):
+                return None
+    return None
+
+
+def json_text(source: TextSource) -> Reader[str | None]:
+    """The text of the JSON object that begins here, after white space; None if there is none."""
+    yield from spaces(source)
+    start = source.at
+    return None if (yield from json_object(source)) is None else source.text(start, source.at)
+
+
+def _scalar(source: TextSource) -> Reader[bool]:
+    """Whether a string, a number, true, false or null is here, which is then read."""
+    first = source.peek()
+    if first == '"':
+        return (yield from json_string(source)) is not None
+    if first in _WORDS:
+        return (yield from literal(source, _WORDS[first]))
+    pieces: list[str] = []
+    while (yield from source.more()):
+        piece = source.take(_NUMERIC)
+        if not piece:
+            break
+        pieces.append(piece)
+    return _NUMBER.fullmatch("".join(pieces)) is not None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tito_audit.parser import Parser, Reads
-from tito_audit.parsers._think import think
+from tito_audit.parsers._runs import think
 
 PARSER = Parser(
     name="deepseek_r1",

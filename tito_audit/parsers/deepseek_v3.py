@@ -2,38 +2,14 @@
 
 from __future__ import annotations
 
-import re
-
-from tito_audit.parser import ParsedCall, Parser, Reads
-from tito_audit.parsers._calls import with_tools
-from tito_audit.parsers._deepseek import CALL_BEGIN, CALLS_BEGIN, SEP, section
-from tito_audit.parsers._json import json_object
-from tito_audit.parsers._source import Reader, TextSource, literal, spaces, word
-
-_NAME = re.compile(r"[^\s<`]+")
-
-
-def _call(source: TextSource) -> Reader[ParsedCall | None]:
-    """`function<｜tool▁sep｜>NAME`, a line break, and a block of JSON."""
-    if (yield from word(source, _NAME)) is None or not (yield from literal(source, SEP)):
-        return None
-    name = yield from word(source, _NAME)
-    if name is None or not (yield from literal(source, "\n```json")):
-        return None
-    yield from spaces(source)
-    start = source.at
-    if (yield from json_object(source)) is None:
-        return None
-    end = source.at
-    if (yield from spaces(source)) and not (yield from literal(source, "```")):
-        return None
-    return ParsedCall(name, source.text(start, end))
-
+from tito_audit.parser import Parser, Reads
+from tito_audit.parsers._deepseek import CALL_BEGIN, CALLS_BEGIN, section
+from tito_audit.parsers._runs import with_tools
 
 PARSER = Parser(
     name="deepseek_v3",
     title="calls in control tokens, arguments in a JSON block: DeepSeek-V3, R1",
     reads=Reads.TOOLS,
-    start=with_tools(lambda options: {CALLS_BEGIN: section(_call)}),
+    start=with_tools(lambda options: {CALLS_BEGIN: section(fenced=True)}),
     templates=(CALL_BEGIN, "```json"),
 )

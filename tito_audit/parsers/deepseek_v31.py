@@ -2,33 +2,14 @@
 
 from __future__ import annotations
 
-import re
-
-from tito_audit.parser import ParsedCall, Parser, Reads
-from tito_audit.parsers._calls import with_tools
-from tito_audit.parsers._deepseek import CALLS_BEGIN, SEP, section
-from tito_audit.parsers._json import json_object
-from tito_audit.parsers._source import Reader, TextSource, literal, spaces, word
-
-_NAME = re.compile(r"[^\s<`]+")
-
-
-def _call(source: TextSource) -> Reader[ParsedCall | None]:
-    """`NAME<｜tool▁sep｜>`, then a JSON object."""
-    name = yield from word(source, _NAME)
-    if name is None or not (yield from literal(source, SEP)):
-        return None
-    yield from spaces(source)
-    start = source.at
-    if (yield from json_object(source)) is None:
-        return None
-    return ParsedCall(name, source.text(start, source.at))
-
+from tito_audit.parser import Parser, Reads
+from tito_audit.parsers._deepseek import CALLS_BEGIN, section
+from tito_audit.parsers._runs import with_tools
 
 PARSER = Parser(
     name="deepseek_v31",
     title="calls in control tokens, arguments as bare JSON: DeepSeek-V3.1",
     reads=Reads.TOOLS,
-    start=with_tools(lambda options: {CALLS_BEGIN: section(_call)}),
+    start=with_tools(lambda options: {CALLS_BEGIN: section(fenced=False)}),
     templates=("'<｜tool▁call▁begin｜>'+ tool['function']['name'] + '<｜tool▁sep｜>'",),
 )

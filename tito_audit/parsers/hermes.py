@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from tito_audit.parser import CallForm, Parser, Reads
-from tito_audit.parsers._calls import Calls, json_call, with_tools
-from tito_audit.parsers._json import json_object
-from tito_audit.parsers._source import TextSource, literal, spaces
+from collections.abc import Callable
+
+from tito_audit.parser import CallForm, ParsedCall, Parser, Reads
+from tito_audit.parsers._runs import json_call, with_tools
+from tito_audit.parsers._source import Reader, TextSource, literal, spaces
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 
 
-def _call(source: TextSource) -> Calls:
+def _call(source: TextSource, add: Callable[[ParsedCall], None]) -> Reader[bool]:
     """One call. At the end of an answer the closing tag may be missing, as in vLLM."""
     yield from literal(source, _OPEN)
     yield from spaces(source)
-    members = yield from json_object(source)
-    call = json_call(source, members) if members is not None else None
+    call = yield from json_call(source)
     if call is None or ((yield from spaces(source)) and not (yield from literal(source, _CLOSE))):
         return False
-    yield call
+    add(call)
     return True
 
 

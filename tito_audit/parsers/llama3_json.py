@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from tito_audit.parser import CallForm, Parser, Reads
-from tito_audit.parsers._calls import Calls, json_call, with_tools
-from tito_audit.parsers._json import json_object
-from tito_audit.parsers._source import TextSource, literal, spaces
+from collections.abc import Callable
+
+from tito_audit.parser import CallForm, ParsedCall, Parser, Reads
+from tito_audit.parsers._runs import json_call, with_tools
+from tito_audit.parsers._source import Reader, TextSource, literal, spaces
 
 _TAG = "<|python_tag|>"
 _ARGUMENTS = ("arguments", "parameters")
 
 
-def _calls(source: TextSource) -> Calls:
+def _calls(source: TextSource, add: Callable[[ParsedCall], None]) -> Reader[bool]:
     """Objects, with white space and a semicolon between them."""
     yield from literal(source, _TAG)
     yield from spaces(source)
     while True:
-        members = yield from json_object(source)
-        call = json_call(source, members, _ARGUMENTS) if members is not None else None
+        call = yield from json_call(source, _ARGUMENTS)
         if call is None or not call.arguments.startswith("{"):
             # After a call, text that is not another one is not searched again.
             return False
-        yield call
+        add(call)
         end = source.at
         more = yield from spaces(source)
         if more and source.peek() == ";":
@@ -29,7 +29,7 @@ def _calls(source: TextSource) -> Calls:
             end = source.at
             more = yield from spaces(source)
         if not more or source.peek() != "{":
-            source.back(end)
+            source.go(end)
             return True
 
 

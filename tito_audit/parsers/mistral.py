@@ -3,53 +3,49 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 from tito_audit.parser import ParsedCall, Parser, Reads
-from tito_audit.parsers._calls import Calls, json_call, with_tools
-from tito_audit.parsers._json import json_object
-from tito_audit.parsers._source import TextSource, literal, spaces, word
+from tito_audit.parsers._runs import json_call, with_tools
+from tito_audit.parsers._source import Reader, TextSource, json_text, literal, spaces, word
 
 _MARK, _ARGS = "[TOOL_CALLS]", "[ARGS]"
 _NAME = re.compile(r"[^\s\[\]{}\"]+")
 
 
-def _calls(source: TextSource) -> Calls:
+def _calls(source: TextSource, add: Callable[[ParsedCall], None]) -> Reader[bool]:
     """The calls after one mark."""
     yield from literal(source, _MARK)
     if not (yield from spaces(source)):
         return False
-    if source.peek() == "{":
-        return (yield from _object(source))
-    if source.peek() == "[":
-        # In a list, as up to version 10 of the tokenizer.
+    listed = source.peek() == "["
+    if not listed and source.peek() != "{":
+        # `NAME{...}` or `NAME[ARGS]{...}`, as from version 11 of the tokenizer on.
+        name = yield from word(source, _NAME)
+        if name is None or not (yield from spaces(source)):
+            return False
+        yield from literal(source, _ARGS)
+        arguments = yield from json_text(source)
+        if arguments is not None:
+            add(ParsedCall(name, arguments))
+        return arguments is not None
+    if listed:
         source.skip()
-        while (yield from spaces(source)):
-            if not (yield from _object(source)) or not (yield from spaces(source)) or source.peek() not in ",]":
-                return False
-            closes = source.peek() == "]"
-            source.skip()
-            if closes:
-                return True
-        return False
-    # `NAME{...}` or `NAME[ARGS]{...}`, as from version 11 on.
-    name = yield from word(source, _NAME)
-    if name is None or not (yield from spaces(source)):
-        return False
-    yield from literal(source, _ARGS)
-    yield from spaces(source)
-    start = source.at
-    if (yield from json_object(source)) is None:
-        return False
-    yield ParsedCall(name, source.text(start, source.at))
-    return True
-
-
-def _object(source: TextSource) -> Calls:
-    members = yield from json_object(source)
-    call = json_call(source, members) if members is not None else None
-    if call is not None:
-        yield call
-    return call is not None
+    # An object, or a list of them, as up to version 10.
+    while not listed or (yield from spaces(source)):
+        call = yield from json_call(source)
+        if call is None:
+            return False
+        add(call)
+        if not listed:
+            return True
+        if not (yield from spaces(source)) or source.peek() not in ",]":
+            return False
+        listed = source.peek() == ","
+        source.skip()
+        if not listed:
+            return True
+    return False
 
 
 PARSER = Parser(

@@ -11,20 +11,17 @@ a call.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from enum import Enum, auto
 from typing import TypeAlias
 
-from tito_audit.parser import Delta, ParseOptions, Parser, Reads
-from tito_audit.parsers._source import Reader, TextSource, literal, spaces, word
-from tito_audit.tokens.text_stream import overlap
+from tito_audit.parser import Delta, ParseOptions, Parser, ParserRun, Reads
+from tito_audit.parsers._source import AnswerRun, Emit, Reader, TextSource, literal, search, spaces, word
 
 _START, _CHANNEL, _MESSAGE = "<|start|>assistant", "<|channel|>", "<|message|>"
 _ENDS = ("<|end|>", "<|call|>", "<|return|>")
 _BEGINS = (_START, _CHANNEL)
 _WORD = re.compile(r"[^\s<]+")
 _FUNCTIONS = "functions."
-_PIECE = 1024
 
 
 class _Kind(Enum):
@@ -35,6 +32,7 @@ class _Kind(Enum):
     """Unknown to clients: passed on as content, with its control tokens."""
 
 
+_CHANNELS = {"analysis": _Kind.REASONING, "final": _Kind.CONTENT, "commentary": _Kind.CONTENT}
 _Header: TypeAlias = tuple[str | None, str | None]
 """What comes before a message: its channel and its recipient."""
 
@@ -65,127 +63,65 @@ def _recipient(source: TextSource) -> Reader[str | None]:
     return (yield from word(source, _WORD)) if (yield from literal(source, "to=")) else None
 
 
-class HarmonyRun:
+def _start(options: ParseOptions) -> ParserRun:
     """Messages in sequence; after its header, each is emitted as it arrives."""
+    names = {tool.get("function", tool).get("name") for tool in options.tools}
 
-    def __init__(self, options: ParseOptions) -> None:
-        self._names = {tool.get("function", tool).get("name") for tool in options.tools}
-        self._kind = _Kind.RAW
-        self._calls = 0
-        self._given = dict.fromkeys(_Kind, False)
-        """The kinds of text emitted so far."""
-        self._fresh = False
-        """Nothing of this message was emitted yet."""
-        self._held = ""
-        self._deltas: list[Delta] = []
-        self._source: TextSource | None = None
-        self._attempt: Reader[_Header | None] | None = None
-        # The generation prompt may have written the beginning of a header, or a whole one.
-        prompt = options.prompt_end
-        at = prompt.rfind(_START)
-        self._try(started=False)
-        if at >= 0 and prompt[at + len(_START) :].strip():
-            self._run(prompt[at + len(_START) :], last=False)
-            self._deltas.clear()
+    def read(source: TextSource, emit: Emit) -> Reader[None]:
+        kind, calls, started = _Kind.RAW, 0, False
+        fresh = False  # nothing of this message was emitted yet
+        emitted: set[_Kind] = set()
 
-    def feed(self, text: str) -> Sequence[Delta]:
-        """What the next piece of text adds."""
-        for at in range(0, len(text), _PIECE):
-            self._run(text[at : at + _PIECE], last=False)
-        deltas, self._deltas = self._deltas, []
-        return deltas
+        def give(text: str) -> None:
+            """Emit text of the current message; messages of one kind are joined by a line break."""
+            nonlocal fresh
+            if not text:
+                return
+            if kind is _Kind.CALL:
+                emit(Delta(call=calls - 1, arguments=text))
+                return
+            if fresh and kind in emitted and kind is not _Kind.RAW:
+                text = f"\n{text}"
+            fresh = False
+            emitted.add(kind)
+            emit(Delta(reasoning=text) if kind is _Kind.REASONING else Delta(text))
 
-    def close(self) -> Sequence[Delta]:
-        """What is still held back, at the end of the answer."""
-        self._run("", last=True)
-        deltas, self._deltas = self._deltas, []
-        return deltas
+        while not started or (yield from source.more()):
+            begin = source.at
+            header = yield from _header(source, started)
+            started = True
+            if header is not None:
+                channel, recipient = header
+                fresh = True
+                if recipient is not None:
+                    called = names and (recipient.startswith(_FUNCTIONS) or recipient in names)
+                    kind = _Kind.CALL if called else _Kind.RAW
+                else:
+                    kind = _CHANNELS.get(channel or "", _Kind.RAW)
+                if recipient is not None and kind is _Kind.CALL:
+                    emit(Delta(call=calls, name=recipient.removeprefix(_FUNCTIONS)))
+                    calls += 1
+            if header is None or kind is _Kind.RAW:
+                give(source.text(begin, source.at))
+            # Only the tokens that end a message end it, as in the reference; outside of messages comes a header.
+            mark = None
+            while mark is None and (yield from source.more()):
+                before, mark = yield from search(source, _BEGINS if kind is _Kind.RAW else _ENDS)
+                give(before)
+            if mark is not None and kind is not _Kind.RAW:
+                kind = _Kind.RAW
+                source.go(source.at + len(mark))
 
-    def _try(self, *, started: bool) -> None:
-        self._source = TextSource()
-        self._attempt = _header(self._source, started)
-
-    def _run(self, text: str, *, last: bool) -> None:
-        rest: str | None = text
-        while rest is not None:
-            rest = self._body(rest, last) if self._source is None else self._read(rest, last)
-
-    def _read(self, text: str, last: bool) -> str | None:
-        """Go on reading a header; the text after it, None if more is needed."""
-        source, attempt = self._source, self._attempt
-        assert source is not None
-        assert attempt is not None
-        source.add(text)
-        source.last = last
-        try:
-            next(attempt)
-        except StopIteration as ended:
-            header = source.text(0, source.at)
-            rest = source.text(source.at)
-            self._source = self._attempt = None
-            if ended.value is None:
-                self._give(header)
-            else:
-                # Begin the message of a header.
-                self._kind, name = self._kind_of(*ended.value)
-                self._fresh = True
-                if self._kind is _Kind.CALL:
-                    self._deltas.append(Delta(call=self._calls, name=name))
-                    self._calls += 1
-                elif self._kind is _Kind.RAW:
-                    self._give(header)
-            return rest or None
-        return None
-
-    def _kind_of(self, channel: str | None, recipient: str | None) -> tuple[_Kind, str | None]:
-        if recipient is not None:
-            called = self._names and (recipient.startswith(_FUNCTIONS) or recipient in self._names)
-            return (_Kind.CALL, recipient.removeprefix(_FUNCTIONS)) if called else (_Kind.RAW, None)
-        if channel == "analysis":
-            return _Kind.REASONING, None
-        return (_Kind.CONTENT if channel in ("final", "commentary") else _Kind.RAW), None
-
-    def _body(self, text: str, last: bool) -> str | None:
-        """Emit text up to the next mark; the rest, None without a mark.
-
-        As in the reference, only the tokens that end a message end it. Outside of messages the search is for a
-        header.
-        """
-        text, self._held = self._held + text, ""
-        looked_for = _BEGINS if self._kind is _Kind.RAW else _ENDS
-        marks = [(text.index(mark), mark) for mark in looked_for if mark in text]
-        if not marks:
-            overlapping = 0 if last else max(overlap(text, mark) for mark in looked_for)
-            self._give(text[: len(text) - overlapping])
-            self._held = text[len(text) - overlapping :]
-            return None
-        at, mark = min(marks)
-        self._give(text[:at])
-        self._try(started=True)
-        if self._kind is _Kind.RAW:
-            return text[at:]
-        self._kind = _Kind.RAW
-        return text[at + len(mark) :]
-
-    def _give(self, text: str) -> None:
-        """Emit text of the current message; messages of one kind are joined by a line break."""
-        if not text:
-            return
-        if self._kind is _Kind.CALL:
-            self._deltas.append(Delta(call=self._calls - 1, arguments=text))
-            return
-        if self._fresh and self._given[self._kind] and self._kind is not _Kind.RAW:
-            text = f"\n{text}"
-        self._fresh, self._given[self._kind] = False, True
-        reasons = self._kind is _Kind.REASONING
-        self._deltas.append(Delta(reasoning=text) if reasons else Delta(text))
+    # The generation prompt may have written the beginning of a header, or a whole one.
+    _, begun, written = options.prompt_end.rpartition(_START)
+    return AnswerRun(read, written if begun and written.strip() else "")
 
 
 PARSER = Parser(
     name="openai",
     title="harmony: the channels of gpt-oss",
     reads=Reads.REASONING | Reads.TOOLS,
-    start=HarmonyRun,
+    start=_start,
     aliases=("openai_gptoss", "harmony"),
     templates=("<|channel|>", "<|message|>", "<|start|>"),
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tito_audit.parser import Parser, Reads
-from tito_audit.parsers._calls import PlainRun
+from tito_audit.parsers._runs import PlainRun
 
 PARSER = Parser(
     name="plain",

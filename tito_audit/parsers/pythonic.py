@@ -6,11 +6,12 @@ import ast
 import json
 import re
 import warnings
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
 from tito_audit.parser import ParsedCall, Parser, Reads
-from tito_audit.parsers._calls import Calls, is_text, with_tools
+from tito_audit.parsers._runs import is_text, with_tools
 from tito_audit.parsers._source import Reader, TextSource, literal, spaces, word
 
 _BEGIN, _END = "<|python_start|>", "<|python_end|>"
@@ -22,7 +23,7 @@ _CLOSES = {"(": ")", "[": "]", "{": "}"}
 _JSON_NAMES = {"true": True, "false": False, "null": None}
 
 
-def _calls(source: TextSource) -> Calls:
+def _calls(source: TextSource, add: Callable[[ParsedCall], None]) -> Reader[bool]:
     """The calls of a list, none unless all of them have literal arguments; Llama 4 puts it between tags."""
     tagged = yield from literal(source, _BEGIN)
     yield from spaces(source)
@@ -34,7 +35,8 @@ def _calls(source: TextSource) -> Calls:
         warnings.simplefilter("ignore")  # of escapes that Python does not know
         body = ast.parse(source.text(start, source.at), mode="eval").body
         calls = [_call(node) for node in body.elts] if isinstance(body, ast.List) else []
-    yield from calls
+    for call in calls:
+        add(call)
     if tagged and calls and (yield from spaces(source)):
         yield from literal(source, _END)
     return bool(calls)

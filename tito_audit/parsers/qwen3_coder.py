@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
 from tito_audit.parser import CallForm, ParsedCall, ParseOptions, Parser, Reads
-from tito_audit.parsers._calls import CallReader, Calls, is_text, with_tools
+from tito_audit.parsers._runs import CallReader, is_text, with_tools
 from tito_audit.parsers._source import Reader, TextSource, literal, spaces, until, word
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
@@ -38,19 +38,19 @@ def _marks(options: ParseOptions) -> Mapping[str, CallReader]:
         properties = schema.get("properties") if isinstance(schema, Mapping) else None
         schemas[str(function.get("name"))] = properties if isinstance(properties, Mapping) else {}
 
-    def tagged(source: TextSource) -> Calls:
+    def tagged(source: TextSource, add: Callable[[ParsedCall], None]) -> Reader[bool]:
         yield from literal(source, _OPEN)
         yield from spaces(source)
         call = yield from _call(source, schemas)
         if call is None or ((yield from spaces(source)) and not (yield from literal(source, _CLOSE))):
             return False
-        yield call
+        add(call)
         return True
 
-    def bare(source: TextSource) -> Calls:
+    def bare(source: TextSource, add: Callable[[ParsedCall], None]) -> Reader[bool]:
         call = yield from _call(source, schemas)
         if call is not None:
-            yield call
+            add(call)
         return call is not None
 
     return {_OPEN: tagged, _FUNCTION: bare}
@@ -91,17 +91,13 @@ def _written(value: str, schema: object) -> str:
         plain = {"True": "true", "False": "false", "None": "null"}.get(value.strip(), value.strip())
         # A string would be written without quotes.
         with suppress(ValueError, RecursionError):
-            parsed = json.loads(plain, parse_constant=_refuse)
+            parsed = json.loads(plain, parse_constant=int)  # which refuses NaN and Infinity
             if any(
                 isinstance(parsed, _KINDS[kind]) and (kind == "boolean" or not isinstance(parsed, bool))
                 for kind in kinds & _KINDS.keys()
             ):
                 return plain
     return json.dumps(value, ensure_ascii=not is_text(value))
-
-
-def _refuse(name: str) -> None:
-    raise ValueError(f"{name} is not JSON")
 
 
 def _kinds(schema: object) -> set[str]:

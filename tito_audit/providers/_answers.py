@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tito_audit.errors import ProviderError
@@ -39,6 +39,20 @@ def checked_sampling(sampling: SamplingParams, ours: Iterable[str]) -> None:
     reserved = sorted(sampling.extra.keys() & set(ours))
     if reserved:
         raise ProviderError(f"{', '.join(reserved)} cannot be set in extra: the provider sets it", status=400)
+
+
+def stated(sampling: SamplingParams) -> dict[str, Any]:
+    """The parameters that are not left to the server."""
+    parameters = {
+        **{
+            name: getattr(sampling, name)
+            for name in ("temperature", "top_p", "top_k", "min_p", "max_tokens", "seed")
+        },
+        "stop": list(sampling.stop) or None,
+        "stop_token_ids": [int(token) for token in sampling.stop_token_ids] or None,
+        "n": sampling.n if sampling.n != 1 else None,
+    }
+    return {name: value for name, value in parameters.items() if value is not None}
 
 
 def weight_spans(answer: Mapping[str, Any]) -> WeightSpans:
@@ -124,14 +138,11 @@ async def one_answer(
     return answer
 
 
-async def collect(
-    chunks: AsyncIterator[GenerationChunk], input_ids: Sequence[int], sampling: SamplingParams
-) -> tuple[GenerationResult, ...]:
-    """The answers of a stream, in the order of their index."""
-    parts: list[list[GenerationChunk]] = [[] for _ in range(sampling.n)]
-    async for chunk in chunks:
+def joined(chunks: Iterable[GenerationChunk], input_ids: Sequence[int], n: int) -> tuple[GenerationResult, ...]:
+    """The `n` answers to a prompt that these chunks add up to, in the order of their index."""
+    parts: list[list[GenerationChunk]] = [[] for _ in range(n)]
+    for chunk in chunks:
         parts[chunk.index].append(chunk)
-    prompt = tuple(int(token) for token in input_ids)
     results = []
     for index, pieces in enumerate(parts):
         if not pieces:
@@ -139,7 +150,7 @@ async def collect(
         last = pieces[-1]
         tops = [piece.top_logprobs for piece in pieces if piece.top_logprobs is not None]
         result = GenerationResult(
-            input_ids=prompt,
+            input_ids=input_ids,
             output_ids=tuple(token for piece in pieces for token in piece.output_ids),
             logprobs=tuple(value for piece in pieces for value in piece.logprobs),
             top_logprobs=tuple(top for part in tops for top in part) if tops else None,

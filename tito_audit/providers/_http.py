@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -14,8 +14,15 @@ from uuid import uuid4
 import orjson
 
 from tito_audit.errors import ProviderError, SetupError
-from tito_audit.provider import GenerationResult, ProviderOptions, SamplingParams, TokenProvider, waiting
-from tito_audit.providers._answers import one_answer
+from tito_audit.provider import (
+    GenerationResult,
+    ProviderOptions,
+    SamplingParams,
+    ScoredTokens,
+    TokenProvider,
+    waiting,
+)
+from tito_audit.providers._answers import one_answer, plain_ids
 from tito_audit.record.prompt_ids import PromptIds
 
 if TYPE_CHECKING:
@@ -109,11 +116,16 @@ class Http:
             try:
                 async for piece in response.content.iter_any():
                     for data in events.feed(piece):
-                        if data == b"[DONE]":
-                            await _read_out(response)
-                            return
-                        yield self._checked(self._parsed(data, path, sent), path)
-            except (self._aiohttp.ClientError, ValueError, TimeoutError) as error:
+                        if data != b"[DONE]":
+                            yield self._checked(self._parsed(data, path, sent), path)
+                            continue
+                        # What follows is read for up to a second, so that the connection can be reused.
+                        with suppress(TimeoutError):
+                            async with asyncio.timeout(1.0):
+                                async for _ in response.content.iter_any():
+                                    pass
+                        return
+            except ValueError as error:
                 raise self._failed(path, error) from error
         raise ProviderError(f"{self.base_url}{path}: the stream ended before it was complete (no [DONE])")
 
@@ -127,12 +139,24 @@ class Http:
         self, method: str, path: str, body: Mapping[str, Any] | None
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """An answer of status 200, its body not read yet; ProviderError, with what the server says, for others."""
-        session = self._opened()
-        assert self._calls is not None, "opened"
+        loop = asyncio.get_running_loop()
+        if self._session is None or self._session.closed or self._loop is not loop:
+            aiohttp, options = self._aiohttp, self._options
+            self._loop = loop
+            self._calls = asyncio.Semaphore(max(1, options.connections))
+            self._session = aiohttp.ClientSession(
+                # Idle connections are closed before the server does it (uvicorn: after 5 s) and a request fails.
+                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=3.0),
+                timeout=aiohttp.ClientTimeout(total=options.timeout, sock_connect=10.0),
+                headers={"Authorization": f"Bearer {options.api_key}"} if options.api_key else None,
+                read_bufsize=1 << 18,
+            )
+        where, response = f"{self.base_url}{path}", None
+        assert self._calls is not None, "made with the session"
         async with self._calls:
-            response = await self._sent(session, method, path, body)
             try:
-                where, kind = f"{self.base_url}{path}", response.content_type
+                response = await self._sent(self._session, method, where, body)
+                kind = response.content_type
                 if response.status == 200 and kind == "text/html":
                     raise ProviderError(f"{where} answers with a web page: is this the address of the API?")
                 if 300 <= response.status < 400:
@@ -146,10 +170,11 @@ class Http:
             except (self._aiohttp.ClientError, TimeoutError) as error:
                 raise self._failed(path, error) from error
             finally:
-                response.close() if not response.content.at_eof() else response.release()
+                if response is not None:
+                    response.close() if not response.content.at_eof() else response.release()
 
     async def _sent(
-        self, session: aiohttp.ClientSession, method: str, path: str, body: Mapping[str, Any] | None
+        self, session: aiohttp.ClientSession, method: str, url: str, body: Mapping[str, Any] | None
     ) -> aiohttp.ClientResponse:
         """The head of the answer; retries while that is safe."""
         data = None if body is None else orjson.dumps(body)
@@ -158,14 +183,12 @@ class Http:
             try:
                 with waiting():
                     response = await session.request(
-                        method, self.base_url + path, data=data, headers=headers, allow_redirects=False
+                        method, url, data=data, headers=headers, allow_redirects=False
                     )
-            except self._aiohttp.ClientConnectorError as error:
+            except self._aiohttp.ClientConnectorError:
                 if attempt == _RETRIES:
-                    raise self._failed(path, error) from error
+                    raise
                 pause = None
-            except (self._aiohttp.ClientError, TimeoutError) as error:
-                raise self._failed(path, error) from error
             else:
                 # A server that is busy has not begun to sample.
                 if response.status not in (429, 503) or attempt == _RETRIES:
@@ -207,22 +230,6 @@ class Http:
             )
         return event
 
-    def _opened(self) -> aiohttp.ClientSession:
-        """The session of the running event loop."""
-        loop = asyncio.get_running_loop()
-        if self._session is None or self._session.closed or self._loop is not loop:
-            aiohttp, options = self._aiohttp, self._options
-            self._loop = loop
-            self._calls = asyncio.Semaphore(max(1, options.connections))
-            self._session = aiohttp.ClientSession(
-                # Idle connections are closed before the server does it (uvicorn: after 5 s) and a request fails.
-                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=3.0),
-                timeout=aiohttp.ClientTimeout(total=options.timeout, sock_connect=10.0),
-                headers={"Authorization": f"Bearer {options.api_key}"} if options.api_key else None,
-                read_bufsize=1 << 18,
-            )
-        return self._session
-
     def _failed(self, path: str, error: Exception) -> ProviderError:
         """What went wrong with a connection, in one line."""
         where = f"{self.base_url}{path}"
@@ -231,14 +238,6 @@ class Http:
         if isinstance(error, TimeoutError):
             return ProviderError(f"{where}: no complete answer within {self._options.timeout:g} s")
         return ProviderError(f"{where}: the connection broke: {one_line(str(error)) or type(error).__name__}")
-
-
-async def _read_out(response: aiohttp.ClientResponse) -> None:
-    """Read what follows the last event for up to a second, so that the connection can be reused."""
-    with suppress(TimeoutError):
-        async with asyncio.timeout(1.0):
-            async for _ in response.content.iter_any():
-                pass
 
 
 def error_in(text: str, content_type: str) -> str:
@@ -259,24 +258,6 @@ def one_line(text: str) -> str:
     """A text without line breaks, of at most 500 characters."""
     text = " ".join(text.split())
     return text if len(text) <= 500 else f"{text[:500]}…"
-
-
-class ServerProvider(TokenProvider):
-    """What the providers of servers have in common."""
-
-    def __init__(self, kind: str, root: str, options: ProviderOptions | None) -> None:
-        self._options = options or ProviderOptions()
-        self._http = Http(root, self._options)
-        self.name = f"{kind}={self._http.base_url}"
-        self.model: str | None = self._options.model
-
-    async def generate(self, input_ids: Sequence[int], sampling: SamplingParams) -> GenerationResult:
-        """The one answer to a prompt."""
-        return await one_answer(self, input_ids, sampling)
-
-    async def close(self) -> None:
-        """Close all connections."""
-        await self._http.close()
 
 
 # The prompt that an answer repeats is compared as bytes, which saves parsing its ids.
@@ -310,7 +291,41 @@ def without_echo(data: bytes, ids: bytes) -> bytes:
     return b"".join([*pieces, data[at:]]) if pieces else data
 
 
-# The model that a server serves: its name and context length, from `/v1/models`.
+def objects(answer: Any, key: str) -> list[dict[str, Any]]:
+    """The objects of a list in an answer; [] if there is no list."""
+    entries = answer.get(key) if isinstance(answer, dict) else None
+    return [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
+
+
+class ServerProvider(TokenProvider):
+    """What the providers of servers have in common."""
+
+    def __init__(self, kind: str, root: str, options: ProviderOptions | None) -> None:
+        self._options = options or ProviderOptions()
+        self._http = Http(root, self._options)
+        self.name = f"{kind}={self._http.base_url}"
+        self.model: str | None = self._options.model
+
+    async def generate(self, input_ids: Sequence[int], sampling: SamplingParams) -> GenerationResult:
+        """The one answer to a prompt."""
+        return await one_answer(self, input_ids, sampling)
+
+    async def score(self, ids: Sequence[int], *, start: int = 0, top: int = 0) -> ScoredTokens:
+        """The logprobs of `ids[start:]`."""
+        plain, first = plain_ids(ids), max(1, start)
+        if first > len(plain):
+            raise ProviderError(f"there are {len(plain)} ids, and no position {start} to score from", status=400)
+        if first == len(plain):
+            return ScoredTokens(tuple(plain), first, (), () if top else None)
+        return await self._scores(plain, first, top)
+
+    async def _scores(self, ids: list[int], start: int, top: int) -> ScoredTokens:
+        """The logprobs of the ids from `start` on, which are some."""
+        raise NotImplementedError
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._http.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,44 +345,38 @@ class Served:
         return max(1, self.context - prompt)
 
 
-class Finder:
-    """Asks a server once what it serves."""
+class ModelServer(ServerProvider):
+    """A server that states the model that it serves, at `/v1/models`."""
 
-    def __init__(
-        self, http: Http, name: str, wanted: str | None, then: Callable[[], Awaitable[None]] | None = None
-    ) -> None:
-        """`then` runs once, after the model was found."""
-        self._http, self._name, self._wanted, self._then = http, name, wanted, then
+    def __init__(self, kind: str, root: str, options: ProviderOptions | None) -> None:
+        super().__init__(kind, root, options)
         self._served: Served | None = None
-        self._asking: asyncio.Lock | None = None
+        self._asking = asyncio.Lock()
 
-    async def find(self) -> Served:
-        """The wanted model, or the first; ProviderError if it is not served."""
-        if self._served is None:
-            self._asking = self._asking or asyncio.Lock()
-            async with self._asking:
-                if self._served is None:
-                    served = await self._from_models()
-                    if self._then is not None:
-                        await self._then()
-                    self._served = served
+    async def served(self) -> Served:
+        """The wanted model, or the first, asked for once; ProviderError if it is not served."""
+        async with self._asking:
+            if self._served is None:
+                answer = await self._http.json("GET", "/v1/models")
+                cards = [card for card in objects(answer, "data") if card.get("id")]
+                if not cards:
+                    raise ProviderError(f"{self._http.base_url}/v1/models names no model")
+                wanted = self._options.model or str(cards[0]["id"])
+                card = next((card for card in cards if card["id"] == wanted), None)
+                if card is None:
+                    names = ", ".join(str(card["id"]) for card in cards)
+                    raise ProviderError(f"{self.name} does not serve {wanted}; it serves {names}", status=404)
+                await self._check()
+                context, root = card.get("max_model_len"), card.get("root")
+                self._served = Served(
+                    wanted, context if type(context) is int else None, root if isinstance(root, str) else None
+                )
+        self.model = self._served.model
         return self._served
 
-    async def _from_models(self) -> Served:
-        cards = [card for card in objects(await self._http.json("GET", "/v1/models"), "data") if card.get("id")]
-        if not cards:
-            raise ProviderError(f"{self._http.base_url}/v1/models names no model")
-        wanted = self._wanted or str(cards[0]["id"])
-        card = next((card for card in cards if card["id"] == wanted), None)
-        if card is None:
-            names = ", ".join(str(card["id"]) for card in cards)
-            raise ProviderError(f"{self._name} does not serve {wanted}; it serves {names}", status=404)
-        context = card.get("max_model_len")
-        root = card.get("root")
-        return Served(wanted, context if type(context) is int else None, root if isinstance(root, str) else None)
+    async def find_model(self) -> str:
+        """The name of the served model, which is `model` from now on; ProviderError if the server does not say."""
+        return (await self.served()).model
 
-
-def objects(answer: Any, key: str) -> list[dict[str, Any]]:
-    """The objects of a list in an answer; [] if there is no list."""
-    entries = answer.get(key) if isinstance(answer, dict) else None
-    return [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
+    async def _check(self) -> None:
+        """ProviderError if what is served cannot be used."""

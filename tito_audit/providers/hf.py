@@ -21,7 +21,7 @@ from tito_audit.provider import (
     ScoredTokens,
     TopLogprobs,
 )
-from tito_audit.providers._answers import checked_sampling, collect, one_answer
+from tito_audit.providers._answers import checked_sampling, joined, one_answer
 from tito_audit.settings.home import user_path
 from tito_audit.tokens.load import load_tokenizer
 
@@ -178,6 +178,33 @@ class Choosing:
     """No end token is drawn before this many tokens."""
     ignore_eos: bool = False
 
+    def truncated(self, logits: torch.Tensor) -> torch.Tensor:
+        """The logits with -inf for what min_p, top_k and then top_p exclude; the likeliest token always stays."""
+        import torch
+
+        nothing = float("-inf")
+        if self.min_p > 0:
+            probabilities = logits.softmax(0)
+            logits = logits.masked_fill(probabilities < self.min_p * probabilities.max(), nothing)
+        if 0 < self.top_k < len(logits):
+            logits = logits.masked_fill(logits < logits.topk(self.top_k).values[-1], nothing)
+        if self.top_p < 1:
+            ordered, places = logits.sort(descending=True)
+            before = ordered.softmax(0).cumsum(0).roll(1)
+            before[0] = 0
+            out = torch.zeros_like(logits, dtype=torch.bool).index_copy_(0, places, before >= self.top_p)
+            logits = logits.masked_fill(out, nothing)
+        return logits
+
+
+_TYPES: Mapping[str, Callable[[Any], Any]] = {
+    "logit_bias": lambda biases: {int(token): float(bias) for token, bias in biases.items()},
+    "allowed_token_ids": lambda ids: tuple(int(token) for token in ids),
+    "ignore_eos": bool,
+    **dict.fromkeys(("top_k", "min_tokens"), lambda number: max(0, int(number))),
+}
+"""What makes a value of each setting; the others are numbers."""
+
 
 def choosing_of(sampling: SamplingParams, defaults: Mapping[str, Any]) -> Choosing:
     """The settings of `sampling`, its `extra` included; `defaults` fill what it leaves unset.
@@ -191,8 +218,9 @@ def choosing_of(sampling: SamplingParams, defaults: Mapping[str, Any]) -> Choosi
     unknown = sorted(settings.keys() - fields.keys())
     if unknown:
         raise refusal(f"an in-process model does not support {', '.join(unknown)}; it knows {', '.join(fields)}")
+    stated = {name: value for name, value in defaults.items() if name in fields} | settings
     try:
-        choosing = _typed({name: value for name, value in defaults.items() if name in fields} | settings)
+        choosing = Choosing(**{name: _TYPES.get(name, float)(value) for name, value in stated.items()})
     except (TypeError, ValueError, AttributeError) as error:
         raise refusal(f"a sampling parameter has the wrong type: {error}") from None
     ranges = {
@@ -211,21 +239,6 @@ def choosing_of(sampling: SamplingParams, defaults: Mapping[str, Any]) -> Choosi
 def refusal(message: str) -> ProviderError:
     """A ProviderError with status 400, for a bad request."""
     return ProviderError(message, status=400)
-
-
-def _typed(settings: dict[str, Any]) -> Choosing:
-    """The values as numbers; TypeError or ValueError if they are not."""
-    if "logit_bias" in settings:
-        settings["logit_bias"] = {int(token): float(bias) for token, bias in settings["logit_bias"].items()}
-    if "allowed_token_ids" in settings:
-        settings["allowed_token_ids"] = tuple(int(token) for token in settings["allowed_token_ids"])
-    for name in ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"):
-        if name in settings:
-            settings[name] = float(settings[name])
-    for name in ("top_k", "min_tokens"):
-        if name in settings:
-            settings[name] = max(0, int(settings[name]))
-    return Choosing(**settings)
 
 
 def choose(
@@ -261,31 +274,12 @@ def choose(
         logits = logits.index_add(0, seen, -penalty)
     if choosing.temperature == 0:
         return int(logits.argmax())
-    probabilities = _truncated(logits / choosing.temperature, choosing).double().softmax(0)
+    probabilities = choosing.truncated(logits / choosing.temperature).double().softmax(0)
     # Drawn by probability, and never of probability 0.
     bounds = probabilities.cumsum(0)
     point = torch.rand((), dtype=torch.float64, generator=generator) * bounds[-1]
     token = int(torch.searchsorted(bounds, point, right=True))
     return min(token, int(probabilities.nonzero()[-1]))
-
-
-def _truncated(logits: torch.Tensor, choosing: Choosing) -> torch.Tensor:
-    """The logits with -inf for what min_p, top_k and then top_p exclude; the likeliest token always stays."""
-    import torch
-
-    nothing = float("-inf")
-    if choosing.min_p > 0:
-        probabilities = logits.softmax(0)
-        logits = logits.masked_fill(probabilities < choosing.min_p * probabilities.max(), nothing)
-    if 0 < choosing.top_k < len(logits):
-        logits = logits.masked_fill(logits < logits.topk(choosing.top_k).values[-1], nothing)
-    if choosing.top_p < 1:
-        ordered, places = logits.sort(descending=True)
-        before = ordered.softmax(0).cumsum(0).roll(1)
-        before[0] = 0
-        out = torch.zeros_like(logits, dtype=torch.bool).index_copy_(0, places, before >= choosing.top_p)
-        logits = logits.masked_fill(out, nothing)
-    return logits
 
 
 _PIECE = 1 << 24
@@ -307,125 +301,85 @@ class _OpenAnswer:
     """Its last text, as far as a stop text can reach back."""
 
 
-class Sampling:
-    """The answers to one prompt while they are being sampled; call `step` until `done`."""
+def sampled(
+    model: CausalModel, input_ids: Sequence[int], sampling: SamplingParams, weight_version: str | None
+) -> Iterator[list[GenerationChunk]]:
+    """The next token of each unfinished answer, after each forward pass.
 
-    def __init__(
-        self, model: CausalModel, input_ids: Sequence[int], sampling: SamplingParams, weight_version: str | None
-    ) -> None:
-        self._model, self._version = model, weight_version
-        self._prompt = model.checked(input_ids)
-        self._choosing = choosing_of(sampling, model.defaults)
-        self._sampling = sampling
-        self._eos: tuple[int, ...] = () if self._choosing.ignore_eos else model.eos_ids
-        self._end_ids = {*self._eos, *sampling.stop_token_ids}
-        self._cache: Any = None
-        self._room = 0
-        """The most tokens that an answer may have."""
-        self._answers = self._begun(sampling)
-        choosing = self._choosing
-        size = model.vocabulary_size
-        named = [*(choosing.allowed_token_ids or ()), *choosing.logit_bias, *sampling.stop_token_ids]
-        wrong = next((token for token in named if not 0 <= token < size), None)
-        if wrong is not None:
+    Answer k with seed s equals the first answer with seed s + k. What ends an answer is decided as in vLLM; its
+    `stop_reason` is None for an end token of the model.
+    """
+    import torch
+
+    prompt, choosing = model.checked(input_ids), choosing_of(sampling, model.defaults)
+    checked_sampling(sampling, ())
+    room = sampling.max_tokens
+    if model.context is not None:
+        left = model.context - len(prompt)
+        if left < (room or 1):
             raise refusal(
-                f"a sampling parameter names id {wrong}, which is outside the model's vocabulary of {size}"
+                f"{len(prompt)} tokens of prompt and {room or 1} to sample do not fit into the "
+                f"model's context of {model.context}"
             )
-
-    @property
-    def done(self) -> bool:
-        return not self._answers
-
-    def step(self) -> list[GenerationChunk]:
-        """One forward pass: the next token of each unfinished answer."""
-        import torch
-
-        with torch.inference_mode():
-            chunks = [self._next(*pair) for pair in zip(self._answers, self._logits(), strict=True)]
-            going = [place for place, chunk in enumerate(chunks) if chunk.finish_reason is None]
-            if self._cache is not None and 0 < len(going) < len(chunks):
-                self._cache.batch_select_indices(torch.tensor(going))
-            self._answers = [self._answers[place] for place in going]
-        return chunks
-
-    def _begun(self, sampling: SamplingParams) -> list[_OpenAnswer]:
-        """The answers before their first token; answer k with seed s equals the first answer with seed s + k."""
-        import torch
-
-        checked_sampling(sampling, ())
-        wanted = sampling.max_tokens
-        if self._model.context is None:
-            if wanted is None:
-                raise refusal("max_tokens is needed: the model does not say how long its context is")
-            self._room = wanted
+        room = left if room is None else room
+    if room is None:
+        raise refusal("max_tokens is needed: the model does not say how long its context is")
+    size = model.vocabulary_size
+    named = [*(choosing.allowed_token_ids or ()), *choosing.logit_bias, *sampling.stop_token_ids]
+    wrong = next((token for token in named if not 0 <= token < size), None)
+    if wrong is not None:
+        raise refusal(f"a sampling parameter names id {wrong}, which is outside the model's vocabulary of {size}")
+    eos: tuple[int, ...] = () if choosing.ignore_eos else model.eos_ids
+    ends = {*eos, *sampling.stop_token_ids}
+    longest = max((len(text.encode()) for text in sampling.stop), default=0)
+    answers = [_OpenAnswer(index, torch.Generator()) for index in range(sampling.n)]
+    for answer in answers:
+        if sampling.seed is None:
+            answer.generator.seed()
         else:
-            left = self._model.context - len(self._prompt)
-            if left < (wanted or 1):
-                raise refusal(
-                    f"{len(self._prompt)} tokens of prompt and {wanted or 1} to sample do not fit into the "
-                    f"model's context of {self._model.context}"
-                )
-            self._room = left if wanted is None else wanted
-        answers = []
-        for index in range(sampling.n):
-            generator = torch.Generator()
-            if sampling.seed is None:
-                generator.seed()
+            answer.generator.manual_seed(sampling.seed + answer.index)
+    cache: Any = None
+    while answers:
+        chunks = []
+        with torch.inference_mode():
+            if not model.has_cache:
+                whole = [[*prompt, *answer.output_ids] for answer in answers]
+                logits_NKV = torch.cat([model.forward([ids], None, 1)[0] for ids in whole])
+            elif cache is None:
+                logits_NKV, cache = model.forward([prompt], None, 1)
+                logits_NKV = logits_NKV.expand(len(answers), -1, -1)
+                if len(answers) > 1:
+                    cache.batch_repeat_interleave(len(answers))
             else:
-                generator.manual_seed(sampling.seed + index)
-            answers.append(_OpenAnswer(index, generator))
-        return answers
-
-    def _logits(self) -> torch.Tensor:
-        """`[N, V]` for the next token of each answer."""
-        import torch
-
-        if not self._model.has_cache:
-            whole = [[*self._prompt, *answer.output_ids] for answer in self._answers]
-            return torch.cat([self._model.forward([ids], None, 1)[0][:, -1] for ids in whole])
-        if self._cache is None:
-            logits, self._cache = self._model.forward([self._prompt], None, 1)
-            if len(self._answers) > 1:
-                self._cache.batch_repeat_interleave(len(self._answers))
-            return logits[:, -1].expand(len(self._answers), -1)
-        last = [answer.output_ids[-1:] for answer in self._answers]
-        logits, self._cache = self._model.forward(last, self._cache, 1)
-        return logits[:, -1]
-
-    def _next(self, answer: _OpenAnswer, logits_V: torch.Tensor) -> GenerationChunk:
-        if not bool(logits_V.isfinite().any()) or bool(logits_V.isnan().any()):
-            raise ProviderError("the model's logits are not numbers (NaN): its weights are broken")
-        token = choose(logits_V, self._choosing, answer.generator, self._prompt, answer.output_ids, self._end_ids)
-        logprobs = logits_V.log_softmax(-1)
-        answer.output_ids.append(token)
-        finish_reason, stop_reason = self._ended(answer)
-        return GenerationChunk(
-            index=answer.index,
-            output_ids=(token,),
-            logprobs=(float(logprobs[token]),),
-            top_logprobs=_tops(logprobs[None], self._sampling.top_logprobs),
-            finish_reason=finish_reason,
-            stop_reason=stop_reason,
-            weight_version=self._version,
-        )
-
-    def _ended(self, answer: _OpenAnswer) -> tuple[str | None, str | int | None]:
-        """Why an answer ends with its last token, as vLLM decides it; and which stop text or stop token of the
-        request it is, None for an end token of the model. Both are None if the answer goes on.
-        """
-        token, sampling = answer.output_ids[-1], self._sampling
-        if token in self._eos:
-            return "stop", None
-        if token in sampling.stop_token_ids:
-            return "stop", token
-        if sampling.stop:
-            answer.tail += self._model.token_bytes(token)
-            for text in sampling.stop:  # It may end inside the token.
-                if text.encode() in answer.tail:
-                    return "stop", text
-            longest = max(len(text.encode()) for text in sampling.stop)
-            answer.tail = answer.tail[max(0, len(answer.tail) - longest + 1) :]
-        return "length" if len(answer.output_ids) >= self._room else None, None
+                logits_NKV, cache = model.forward([answer.output_ids[-1:] for answer in answers], cache, 1)
+            for answer, logits_V in zip(answers, logits_NKV[:, -1], strict=True):
+                if not bool(logits_V.isfinite().any()) or bool(logits_V.isnan().any()):
+                    raise ProviderError("the model's logits are not numbers (NaN): its weights are broken")
+                token = choose(logits_V, choosing, answer.generator, prompt, answer.output_ids, ends)
+                answer.output_ids.append(token)
+                stop: str | int | None = None
+                if sampling.stop:  # a stop text may end inside the token
+                    answer.tail = answer.tail[-longest:] + model.token_bytes(token)
+                    stop = next((text for text in sampling.stop if text.encode() in answer.tail), None)
+                if token in ends:
+                    stop = None if token in eos else token
+                reason = "length" if len(answer.output_ids) >= room else None
+                logprobs_V = logits_V.log_softmax(-1)
+                chunk = GenerationChunk(
+                    index=answer.index,
+                    output_ids=(token,),
+                    logprobs=(float(logprobs_V[token]),),
+                    top_logprobs=_tops(logprobs_V[None], sampling.top_logprobs),
+                    finish_reason="stop" if token in ends or stop is not None else reason,
+                    stop_reason=stop,
+                    weight_version=weight_version,
+                )
+                chunks.append(chunk)
+            going = [place for place, chunk in enumerate(chunks) if chunk.finish_reason is None]
+            if cache is not None and 0 < len(going) < len(chunks):
+                cache.batch_select_indices(torch.tensor(going))
+            answers = [answers[place] for place in going]
+        yield chunks
 
 
 def _tops(logprobs_TV: torch.Tensor, count: int) -> tuple[TopLogprobs, ...] | None:
@@ -437,53 +391,39 @@ def _tops(logprobs_TV: torch.Tensor, count: int) -> tuple[TopLogprobs, ...] | No
     return tuple(tuple(zip(ids, values, strict=True)) for ids, values in pairs)
 
 
-class Scoring:
-    """Scores ids piece by piece, so that the logits of a long text are never all in memory."""
+def scored(
+    model: CausalModel, ids: Sequence[int], start: int, top: int, weight_version: str | None
+) -> Iterator[list[ScoredTokens]]:
+    """The scores of ids, after [] for each forward pass: the logits of a long text are never all in memory."""
+    import torch
 
-    def __init__(self, model: CausalModel, ids: Sequence[int], start: int, top: int) -> None:
-        self._model, self._ids, self._start, self._top = model, model.checked(ids), max(1, start), top
-        if self._start > len(self._ids):
-            raise refusal(f"there are {len(self._ids)} ids, and no position {start} to score from")
-        self._pieces = self._planned()
-        self._cache: Any = None
-        self._logprobs: list[float] = []
-        self._tops: list[TopLogprobs] = []
-
-    def step(self) -> bool:
-        """Scores the next piece; False if there was none."""
-        import torch
-
-        begin, end = next(self._pieces, (0, 0))
-        if not end:
-            return False
-        wanted = end >= self._start
-        first = begin if self._model.has_cache else 0
+    plain, first = model.checked(ids), max(1, start)
+    if first > len(plain):
+        raise refusal(f"there are {len(plain)} ids, and no position {start} to score from")
+    size = max(1, (_PIECE if model.has_cache else _PIECE_OF_ALL) // model.vocabulary_size)
+    pieces, last = [], len(plain) - 1
+    if model.has_cache:
+        size = min(size, _TOKENS)
+        # Those before the start only fill the cache.
+        step = _TOKENS if model.keeps_few else size
+        pieces += [(at, min(at + step, first - 1)) for at in range(0, first - 1, step)]
+    pieces += [(at, min(at + size, last)) for at in range(first - 1, last, size)]
+    logprobs: list[float] = []
+    tops: list[TopLogprobs] = []
+    cache: Any = None
+    for begin, end in pieces:
+        wanted = end >= first
         with torch.inference_mode():
-            logit_count = end - begin if wanted else 1
-            logits, self._cache = self._model.forward([self._ids[first:end]], self._cache, logit_count)
+            seen = plain[begin if model.has_cache else 0 : end]
+            logits_TV, cache = model.forward([seen], cache, end - begin if wanted else 1)
             if wanted:
-                # Add the logprobs of some ids and the likeliest tokens at their positions.
-                logprobs_TV = logits[0].log_softmax(-1)
-                targets_T = torch.tensor(self._ids[begin + 1 : end + 1])
-                self._logprobs += logprobs_TV.gather(1, targets_T[:, None])[:, 0].tolist()
-                self._tops += _tops(logprobs_TV, self._top) or ()
-        return True
-
-    def _planned(self) -> Iterator[tuple[int, int]]:
-        """Start and end of each piece: those before `start`, which only fill the cache, and those to score."""
-        model, before = self._model, self._start - 1
-        numbers = _PIECE if model.has_cache else _PIECE_OF_ALL
-        size = max(1, numbers // model.vocabulary_size)
-        size = min(size, _TOKENS) if model.has_cache else size
-        if model.has_cache:
-            step = _TOKENS if model.keeps_few else size
-            yield from ((at, min(at + step, before)) for at in range(0, before, step))
-        last = len(self._ids) - 1
-        yield from ((at, min(at + size, last)) for at in range(before, last, size))
-
-    def scored(self, weight_version: str | None) -> ScoredTokens:
-        tops = tuple(self._tops) if self._top > 0 else None
-        return ScoredTokens(self._ids, self._start, tuple(self._logprobs), tops, weight_version)
+                logits_TV = logits_TV[0].log_softmax(-1)
+                targets_T = torch.tensor(plain[begin + 1 : end + 1])
+                logprobs += logits_TV.gather(1, targets_T[:, None])[:, 0].tolist()
+                tops += _tops(logits_TV, top) or ()
+        del logits_TV  # before the next ones are computed
+        yield []
+    yield [ScoredTokens(plain, first, tuple(logprobs), tuple(tops) if top > 0 else None, weight_version)]
 
 
 T = TypeVar("T")
@@ -530,34 +470,35 @@ class HuggingFaceProvider:
 
     async def generate_n(self, input_ids: Sequence[int], sampling: SamplingParams) -> tuple[GenerationResult, ...]:
         """All answers to a prompt, sampled in one batch."""
-        return await collect(self.stream(input_ids, sampling), input_ids, sampling)
+        chunks = [chunk async for chunk in self.stream(input_ids, sampling)]
+        return joined(chunks, tuple(int(token) for token in input_ids), sampling.n)
 
-    async def stream(self, input_ids: Sequence[int], sampling: SamplingParams) -> AsyncIterator[GenerationChunk]:
+    def stream(self, input_ids: Sequence[int], sampling: SamplingParams) -> AsyncIterator[GenerationChunk]:
         """The answers token by token."""
-        run = await self._in_thread(lambda model: Sampling(model, input_ids, sampling, self.weight_version))
-        while not run.done:
-            for chunk in await self._in_thread(lambda _: run.step()):
-                yield chunk
+        return self._in_thread(sampled, input_ids, sampling, self.weight_version)
 
     async def score(self, ids: Sequence[int], *, start: int = 0, top: int = 0) -> ScoredTokens:
         """The logprobs of `ids[start:]`."""
-        version = self.weight_version
-        run = await self._in_thread(lambda model: Scoring(model, ids, start, top))
-        while await self._in_thread(lambda _: run.step()):
-            pass
-        return run.scored(version)
+        (scores,) = [each async for each in self._in_thread(scored, ids, start, top, self.weight_version)]
+        return scores
 
     async def close(self) -> None:
         """Release the model after a running forward pass."""
         self._model = None
         await asyncio.to_thread(self._thread.shutdown)
 
-    async def _in_thread(self, work: Callable[[CausalModel], T]) -> T:
-        """Runs work with the model in the provider's thread; its result."""
-        model = self._model
-        if model is None:
-            raise ProviderError(f"{self.name} is closed")
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work, model)
+    async def _in_thread(self, run: Callable[..., Iterator[list[T]]], *arguments: Any) -> AsyncIterator[T]:
+        """What a run of the model yields, each step in the provider's thread, by turns with other calls."""
+        steps: Iterator[list[T]] | None = None
+        while True:
+            if self._model is None:
+                raise ProviderError(f"{self.name} is closed")
+            steps = steps or run(self._model, *arguments)
+            step = await asyncio.get_running_loop().run_in_executor(self._thread, next, steps, None)
+            if step is None:
+                return
+            for each in step:
+                yield each
 
 
 def _open(where: str, options: ProviderOptions) -> HuggingFaceProvider:

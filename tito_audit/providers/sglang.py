@@ -21,20 +21,21 @@ from tito_audit.providers._answers import (
     answered_logprob,
     answered_logprobs,
     checked_sampling,
-    counted,
     finished,
+    joined,
     likeliest,
     plain_ids,
+    stated,
     weight_spans,
 )
-from tito_audit.providers._http import Finder, ServerProvider
+from tito_audit.providers._http import ModelServer
 
 _Object: TypeAlias = Mapping[str, Any]
 _PATH = "/generate"
 _OURS = ("n", "max_new_tokens", "stop", "stop_token_ids")
 
 
-class SGLangProvider(ServerProvider):
+class SGLangProvider(ModelServer):
     """An SGLang server. The prompt is sent as ids; `meta_info` holds the sampled ids with their logprobs, and the
     version of the weights.
 
@@ -49,7 +50,6 @@ class SGLangProvider(ServerProvider):
     def __init__(self, base_url: str, options: ProviderOptions | None = None) -> None:
         """`base_url` with or without the path of the endpoint."""
         super().__init__("sglang", base_url.rstrip("/").removesuffix(_PATH).removesuffix("/v1"), options)
-        self._finder = Finder(self._http, self.name, self._options.model)
         self._where = f"{self.name}{_PATH}"
 
     async def generate_n(self, input_ids: Sequence[int], sampling: SamplingParams) -> tuple[GenerationResult, ...]:
@@ -59,25 +59,15 @@ class SGLangProvider(ServerProvider):
         answers = answer if isinstance(answer, list) else [answer]
         if len(answers) != sampling.n:
             raise ProviderError(f"{self._where}: {sampling.n} answers were requested, and {len(answers)} came")
-        results = []
-        for entry in answers:
+        chunks = []
+        for index, entry in enumerate(answers):
             meta = self._meta(entry, ids)
-            output_ids, logprobs, tops = self._columns(meta, 0, sampling.top_logprobs)
-            if isinstance(entry.get("output_ids"), list) and entry["output_ids"] != list(output_ids):
+            chunk = self._chunk(index, meta, 0, sampling.top_logprobs)
+            if isinstance(entry.get("output_ids"), list) and entry["output_ids"] != list(chunk.output_ids):
                 raise ProviderError(f"{self._where}: output_ids are not the ids of output_token_logprobs")
-            result = GenerationResult(
-                tuple(ids),
-                output_ids,
-                logprobs,
-                tops,
-                finished(_reason(meta), self._where),
-                _stop_reason(meta),
-                _version(meta),
-                weight_spans(meta),
-            )
-            counted([result], meta.get("completion_tokens"), self._where)
-            results.append(result)
-        return tuple(results)
+            finished(chunk.finish_reason, self._where)
+            chunks.append(chunk)
+        return joined(chunks, tuple(ids), sampling.n)
 
     async def stream(self, input_ids: Sequence[int], sampling: SamplingParams) -> AsyncIterator[GenerationChunk]:
         """The answers as they are sampled."""
@@ -91,58 +81,34 @@ class SGLangProvider(ServerProvider):
                 raise ProviderError(
                     f"{self._where}: {sampling.n} answers were requested, and one has the index {index}"
                 )
-            meta = self._meta(event, ids)
-            output_ids, logprobs, tops = self._columns(meta, seen[index], sampling.top_logprobs)
-            seen[index] += len(output_ids)
-            if (reason := _reason(meta)) is not None:
+            chunk = self._chunk(index, self._meta(event, ids), seen[index], sampling.top_logprobs)
+            seen[index] += len(chunk.output_ids)
+            if chunk.finish_reason is not None:
                 ended.add(index)
-            yield GenerationChunk(
-                index=index,
-                output_ids=output_ids,
-                logprobs=logprobs,
-                top_logprobs=tops,
-                finish_reason=None if reason is None else finished(reason, self._where),
-                stop_reason=_stop_reason(meta),
-                weight_version=_version(meta),
-                weight_spans=weight_spans(meta),
-            )
+            yield chunk
         if len(ended) != sampling.n:
             raise ProviderError(f"{self._where}: {len(ended)} of {sampling.n} answers ended in the stream")
 
-    async def score(self, ids: Sequence[int], *, start: int = 0, top: int = 0) -> ScoredTokens:
-        """The logprobs of `ids[start:]`, with nothing sampled."""
-        plain, first = plain_ids(ids), max(1, start)
-        if first > len(plain):
-            raise ProviderError(f"there are {len(plain)} ids, and no position {start} to score from", status=400)
-        if first == len(plain):
-            return ScoredTokens(tuple(plain), first, (), () if top else None)
+    async def _scores(self, ids: list[int], start: int, top: int) -> ScoredTokens:
+        """With nothing sampled; each logprob is checked against the id that was sent."""
         body = {
-            "input_ids": plain,
+            "input_ids": ids,
             "sampling_params": {"temperature": 0.0, "max_new_tokens": 0},
             "return_logprob": True,
-            "logprob_start_len": first - 1,  # the first entry never has a logprob
+            "logprob_start_len": start - 1,  # the first entry never has a logprob
             "top_logprobs_num": top,
         }
-        meta = self._meta(await self._http.json("POST", _PATH, body), plain)
-        # The logprobs of `ids[first:]`, each checked against the id that was sent.
+        meta, size = self._meta(await self._http.json("POST", _PATH, body), ids), len(ids) - start
         logprobs = []
-        for at, entry in enumerate(self._entries(meta, "input_token_logprobs")[first - len(plain) :], first):
+        for at, entry in enumerate(self._entries(meta, "input_token_logprobs")[-size:], start):
             where = f"{self._where}, prompt token {at}"
-            if entry[1] not in (plain[at], 0):  # 0 is also written for the last id of the vocabulary
-                raise ProviderError(f"{where}: id {plain[at]} was sent, and the score is of {entry[1]}")
+            if entry[1] not in (ids[at], 0):  # 0 is also written for the last id of the vocabulary
+                raise ProviderError(f"{where}: id {ids[at]} was sent, and the score is of {entry[1]}")
             logprobs.append(answered_logprob(entry[0], where))
-        if len(logprobs) != len(plain) - first:
-            raise ProviderError(
-                f"{self._where}: {len(plain) - first} ids were sent to be scored, and {len(logprobs)} were"
-            )
-        tops = self._list(meta, "input_top_logprobs", len(plain) - first) if top else []
-        alternatives = tuple(self._likeliest(each, top) for each in tops) if top else None
-        return ScoredTokens(tuple(plain), first, tuple(logprobs), alternatives, _version(meta))
-
-    async def find_model(self) -> str:
-        """The name of the served model, which is `model` from now on; ProviderError if the server does not say."""
-        self.model = (await self._finder.find()).model
-        return self.model
+        if len(logprobs) != size:
+            raise ProviderError(f"{self._where}: {size} ids were sent to be scored, and {len(logprobs)} were")
+        tops = self._likeliest(meta, "input_top_logprobs", size, top)
+        return ScoredTokens(tuple(ids), start, tuple(logprobs), tops, _version(meta))
 
     async def find_tokenizer(self) -> str:
         """The folder or name of the tokenizer as the server states it, else the name of the model."""
@@ -164,23 +130,13 @@ class SGLangProvider(ServerProvider):
 
     async def _body(self, ids: list[int], sampling: SamplingParams) -> dict[str, Any]:
         checked_sampling(sampling, _OURS)
-        served = await self._finder.find()
-        self.model = served.model
-        length = sampling.max_tokens or served.room(len(ids), self.name)
-        parameters = {
-            "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
-            "top_k": sampling.top_k,
-            "min_p": sampling.min_p,
-            "sampling_seed": sampling.seed,
-            "stop": list(sampling.stop) or None,
-            "stop_token_ids": [int(token) for token in sampling.stop_token_ids] or None,
-            "n": sampling.n if sampling.n != 1 else None,
-        }
-        stated = {name: value for name, value in parameters.items() if value is not None}
+        served, how = await self.served(), stated(sampling)
+        if "seed" in how:
+            how["sampling_seed"] = how.pop("seed")
+        length = how.pop("max_tokens", None) or served.room(len(ids), self.name)
         return {
             "input_ids": ids,
-            "sampling_params": {**stated, **sampling.extra, "max_new_tokens": length},
+            "sampling_params": {**how, **sampling.extra, "max_new_tokens": length},
             "return_logprob": True,
             "top_logprobs_num": sampling.top_logprobs,
         }
@@ -202,26 +158,30 @@ class SGLangProvider(ServerProvider):
             )
         return meta
 
-    def _columns(
-        self, meta: _Object, seen: int, top: int
-    ) -> tuple[tuple[int, ...], tuple[float, ...], tuple[TopLogprobs, ...] | None]:
-        """The ids, logprobs and alternatives after the first `seen` tokens.
+    def _chunk(self, index: int, meta: _Object, seen: int, top: int) -> GenerationChunk:
+        """What comes after the first `seen` tokens of an answer.
 
         Events of a stream are cumulative or incremental; the number of tokens sampled so far tells which.
         """
         entries = self._entries(meta, "output_token_logprobs")
         total = meta.get("completion_tokens")
-        skipped = seen
-        if seen and type(total) is int and len(entries) == total - seen:
-            skipped = 0
-        elif type(total) is int and len(entries) != total:
+        if type(total) is int and len(entries) not in (total, total - seen):
             raise ProviderError(f"{self._where}: the server sampled {total} tokens and returned {len(entries)}")
-        ids = answered_ids([entry[1] for entry in entries[skipped:]], f"{self._where}: output_token_logprobs")
-        logprobs = answered_logprobs([entry[0] for entry in entries[skipped:]], self._where, ids)
-        if not top:
-            return ids, logprobs, None
-        tops = self._list(meta, "output_top_logprobs", len(ids))
-        return ids, logprobs, tuple(self._likeliest(each, top) for each in tops)
+        if type(total) is not int or len(entries) == total:
+            entries = entries[seen:]
+        ids = answered_ids([entry[1] for entry in entries], f"{self._where}: output_token_logprobs")
+        reason = meta.get("finish_reason")
+        kind, matched = (reason.get("type"), reason.get("matched")) if isinstance(reason, dict) else (reason, None)
+        return GenerationChunk(
+            index,
+            ids,
+            answered_logprobs([entry[0] for entry in entries], self._where, ids),
+            self._likeliest(meta, "output_top_logprobs", len(ids), top),
+            None if kind is None else finished(str(kind), self._where),
+            matched if isinstance(matched, str | int) else None,
+            _version(meta),
+            weight_spans(meta),
+        )
 
     def _entries(self, meta: _Object, key: str) -> list[Any]:
         """A list of `[logprob, id, text]`."""
@@ -232,30 +192,20 @@ class SGLangProvider(ServerProvider):
             raise ProviderError(f"{self._where}: {key} are not [logprob, id, text]: {str(entries)[:100]}")
         return entries
 
-    def _list(self, meta: _Object, key: str, size: int) -> list[Any]:
-        """The last `size` entries of a list; ProviderError if it is shorter."""
-        entries = meta.get(key)
-        if not isinstance(entries, list) or len(entries) < size:
+    def _likeliest(self, meta: _Object, key: str, size: int, top: int) -> tuple[TopLogprobs, ...] | None:
+        """The alternatives to the last `size` tokens; None if none were requested."""
+        if not top:
+            return None
+        lists = meta.get(key)
+        if not isinstance(lists, list) or len(lists) < size:
             raise ProviderError(f"{self._where}: meta_info has no {key} for {size} tokens")
-        return entries[len(entries) - size :]
-
-    def _likeliest(self, entries: Any, top: int) -> TopLogprobs:
-        checked = self._entries({"top_logprobs": entries}, "top_logprobs")
-        ids = answered_ids([entry[1] for entry in checked], f"{self._where}: alternatives")
-        values = answered_logprobs([entry[0] for entry in checked], f"{self._where}: alternatives", ids)
-        return likeliest(dict(zip(ids, values, strict=True)), top)
-
-
-def _reason(meta: _Object) -> str | None:
-    reason = meta.get("finish_reason")
-    kind = reason.get("type") if isinstance(reason, dict) else reason
-    return None if kind is None else str(kind)
-
-
-def _stop_reason(meta: _Object) -> str | int | None:
-    reason = meta.get("finish_reason")
-    matched = reason.get("matched") if isinstance(reason, dict) else None
-    return matched if isinstance(matched, str | int) else None
+        tops = []
+        for each in lists[len(lists) - size :]:
+            entries = self._entries({"top_logprobs": each}, "top_logprobs")
+            ids = answered_ids([entry[1] for entry in entries], f"{self._where}: alternatives")
+            values = answered_logprobs([entry[0] for entry in entries], f"{self._where}: alternatives", ids)
+            tops.append(likeliest(dict(zip(ids, values, strict=True)), top))
+        return tuple(tops)
 
 
 def _version(meta: _Object) -> str | None:

@@ -22,7 +22,15 @@ from tito_audit.provider import (
     ScoredTokens,
     TopLogprobs,
 )
-from tito_audit.providers._answers import answered_ids, answered_logprobs, checked_sampling, likeliest, plain_ids
+from tito_audit.providers._answers import (
+    answered_ids,
+    answered_logprobs,
+    checked_sampling,
+    joined,
+    likeliest,
+    plain_ids,
+    stated,
+)
 from tito_audit.providers._http import ServerProvider
 
 _GENERATE, _SCORE = "/generate/", "/get_sequence_logprobs/"
@@ -69,60 +77,44 @@ class TRLProvider(ServerProvider):
 
     async def generate_n(self, input_ids: Sequence[int], sampling: SamplingParams) -> tuple[GenerationResult, ...]:
         """All answers to a prompt."""
+        chunks = [chunk async for chunk in self.stream(input_ids, sampling)]
+        return joined(chunks, tuple(int(token) for token in input_ids), sampling.n)
+
+    async def stream(self, input_ids: Sequence[int], sampling: SamplingParams) -> AsyncIterator[GenerationChunk]:
+        """The answers, each in one piece: the server does not stream."""
         checked_sampling(sampling, _OURS)
-        ids, where, n = plain_ids(input_ids), f"{self.name}{_GENERATE}", sampling.n
+        ids, where, n, top = plain_ids(input_ids), f"{self.name}{_GENERATE}", sampling.n, sampling.top_logprobs
         # `generation_kwargs` override the other fields, which know no null.
-        names = ("temperature", "top_p", "top_k", "min_p", "max_tokens")
-        stated = {name: getattr(sampling, name) for name in names if getattr(sampling, name) is not None}
-        more = {
-            "seed": sampling.seed,
-            "stop": list(sampling.stop) or None,
-            "stop_token_ids": [int(token) for token in sampling.stop_token_ids] or None,
+        how = stated(sampling)
+        kwargs: dict[str, Any] = {
+            name: how.pop(name) for name in ("seed", "stop", "stop_token_ids") if name in how
         }
-        kwargs = {name: value for name, value in more.items() if value is not None} | dict(sampling.extra)
+        kwargs |= sampling.extra
         if sampling.max_tokens is None:
             kwargs["max_tokens"] = None
-        body = {**stated, "n": n, "logprobs": sampling.top_logprobs, "generation_kwargs": kwargs}
+        body = {**how, "n": n, "logprobs": top, "generation_kwargs": kwargs}
         answer, number = await self._answered(_Waiting(ids, body))
         prompts = _rows(answer, "prompt_ids", number, 1, where)
         if prompts != [ids]:
             raise ProviderError(f"{where}: the answer belongs to another prompt than the one that was sent")
-        sampled = _rows(answer, "completion_ids", number, n, where)
-        logprobs = _rows(answer, "logprobs", number, n, where)
-        candidates = _rows(answer, "logprob_token_ids", number, n, where)
-        results = []
-        for row in range(n):
-            output_ids = answered_ids(sampled[row], f"{where}: completion_ids")
-            values, tops = _columns(output_ids, logprobs[row], candidates[row], sampling.top_logprobs, where)
-            reason, stop = self._end(output_ids, sampling)
-            results.append(GenerationResult(tuple(ids), output_ids, values, tops, reason, stop))
-        return tuple(results)
+        names = ("completion_ids", "logprobs", "logprob_token_ids")
+        columns = [_rows(answer, name, number, n, where) for name in names]
+        chunks = []
+        for index, (sampled, logprobs, candidates) in enumerate(zip(*columns, strict=True)):
+            output_ids = answered_ids(sampled, f"{where}: completion_ids")
+            values, tops = _columns(output_ids, logprobs, candidates, top, where)
+            chunks.append(GenerationChunk(index, output_ids, values, tops, *self._end(output_ids, sampling)))
+        for chunk in chunks:
+            yield chunk
 
-    async def stream(self, input_ids: Sequence[int], sampling: SamplingParams) -> AsyncIterator[GenerationChunk]:
-        """The answers, each in one piece: the server does not stream."""
-        for index, result in enumerate(await self.generate_n(input_ids, sampling)):
-            yield GenerationChunk(
-                index,
-                result.output_ids,
-                result.logprobs,
-                result.top_logprobs,
-                result.finish_reason,
-                result.stop_reason,
-            )
-
-    async def score(self, ids: Sequence[int], *, start: int = 0, top: int = 0) -> ScoredTokens:
-        """The logprobs of `ids[start:]`; ProviderError for TRL 1.0, which does not score."""
-        plain, first, where = plain_ids(ids), max(1, start), f"{self.name}{_SCORE}"
-        if first > len(plain):
-            raise ProviderError(f"there are {len(plain)} ids, and no position {start} to score from", status=400)
-        if first == len(plain):
-            return ScoredTokens(tuple(plain), first, (), () if top else None)
-        body = {"prompt_lengths": [first], "top_logprobs": top, "temperature": 1.0}
-        answer, _ = await self._answered(_Waiting(plain, body, _SCORE))
+    async def _scores(self, ids: list[int], start: int, top: int) -> ScoredTokens:
+        """ProviderError for TRL 1.0, which does not score."""
+        where = f"{self.name}{_SCORE}"
+        body = {"prompt_lengths": [start], "top_logprobs": top, "temperature": 1.0}
+        answer, _ = await self._answered(_Waiting(ids, body, _SCORE))
         (logprobs,) = _rows(answer, "logprobs", 0, 1, where)
         (candidates,) = _rows(answer, "logprob_token_ids", 0, 1, where)
-        values, tops = _columns(plain[first:], logprobs, candidates, top, where)
-        return ScoredTokens(tuple(plain), first, values, tops)
+        return ScoredTokens(tuple(ids), start, *_columns(ids[start:], logprobs, candidates, top, where))
 
     def forcing(self, structural_tag: Mapping[str, Any]) -> dict[str, Any]:
         """The extra parameters that keep an answer to a structural tag of xgrammar."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import orjson
@@ -28,151 +28,22 @@ from tito_audit.providers._answers import (
     counted,
     finished,
     in_order,
+    joined,
     likeliest,
-    plain_ids,
     prompt_ids,
+    stated,
     weight_spans,
 )
-from tito_audit.providers._http import SAME, Finder, ServerProvider, objects
+from tito_audit.providers._http import SAME, ModelServer, objects
 from tito_audit.record.prompt_ids import PromptIds
 
-# vLLM's own parsers: sampled ids are sent back and returned as reasoning, content and tool calls.
-
 RENDER, DERENDER = "/v1/chat/completions/render", "/v1/chat/completions/derender"
-
-
-def derendered(answer: object, count: int, where: str) -> tuple[Parsed, ...]:
-    """The answers as the server parsed them, in the order of their index; ProviderError for anything else."""
-    choices = answer.get("choices") if isinstance(answer, Mapping) else None
-    try:
-        parsed = {}
-        for choice in choices or ():
-            message = choice["message"]
-            calls = (call["function"] for call in message.get("tool_calls") or ())
-            parsed[choice["index"]] = Parsed(
-                message.get("content") or None,
-                message.get("reasoning") or message.get("reasoning_content") or None,
-                tuple(ParsedCall(call["name"], call["arguments"]) for call in calls),
-            )
-        return tuple(parsed[index] for index in range(count))
-    except (AttributeError, KeyError, TypeError) as error:
-        raise ProviderError(
-            f"{where}: {count} answers were sent, and not all came back parsed ({error})"
-        ) from None
-
-
-# The two endpoints of vLLM that take token ids: their requests, and where their answers hold the columns.
+COMPLETIONS, TOKENS = "/v1/completions", "/inference/v1/generate"
+"""The two endpoints that take token ids."""
 
 Object: TypeAlias = Mapping[str, Any]
-Columns: TypeAlias = tuple[tuple[int, ...], tuple[float, ...], tuple[TopLogprobs, ...] | None]
-"""The ids, logprobs and alternatives of one choice, or of one piece of it."""
-
 _OURS = ("model", "prompt", "n", "stream", "logprobs", "return_token_ids", "return_tokens_as_token_ids", "echo")
 _TOKEN_ID = "token_id:"
-
-
-@dataclass(frozen=True, slots=True)
-class Endpoint:
-    """One of the endpoints."""
-
-    path: str
-    body: Callable[[str, PromptIds, SamplingParams], dict[str, Any]]
-    """The request of a model's name, a prompt and how to sample (`max_tokens` given)."""
-    logprobs: Callable[[Object, int], tuple[list[Any], list[dict[int, float]]]]
-    """What a choice's `logprobs` hold: the logprob of each token, and the candidates at each position."""
-    prompt_in_choice: bool
-    """Whether `prompt_token_ids` and `prompt_logprobs` are in the choice; else they are at the top."""
-    ours: tuple[str, ...] = _OURS
-    """Fields that `extra` must not set."""
-
-
-def _completions_body(model: str, ids: PromptIds, sampling: SamplingParams) -> dict[str, Any]:
-    prompt = orjson.Fragment(ids.json)
-    body = {"model": model, "prompt": prompt, "logprobs": sampling.top_logprobs, "return_token_ids": True}
-    if sampling.top_logprobs:
-        body["return_tokens_as_token_ids"] = True  # else the alternatives are texts
-    return {**body, **_parameters(sampling)}
-
-
-def _tokens_body(model: str, ids: PromptIds, sampling: SamplingParams) -> dict[str, Any]:
-    # The sampled token takes one of the places.
-    count = sampling.top_logprobs + 1 if sampling.top_logprobs else 0
-    parameters = {**_parameters(sampling), "logprobs": count}
-    return {
-        "model": model,
-        "token_ids": orjson.Fragment(ids.json),
-        "return_token_ids": True,
-        "sampling_params": parameters,
-    }
-
-
-def _parameters(sampling: SamplingParams) -> dict[str, Any]:
-    names = ("temperature", "top_p", "top_k", "min_p", "max_tokens", "seed")
-    parameters: dict[str, Any] = {
-        name: getattr(sampling, name) for name in names if getattr(sampling, name) is not None
-    }
-    if sampling.stop:
-        parameters["stop"] = list(sampling.stop)
-    if sampling.stop_token_ids:
-        parameters["stop_token_ids"] = [int(token) for token in sampling.stop_token_ids]
-    if sampling.n != 1:
-        parameters["n"] = sampling.n
-    return {**parameters, **sampling.extra}
-
-
-def _completions_logprobs(logged: Object, top: int) -> tuple[list[Any], list[dict[int, float]]]:
-    candidates = []
-    for written in (logged.get("top_logprobs") or []) if top else ():
-        by_id = {}
-        for token, value in (written or {}).items():
-            number = token.removeprefix(_TOKEN_ID)
-            if number == token or not number.isdecimal():
-                raise ProviderError(
-                    f"an alternative is the text {token!r}: the server ignores return_tokens_as_token_ids"
-                )
-            by_id[int(number)] = value
-        candidates.append(by_id)
-    return logged.get("token_logprobs") or [], candidates
-
-
-def _tokens_logprobs(logged: Object, top: int) -> tuple[list[Any], list[dict[int, float]]]:
-    content = logged.get("content") or []
-    values = [token.get("logprob") for token in content]
-    if not top:
-        return values, []
-    return values, [{each["token_id"]: each["logprob"] for each in token["top_logprobs"]} for token in content]
-
-
-COMPLETIONS = Endpoint("/v1/completions", _completions_body, _completions_logprobs, True)
-TOKENS = Endpoint("/inference/v1/generate", _tokens_body, _tokens_logprobs, False, ("n", "logprobs"))
-
-
-def columns(endpoint: Endpoint, choice: Object, top: int, where: str) -> Columns:
-    """The sampled tokens, checked; ProviderError if ids or logprobs are missing or do not match."""
-    ids = choice.get("token_ids")
-    if ids is None:
-        raise ProviderError(
-            f"{where}: the answer has no token_ids: the server ignores return_token_ids (vLLM has it since 0.10.2)"
-        )
-    ids = answered_ids(ids, f"{where}: token_ids")
-    logged = choice.get("logprobs")
-    if logged is None and ids:
-        raise ProviderError(f"{where}: the answer has no logprobs, which were requested")
-    try:
-        values, candidates = endpoint.logprobs(logged or {}, top)
-    except (TypeError, KeyError, AttributeError) as error:
-        raise ProviderError(
-            f"{where}: the logprobs have an unknown form: {type(error).__name__}: {error}"
-        ) from None
-    logprobs = answered_logprobs(values, where, ids)
-    if not top:
-        return ids, logprobs, None
-    if len(candidates) != len(ids):
-        raise ProviderError(f"{where}: {len(ids)} tokens, and alternatives for {len(candidates)}")
-    for at, each in enumerate(candidates):
-        for value in each.values():
-            answered_logprob(value, f"{where}, an alternative of token {at}")
-    return ids, logprobs, tuple(likeliest(each, top) for each in candidates)
 
 
 def weight_version(choice: Object) -> str | None:
@@ -210,7 +81,7 @@ def prompt_columns(
 _LOGITS = ("raw_logits", "processed_logits")
 
 
-class VLLMProvider(ServerProvider):
+class VLLMProvider(ModelServer):
     """A vLLM server. The prompt is sent as ids; the answer holds ids, logprobs, and the prompt's ids for
     comparison.
 
@@ -227,38 +98,27 @@ class VLLMProvider(ServerProvider):
     def __init__(self, base_url: str, options: ProviderOptions | None = None) -> None:
         """`base_url` with or without the path of an endpoint."""
         root = base_url.rstrip("/")
-        self._endpoint = TOKENS if root.endswith(TOKENS.path) else COMPLETIONS
-        root = root.removesuffix(self._endpoint.path)
-        super().__init__("vllm", root if self._endpoint is TOKENS else root.removesuffix("/v1"), options)
+        self._path = TOKENS if root.endswith(TOKENS) else COMPLETIONS
+        root = root.removesuffix(self._path)
+        super().__init__("vllm", root if self._path == TOKENS else root.removesuffix("/v1"), options)
+        self._where = f"{self.name}{self._path}"
         self.logprobs_mode: str | None = None
         """As the server states it (in its development mode); None: not stated."""
-        self._finder = Finder(self._http, self.name, self._options.model, self._check_mode)
 
     async def generate_n(self, input_ids: Sequence[int], sampling: SamplingParams) -> tuple[GenerationResult, ...]:
         """All answers to a prompt, by one request."""
         ids = prompt_ids(input_ids)
-        body = await self._body(ids, sampling)
-        answer = await self._http.json("POST", self._endpoint.path, body, sent=ids)
+        answer = await self._http.json("POST", self._path, await self._body(ids, sampling), sent=ids)
         choices = _choices(answer, self._where)
         in_order([choice.get("index") for choice in choices], sampling.n, self._where)
-        results = []
+        chunks = []
         for choice in sorted(choices, key=lambda choice: choice["index"]):
             if not self._same_prompt(answer, choice, ids):
                 raise self._no_prompt()
-            output_ids, logprobs, tops = columns(self._endpoint, choice, sampling.top_logprobs, self._where)
-            result = GenerationResult(
-                input_ids=ids.whole,
-                output_ids=output_ids,
-                logprobs=logprobs,
-                top_logprobs=tops,
-                finish_reason=finished(choice.get("finish_reason"), self._where),
-                stop_reason=choice.get("stop_reason"),
-                weight_version=weight_version(choice),
-                weight_spans=weight_spans(choice),
-            )
-            results.append(result)
+            chunks.append(self._chunk(choice, sampling.top_logprobs, ends=True))
+        results = joined(chunks, ids.whole, sampling.n)
         counted(results, (answer.get("usage") or {}).get("completion_tokens"), self._where)
-        return tuple(results)
+        return results
 
     async def stream(self, input_ids: Sequence[int], sampling: SamplingParams) -> AsyncIterator[GenerationChunk]:
         """The answers as they are sampled."""
@@ -266,68 +126,45 @@ class VLLMProvider(ServerProvider):
         body = {**await self._body(ids, sampling), "stream": True}
         ended: list[int] = []
         prompt_seen = False
-        async for event in self._http.events(self._endpoint.path, body, sent=ids):
+        async for event in self._http.events(self._path, body, sent=ids):
             for choice in _choices(event, self._where):
                 prompt_seen |= self._same_prompt(event, choice, ids)
-                output_ids, logprobs, tops = columns(self._endpoint, choice, sampling.top_logprobs, self._where)
-                index, reason = choice.get("index"), choice.get("finish_reason")
-                if type(index) is not int or not 0 <= index < sampling.n:
+                chunk = self._chunk(choice, sampling.top_logprobs, ends=choice.get("finish_reason") is not None)
+                if type(chunk.index) is not int or not 0 <= chunk.index < sampling.n:
                     raise ProviderError(
-                        f"{self._where}: {sampling.n} answers were requested, and one has the index {index}"
+                        f"{self._where}: {sampling.n} answers were requested, and one has the index {chunk.index}"
                     )
-                if reason is not None:
-                    ended.append(index)
-                yield GenerationChunk(
-                    index=index,
-                    output_ids=output_ids,
-                    logprobs=logprobs,
-                    top_logprobs=tops,
-                    finish_reason=None if reason is None else finished(reason, self._where),
-                    stop_reason=choice.get("stop_reason"),
-                    weight_version=weight_version(choice),
-                    weight_spans=weight_spans(choice),
-                )
+                if chunk.finish_reason is not None:
+                    ended.append(chunk.index)
+                yield chunk
         in_order(ended, sampling.n, f"{self._where} (ends of answers in the stream)")
         if not prompt_seen:
             raise self._no_prompt()
 
-    async def score(self, ids: Sequence[int], *, start: int = 0, top: int = 0) -> ScoredTokens:
-        """The logprobs of `ids[start:]`, by `prompt_logprobs`."""
-        plain, first = plain_ids(ids), max(1, start)
-        if first > len(plain):
-            raise ProviderError(f"there are {len(plain)} ids, and no position {start} to score from", status=400)
-        if first == len(plain):
-            return ScoredTokens(tuple(plain), first, (), () if top else None)
-        served = await self._finder.find()
-        whole = served.context is None or len(plain) < served.context
-        sent = plain if whole else plain[:-1]
-        answer, choice = await self._scored(sent, plain[len(sent) :], top)
-        entries = (choice if self._endpoint.prompt_in_choice else answer).get("prompt_logprobs")
-        logprobs, tops = prompt_columns(entries, sent, first, top, self._where)
+    async def _scores(self, ids: list[int], start: int, top: int) -> ScoredTokens:
+        """By `prompt_logprobs`. A server samples at least one token: any, or, if the ids fill its context, the
+        last of them, which then is not sent.
+        """
+        served = await self.served()
+        whole = served.context is None or len(ids) < served.context
+        sent = PromptIds(tuple(ids if whole else ids[:-1]))
+        extra = {"prompt_logprobs": top} if whole else {"prompt_logprobs": top, "allowed_token_ids": ids[-1:]}
+        how = SamplingParams(temperature=0.0, max_tokens=1, top_logprobs=0 if whole else top, extra=extra)
+        answer = await self._http.json("POST", self._path, await self._body(sent, how), sent=sent)
+        (choice,) = _choices(answer, self._where)[:1] or [{}]
+        if not self._same_prompt(answer, choice, sent):
+            raise self._no_prompt()
+        entries = self._of_prompt(answer, choice).get("prompt_logprobs")
+        logprobs, tops = prompt_columns(entries, sent.whole, start, top, self._where)
         if not whole:
             # The last token of a full context, which was the only token allowed to be sampled.
-            sampled, last, last_tops = columns(self._endpoint, choice, top, self._where)
-            if sampled != (plain[-1],) or last == (0.0,):  # 0: the logprob among the allowed tokens, not among all
+            sampled, last, last_tops = self._columns(choice, top)
+            if sampled != (ids[-1],) or last == (0.0,):  # 0: the logprob among the allowed tokens, not among all
                 raise ProviderError(
                     f"{self._where}: the ids fill the context, and the last of them cannot be scored"
                 )
             logprobs, tops = logprobs + last, None if tops is None else tops + (last_tops or ())
-        return ScoredTokens(tuple(plain), first, logprobs, tops, weight_version(choice))
-
-    async def _scored(self, ids: list[int], rest: list[int], top: int) -> tuple[Object, Object]:
-        """The answer to ids as a prompt, and its choice. A server samples at least one token: any, or, if the ids
-        fill its context, the last of them, which then is not sent.
-        """
-        extra: dict[str, Any] = {"prompt_logprobs": top}
-        if rest:
-            extra["allowed_token_ids"] = rest
-        how = SamplingParams(temperature=0.0, max_tokens=1, top_logprobs=top if rest else 0, extra=extra)
-        prompt = PromptIds(tuple(ids))
-        answer = await self._http.json("POST", self._endpoint.path, await self._body(prompt, how), sent=prompt)
-        (choice,) = _choices(answer, self._where)[:1] or [{}]
-        if not self._same_prompt(answer, choice, prompt):
-            raise self._no_prompt()
-        return answer, choice
+        return ScoredTokens(tuple(ids), start, logprobs, tops, weight_version(choice))
 
     async def derender(
         self, results: Sequence[GenerationResult], chat_request: Mapping[str, Any]
@@ -357,7 +194,7 @@ class VLLMProvider(ServerProvider):
             "prompt_tokens": len(results[0].input_ids),
             "prompt_token_ids": list(results[0].input_ids),
         }
-        where = f"vllm={self._http.base_url}{DERENDER}"
+        where = f"{self.name}{DERENDER}"
         try:
             answer = await self._http.json("POST", DERENDER, body)
         except ProviderError as error:
@@ -368,12 +205,27 @@ class VLLMProvider(ServerProvider):
                     status=404,
                 ) from None
             raise
-        return derendered(answer, len(results), where)
+        answered = answer.get("choices") if isinstance(answer, Mapping) else None
+        try:
+            parsed = {}
+            for choice in answered or ():
+                message = choice["message"]
+                calls = (call["function"] for call in message.get("tool_calls") or ())
+                parsed[choice["index"]] = Parsed(
+                    message.get("content") or None,
+                    message.get("reasoning") or message.get("reasoning_content") or None,
+                    tuple(ParsedCall(call["name"], call["arguments"]) for call in calls),
+                )
+            return tuple(parsed[index] for index in range(len(results)))
+        except (AttributeError, KeyError, TypeError) as error:
+            raise ProviderError(
+                f"{where}: {len(results)} answers were sent, and not all came back parsed ({error})"
+            ) from None
 
     async def render(self, chat_request: Mapping[str, Any]) -> Sequence[int]:
         """The ids of the prompt that the server makes of a chat request; ProviderError if it has no such endpoint
         or refuses the request."""
-        where = f"vllm={self._http.base_url}{RENDER}"
+        where = f"{self.name}{RENDER}"
         try:
             answer = await self._http.json("POST", RENDER, {**chat_request, "model": await self.find_model()})
         except ProviderError as error:
@@ -384,15 +236,10 @@ class VLLMProvider(ServerProvider):
         ids = answer.get("token_ids") if isinstance(answer, Mapping) else None
         return answered_ids(ids, f"{where}: token_ids")
 
-    async def find_model(self) -> str:
-        """The name of the served model, which is `model` from now on; ProviderError if the server does not say."""
-        self.model = (await self._finder.find()).model
-        return self.model
-
     async def find_tokenizer(self) -> str:
         """Where the served model was loaded from, else its name."""
-        self.model = await self.find_model()
-        return (await self._finder.find()).root or self.model
+        served = await self.served()
+        return served.root or served.model
 
     async def tokenized(self, text: str) -> list[int] | None:
         """The ids of a text by the server's own tokenizer; None if it has no such endpoint."""
@@ -410,20 +257,81 @@ class VLLMProvider(ServerProvider):
         """The extra parameters that keep an answer to a structural tag of xgrammar."""
         return {"structured_outputs": {"structural_tag": json.dumps(structural_tag)}}
 
-    @property
-    def _where(self) -> str:
-        return f"vllm={self._http.base_url}{self._endpoint.path}"
-
     async def _body(self, ids: PromptIds, sampling: SamplingParams) -> dict[str, Any]:
         """The request, with the model's name and a stated `max_tokens`."""
-        checked_sampling(sampling, self._endpoint.ours)
-        served = await self._finder.find()
-        self.model = served.model
+        checked_sampling(sampling, ("n", "logprobs") if self._path == TOKENS else _OURS)
+        served = await self.served()
         if sampling.max_tokens is None:
             sampling = replace(sampling, max_tokens=served.room(len(ids), self.name))
-        return self._endpoint.body(served.model, ids, sampling)
+        top, prompt = sampling.top_logprobs, orjson.Fragment(ids.json)
+        how = {**stated(sampling), **sampling.extra}
+        if self._path == TOKENS:
+            how["logprobs"] = top + 1 if top else 0  # the sampled token takes one of the places
+            body: dict[str, Any] = {"token_ids": prompt, "sampling_params": how}
+        else:
+            body = {"prompt": prompt, "logprobs": top, **how}
+            if top:
+                body["return_tokens_as_token_ids"] = True  # else the alternatives are texts
+        return {"model": served.model, "return_token_ids": True, **body}
 
-    async def _check_mode(self) -> None:
+    def _chunk(self, choice: Object, top: int, *, ends: bool) -> GenerationChunk:
+        """What a choice adds to its answer; `ends`: the answer is complete with it."""
+        return GenerationChunk(
+            choice.get("index"),  # type: ignore[arg-type]
+            *self._columns(choice, top),
+            finished(choice.get("finish_reason"), self._where) if ends else None,
+            choice.get("stop_reason"),
+            weight_version(choice),
+            weight_spans(choice),
+        )
+
+    def _columns(
+        self, choice: Object, top: int
+    ) -> tuple[tuple[int, ...], tuple[float, ...], tuple[TopLogprobs, ...] | None]:
+        """The ids, logprobs and alternatives of a choice; ProviderError if they are missing or do not match."""
+        where = self._where
+        ids = choice.get("token_ids")
+        if ids is None:
+            raise ProviderError(
+                f"{where}: the answer has no token_ids: the server ignores return_token_ids (vLLM has it since "
+                "0.10.2)"
+            )
+        ids = answered_ids(ids, f"{where}: token_ids")
+        logged = choice.get("logprobs")
+        if logged is None and ids:
+            raise ProviderError(f"{where}: the answer has no logprobs, which were requested")
+        logged = logged or {}
+        try:
+            if self._path == TOKENS:
+                content = logged.get("content") or []
+                values = [token.get("logprob") for token in content]
+                others = [
+                    [(o["token_id"], o["logprob"]) for o in token["top_logprobs"]] for token in content if top
+                ]
+            else:
+                values = logged.get("token_logprobs") or []
+                others, size = [], len(_TOKEN_ID)
+                for named in (logged.get("top_logprobs") or []) if top else ():
+                    for token in named or {}:
+                        if not token.startswith(_TOKEN_ID) or not token[size:].isdecimal():
+                            text = f"an alternative is the text {token!r}"
+                            raise ProviderError(f"{text}: the server ignores return_tokens_as_token_ids")
+                    others.append([(int(token[size:]), value) for token, value in (named or {}).items()])
+        except (TypeError, KeyError, AttributeError) as error:
+            raise ProviderError(
+                f"{where}: the logprobs have an unknown form: {type(error).__name__}: {error}"
+            ) from None
+        logprobs = answered_logprobs(values, where, ids)
+        if not top:
+            return ids, logprobs, None
+        if len(others) != len(ids):
+            raise ProviderError(f"{where}: {len(ids)} tokens, and alternatives for {len(others)}")
+        for at, each in enumerate(others):
+            for _, value in each:
+                answered_logprob(value, f"{where}, an alternative of token {at}")
+        return ids, logprobs, tuple(likeliest(dict(each), top) for each in others)
+
+    async def _check(self) -> None:
         """Read `logprobs_mode` where the server states it; ProviderError if it returns logits."""
         try:
             info = await self._http.json("GET", "/server_info?config_format=json")
@@ -438,7 +346,7 @@ class VLLMProvider(ServerProvider):
 
     def _same_prompt(self, answer: Object, choice: Object, ids: PromptIds) -> bool:
         """Whether the answer repeats the prompt; ProviderError if it is not the one that was sent."""
-        echoed = (choice if self._endpoint.prompt_in_choice else answer).get("prompt_token_ids")
+        echoed = self._of_prompt(answer, choice).get("prompt_token_ids")
         if echoed is None:
             return False
         # A list written differently is compared as numbers.
@@ -450,6 +358,10 @@ class VLLMProvider(ServerProvider):
                 prompt_seen=answered_ids(echoed, f"{self._where}: prompt_token_ids"),
             )
         return True
+
+    def _of_prompt(self, answer: Object, choice: Object) -> Object:
+        """What holds the ids and logprobs of the prompt."""
+        return answer if self._path == TOKENS else choice
 
     def _no_prompt(self) -> ProviderError:
         return ProviderError(

@@ -8,8 +8,7 @@ from typing import TypeAlias
 import numpy as np
 
 from tito_audit.provider import GenerationResult, ScoredTokens, TopLogprobs
-from tito_audit.record.arrays import Logprobs
-from tito_audit.rescore.compare import agreement_of
+from tito_audit.rescore.model import Sums
 
 Scored: TypeAlias = GenerationResult | ScoredTokens
 
@@ -96,13 +95,13 @@ def check_logprobs_close(a: Scored, b: Scored, *, atol: float = FLOAT32, rtol: f
     ValueError, with the first place, if the ids are not the same, or if no token has logprobs on both sides.
     """
     first, ids, part = _shared(a, b)
-    ours, theirs = _logprobs(a)[first - _start(a) :], _logprobs(b)[first - _start(b) :]
-    ours, theirs = ours[: len(ids) - first], theirs[: len(ids) - first]
+    values = (np.array(side.logprobs, np.float64)[first - _start(side) :] for side in (a, b))
+    ours, theirs = (side[: len(ids) - first] for side in values)
     if not len(ours) and part is None:
         raise ValueError(f"no token has logprobs on both sides: they begin at {_start(a)} and {_start(b)}")
     sizes = np.abs(theirs - ours)
     outside = int((~(sizes <= atol + rtol * np.abs(theirs))).sum())
-    agreed = agreement_of(theirs - ours)
+    agreed = Sums.of(theirs - ours).agreement()
     differ_most = [int(at) for at in np.argsort(-sizes, kind="stable")[:_WORST] if sizes[at] > 0]
     likely = part is None or (part.a_is_likely_in_b and part.b_is_likely_in_a)
     return LogprobComparison(
@@ -148,10 +147,6 @@ def _ids(side: Scored) -> tuple[int, ...]:
 
 def _start(side: Scored) -> int:
     return side.start if isinstance(side, ScoredTokens) else len(side.input_ids)
-
-
-def _logprobs(side: Scored) -> Logprobs:
-    return np.array(side.logprobs, dtype=np.float64)
 
 
 def _top(side: Scored, position: int) -> TopLogprobs | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from html import escape
 from importlib.resources import files
 from string import Template
@@ -48,28 +48,34 @@ def page(summary: RescoreSummary, verdict: str, worst: int, pieces: Pieces) -> s
     style, html = (assets.joinpath(name).read_text(encoding="utf-8") for name in ("page.css", "page.html"))
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
-    body = "\n".join(part for part in _parts(summary, verdict, worst, pieces) if part)
-    model = _shown(summary.model or summary.provider)
-    return Template(html).substitute(policy=policy, model=model, style=style, body=body)
-
-
-def _parts(summary: RescoreSummary, verdict: str, worst: int, pieces: Pieces) -> Iterator[str]:
     model = f", model {summary.model}" if summary.model else ""
-    yield f"<h1>tito-audit rescore</h1><p class='quiet'>{_shown(summary.provider + model)}</p>"
-    yield f"<p class='verdict {'bad' if summary.failed else 'good'}'>{_shown(verdict)}</p>"
-    yield f"<p class='quiet'>{_shown(', '.join(map(str, summary.scan.files)))}</p>"
-    if summary.plot:
-        rows = list(agreement_rows(summary, len(summary.by_turn)))
-        table = _table(AGREEMENT_HEADS, rows) + _legend(AGREEMENT_LEGEND)
-        yield _section("recorded", "Recorded against rescored logprobs", _plot(summary) + table)
-    if shares := list(mismatch_cells(summary)):
-        yield _section("mismatch", "Why they differ: shares of the difference", _table(MISMATCH_HEADS, shares))
-    if summary.causes:
-        priced = _table(DRIFTED_HEADS, list(drifted_rows(summary))) + _legend(DRIFTED_LEGEND)
-        yield _section("price", "What drift costs, in nats", _bars(summary) + priced)
-    if after := list(after_rows(summary)):
-        inside = _table(AFTER_HEADS, after) + _legend(AFTER_LEGEND, *around(summary))
-        yield _section("after", "What drift does to the sampled tokens after it", inside)
+    parts = [
+        f"<h1>tito-audit rescore</h1><p class='quiet'>{_shown(summary.provider + model)}</p>",
+        f"<p class='verdict {'bad' if summary.failed else 'good'}'>{_shown(verdict)}</p>",
+        f"<p class='quiet'>{_shown(', '.join(map(str, summary.scan.files)))}</p>",
+    ]
+
+    def add(name: str, title: str, heads: tuple[str, ...], rows: Sequence[tuple[str, ...]], *more: str) -> None:
+        """Add a section with a table, if it has rows: a figure comes before, and what explains it after."""
+        if not rows:
+            return
+        head = "".join(f'<th scope="col">{_shown(name)}</th>' for name in heads)
+        body = "".join("<tr>" + "".join(f"<td>{_shown(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+        table = f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+        legend = "".join(f"<p class='quiet'>{_shown(line)}</p>" for line in more[1:])
+        parts.append(_section(name, title, "".join(more[:1]) + table + legend))
+
+    rows = list(agreement_rows(summary, len(summary.by_turn)))
+    add(
+        *("recorded", "Recorded against rescored logprobs", AGREEMENT_HEADS, rows),
+        *(_plot(summary), AGREEMENT_LEGEND),
+    )
+    shares = list(mismatch_cells(summary))
+    add("mismatch", "Why they differ: shares of the difference", MISMATCH_HEADS, shares)
+    priced = list(drifted_rows(summary))
+    add("price", "What drift costs, in nats", DRIFTED_HEADS, priced, _bars(summary), DRIFTED_LEGEND)
+    title, after = "What drift does to the sampled tokens after it", list(after_rows(summary))
+    add("after", title, AFTER_HEADS, after, "", AFTER_LEGEND, *around(summary))
     rows = [
         (
             place_words(place, price),
@@ -82,12 +88,22 @@ def _parts(summary: RescoreSummary, verdict: str, worst: int, pieces: Pieces) ->
         )
         for place, price in most_expensive(summary, worst)
     ]
-    if rows:
-        heads = ("finding", "sampled", "logprob", "instead", "logprob", "difference", "share of the change")
-        yield _section("worst", "The most expensive findings", _table(heads, rows))
-    if notes := list(_notes(summary)):
+    heads = ("finding", "sampled", "logprob", "instead", "logprob", "difference", "share of the change")
+    add("worst", "The most expensive findings", heads, rows)
+    several = summary.findings[8:]
+    notes = [
+        *(f"{many(number, 'rollout')}: {words}." for words, number in summary.explanations.most_common()),
+        *(f"{finding.code} {finding.place}: {finding.hit.message}" for finding in summary.findings[:8]),
+        *([f"{len(several):,} more findings of LPR507 and LPR509 by the model's values"] if several else ()),
+        *(f"{count:,} not scored: {why} (first: {first})" for why, (count, first) in summary.unscored.items()),
+        *(f"{many(count, 'finding')} without a price: {why}" for why, count in summary.unpriced.items()),
+        *summary.scan.notices,
+    ]
+    if notes:
         items = "".join(f"<li>{_shown(note)}</li>" for note in notes)
-        yield _section("notes", "Notes", f"<ul>{items}</ul>")
+        parts.append(_section("notes", "Notes", f"<ul>{items}</ul>"))
+    shown = _shown(summary.model or summary.provider)
+    return Template(html).substitute(policy=policy, model=shown, style=style, body="\n".join(parts))
 
 
 def most_expensive(summary: RescoreSummary, worst: int) -> list[tuple[Place, Price]]:
@@ -111,7 +127,7 @@ def _section(name: str, title: str, inside: str) -> str:
 def _plot(summary: RescoreSummary) -> str:
     """The density of tokens by both logprobs; equal ones lie on the line."""
     size = BINS * _SIDE
-    most = math.log1p(max(summary.plot.values()))
+    most = math.log1p(max(summary.plot.values(), default=0))
     squares = "".join(
         f'<rect class="shade{1 + min(int(math.log1p(number) / most * _SHADES), _SHADES - 1)}" '
         f'x="{_EDGE + x * _SIDE}" y="{(BINS - 1 - y) * _SIDE}" width="{_SIDE}" height="{_SIDE}">'
@@ -164,30 +180,6 @@ def _bars(summary: RescoreSummary) -> str:
         "the summed logprob of all drifted tokens, in nats: of what replaced them, minus of what was "
         "sampled.</figcaption></figure>"
     )
-
-
-def _legend(*lines: str) -> str:
-    return "".join(f"<p class='quiet'>{_shown(line)}</p>" for line in lines)
-
-
-def _notes(summary: RescoreSummary) -> Iterator[str]:
-    for words, number in summary.explanations.most_common():
-        yield f"{many(number, 'rollout')}: {words}."
-    for finding in summary.findings[:8]:
-        yield f"{finding.code} {finding.place}: {finding.hit.message}"
-    if len(summary.findings) > 8:
-        yield f"{len(summary.findings) - 8:,} more findings of LPR507 and LPR509 by the model's values"
-    for because, (number, first) in summary.unscored.items():
-        yield f"{number:,} not scored: {because} (first: {first})"
-    for because, count in summary.unpriced.items():
-        yield f"{many(count, 'finding')} without a price: {because}"
-    yield from summary.scan.notices
-
-
-def _table(heads: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
-    head = "".join(f'<th scope="col">{_shown(name)}</th>' for name in heads)
-    body = "".join("<tr>" + "".join(f"<td>{_shown(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
 def _shown(text: str) -> str:

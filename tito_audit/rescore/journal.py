@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import orjson
@@ -17,8 +17,7 @@ from tito_audit.errors import ProviderError, SetupError, StorageError
 from tito_audit.provider import TokenProvider
 from tito_audit.record.arrays import Logprobs
 from tito_audit.record.prefix import starts_with
-from tito_audit.rescore.model import Want
-from tito_audit.rescore.plan import Scorable
+from tito_audit.rescore.plan import Scorable, Want
 
 _FORMAT = "tito_audit_scores"
 _VERSION = 1
@@ -35,6 +34,16 @@ def key_of(want: Want) -> str:
     return hashlib.sha256(np.ascontiguousarray(want.ids, np.int64).tobytes()).hexdigest()[:40]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Scores:
+    """A model's scores of one sequence, or why there are none."""
+
+    logprobs: Logprobs | None
+    """`[T]` NaN before the wanted start."""
+    because: str = ""
+    weight_version: str | None = None
+
+
 class ScoreJournal:
     """Scores by sequence, each written to a file as soon as it is known; without a path, kept in memory only.
 
@@ -48,9 +57,8 @@ class ScoreJournal:
         self.resumed = 0
         """How many scores an earlier run left."""
         self._at: dict[str, tuple[int, int, int]] = {}
-        self._kept: dict[str, bytes] = {}
         self._end = 0
-        self._fd: int | None = None
+        self._file: BinaryIO = BytesIO()
         if path is not None:
             header = {_FORMAT: _VERSION, "provider": provider}
             if path.exists() and not resume:
@@ -59,14 +67,17 @@ class ScoreJournal:
                     "Pass --resume to continue it, or delete the file."
                 )
             try:
-                self._fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-                self._read(path, header)
+                if path.exists():
+                    self._read(path, header)
+                self._file = path.open("a+b", buffering=0)
+                self._file.truncate(self._end)
             except OSError as error:
                 raise StorageError(f"{path}: {error.strerror or error}.") from None
+            if not self._end:
+                self._append(header)
 
     def _read(self, path: Path, header: Mapping[str, Any]) -> None:
-        assert self._fd is not None
-        with open(self._fd, "rb", closefd=False) as file:
+        with path.open("rb") as file:
             for number, line in enumerate(file):
                 if not line.endswith(b"\n"):
                     break  # a kill cut it off
@@ -84,9 +95,6 @@ class ScoreJournal:
                     self._at[record["ids"]] = (record["start"], self._end, len(line))
                     self.resumed += 1
                 self._end += len(line)
-        os.ftruncate(self._fd, self._end)
-        if not self._end:
-            self._append(orjson.dumps(header) + b"\n")
 
     def of_model(self, model: str | None) -> None:
         """Note whose scores come now; SetupError if earlier scores are another model's."""
@@ -95,43 +103,36 @@ class ScoreJournal:
         if self.model is not None:
             raise _mixed(self.path, f"the model {self.model!r}, not {model!r}")
         self.model = model
-        if self._fd is not None:
-            self._append(orjson.dumps({"model": model}) + b"\n")
+        self._append({"model": model})
 
-    def get(self, want: Want) -> tuple[Logprobs, str | None] | None:
-        """The logprobs `[T]` of a sequence, NaN before its start, and the weight version; None if unknown."""
-        key = key_of(want)
-        at = self._at.get(key)
-        if at is None or at[0] > want.start:
+    def get(self, want: Want) -> Scores | None:
+        """The scores of a sequence; None if unknown."""
+        start, at, size = self._at.get(key_of(want), (want.start + 1, 0, 0))
+        if start > want.start:
             return None
-        line = self._kept[key] if self._fd is None else os.pread(self._fd, at[2], at[1])
-        record = orjson.loads(line)
+        self._file.seek(at)
+        record = orjson.loads(self._file.read(size))
         scores = np.full(len(want.ids), np.nan)
         scores[record["start"] :] = [np.nan if value is None else value for value in record["logprobs"]]
-        return scores, record["weight_version"]
+        return Scores(scores, weight_version=record["weight_version"])
 
     def put(self, want: Want, logprobs: tuple[float, ...], weight_version: str | None) -> None:
-        key = key_of(want)
-        record = {"ids": key, "start": want.start, "logprobs": logprobs, "weight_version": weight_version}
-        line = orjson.dumps(record) + b"\n"
-        self._at[key] = (want.start, self._end, len(line))
-        if self._fd is None:
-            self._kept[key] = line
-        else:
-            self._append(line)
+        key, at = key_of(want), self._end
+        self._append({"ids": key, "start": want.start, "logprobs": logprobs, "weight_version": weight_version})
+        self._at[key] = (want.start, at, self._end - at)
 
     def close(self, *, done: bool = False) -> None:
         """Close the file; delete it if everything made from it is written (`done`)."""
-        if self._fd is not None:
-            os.close(self._fd)
-            self._fd = None
-            if done and self.path is not None:
+        if self.path is not None and not self._file.closed:
+            self._file.close()
+            if done:
                 self.path.unlink(missing_ok=True)
 
-    def _append(self, line: bytes) -> None:
-        assert self._fd is not None
+    def _append(self, record: Mapping[str, Any]) -> None:
+        line = orjson.dumps(record) + b"\n"
         try:
-            os.pwrite(self._fd, line, self._end)
+            self._file.seek(self._end)
+            self._file.write(line)
         except OSError as error:
             raise StorageError(f"{self.path}: {error.strerror or error}.") from None
         self._end += len(line)
@@ -144,16 +145,6 @@ REFUSALS = frozenset((400, 413, 422))
 """Statuses that refuse one sequence, such as one beyond the context; others end the run."""
 _IN_A_ROW = 8
 """This many failures without a status in a row, before any success, end the run."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Scores:
-    """A model's scores of one sequence, or why there are none."""
-
-    logprobs: Logprobs | None
-    """`[T]` NaN before the wanted start."""
-    because: str = ""
-    weight_version: str | None = None
 
 
 @dataclass(slots=True)
@@ -208,7 +199,7 @@ class Scorer:
         cached = self.journal.get(want)
         if cached is not None:
             self.counts.saved += 1
-            return Scores(cached[0], weight_version=cached[1])
+            return cached
         key = key_of(want)
         start, task = self._asked.get(key, (want.start + 1, None))
         if task is None or start > want.start:
@@ -218,6 +209,8 @@ class Scorer:
             def forget(done: asyncio.Task[Scores]) -> None:
                 if self._asked.get(key, (0, None))[1] is done:
                     del self._asked[key]
+                if not done.cancelled():
+                    done.exception()  # which those who wait get, if there are any left
 
             task.add_done_callback(forget)
         else:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
+from tito_audit.evidence.fill import FLOOR, IMPOSSIBLE
 from tito_audit.record.arrays import Ids, Logprobs, Mask
 from tito_audit.record.finding import Finding, Where
 from tito_audit.record.mismatch import RowMismatch
 from tito_audit.record.rollout import Place
+from tito_audit.rescore.plan import Scorable, Unscored
 
 BOUND = 0.05
 """The mean |difference| up to which two engines with the same weights agree: NeMo-RL's tests hold the mean of
@@ -21,25 +26,6 @@ EDGES = (0.1, 1.0)
 """Differences above these are counted."""
 NEAR = (0, 4, 16, 64)
 """Distances in tokens after a difference; each counts up to the next."""
-
-
-@dataclass(frozen=True, slots=True)
-class Want:
-    """A sequence to score, and from which position on."""
-
-    ids: Ids
-    """`[T]`"""
-    start: int
-    """At least 1: nothing comes before the first token."""
-
-
-@dataclass(frozen=True, slots=True)
-class Unscored:
-    """A sequence that could not be scored, with the reason."""
-
-    where: Where
-    turn: int | None
-    because: str
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,6 +44,11 @@ class ScorePair:
     """`[N]`"""
     drifted: Mask
     """`[N]` True from the first token that was not sampled on: there the model sees another context."""
+
+    @property
+    def differences(self) -> Logprobs:
+        """Model minus recorded, before any drift."""
+        return (self.model - self.recorded)[~self.drifted]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,34 +70,51 @@ class Agreement:
 
 
 @dataclass(frozen=True, slots=True)
-class Behind:
-    """How much the logprobs of sampled tokens change after a difference before them."""
+class Sums:
+    """Sums over the differences of logprobs, the model's or other side's minus the recorded ones."""
 
     tokens: int = 0
     total: float = 0.0
-    """The sum of all changes, other minus recorded."""
     size: float = 0.0
-    """The sum of the absolute changes."""
+    """The sum of the absolute differences."""
     largest: float = 0.0
     above: tuple[int, ...] = (0,) * len(EDGES)
-    """How many changes are above each of `EDGES`."""
+    """How many differences are above each of `EDGES`."""
+    squares: float = 0.0
+    k3: float = 0.0
 
     @classmethod
-    def of(cls, changes: Logprobs) -> Behind:
-        sizes = np.abs(changes)
+    def of(cls, differences: Logprobs) -> Sums:
+        sizes = np.abs(differences)
         if not len(sizes):
             return cls()
         above = tuple(int((sizes > edge).sum()) for edge in EDGES)
-        return cls(len(sizes), float(changes.sum()), float(sizes.sum()), float(sizes.max()), above)
+        with np.errstate(over="ignore"):
+            k3 = float((np.expm1(differences) - differences).sum())
+        sums = float(differences.sum()), float(sizes.sum()), float(sizes.max())
+        return cls(len(sizes), *sums, above, float((sizes**2).sum()), k3)
 
-    def __add__(self, other: Behind) -> Behind:
-        return Behind(
+    def __add__(self, other: Sums) -> Sums:
+        return Sums(
             self.tokens + other.tokens,
             self.total + other.total,
             self.size + other.size,
             max(self.largest, other.largest),
             tuple(a + b for a, b in zip(self.above, other.above, strict=True)),
+            self.squares + other.squares,
+            self.k3 + other.k3,
         )
+
+    def agreement(self, tolerance: float = BOUND) -> Agreement | None:
+        """How the two columns agree; None without any token."""
+        n = self.tokens
+        if not n:
+            return None
+        mean, size = self.total / n, self.size / n
+        spread = math.sqrt(max(self.squares - n * size * size, 0) / (n - 1)) if n > 1 else 0.0
+        above = n >= FEWEST and size - 2 * spread / math.sqrt(n) > tolerance
+        shares = tuple(count / n for count in self.above)
+        return Agreement(n, mean, size, self.largest, -mean, self.k3 / n, shares, above)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +142,7 @@ class Price:
     against: str
     """Where the other tokens come from: `re-encoding`, `next prompt`, `training row`, `template`."""
     segments: tuple[Segment, ...]
-    behind: Behind
+    behind: Sums
     """Of the equal sampled tokens after it, up to the next difference."""
     share: float
     """The finding's share of all that its turn or row changes: the absolute differences of its segments among
@@ -166,32 +174,141 @@ class ChangedSum:
     other: float
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class RescoredRollout:
     """A rollout with a model's logprobs, and what its drift costs."""
 
     place: Place
-    compared: tuple[ScorePair, ...] = ()
+    error: str = ""
+    """Why the row could not be read; else "" """
+    compared: Sequence[ScorePair] = ()
     agreement: Agreement | None = None
     """Over all compared tokens before any drift; None without any."""
-    prices: tuple[Price, ...] = ()
-    unpriced: Mapping[str, int] = field(default_factory=dict)
+    prices: list[Price] = field(default_factory=list)
+    unpriced: Counter[str] = field(default_factory=Counter)
     """By reason: drift findings without a price."""
-    changed: tuple[ChangedSum, ...] = ()
+    changed: list[ChangedSum] = field(default_factory=list)
     """The turns and rows in which tokens drifted."""
-    near: tuple[Behind, ...] = ()
+    near: list[Sums] = field(default_factory=lambda: [Sums() for _ in NEAR])
     """How equal sampled tokens change, by their distance from the last difference before them: see `NEAR`."""
-    unscored: tuple[Unscored, ...] = ()
-    findings: tuple[Finding, ...] = ()
+    unscored: list[Unscored] = field(default_factory=list)
+    findings: Sequence[Finding] = ()
     """LPR507 and LPR509, judged by the model's values."""
-    mismatches: tuple[RowMismatch, ...] = ()
+    mismatches: Sequence[RowMismatch] = ()
     """Why the recorded logprobs differ from the model's."""
     explanation: str = ""
     """The proven explanation of a disagreement; else "" """
     scored_tokens: int = 0
     """Recorded tokens with a value of the model."""
-    missing: int = 0
-    """Sampled tokens with a value of the model and without a recorded one."""
-    weight_versions: tuple[str, ...] = ()
-    error: str = ""
-    """Why the row could not be read; else "" """
+    weight_versions: Sequence[str] = ()
+
+    @property
+    def missing(self) -> int:
+        """Sampled tokens with a value of the model and without a recorded one."""
+        return self.scored_tokens - sum(len(pair.at) for pair in self.compared)
+
+
+# Recorded logprobs compared with a model's: how well they agree, and what explains it if they do not.
+
+_ROUNDING = 1e-3
+_CERTAIN = -1.0
+"""A recorded 0.0 is a logprob if the model's is above this; else it is a placeholder."""
+
+
+def compared(part: Scorable, scores: Logprobs) -> ScorePair:
+    """The recorded and the model's logprobs of the tokens that have both; `scores` `[T]` belong to `part.ids`."""
+    model = scores[part.offset :]
+    recorded = part.recorded if part.recorded is not None else np.full(len(model), np.nan)
+    at = np.flatnonzero(part.sampled & is_logprob(recorded, model, part.sentinel) & np.isfinite(model))
+    return ScorePair(
+        part.where, part.turn, at.astype(np.int32), part.turns[at], recorded[at], model[at], part.drifted[at]
+    )
+
+
+def is_logprob(recorded: Logprobs, model: Logprobs, sentinel: float | None) -> Mask:
+    """`[N]` which recorded values are logprobs: not missing, impossible or a placeholder.
+
+    A 0.0 is a logprob where the model is nearly certain of the token.
+    """
+    with np.errstate(invalid="ignore"):
+        out = np.isfinite(recorded) & (recorded <= _ROUNDING) & (recorded > FLOOR)
+        certain = ~(model <= _CERTAIN)
+    for fill in (*IMPOSSIBLE, *(() if sentinel is None else (sentinel,))):
+        out &= (recorded != fill) | ((fill == 0) & certain)
+    return np.asarray(out & ((recorded != 0) | certain))
+
+
+def used(sequences: Sequence[ScorePair]) -> list[ScorePair]:
+    """The calls to compare; the row only if no call has logprobs."""
+    calls = [sequence for sequence in sequences if sequence.where is Where.COMPLETION and len(sequence.at)]
+    return calls or [sequence for sequence in sequences if sequence.where is Where.ROW]
+
+
+def explained(sequences: Sequence[ScorePair], tolerance: float = BOUND) -> str:
+    """The explanation that brings all tokens within the tolerance; "" if there is none."""
+    ways = []
+    for far in (1, -1, 2, -2):
+        place = "place" if abs(far) == 1 else "places"
+        side = "behind" if far > 0 else "ahead of"
+        words = f"the recorded logprobs are {abs(far)} {place} {side} their tokens"
+        ways.append((words, [_slid(sequence, far) for sequence in sequences]))
+    conversions: list[tuple[str, Callable[[Logprobs], Logprobs]]] = [
+        ("the recorded logprobs are logarithms of base 2", partial(np.multiply, math.log(2))),
+        ("the recorded logprobs are logarithms of base 10", partial(np.multiply, math.log(10))),
+        ("the recorded values are probabilities, not logprobs", np.log),
+    ]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        for words, meant in conversions:
+            ways.append((words, [np.abs(s.model - meant(s.recorded))[~s.drifted] for s in sequences]))
+    for words, parts in ways:
+        sizes = np.concatenate(parts)
+        if len(sizes) >= FEWEST and sizes.mean() <= tolerance:
+            return words
+    return ""
+
+
+def _slid(seq: ScorePair, far: int) -> Logprobs:
+    """The absolute differences if each recorded value belonged to the token `far` places before it."""
+    here, there = slice(max(-far, 0), -far if far > 0 else None), slice(max(far, 0), far if far < 0 else None)
+    inside = (np.abs(seq.at[there] - seq.at[here]) == abs(far)) & (seq.turns[here] == seq.turns[there])
+    return np.asarray(np.abs(seq.model[here] - seq.recorded[there])[inside & ~seq.drifted[here]], np.float64)
+
+
+# Whether recorded logprobs are the model's at another temperature, proved from its top tokens.
+
+_COARSE = np.arange(0.1, 2.55, 0.05)
+_FINE = np.arange(-0.05, 0.055, 0.01)
+_VOCABULARY = 2**18
+"""More tokens than any model has."""
+
+
+def fitted(recorded: Logprobs, model: Logprobs, top: Logprobs, tolerance: float) -> float | None:
+    """The temperature at which the model gives the recorded values within the tolerance; None if none is proved.
+
+    `recorded` and `model` `[N]` are the logprobs of some tokens, the model's at temperature 1; `top` `[N, K]` the
+    likeliest tokens' logprobs, -inf where there are fewer.
+
+    The mass outside the likeliest tokens bounds the normalization from both sides: a temperature counts only if
+    these bounds are within the tolerance and temperature 1 does not fit.
+    """
+    agreed = Sums.of(model - recorded).agreement(tolerance)
+    if agreed is None or not agreed.disagrees:
+        return None
+    coarse = min(_COARSE.tolist(), key=lambda t: _error(recorded, model, top, t)[0])
+    best = min((coarse + _FINE).tolist(), key=lambda t: _error(recorded, model, top, t)[0])
+    error, width = _error(recorded, model, top, best)
+    return round(best, 2) if error <= tolerance and width <= tolerance else None
+
+
+def _error(recorded: Logprobs, model: Logprobs, top: Logprobs, temperature: float) -> tuple[float, float]:
+    """The mean |difference| from the middle of the possible values, and the mean width of their range."""
+    power = 1 / temperature
+    rest = np.clip(1 - np.exp(top).sum(axis=1), 0, 1)
+    inside = np.exp(top * power).sum(axis=1)
+    if power >= 1:
+        least = np.zeros_like(rest)
+        most = rest * np.exp(top.min(axis=1, initial=0, where=np.isfinite(top))) ** (power - 1)
+    else:
+        least, most = rest**power, rest**power * _VOCABULARY ** (1 - power)
+    low, high = model * power - np.log(inside + most), model * power - np.log(inside + least)
+    return float(np.abs(recorded - (low + high) / 2).mean()), float((high - low).mean())

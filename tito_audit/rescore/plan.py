@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -12,11 +12,29 @@ from tito_audit.evidence.model import Evidence
 from tito_audit.record.arrays import Ids, Logprobs, Mask
 from tito_audit.record.finding import Finding, Where
 from tito_audit.record.rollout import TrainingRow, seen_by_loss
-from tito_audit.rescore.model import Unscored, Want
 from tito_audit.viewer.replacements import SAMPLED, SEEN, Key, Replaced, replaced
 
 DRIFT = ("TOK", "SEQ", "TPL")
 """Families of findings that have a price."""
+
+
+@dataclass(frozen=True, slots=True)
+class Want:
+    """A sequence to score, and from which position on."""
+
+    ids: Ids
+    """`[T]`"""
+    start: int
+    """At least 1: nothing comes before the first token."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unscored:
+    """A sequence that could not be scored, with the reason."""
+
+    where: Where
+    turn: int | None
+    because: str
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -94,84 +112,49 @@ class OtherTokens:
         return moved.astype(np.int32)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Plan:
-    """What to score of one rollout."""
-
-    parts: tuple[Scorable, ...]
-    pairs: tuple[OtherTokens, ...]
-    unscored: tuple[Unscored, ...]
-    """What cannot be scored because the log does not hold it."""
-    findings: tuple[Finding, ...] = field(default=())
-    """The drift findings."""
-
-    @property
-    def wants(self) -> list[Want]:
-        """All sequences: those of the parts, then two of each pair."""
-        return [*(part.want for part in self.parts), *(want for pair in self.pairs for want in pair.wants)]
-
-
 def parts_of(evidence: Evidence, vocabulary: int | None) -> tuple[list[Scorable], list[Unscored]]:
-    """The calls and the row of a rollout that can be scored, and those that cannot."""
+    """The calls and the row of a rollout that can be scored, and those that cannot; `vocabulary` is the number of
+    ids that there are, if known."""
     parts: list[Scorable] = []
     unscored: list[Unscored] = []
-    for part in _calls_and_row(evidence):
-        if isinstance(part, Unscored):
-            unscored.append(part)
-        elif not _in_range(part.ids, vocabulary):
+
+    def add(part: Scorable) -> None:
+        if not _in_range(part.ids, vocabulary):
             size = "every vocabulary" if vocabulary is None else f"the vocabulary of {vocabulary:,}"
             unscored.append(Unscored(part.where, part.turn, f"it holds ids outside {size}"))
         elif part.sampled.any():
             parts.append(part)
-    return parts, unscored
 
-
-def plan_of(evidence: Evidence, findings: Sequence[Finding], vocabulary: int | None) -> Plan:
-    """What to score of a rollout; `vocabulary` is the number of ids that there are, if known."""
-    drift = tuple(finding for finding in findings if finding.code.startswith(DRIFT))
-    parts, unscored = parts_of(evidence, vocabulary)
-    pairs = tuple(_pairs(evidence, drift)) if drift else ()
-    pairs = tuple(pair for pair in pairs if _in_range(pair.ids, vocabulary) and _in_range(pair.other, vocabulary))
-    return Plan(tuple(parts), pairs, tuple(unscored), drift)
-
-
-def _calls_and_row(evidence: Evidence) -> Iterator[Scorable | Unscored]:
     for number, turn in enumerate(evidence.rollout.turns):
         if turn.completion_ids is None:
-            yield Unscored(Where.COMPLETION, number, "the log does not hold the ids that were sampled")
+            because = "the log does not hold the ids that were sampled"
+            unscored.append(Unscored(Where.COMPLETION, number, because))
         elif turn.prompt_ids is None:
-            yield Unscored(Where.COMPLETION, number, "the log does not hold the prompt")
+            unscored.append(Unscored(Where.COMPLETION, number, "the log does not hold the prompt"))
         elif len(turn.completion_ids):
             size, start = len(turn.completion_ids), len(turn.prompt_ids)
             ids = np.concatenate([turn.prompt_ids, turn.completion_ids])
             sampled = np.ones(size, np.bool_)
             sampled[: 1 - min(start, 1)] = False  # nothing predicts the first token of all
+            drifted, turns = np.zeros(size, np.bool_), np.full(size, number, np.int32)
             sentinel = next((column.sentinel for column in turn.columns if column.role == "logprobs"), None)
-            yield Scorable(
-                Where.COMPLETION,
-                number,
-                ids,
-                start,
-                turn.completion_logprobs,
-                sampled,
-                np.zeros(size, np.bool_),
-                np.full(size, number, np.int32),
-                sentinel,
-            )
+            place = (Where.COMPLETION, number, ids, start)
+            add(Scorable(*place, turn.completion_logprobs, sampled, drifted, turns, sentinel))
     row, view = evidence.rollout.training_row, evidence.row
     if row is None or not len(row.token_ids):
-        return
+        return parts, unscored
     in_loss = trained_in_row(evidence, row)
     if in_loss is None:
-        yield Unscored(Where.ROW, None, "neither a mask nor roles say which tokens were sampled")
-        return
+        unscored.append(Unscored(Where.ROW, None, "neither a mask nor roles say which tokens were sampled"))
+        return parts, unscored
     trained = in_loss.copy()
     trained[:1] = False
     drifted = np.zeros(len(trained), np.bool_)
     if view is not None and view.proven:
         drifted = np.logical_or.accumulate(view.drifted)
     turns = view.turn if view is not None else np.full(len(trained), -1, np.int32)
-    yield Scorable(Where.ROW, None, row.token_ids, 0, row.logprobs, trained, drifted, turns, row.sentinel)
+    add(Scorable(Where.ROW, None, row.token_ids, 0, row.logprobs, trained, drifted, turns, row.sentinel))
+    return parts, unscored
 
 
 def trained_in_row(evidence: Evidence, row: TrainingRow) -> Mask | None:
@@ -184,73 +167,66 @@ def _in_range(ids: Ids, vocabulary: int | None) -> bool:
     return bool((ids >= 0).all()) and (vocabulary is None or bool((ids < vocabulary).all()))
 
 
-def _pairs(evidence: Evidence, drift: Sequence[Finding]) -> Iterator[OtherTokens]:
-    replacements = replaced(evidence, drift)
-    for key, several in replacements.items():
-        # The recorded sequence of a key, with the completion after a prompt, and where positions count from.
-        (where, turn), row = key, evidence.rollout.training_row
-        ids, offset = row.token_ids if where is Where.ROW and row is not None else None, 0
-        if where is not Where.ROW and turn is not None:
-            prompt, ids = evidence.rollout.turns[turn].prompt_ids, evidence.rollout.turns[turn].seen_ids
-            offset = len(prompt) if prompt is not None and where is Where.COMPLETION else 0
+def pairs_of(evidence: Evidence, drift: Sequence[Finding], vocabulary: int | None) -> Iterator[OtherTokens]:
+    """The calls and the row of a rollout in which tokens drifted, each with the other tokens."""
+    turns, row = evidence.rollout.turns, evidence.rollout.training_row
+    for key, several in (replaced(evidence, drift) if drift else {}).items():
+        # The recorded sequence of a key, with the completion after a prompt; where positions count from; which of
+        # its tokens were sampled.
+        (where, turn), offset = key, 0
+        ids: Ids | None = None
+        if where is Where.ROW and row is not None:
+            ids, trained = row.token_ids, trained_in_row(evidence, row)
+            sampled = np.zeros(len(ids), np.bool_) if trained is None else trained.copy()
+        elif turn is not None and (prompt := turns[turn].prompt_ids) is not None:
+            ids, offset = turns[turn].seen_ids, len(prompt) if where is Where.COMPLETION else 0
+            sampled = np.arange(0 if ids is None else len(ids)) >= len(prompt)
         # Tokens after a completion are not in its call: such a difference shows in the next prompt.
         inside = [swap for swap in several if not swap.after]
-        if ids is None or not inside:
-            continue
         # Split by whether they restore what was sampled.
         for swapped in (False, True):
-            one_side = [swap for swap in inside if (swap.against in (SAMPLED, SEEN)) is swapped]
-            if not one_side:
+            swaps = [swap for swap in inside if (swap.against in (SAMPLED, SEEN)) is swapped]
+            if ids is None or not swaps:
                 continue
-            pair = _pair(evidence, key, ids, offset, one_side, drift, swapped=swapped)
-            if any(cut.finding is not None for cut in pair.cuts) and not np.array_equal(ids, pair.other):
+            pair = _pair(evidence, key, (ids, sampled, offset), swaps, drift, swapped=swapped)
+            fits = _in_range(ids, vocabulary) and _in_range(pair.other, vocabulary)
+            if fits and any(cut.finding for cut in pair.cuts) and not np.array_equal(ids, pair.other):
                 yield pair
 
 
 def _pair(
     evidence: Evidence,
     key: Key,
-    ids: Ids,
-    offset: int,
-    several: Sequence[Replaced],
+    recorded: tuple[Ids, Mask, int],
+    swaps: Sequence[Replaced],
     drift: Sequence[Finding],
     *,
     swapped: bool,
 ) -> OtherTokens:
+    (ids, sampled, offset), (where, turn) = recorded, key
     pieces: list[Ids] = []
-    cuts: list[tuple[int, int, int, int, Replaced]] = []
+    places: list[tuple[int, int, int, int]] = []
     at = size = 0
-    for swap in several:
+    for swap in swaps:
         start, end = offset + swap.start - swap.before, offset + swap.end
         pieces += [ids[at:start], swap.canonical]
         size += max(start - at, 0) + len(swap.canonical)
-        cuts.append((start, end, size - len(swap.canonical), size, swap))
+        places.append((start, end, size - len(swap.canonical), size))
         at = end
     other = np.concatenate([*pieces, ids[at:]]).astype(np.int32)
-    # `[T]` the sampled tokens of a recorded sequence: of a call those of its completion.
-    where, turn = key
-    sampled = np.zeros(len(ids), np.bool_)
-    row = evidence.rollout.training_row
-    if where is Where.ROW:
-        trained = trained_in_row(evidence, row) if row is not None else None
-        sampled = sampled if trained is None else trained.copy()
-    elif turn is not None and (prompt := evidence.rollout.turns[turn].prompt_ids) is not None:
-        sampled[len(prompt) :] = True
     theirs = _sampled_before(evidence, turn, other) if swapped and where is Where.PROMPT else None
-    swaps = []
-    for start, end, other_start, other_end, swap in cuts:
+    same = sampled.copy()
+    same[: max(places[0][0], 1)] = False
+    cuts = []
+    for (start, end, other_start, other_end), swap in zip(places, swaps, strict=True):
         if swap.against == SEEN:
             was_sampled = theirs is not None and _touched(theirs, other_start, other_end)
         else:
             was_sampled = swap.against == SAMPLED or _touched(sampled, start, end)
         finding = next((f for f in drift if f.code == swap.code and _belongs(evidence, key, swap, f)), None)
-        swaps.append(Cut(start, end, other_start, other_end, was_sampled, swap, finding))
-    same = sampled.copy()
-    same[: cuts[0][0]] = False
-    for start, end, *_ in cuts:
+        cuts.append(Cut(start, end, other_start, other_end, was_sampled, swap, finding))
         same[start:end] = False
-    same[:1] = False
-    return OtherTokens(key, ids, other, tuple(swaps), swapped, same)
+    return OtherTokens(key, ids, other, tuple(cuts), swapped, same)
 
 
 def _sampled_before(evidence: Evidence, turn: int | None, other: Ids) -> Mask | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from enum import StrEnum
 from hashlib import blake2b
 from typing import Any, Protocol, runtime_checkable
@@ -20,7 +20,7 @@ from tito_audit.evidence.model import Against, Evidence, Explained
 from tito_audit.evidence.reference import pieces_of
 from tito_audit.evidence.stretches import stretches
 from tito_audit.join import lines_of
-from tito_audit.provider import SamplingParams, TokenProvider
+from tito_audit.provider import SamplingParams
 from tito_audit.record.arrays import Ids
 from tito_audit.record.finding import Severity, Where
 from tito_audit.record.message import Message
@@ -30,8 +30,6 @@ from tito_audit.rescore.journal import REFUSALS
 from tito_audit.rescore.model import BOUND
 from tito_audit.rescore.run import ModelRun, ModelWork
 from tito_audit.run.check import explain
-from tito_audit.run.progress import Progress
-from tito_audit.settings.model import Settings
 from tito_audit.storage.row import RawRow
 from tito_audit.ways.observed import prompt_messages
 
@@ -90,20 +88,27 @@ class PromptDifference:
         return f"{code}{self.place} turn {self.turn} {self.where} {self.start}:{self.end}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class AskedRollout:
     """What a server says of the calls of one rollout."""
 
     place: Place
-    compared: tuple[Question, ...] = ()
+    compared: list[Question] = field(default_factory=list)
     """One for every call and question that was compared."""
-    differences: tuple[PromptDifference, ...] = ()
-    skipped: tuple[tuple[Question, str], ...] = ()
+    differences: list[PromptDifference] = field(default_factory=list)
+    skipped: list[tuple[Question, str]] = field(default_factory=list)
     """One for every call and question that was not compared, with the reason."""
     spliced: int = 0
     """Calls whose prompt differs only in tokens that it keeps from the call before."""
     replayed: int = 0
     """Tokens that were replayed."""
+
+    def add(self, question: Question, differences: Iterable[PromptDifference] = ()) -> None:
+        self.compared.append(question)
+        self.differences += differences
+
+    def skip(self, question: Question, because: str) -> None:
+        self.skipped.append((question, because))
 
 
 @dataclass(slots=True)
@@ -134,29 +139,18 @@ class PromptSummary:
             self.skipped[key] = (number + 1, first)
 
 
+@dataclass(eq=False)
 class PromptRun(ModelRun[AskedRollout]):
     """The rollouts of logs with what a server says of their prompts; `summary` is complete after the last one."""
 
-    def __init__(
-        self,
-        logs: str | Sequence[str],
-        settings: Settings,
-        provider: TokenProvider,
-        *,
-        replay: int = 8,
-        jobs: int = 8,
-        progress: Progress | None = None,
-    ) -> None:
-        """`replay`: how many tokens of a greedy answer are sampled again."""
-        super().__init__(logs, settings, provider, jobs, progress)
-        self.replay = replay
-        self.summary = PromptSummary(provider.name, provider.model)
-        self._seen: dict[tuple[int, bytes], None] = {}
-        """Prompt and answer of the latest calls, each as its length and hash, the oldest first."""
+    _: KW_ONLY
+    replay: int = 8
+    """How many tokens of a greedy answer are sampled again."""
+    _seen: dict[tuple[int, bytes], None] = field(default_factory=dict, init=False)
+    """Prompt and answer of the latest calls, each as its length and hash, the oldest first."""
 
-    def _noted(self, result: AskedRollout) -> AskedRollout:
-        self.summary.add(result)
-        return result
+    def __post_init__(self) -> None:
+        self.summary: PromptSummary = PromptSummary(self.provider.name, self.provider.model)
 
     def finish(self, seconds: float) -> None:
         self.summary.model = self.provider.model or self.summary.model
@@ -165,20 +159,19 @@ class PromptRun(ModelRun[AskedRollout]):
             raise ProviderError(f"No prompt was compared. {place}: {because} ({number} in all).")
 
     async def compare(self, work: ModelWork) -> AskedRollout:
-        evidence = work.evidence
+        evidence, result = work.evidence, AskedRollout(work.place)
         if evidence is None:
-            return AskedRollout(work.place, skipped=((Question.IDS, f"the row cannot be read: {work.error}"),))
-        whole = ""
+            result.skip(Question.IDS, f"the row cannot be read: {work.error}")
+            return result
         if not evidence.rollout.turns:
-            whole = "the log holds no calls, so no prompts"
+            result.skip(Question.IDS, "the log holds no calls, so no prompts")
         elif evidence.rollout.stated.dummy_tokens:
-            whole = "the ids are placeholders"
+            result.skip(Question.IDS, "the ids are placeholders")
         elif states_images(evidence.rollout):
-            whole = "it holds images, which ids cannot send"
-        if whole:
-            return AskedRollout(work.place, skipped=((Question.IDS, whole),))
+            result.skip(Question.IDS, "it holds images, which ids cannot send")
+        if result.skipped:
+            return result
         greedy = stated_greedy(work.raw, len(evidence.rollout.turns))
-        result = AskedRollout(work.place)
         # Before the first question: a prompt of a later rollout may keep the ids of these calls.
         for seen in [ids for turn in evidence.rollout.turns if (ids := turn.seen_ids) is not None]:
             self._seen[len(seen), blake2b(seen.tobytes(), digest_size=8).digest()] = None
@@ -186,51 +179,54 @@ class PromptRun(ModelRun[AskedRollout]):
             del self._seen[next(iter(self._seen))]
         for k, turn in enumerate(evidence.rollout.turns):
             if turn.prompt_ids is None or not len(turn.prompt_ids):
-                result = _skip(result, Question.IDS, "the log does not hold the prompt")
+                result.skip(Question.IDS, "the log does not hold the prompt")
                 continue
-            result = await self._by_ids(result, work, evidence, k, turn, greedy[k])
-            result = await self._by_messages(result, work, evidence, k, turn.prompt_ids)
+            await self._by_ids(result, work, evidence, k, greedy[k])
+            await self._by_messages(result, work, evidence, k, turn.prompt_ids)
         return result
 
     async def _by_ids(
-        self, result: AskedRollout, work: ModelWork, evidence: Evidence, k: int, turn: Turn, stated: bool | None
-    ) -> AskedRollout:
-        """The result with what came of a prompt sent as ids: the prompt that the server saw, and its answer."""
+        self, result: AskedRollout, work: ModelWork, evidence: Evidence, k: int, stated: bool | None
+    ) -> None:
+        """Add what came of a prompt sent as ids: the prompt that the server saw, and its answer."""
+        turn = evidence.rollout.turns[k]
         prompt, completion = turn.prompt_ids, turn.completion_ids
         assert prompt is not None
         repeats = isinstance(self.provider, RenderingProvider)
         certain = min(self.replay, _greedy_start(turn, stated))
         if not repeats:
-            result = _skip(
-                result, Question.IDS, f"{self.provider.name} does not repeat the prompt that it was given"
-            )
+            result.skip(Question.IDS, f"{self.provider.name} does not repeat the prompt that it was given")
         if self.replay and not certain:
-            result = _skip(result, Question.REPLAY, "the log does not prove a greedy answer")
+            result.skip(Question.REPLAY, "the log does not prove a greedy answer")
         if not certain and not repeats:
-            return result
+            return
         how = SamplingParams(temperature=0.0, max_tokens=max(certain, 1), top_logprobs=2 if certain else 0)
         try:
             answer = await self.provider.generate(prompt.tolist(), how)
         except ProviderError as error:
             if error.prompt_seen is not None:
                 theirs = _as_ids(error.prompt_seen)
-                differing = _differences(Question.IDS, work, evidence, k, prompt, theirs)
-                return _add(result, Question.IDS, differing)
-            if error.status not in REFUSALS:
+                result.add(Question.IDS, _differences(Question.IDS, work, evidence, k, prompt, theirs))
+            elif error.status in REFUSALS:
+                result.skip(Question.IDS, str(error).split("\n")[0])
+            else:
                 raise
-            return _skip(result, Question.IDS, str(error).split("\n")[0])
-        result = _add(result, Question.IDS, ()) if repeats else result
+            return
+        if repeats:
+            result.add(Question.IDS)
         if not certain or completion is None:
-            return result
+            return
         size = min(certain, len(answer.output_ids))
         if not size:
-            return _skip(result, Question.REPLAY, "the server sampled nothing")
+            result.skip(Question.REPLAY, "the server sampled nothing")
+            return
         at = next((i for i in range(size) if completion[i] != answer.output_ids[i]), size)
-        result = replace(result, replayed=result.replayed + min(at + 1, size))
+        result.replayed += min(at + 1, size)
         tops = dict(answer.top_logprobs[at]) if at < size and answer.top_logprobs is not None else {}
         # Two runs of one model may choose differently between tokens that it likes as much.
         if at == size or max(tops.values(), default=0.0) - tops.get(int(completion[at]), -np.inf) <= BOUND:
-            return _add(result, Question.REPLAY, ())
+            result.add(Question.REPLAY)
+            return
         what = "the server's top choice is another token"
         if turn.completion_logprobs is not None and np.isfinite(turn.completion_logprobs[at]):
             what += (
@@ -240,40 +236,41 @@ class PromptRun(ModelRun[AskedRollout]):
         where = (evidence.rollout.place, k, Where.COMPLETION, at, at + 1)
         sides = ((int(completion[at]),), (answer.output_ids[at],))
         differs = PromptDifference(Question.REPLAY, *where, "", "another choice", what, *sides)
-        return _add(result, Question.REPLAY, (differs,))
+        result.add(Question.REPLAY, (differs,))
 
     async def _by_messages(
         self, result: AskedRollout, work: ModelWork, evidence: Evidence, k: int, prompt: Ids
-    ) -> AskedRollout:
-        """The result with how a prompt compares with what the server writes for the messages."""
-        rollout = evidence.rollout
+    ) -> None:
+        """Add how a prompt compares with what the server writes for the messages."""
+        rollout, question = evidence.rollout, Question.MESSAGES
         messages = prompt_messages(rollout, k)
         if not messages:
-            return _skip(result, Question.MESSAGES, "the log does not hold the messages of the call")
-        if messages[-1].sampled:
-            return _skip(result, Question.MESSAGES, "the messages end with an answer that the prompt may continue")
-        if not isinstance(self.provider, RenderingProvider):
-            return _skip(result, Question.MESSAGES, f"{self.provider.name} does not render messages")
-        renderer = work.auditor.renderer_for(rollout)
-        arguments = {**(renderer.template_args if renderer is not None else {}), **rollout.template_kwargs}
-        request: dict[str, Any] = {"messages": [_sent(message) for message in messages]}
-        if rollout.tools:
-            request["tools"] = [dict(tool) for tool in rollout.tools]
-        if arguments:
-            request["chat_template_kwargs"] = arguments
-        try:
-            written = _as_ids(await self.provider.render(request))
-        except ProviderError as error:
-            if error.status not in (*REFUSALS, 404, 405):
-                raise
-            return _skip(result, Question.MESSAGES, str(error).split("\n")[0])
-        every = _differences(Question.MESSAGES, work, evidence, k, prompt, written)
-        # What a prompt keeps of an earlier call is as it was sampled, however the server would write it.
-        before = self._kept_by(prompt) if every else 0
-        differing = tuple(differs for differs in every if differs.start >= before)
-        if every and not differing:
-            result = replace(result, spliced=result.spliced + 1)
-        return _add(result, Question.MESSAGES, differing)
+            result.skip(question, "the log does not hold the messages of the call")
+        elif messages[-1].sampled:
+            result.skip(question, "the messages end with an answer that the prompt may continue")
+        elif not isinstance(self.provider, RenderingProvider):
+            result.skip(question, f"{self.provider.name} does not render messages")
+        else:
+            renderer = work.auditor.renderer_for(rollout)
+            arguments = {**(renderer.template_args if renderer is not None else {}), **rollout.template_kwargs}
+            request: dict[str, Any] = {"messages": [_sent(message) for message in messages]}
+            if rollout.tools:
+                request["tools"] = [dict(tool) for tool in rollout.tools]
+            if arguments:
+                request["chat_template_kwargs"] = arguments
+            try:
+                written = _as_ids(await self.provider.render(request))
+            except ProviderError as error:
+                if error.status not in (*REFUSALS, 404, 405):
+                    raise
+                result.skip(question, str(error).split("\n")[0])
+                return
+            every = _differences(question, work, evidence, k, prompt, written)
+            # What a prompt keeps of an earlier call is as it was sampled, however the server would write it.
+            before = self._kept_by(prompt) if every else 0
+            differing = [differs for differs in every if differs.start >= before]
+            result.spliced += bool(every) and not differing
+            result.add(question, differing)
 
     def _kept_by(self, prompt: Ids) -> int:
         """How many ids a prompt has from the longest earlier call of the log that it begins with."""
@@ -284,14 +281,6 @@ class PromptRun(ModelRun[AskedRollout]):
             if (length, hashed.copy().digest()) in self._seen:
                 longest = length
         return longest
-
-
-def _skip(result: AskedRollout, question: Question, because: str) -> AskedRollout:
-    return replace(result, skipped=(*result.skipped, (question, because)))
-
-
-def _add(result: AskedRollout, question: Question, differences: Iterable[PromptDifference]) -> AskedRollout:
-    return replace(result, compared=(*result.compared, question), differences=(*result.differences, *differences))
 
 
 def _as_ids(server: Sequence[int]) -> Ids:

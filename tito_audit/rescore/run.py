@@ -7,12 +7,11 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from itertools import pairwise
 from typing import Any, Generic, TypeAlias, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tito_audit.errors import EncodeError, ProviderError, RecordError
 from tito_audit.evidence.gather import gather
@@ -26,21 +25,22 @@ from tito_audit.record.column import Alignment, Column, ColumnRole, MovePolicy
 from tito_audit.record.finding import Finding, Where
 from tito_audit.record.mismatch import MISMATCH, RowMismatch
 from tito_audit.record.rollout import Place, Rollout
-from tito_audit.rescore.compare import agreement, compared, explained, is_above, is_logprob, used
 from tito_audit.rescore.journal import ScoreJournal, Scorer
 from tito_audit.rescore.model import (
     BOUND,
-    FEWEST,
     NEAR,
-    Behind,
     ChangedSum,
     Price,
     RescoredRollout,
     ScorePair,
     Segment,
-    Unscored,
+    Sums,
+    compared,
+    explained,
+    fitted,
+    used,
 )
-from tito_audit.rescore.plan import OtherTokens, Scorable, plan_of
+from tito_audit.rescore.plan import DRIFT, OtherTokens, Scorable, Unscored, pairs_of, parts_of
 from tito_audit.rescore.summary import RescoreSummary
 from tito_audit.rule import Rule
 from tito_audit.run.auditor import Auditor
@@ -56,95 +56,11 @@ from tito_audit.terminal.words import decimal
 from tito_audit.tokens.vocab import Vocabulary
 from tito_audit.viewer.replacements import SAMPLED, SEEN
 
-# Whether recorded logprobs are the model's at another temperature, proved from its top tokens.
-
-_COARSE = np.arange(0.1, 2.55, 0.05)
-_FINE = np.arange(-0.05, 0.055, 0.01)
-_VOCABULARY = 2**18
-"""More tokens than any model has."""
-_Floats = NDArray[np.float64]
-
-
-class Temperature:
-    """Looks for the temperature of recorded logprobs, in the first four rollouts that disagree."""
-
-    def __init__(self, provider: TokenProvider, tolerance: float) -> None:
-        self.provider = provider
-        self.tolerance = tolerance
-        self._asked = 0
-
-    async def explained(self, scored: Sequence[tuple[Scorable, Logprobs]], sequences: Sequence[ScorePair]) -> str:
-        if self._asked >= 4 or not sequences:
-            return ""
-        longest = max(sequences, key=lambda sequence: len(sequence.at))
-        part = next(part for part, _ in scored if (part.where, part.turn) == (longest.where, longest.turn))
-        self._asked += 1
-        want, answer = part.want, None
-        for count in (1000, 20):  # many servers give no more than 20 alternatives
-            with suppress(ProviderError):
-                answer = await self.provider.score(want.ids.tolist(), start=want.start, top=count)
-                break
-        if answer is None or not answer.top_logprobs or not (width := max(map(len, answer.top_logprobs))):
-            return ""
-        before_drift = ~longest.drifted
-        at = longest.at[before_drift] + part.offset - answer.start
-        top = np.full((len(at), width), -np.inf)
-        for row, place in enumerate(at.tolist()):
-            values = [value for _, value in answer.top_logprobs[place]]
-            top[row, : len(values)] = values
-        recorded, model = longest.recorded[before_drift], longest.model[before_drift]
-        temperature = fitted(recorded, model, top, self.tolerance)
-        if temperature is None:
-            return ""
-        return f"the recorded logprobs are those at temperature {decimal(temperature)}"
-
-
-def fitted(recorded: _Floats, model: _Floats, top: _Floats, tolerance: float) -> float | None:
-    """The temperature at which the model gives the recorded values within the tolerance; None if none is proved.
-
-    `recorded` and `model` `[N]` are the logprobs of some tokens, the model's at temperature 1; `top` `[N, K]` the
-    likeliest tokens' logprobs, -inf where there are fewer.
-
-    The mass outside the likeliest tokens bounds the normalization from both sides: a temperature counts only if
-    these bounds are within the tolerance and temperature 1 does not fit.
-    """
-    if len(recorded) < FEWEST or not is_above(np.abs(model - recorded), tolerance):
-        return None
-    coarse = min(_COARSE.tolist(), key=lambda t: _error(recorded, model, top, t)[0])
-    best = min((coarse + _FINE).tolist(), key=lambda t: _error(recorded, model, top, t)[0])
-    error, width = _error(recorded, model, top, best)
-    return round(best, 2) if error <= tolerance and width <= tolerance else None
-
-
-def _error(recorded: _Floats, model: _Floats, top: _Floats, temperature: float) -> tuple[float, float]:
-    """The mean |difference| from the middle of the possible values, and the mean width of their range."""
-    power = 1 / temperature
-    rest = np.clip(1 - np.exp(top).sum(axis=1), 0, 1)
-    inside = np.exp(top * power).sum(axis=1)
-    if power >= 1:
-        least = np.zeros_like(rest)
-        most = rest * np.exp(top.min(axis=1, initial=0, where=np.isfinite(top))) ** (power - 1)
-    else:
-        least, most = rest**power, rest**power * _VOCABULARY ** (1 - power)
-    low, high = model * power - np.log(inside + most), model * power - np.log(inside + least)
-    return float(np.abs(recorded - (low + high) / 2).mean()), float((high - low).mean())
-
-
 # What each drift finding costs: the logprobs of both sides, each in its own context.
 
 PairScores: TypeAlias = tuple[Logprobs, Logprobs]
 """`[T]` and `[U]` the logprobs of a pair's sequences; NaN where nothing was scored."""
 _AGAINST = {SAMPLED: "training row", SEEN: "next prompt"}
-
-
-@dataclass(slots=True)
-class Priced:
-    """The prices of one rollout."""
-
-    prices: list[Price] = field(default_factory=list)
-    changed: list[ChangedSum] = field(default_factory=list)
-    near: list[Behind] = field(default_factory=lambda: [Behind() for _ in NEAR])
-    unpriced: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,47 +70,45 @@ class _Piece:
     finding: Finding
     against: str
     segment: Segment
-    behind: Behind
+    behind: Sums
     pair: OtherTokens
     total: float
     """What the whole pair changes, in absolute differences."""
 
 
-def priced(pairs: Iterable[tuple[OtherTokens, PairScores | None]], drift: Sequence[Finding]) -> Priced:
-    """The price of every drift finding; findings with a side that could not be scored are counted as unpriced."""
-    out = Priced()
-    pieces: list[_Piece] = []
+def price(
+    out: RescoredRollout, pairs: Iterable[tuple[OtherTokens, PairScores | None]], drift: Sequence[Finding]
+) -> None:
+    """Add the price of every drift finding; those with a side that could not be scored count as unpriced."""
+    by_finding: dict[int, list[_Piece]] = {}
     failed: set[int] = set()
     for pair, scores in pairs:
         if scores is None:
             failed.update(id(cut.finding) for cut in pair.cuts)
-        else:
-            pieces += _pieces(pair, scores, out)
-    by_finding: dict[int, list[_Piece]] = {}
-    for piece in pieces:
-        by_finding.setdefault(id(piece.finding), []).append(piece)
+            continue
+        for piece in _pieces(pair, scores, out):
+            by_finding.setdefault(id(piece.finding), []).append(piece)
     for finding in drift:
-        if id(finding) in by_finding:
-            # Those of the row in which its tokens were trained, if any, with what was sampled scored in its call.
-            row = [piece for piece in by_finding[id(finding)] if piece.pair.key[0] is Where.ROW]
-            call = [piece for piece in by_finding[id(finding)] if piece.pair.key[0] is not Where.ROW]
-            pieces = row or call
-            if len(row) == len(call) == 1:
-                segment = replace(row[0].segment, sampled=call[0].segment.sampled)
-                pieces = [replace(row[0], segment=segment)]
-            behind = sum((piece.behind for piece in pieces), Behind())
-            total = sum({id(piece.pair): piece.total for piece in pieces}.values())
-            change = float(np.nansum([abs(piece.segment.difference) for piece in pieces]))
-            share = change / total if total else float("nan")
-            segments = tuple(piece.segment for piece in pieces)
-            out.prices.append(Price(finding, pieces[0].against, segments, behind, share))
-        else:
+        if (pieces := by_finding.get(id(finding))) is None:
             why = "could not be scored" if id(finding) in failed else "the log does not hold the other tokens"
-            out.unpriced[why] = out.unpriced.get(why, 0) + 1
-    return out
+            out.unpriced[why] += 1
+            continue
+        # Those of the row in which its tokens were trained, if any, with what was sampled scored in its call.
+        row = [piece for piece in pieces if piece.pair.key[0] is Where.ROW]
+        call = [piece for piece in pieces if piece.pair.key[0] is not Where.ROW]
+        pieces = row or call
+        if len(row) == len(call) == 1:
+            segment = replace(row[0].segment, sampled=call[0].segment.sampled)
+            pieces = [replace(row[0], segment=segment)]
+        behind = sum((piece.behind for piece in pieces), Sums())
+        total = sum({id(piece.pair): piece.total for piece in pieces}.values())
+        change = float(np.nansum([abs(piece.segment.difference) for piece in pieces]))
+        share = change / total if total else float("nan")
+        segments = tuple(piece.segment for piece in pieces)
+        out.prices.append(Price(finding, pieces[0].against, segments, behind, share))
 
 
-def _pieces(pair: OtherTokens, scores: PairScores, out: Priced) -> Iterator[_Piece]:
+def _pieces(pair: OtherTokens, scores: PairScores, out: RescoredRollout) -> Iterator[_Piece]:
     recorded, other = scores
     (where, turn), moved = pair.key, pair.positions
     change = np.full(len(pair.ids), np.nan)
@@ -226,10 +140,10 @@ def _pieces(pair: OtherTokens, scores: PairScores, out: Priced) -> Iterator[_Pie
         if where is not Where.PROMPT:  # its completion comes much later, and changes with the whole history
             for near, (first, last) in enumerate(pairwise((*NEAR, max(len(behind), NEAR[-1])))):
                 stretch = behind[first:last]
-                out.near[near] += Behind.of(stretch[np.isfinite(stretch)])
+                out.near[near] += Sums.of(stretch[np.isfinite(stretch)])
         if cut.finding is not None:
             against = _AGAINST.get(cut.replaced.against, cut.replaced.against)
-            yield _Piece(cut.finding, against, segment, Behind.of(behind[np.isfinite(behind)]), pair, total)
+            yield _Piece(cut.finding, against, segment, Sums.of(behind[np.isfinite(behind)]), pair, total)
 
 
 # The rules on drifted logprobs (LPR507) and on two engines (LPR509), applied to the model's values.
@@ -287,18 +201,6 @@ def _others(columns: Sequence[Column]) -> tuple[Column, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class RescoreChoices:
-    """What a user can choose about a rescoring."""
-
-    jobs: int = 8
-    """Requests at once."""
-    keeps: bool = False
-    """Whether the journal also keeps the scores of every call and row by itself, for `ScoresOf`."""
-    tolerance: float = BOUND
-    """The mean |difference| up to which recorded and rescored logprobs agree."""
-
-
-@dataclass(frozen=True, slots=True)
 class ModelWork:
     """A rollout to ask a model about, or a row that cannot be read."""
 
@@ -313,6 +215,7 @@ class ModelWork:
 _Result = TypeVar("_Result")
 
 
+@dataclass(eq=False)
 class ModelRun(Generic[_Result]):
     """The rollouts of logs with what a model says of them, in order.
 
@@ -320,34 +223,35 @@ class ModelRun(Generic[_Result]):
     ProviderError if the provider refuses everything.
     """
 
-    def __init__(
-        self,
-        logs: str | Sequence[str],
-        settings: Settings,
-        provider: TokenProvider,
-        jobs: int,
-        progress: Progress | None,
-    ) -> None:
-        self.logs = paths_of(logs)
-        self.settings = settings
-        self.provider = provider
-        self.jobs = jobs
-        self.progress = progress
-        self.scan = Summary()
-        """Files, tokenizer and notices."""
-        self._vocabulary: Vocabulary | None = None
+    logs: str | Sequence[str]
+    settings: Settings
+    provider: TokenProvider
+    _: KW_ONLY
+    jobs: int = 8
+    """Requests at once."""
+    progress: Progress | None = None
+    scan: Summary = field(default_factory=Summary, init=False)
+    """Files, tokenizer and notices."""
+    summary: Any = field(init=False)
+    """What the results add up to; complete after the last one."""
+    _vocabulary: Vocabulary | None = field(default=None, init=False)
 
     async def results(self) -> AsyncGenerator[_Result, None]:
         started = time.perf_counter()
         waiting: deque[asyncio.Task[_Result]] = deque()
+
+        async def result(work: ModelWork) -> _Result:
+            with guarded("the comparison", work.place, LEAVE_OUT):  # PluginError for a mistake of ours
+                return await self.compare(work)
+
         try:
             for work in self._works():
-                waiting.append(asyncio.create_task(self._result(work)))
+                waiting.append(asyncio.create_task(result(work)))
                 await asyncio.sleep(0)
                 while len(waiting) > 2 * self.jobs:
-                    yield self._noted(await waiting.popleft())
+                    yield await self._next(waiting)
             while waiting:
-                yield self._noted(await waiting.popleft())
+                yield await self._next(waiting)
         finally:
             for task in waiting:
                 task.cancel()
@@ -384,8 +288,10 @@ class ModelRun(Generic[_Result]):
         """What the model says of one rollout, or that its row cannot be read."""
         raise NotImplementedError
 
-    def _noted(self, result: _Result) -> _Result:
-        raise NotImplementedError
+    async def _next(self, waiting: deque[asyncio.Task[_Result]]) -> _Result:
+        result = await waiting.popleft()
+        self.summary.add(result)
+        return result
 
     def finish(self, seconds: float) -> None:
         """Complete the summary after the last rollout; ProviderError if nothing could be asked."""
@@ -393,7 +299,7 @@ class ModelRun(Generic[_Result]):
 
     def _works(self) -> Iterator[ModelWork]:
         """The rollouts to ask about, each audited; PluginError if a rule fails on one by mistake."""
-        flow = RowFlow(find_logs(self.logs), self.settings)
+        flow = RowFlow(find_logs(paths_of(self.logs)), self.settings)
         flow.progress = self.progress
         flow.begin(self.scan)
         self._vocabulary = next((group.auditor.vocabulary for group in flow.groups.values()), None)
@@ -418,38 +324,29 @@ class ModelRun(Generic[_Result]):
                     work = ModelWork(rollout.place, None, (), auditor, raw, str(error))
                 yield work
 
-    async def _result(self, work: ModelWork) -> _Result:
-        """What the model says of a rollout; PluginError if that cannot be compared by mistake."""
-        with guarded("the comparison", work.place, LEAVE_OUT):
-            return await self.compare(work)
 
-
+@dataclass(eq=False)
 class Rescoring(ModelRun[RescoredRollout]):
     """The rollouts of logs with a model's scores, in order; `summary` is complete after the last one.
 
     What was scored before an error is in the journal.
     """
 
-    def __init__(
-        self,
-        logs: str | Sequence[str],
-        settings: Settings,
-        provider: TokenProvider,
-        choices: RescoreChoices | None = None,
-        *,
-        journal: ScoreJournal | None = None,
-        progress: Progress | None = None,
-    ) -> None:
-        self.choices = choices or RescoreChoices()
-        super().__init__(logs, settings, provider, self.choices.jobs, progress)
-        self.summary = RescoreSummary(provider.name, provider.model, self.choices.tolerance, self.scan)
-        journal = journal or ScoreJournal(None, provider.name)
-        self.scorer = Scorer(provider, journal, self.choices.jobs)
-        self.temperature = Temperature(provider, self.choices.tolerance)
+    _: KW_ONLY
+    keeps: bool = False
+    """Whether the journal also keeps the scores of every call and row by itself, for `ScoresOf`."""
+    tolerance: float = BOUND
+    """The mean |difference| up to which recorded and rescored logprobs agree."""
+    journal: ScoreJournal | None = None
+    _temperatures: int = field(default=0, init=False)
+    """Rollouts in which a temperature was sought."""
 
-    def _noted(self, result: RescoredRollout) -> RescoredRollout:
-        self.summary.add(result)
-        return result
+    def __post_init__(self) -> None:
+        self.summary: RescoreSummary = RescoreSummary(
+            self.provider.name, self.provider.model, self.tolerance, self.scan
+        )
+        journal = self.journal or ScoreJournal(None, self.provider.name)
+        self.scorer = Scorer(self.provider, journal, self.jobs)
 
     def finish(self, seconds: float) -> None:
         self.summary.seconds = seconds
@@ -460,49 +357,64 @@ class Rescoring(ModelRun[RescoredRollout]):
             raise ProviderError(f"Nothing was scored. {place}: {because} ({number} in all).")
 
     async def compare(self, work: ModelWork) -> RescoredRollout:
+        result = RescoredRollout(work.place, work.error)
         if work.evidence is None:
-            return RescoredRollout(work.place, error=work.error)
-        plan = plan_of(work.evidence, work.findings, _vocabulary(work.auditor))
-        scores = await self.scorer.scores(plan.wants)
-        of_parts = list(zip(plan.parts, scores[: len(plan.parts)], strict=True))
+            return result
+        vocabulary = work.auditor.vocabulary
+        size = None if vocabulary is None or len(vocabulary.entries.far_ids) else vocabulary.size
+        drift = [finding for finding in work.findings if finding.code.startswith(DRIFT)]
+        parts, result.unscored = parts_of(work.evidence, size)
+        pairs = list(pairs_of(work.evidence, drift, size))
+        wants = [*(part.want for part in parts), *(want for pair in pairs for want in pair.wants)]
+        scores = await self.scorer.scores(wants)
+        of_parts = list(zip(parts, scores[: len(parts)], strict=True))
         scored = [(part, own.logprobs) for part, own in of_parts if own.logprobs is not None]
         missed = [Unscored(part.where, part.turn, own.because) for part, own in of_parts if own.logprobs is None]
-        if self.choices.keeps:
+        result.unscored += missed
+        if self.keeps:
             self.scorer.keep(of_parts)
-        sides = iter(scores[len(plan.parts) :])
-        both = [(pair, next(sides).logprobs, next(sides).logprobs) for pair in plan.pairs]
-        prices = priced([(pair, None if a is None or b is None else (a, b)) for pair, a, b in both], plan.findings)
-        sequences = tuple(compared(part, values) for part, values in scored)
-        agreed = agreement(used(sequences), self.choices.tolerance)
-        because = ""
-        if agreed is not None and agreed.disagrees:
-            because = explained(used(sequences), self.choices.tolerance)
-            because = because or await self.temperature.explained(scored, used(sequences))
-        missing = 0  # sampled tokens that the model scored and for which the log has no logprob
-        for part, values in scored:
-            model = values[part.offset :]
-            recorded = part.recorded if part.recorded is not None else np.full(len(model), np.nan)
-            logged = is_logprob(recorded, model, part.sentinel)
-            missing += int((part.sampled & np.isfinite(model) & ~logged).sum())
-        findings, mismatches = judged_by_model(work.evidence, scored, work.auditor.rules, work.auditor.codes)
-        return RescoredRollout(
-            work.place,
-            sequences,
-            agreed,
-            tuple(prices.prices),
-            prices.unpriced,
-            tuple(prices.changed),
-            tuple(prices.near),
-            (*plan.unscored, *missed),
-            findings,
-            mismatches,
-            because,
-            sum(int(np.isfinite(values[part.offset :][part.sampled]).sum()) for part, values in scored),
-            missing,
-            tuple(sorted({s.weight_version for s in scores if s.weight_version is not None})),
+        sides = iter(scores[len(parts) :])
+        both = [(pair, next(sides).logprobs, next(sides).logprobs) for pair in pairs]
+        price(result, [(pair, None if a is None or b is None else (a, b)) for pair, a, b in both], drift)
+        result.compared = [compared(part, values) for part, values in scored]
+        sequences = used(result.compared)
+        differences = [sequence.differences for sequence in sequences]
+        if differences:
+            result.agreement = Sums.of(np.concatenate(differences)).agreement(self.tolerance)
+        if result.agreement is not None and result.agreement.disagrees:
+            result.explanation = explained(sequences, self.tolerance) or await self._temperature(scored, sequences)
+        result.findings, result.mismatches = judged_by_model(
+            work.evidence, scored, work.auditor.rules, work.auditor.codes
         )
+        for part, values in scored:
+            result.scored_tokens += int(np.isfinite(values[part.offset :][part.sampled]).sum())
+        result.weight_versions = sorted({s.weight_version for s in scores if s.weight_version is not None})
+        return result
 
-
-def _vocabulary(auditor: Auditor) -> int | None:
-    vocabulary = auditor.vocabulary
-    return None if vocabulary is None or len(vocabulary.entries.far_ids) else vocabulary.size
+    async def _temperature(
+        self, scored: Sequence[tuple[Scorable, Logprobs]], sequences: Sequence[ScorePair]
+    ) -> str:
+        """Whether the recorded logprobs are those at another temperature; asked of the first four rollouts."""
+        if self._temperatures >= 4:
+            return ""
+        longest = max(sequences, key=lambda sequence: len(sequence.at))
+        part = next(part for part, _ in scored if (part.where, part.turn) == (longest.where, longest.turn))
+        self._temperatures += 1
+        want, answer = part.want, None
+        for count in (1000, 20):  # many servers give no more than 20 alternatives
+            with suppress(ProviderError):
+                answer = await self.provider.score(want.ids.tolist(), start=want.start, top=count)
+                break
+        if answer is None or not answer.top_logprobs or not (width := max(map(len, answer.top_logprobs))):
+            return ""
+        before_drift = ~longest.drifted
+        at = longest.at[before_drift] + part.offset - answer.start
+        top = np.full((len(at), width), -np.inf)
+        for row, place in enumerate(at.tolist()):
+            values = [value for _, value in answer.top_logprobs[place]]
+            top[row, : len(values)] = values
+        recorded, model = longest.recorded[before_drift], longest.model[before_drift]
+        temperature = fitted(recorded, model, top, self.tolerance)
+        if temperature is None:
+            return ""
+        return f"the recorded logprobs are those at temperature {decimal(temperature)}"

@@ -13,9 +13,8 @@ from tito_audit.record.arrays import Logprobs
 from tito_audit.record.finding import Finding
 from tito_audit.record.mismatch import Mismatch, MismatchCause
 from tito_audit.record.rollout import Place
-from tito_audit.rescore.compare import Sums, used
 from tito_audit.rescore.journal import Counts
-from tito_audit.rescore.model import BOUND, EDGES, NEAR, Agreement, Behind, Price, RescoredRollout
+from tito_audit.rescore.model import BOUND, EDGES, NEAR, Agreement, Price, RescoredRollout, Sums, used
 from tito_audit.summary import Summary
 from tito_audit.terminal.escape import visible
 from tito_audit.terminal.mismatch import mismatch_rows
@@ -46,7 +45,7 @@ class CausePrice:
     """Segments of which the other tokens are likelier."""
     lowest: float = 0.0
     """The lowest logprob of the other tokens of one segment."""
-    behind: Behind = field(default_factory=Behind)
+    behind: Sums = field(default_factory=Sums)
 
     def add(self, price: Price) -> None:
         self.findings += 1
@@ -87,7 +86,7 @@ class RescoreSummary:
     causes: dict[tuple[str, str], CausePrice] = field(default_factory=dict)
     worst: list[tuple[Place, Price]] = field(default_factory=list)
     unpriced: Counter[str] = field(default_factory=Counter)
-    near: list[Behind] = field(default_factory=lambda: [Behind() for _ in NEAR])
+    near: list[Sums] = field(default_factory=lambda: [Sums() for _ in NEAR])
     changed: int = 0
     """Turns and rows with drift."""
     changes: list[float] = field(default_factory=list)
@@ -127,10 +126,11 @@ class RescoreSummary:
         self.disagreeing += result.agreement is not None and result.agreement.disagrees
         for sequence in used(result.compared):
             undrifted = ~sequence.drifted
-            differences = (sequence.model - sequence.recorded)[undrifted]
-            self.sums.add(differences)
+            differences = sequence.differences
+            self.sums += Sums.of(differences)
             for turn in np.unique(sequence.turns[undrifted]).tolist():
-                self.by_turn.setdefault(turn, Sums()).add(differences[sequence.turns[undrifted] == turn])
+                own = Sums.of(differences[sequence.turns[undrifted] == turn])
+                self.by_turn[turn] = self.by_turn.get(turn, Sums()) + own
             squares = zip(_bins(sequence.recorded[undrifted]), _bins(sequence.model[undrifted]), strict=True)
             self.plot.update(squares)
         for price in result.prices:
@@ -140,8 +140,7 @@ class RescoreSummary:
         if len(self.worst) > 4 * WORST:
             self.worst = self.most_expensive(WORST)
         self.unpriced.update(result.unpriced)
-        if result.near:
-            self.near = [a + b for a, b in zip(self.near, result.near, strict=True)]
+        self.near = [a + b for a, b in zip(self.near, result.near, strict=True)]
         self.changed += len(result.changed)
         self.changes += [swap.other - swap.sampled for swap in result.changed]
         for missing in result.unscored:
@@ -178,6 +177,8 @@ def _bins(values: Logprobs) -> list[int]:
 
 
 _EDGES = tuple(f"> {edge:g}" for edge in EDGES)
+_NEAR = ("1st", "5th", "17th", "65th")
+"""The first tokens of the distances of `NEAR`."""
 Row = tuple[str, ...]
 
 AGREEMENT_HEADS: Row = ("", "tokens", "mean", "max", "k1", "k3", *_EDGES)
@@ -212,16 +213,7 @@ def agreement_rows(summary: RescoreSummary, turns: int) -> Iterator[Row]:
     named = [("no turn" if turn < 0 else f"turn {turn}", sums) for turn, sums in by_turn[:turns]]
     later = [sums for _, sums in by_turn[turns:]]
     if later:
-        out = Sums()
-        for sums_of_turn in later:
-            out.tokens += sums_of_turn.tokens
-            out.total += sums_of_turn.total
-            out.size += sums_of_turn.size
-            out.squares += sums_of_turn.squares
-            out.k3 += sums_of_turn.k3
-            out.largest = max(out.largest, sums_of_turn.largest)
-            out.above = [a + b for a, b in zip(out.above, sums_of_turn.above, strict=True)]
-        named.append((f"later {len(later)}", out))
+        named.append((f"later {len(later)}", sum(later, Sums())))
     for name, sums in [("all", summary.sums), *(named if len(by_turn) > 1 else ())]:
         agreement = sums.agreement(summary.tolerance)
         if agreement is not None:
@@ -256,8 +248,8 @@ def after_rows(summary: RescoreSummary) -> Iterator[Row]:
 def around(summary: RescoreSummary) -> Iterator[str]:
     """How far the change reaches, and how whole turns change."""
     near = [
-        f"{reach.size / reach.tokens:.3f} from the {first + 1}{_ordinal(first + 1)} token on"
-        for first, reach in zip(NEAR, summary.near, strict=True)
+        f"{reach.size / reach.tokens:.3f} from the {first} token on"
+        for first, reach in zip(_NEAR, summary.near, strict=True)
         if reach.tokens
     ]
     if near:
@@ -280,7 +272,3 @@ def _name(cause: CausePrice) -> str:
 
 def _per(total: float, tokens: int) -> str:
     return f"{total / tokens:.2f}" if tokens else "–"
-
-
-def _ordinal(number: int) -> str:
-    return {1: "st", 2: "nd", 3: "rd"}.get(number % 10 if number % 100 not in (11, 12, 13) else 0, "th")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -15,8 +15,8 @@ from tito_audit.record.arrays import Logprobs, Mask
 from tito_audit.record.finding import Where
 from tito_audit.record.model_scores import ModelScores
 from tito_audit.record.outcome import Outcome
-from tito_audit.rescore.compare import is_logprob
 from tito_audit.rescore.journal import ScoreJournal
+from tito_audit.rescore.model import is_logprob
 from tito_audit.rescore.plan import parts_of
 from tito_audit.run.progress import Progress
 from tito_audit.run.repair import Repairs, repair_rollouts
@@ -46,12 +46,11 @@ class ScoresOf:
         versions: set[str] = set()
         row: Logprobs | None = None
         for part in parts_of(evidence, None)[0]:
-            scored = self.journal.get(part.want)
-            if scored is None:
+            scores = self.journal.get(part.want)
+            if scores is None or scores.logprobs is None:
                 continue
-            scores, version = scored
-            values = np.where(part.sampled, scores[part.offset :], np.nan)
-            versions.update(() if version is None else (version,))
+            values = np.where(part.sampled, scores.logprobs[part.offset :], np.nan)
+            versions.update(() if scores.weight_version is None else (scores.weight_version,))
             # True where the log has a logprob, not a gap or a placeholder.
             if part.recorded is None:
                 stated = np.zeros(len(values), np.bool_)
@@ -72,24 +71,6 @@ _TABLES = (".parquet", ".arrow", ".arrows", ".feather")
 """File types with fixed columns."""
 
 
-@dataclass(slots=True)
-class WrittenScores:
-    """What was written."""
-
-    files: list[tuple[Path, Path]] = field(default_factory=list)
-    """(log, file written for it)"""
-    rows: int = 0
-    changed: int = 0
-    refused: Counter[str] = field(default_factory=Counter)
-    """By reason: rows left unchanged although the model has logprobs for them."""
-
-    def add(self, outcome: Outcome) -> None:
-        self.rows += 1
-        self.changed += outcome.repaired
-        if not outcome.repaired and "rescore" in outcome.declined:
-            self.refused[outcome.declined["rescore"]] += 1
-
-
 def check_target(logs: Sequence[str], out: str, *, force: bool) -> None:
     """SetupError if a file to be written exists or is one of the logs."""
     files = find_logs(list(logs))
@@ -105,7 +86,7 @@ def scores_of(logs: Sequence[str], journal: ScoreJournal, model: str, *, replace
 
 
 class Filling:
-    """The writing of a rescored log, row by row; `written` is complete after the last one."""
+    """The writing of a rescored log, row by row, and what was written: complete after the last one."""
 
     def __init__(
         self,
@@ -121,10 +102,19 @@ class Filling:
         how = replace(how, choices=replace(how.choices, rescored=scores))
         # Threads that a provider left running must not be forked.
         self.run: Repairs = repair_rollouts(list(logs), out, replace(settings, jobs=1), how, progress)
-        self.written = WrittenScores()
+        self.rows = self.changed = 0
+        self.refused = Counter[str]()
+        """By reason: rows left unchanged although the model has logprobs for them."""
 
     def __iter__(self) -> Iterator[Outcome]:
         for outcome in self.run:
-            self.written.add(outcome)
+            self.rows += 1
+            self.changed += outcome.repaired
+            if not outcome.repaired and "rescore" in outcome.declined:
+                self.refused[outcome.declined["rescore"]] += 1
             yield outcome
-        self.written.files = list(self.run.written)
+
+    @property
+    def files(self) -> Sequence[tuple[Path, Path]]:
+        """(log, file written for it)"""
+        return self.run.written

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import hmac
 import logging
+import signal
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
@@ -14,16 +17,20 @@ from typing import Any
 import numpy as np
 import orjson
 from aiohttp import web
+from aiohttp.http import HttpProcessingError
 
-from tito_audit.provider import GenerationChunk, GenerationResult, count_waits
+from tito_audit.errors import ProviderError, SetupError
+from tito_audit.provider import GenerationResult, TokenProvider, count_waits
 from tito_audit.serve.errors import Refused, anthropic_error, error_object
 from tito_audit.serve.gateway import Call, Gateway
 from tito_audit.serve.messages import Messages
 from tito_audit.serve.request import Asked, chat_asked, text_asked
 from tito_audit.serve.responses import Responses
+from tito_audit.sessions.fit import misfit
 from tito_audit.sessions.model import Node
 from tito_audit.sessions.session import Session
 from tito_audit.sessions.shapes import Head, Tokens, usage
+from tito_audit.tokens.tokenizer import Tokenizer
 
 # Streamed answers, as server-sent events.
 
@@ -40,7 +47,6 @@ async def send_stream(
     Headers are sent with the first piece, so that an earlier refusal has its own status; a later one is the last
     event, without `last`.
     """
-    refusal = _error_shape(request)
     async with aclosing(pieces):
         first = await anext(pieces)
         response = web.StreamResponse(headers={**_HEADERS, **headers})
@@ -49,13 +55,10 @@ async def send_stream(
         try:
             async for piece in pieces:
                 await response.write(_event(piece))
-        except Refused as error:
-            await response.write(_event(refusal(str(error), error.status, error.param, error.code)))
         except ConnectionError:
             raise
         except Exception as error:
-            LOGGER.exception("this is a bug in tito-audit, not a fault of the request")
-            await response.write(_event(refusal(f"the gateway failed: {type(error).__name__}", 500)))
+            await response.write(_event(_error(request, error)[0]))
         else:
             await response.write(last)
         await response.write_eof()
@@ -122,67 +125,64 @@ def rollout_of(gateway: Gateway, session: Session) -> dict[str, Any]:
 
 def chat_answer(gateway: Gateway, call: Call, results: Sequence[GenerationResult]) -> dict[str, Any]:
     """A whole chat completion."""
-    choices = []
+    choices, tokens = [], _tokens(gateway, call)
     for index, (answer, result) in enumerate(zip(call.answers, results, strict=True)):
         choice = {
             "index": index,
-            "message": {"refusal": None, **answer.reading.message()},
-            "logprobs": _chat_logprobs(gateway, call, result),
+            "message": {"refusal": None, **answer.message()},
+            "logprobs": tokens and tokens.chat_logprobs(result),
             "finish_reason": answer.why(),
             "stop_reason": result.stop_reason,
         }
         choices.append({**choice, "token_ids": result.output_ids} if call.fields.token_ids else choice)
-    more = {"prompt_token_ids": orjson.Fragment(call.ids.json)} if call.fields.token_ids else {}
-    return _head(gateway, call).chat(choices, usage=_usage(call), **more)
+    return _head(gateway, call).chat(choices, usage=usage(len(call.ids), call.sampled), **call.prompt_wire)
 
 
 def text_answer(gateway: Gateway, call: Call, results: Sequence[GenerationResult]) -> dict[str, Any]:
     """A whole completion."""
-    choices = []
+    choices, tokens = [], _tokens(gateway, call)
     for index, (answer, result) in enumerate(zip(call.answers, results, strict=True)):
         choice = {
             "index": index,
-            "text": answer.reading.text,
-            "logprobs": _text_logprobs(gateway, call, result, 0),
+            "text": answer.text,
+            "logprobs": tokens and tokens.text_logprobs(result, 0),
             "finish_reason": result.finish_reason,
             "stop_reason": result.stop_reason,
+            **call.prompt_wire,
         }
-        if call.fields.token_ids:
-            choice |= {"prompt_token_ids": orjson.Fragment(call.ids.json), "token_ids": result.output_ids}
-        choices.append(choice)
-    return _head(gateway, call).text(choices, usage=_usage(call))
+        choices.append({**choice, "token_ids": result.output_ids} if call.fields.token_ids else choice)
+    return _head(gateway, call).text(choices, usage=usage(len(call.ids), call.sampled))
 
 
 async def chat_stream(gateway: Gateway, call: Call) -> AsyncGenerator[dict[str, Any], None]:
     """The chunks of a streamed chat completion. The last ones are sent once it is in the log."""
-    head, fields = _head(gateway, call), call.fields
-    ids: dict[str, Any] = {"prompt_token_ids": orjson.Fragment(call.ids.json)} if fields.token_ids else {}
-    begin = {"role": "assistant", "content": ""}
+    head, fields, tokens = _head(gateway, call), call.fields, _tokens(gateway, call)
     started = False
     async with aclosing(gateway.stream(call)) as pieces:
         async for chunk, deltas in pieces:
             if not started:
                 started = True
                 for index in range(len(call.answers)):
-                    yield head.chat_chunk([_choice(index, delta=begin)], **ids)
+                    begin = _choice(index, delta={"role": "assistant", "content": ""})
+                    yield head.chat_chunk([begin], **call.prompt_wire)
             # The tokens, if the client asked for them, are sent once, with the first of their deltas.
             shown: dict[str, Any] = {}
             if chunk.output_ids and fields.token_ids:
                 shown["token_ids"] = chunk.output_ids
-            if chunk.output_ids and fields.logprobs:
-                shown["logprobs"] = _chat_logprobs(gateway, call, chunk)
+            if chunk.output_ids and tokens is not None:
+                shown["logprobs"] = tokens.chat_logprobs(chunk)
             for number, delta in enumerate(deltas or ([{}] if shown else [])):
                 yield head.chat_chunk([_choice(chunk.index, delta=delta, **({} if number else shown))])
     for index, answer in enumerate(call.answers):
-        choice = _choice(index, delta={}, stop_reason=answer.stop_reason)
-        yield head.chat_chunk([{**choice, "finish_reason": answer.why()}])
+        ended = _choice(index, delta={}, stop_reason=answer.stop_reason, finish_reason=answer.why())
+        yield head.chat_chunk([ended])
     if fields.include_usage:
-        yield head.chat_chunk([], usage=_usage(call))
+        yield head.chat_chunk([], usage=usage(len(call.ids), call.sampled))
 
 
 async def text_stream(gateway: Gateway, call: Call) -> AsyncGenerator[dict[str, Any], None]:
     """The chunks of a streamed completion. The last ones are sent once it is in the log."""
-    head, fields = _head(gateway, call), call.fields
+    head, fields, tokens = _head(gateway, call), call.fields, _tokens(gateway, call)
     offsets = [0] * len(call.answers)
     begun: set[int] = set()
     async with aclosing(gateway.stream(call)) as pieces:
@@ -190,19 +190,19 @@ async def text_stream(gateway: Gateway, call: Call) -> AsyncGenerator[dict[str, 
             index = chunk.index
             text = "".join(delta.get("content", "") for delta in deltas)
             more: dict[str, Any] = {"token_ids": chunk.output_ids} if fields.token_ids else {}
-            if fields.token_ids and index not in begun:
-                more["prompt_token_ids"] = orjson.Fragment(call.ids.json)
+            if index not in begun:
+                more |= call.prompt_wire
                 begun.add(index)
-            if fields.logprobs:
-                more["logprobs"] = _text_logprobs(gateway, call, chunk, offsets[index])
+            if tokens is not None:
+                more["logprobs"] = tokens.text_logprobs(chunk, offsets[index])
             offsets[index] += len(text)
             if text or more:
                 yield head.text([_choice(index, text=text, **more)])
     for index, answer in enumerate(call.answers):
-        choice = _choice(index, text="", stop_reason=answer.stop_reason)
-        yield head.text([{**choice, "finish_reason": answer.finish_reason}])
+        ended = _choice(index, text="", stop_reason=answer.stop_reason, finish_reason=answer.finish_reason)
+        yield head.text([ended])
     if fields.include_usage:
-        yield head.text([], usage=_usage(call))
+        yield head.text([], usage=usage(len(call.ids), call.sampled))
 
 
 def _head(gateway: Gateway, call: Call) -> Head:
@@ -213,20 +213,9 @@ def _choice(index: int, **fields: Any) -> dict[str, Any]:
     return {"index": index, "logprobs": None, "finish_reason": None, **fields}
 
 
-def _usage(call: Call) -> dict[str, int]:
-    return usage(len(call.ids), sum(len(answer.ids) for answer in call.answers))
-
-
-def _chat_logprobs(gateway: Gateway, call: Call, tokens: GenerationResult | GenerationChunk) -> Any:
-    if not call.fields.logprobs:
-        return None
-    return Tokens(gateway.tokenizer.vocabulary, call.fields.tokens_as_ids).chat_logprobs(tokens)
-
-
-def _text_logprobs(gateway: Gateway, call: Call, tokens: GenerationResult | GenerationChunk, offset: int) -> Any:
-    if not call.fields.logprobs:
-        return None
-    return Tokens(gateway.tokenizer.vocabulary, call.fields.tokens_as_ids).text_logprobs(tokens, offset)
+def _tokens(gateway: Gateway, call: Call) -> Tokens | None:
+    """What shows the tokens of a call, if its client asked for logprobs."""
+    return Tokens(gateway.tokenizer.vocabulary, call.fields.tokens_as_ids) if call.fields.logprobs else None
 
 
 GATEWAY: web.AppKey[Gateway] = web.AppKey("gateway", Gateway)
@@ -253,7 +242,7 @@ OPTIONS: web.AppKey[HttpOptions] = web.AppKey("options", HttpOptions)
 def make_app(gateway: Gateway, options: HttpOptions | None = None) -> web.Application:
     """The application; the caller closes the provider and the log."""
     options = options or HttpOptions()
-    app = web.Application(client_max_size=options.max_body, middlewares=[_observed, _errors, _with_key])
+    app = web.Application(client_max_size=options.max_body, middlewares=[_guarded])
     app[GATEWAY], app[OPTIONS] = gateway, options
     messages = Messages(options.api_key)
     responses = Responses()
@@ -408,58 +397,28 @@ async def _metrics(request: web.Request) -> web.Response:
     return web.Response(body=gateway.metrics.text(), headers={"Content-Type": "text/plain; version=0.0.4"})
 
 
-# Middleware
-
-
 @web.middleware
-async def _with_key(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Refuses what has no key, but for a question after the gateway's health."""
-    wanted = request.app[OPTIONS].api_key
-    if wanted is not None and request.path != "/health":
-        # Anthropic's clients send the key in a header of its own.
-        sent = request.headers.get("Authorization", ""), f"Bearer {request.headers.get('x-api-key', '')}"
-        key = f"Bearer {wanted}".encode()
-        if not any(hmac.compare_digest(text.encode("utf-8", "surrogateescape"), key) for text in sent):
-            raise Refused("the API key is missing or wrong", status=401, code="invalid_api_key")
-    return await handler(request)
-
-
-@web.middleware
-async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Turns every refusal into an error object of the API that was called."""
-    shape = _error_shape(request)
-    try:
-        return await handler(request)
-    except Refused as error:
-        return _json(shape(str(error), error.status, error.param, error.code), status=error.status)
-    except web.HTTPRequestEntityTooLarge as error:
-        return _json(shape(f"the body is too large: {error.text}", 413), status=413)
-    except web.HTTPException as error:
-        reason = f"{request.method} {request.path}: {error.reason}"
-        return _json(shape(reason, error.status), status=error.status)
-    except ConnectionError:
-        raise
-    except Exception as error:
-        LOGGER.exception("this is a bug in tito-audit, not a fault of the request")
-        return _json(shape(f"the gateway failed: {type(error).__name__}", 500), status=500)
-
-
-def _error_shape(request: web.Request) -> Callable[..., dict[str, Any]]:
-    return anthropic_error if "/v1/messages" in request.path else error_object
-
-
-@web.middleware
-async def _observed(request: web.Request, handler: Handler) -> web.StreamResponse:
-    metrics, access_log = request.app[GATEWAY].metrics, request.app[OPTIONS].access_log
+async def _guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """The answer to a request that has the key, or an error object of the API that was called; counted."""
+    metrics, options = request.app[GATEWAY].metrics, request.app[OPTIONS]
     started, status = time.perf_counter(), 499
     metrics.in_flight.inc()
     try:
-        response = await handler(request)
+        try:
+            if options.api_key is not None and request.path != "/health":
+                # Anthropic's clients send the key in a header of its own.
+                sent = request.headers.get("Authorization", ""), f"Bearer {request.headers.get('x-api-key', '')}"
+                key = f"Bearer {options.api_key}".encode()
+                if not any(hmac.compare_digest(text.encode("utf-8", "surrogateescape"), key) for text in sent):
+                    raise Refused("the API key is missing or wrong", status=401, code="invalid_api_key")
+            response = await handler(request)
+        except ConnectionError:
+            status = 500
+            raise
+        except Exception as error:
+            response = _json(*_error(request, error))
         status = response.status
         return response
-    except Exception:
-        status = 500
-        raise
     finally:
         seconds = time.perf_counter() - started
         # The route of a request, without the names in it.
@@ -468,10 +427,111 @@ async def _observed(request: web.Request, handler: Handler) -> web.StreamRespons
         metrics.in_flight.dec()
         metrics.requests.labels(endpoint, status).inc()
         metrics.seconds.labels(endpoint).observe(seconds)
-        if access_log is not None:
-            access_log(f"{request.method} {endpoint} {status} {seconds * 1000:.1f} ms")
+        if options.access_log is not None:
+            options.access_log(f"{request.method} {endpoint} {status} {seconds * 1000:.1f} ms")
 
 
-def _json(value: Any, *, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
+def _error(request: web.Request, error: Exception) -> tuple[dict[str, Any], int]:
+    """The error object of the API that was called, and its status."""
+    details: tuple[str | None, ...] = ()
+    if isinstance(error, Refused):
+        message, status, details = str(error), error.status, (error.param, error.code)
+    elif isinstance(error, web.HTTPRequestEntityTooLarge):
+        message, status = f"the body is too large: {error.text}", 413
+    elif isinstance(error, web.HTTPException):
+        message, status = f"{request.method} {request.path}: {error.reason}", error.status
+    else:
+        LOGGER.error("this is a bug in tito-audit, not a fault of the request", exc_info=error)
+        message, status = f"the gateway failed: {type(error).__name__}", 500
+    shape = anthropic_error if "/v1/messages" in request.path else error_object
+    return shape(message, status, *details), status
+
+
+def _json(value: Any, status: int = 200, *, headers: dict[str, str] | None = None) -> web.Response:
     data = orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
     return web.Response(body=data, status=status, headers=headers, content_type="application/json")
+
+
+# The server, until it is told to stop.
+
+_HTTP_LOG = logging.getLogger("aiohttp.server")
+_SWEEPS = 30.0
+"""The longest time between searches for idle sessions, in seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerOptions:
+    """The server's address, and how it shuts down."""
+
+    host: str = "127.0.0.1"
+    port: int = 8377
+    """0: any free one."""
+    idle: float = 3600.0
+    """Seconds after which an unused session leaves memory."""
+    grace: float = 10.0
+    """Seconds that running calls have to finish when the server shuts down."""
+
+
+async def serve(
+    gateway: Gateway, http: HttpOptions, options: ServerOptions, started: Callable[[str], None]
+) -> None:
+    """Serve until SIGTERM or SIGINT; `started` gets the address. SetupError if it is in use.
+
+    Running calls have `grace` seconds to finish and are then cut off; the log and the provider are closed.
+    """
+    stop = asyncio.Event()
+    _HTTP_LOG.addFilter(_is_ours)
+    runner = web.AppRunner(
+        make_app(gateway, http), handler_cancellation=True, shutdown_timeout=options.grace, access_log=None
+    )
+    await runner.setup()
+
+    async def sweep() -> None:
+        while True:
+            await asyncio.sleep(min(_SWEEPS, max(options.idle / 2, 0.05)))
+            gateway.conversations.drop_idle(gateway.clock() - options.idle)
+
+    sweeping = asyncio.ensure_future(sweep())
+    try:
+        try:
+            await web.TCPSite(runner, options.host, options.port, backlog=1024).start()
+        except OSError as error:
+            raise SetupError(
+                f"--port {options.port}: {options.host}:{options.port} cannot be used ({error.strerror}).\n"
+                "Choose another port, or 0 for any free one."
+            ) from None
+        host = f"[{options.host}]" if ":" in options.host else options.host
+        started(f"http://{host}:{runner.addresses[0][1]}")
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            with suppress(NotImplementedError, RuntimeError):
+                loop.add_signal_handler(number, stop.set)
+        gc.collect()
+        gc.freeze()  # Everything loaded by now stays for good: keep the garbage collector off it.
+        await stop.wait()
+    finally:
+        sweeping.cancel()
+        await runner.cleanup()
+        _HTTP_LOG.removeFilter(_is_ours)
+        await gateway.provider.close()
+        gateway.log.close()
+
+
+async def fit_notice(provider: TokenProvider, tokenizer: Tokenizer) -> tuple[str | None, str | None]:
+    """Why the gateway must not serve, and a notice for the user; at least one of them is None.
+
+    The provider knows the name of its model afterwards, if its server answers.
+    """
+    find = getattr(provider, "find_model", None)
+    try:
+        if find is not None:
+            await find()
+        return await misfit(provider, tokenizer), None
+    except ProviderError as error:
+        return None, f"the server's tokenizer was not compared: {error}"
+
+
+def _is_ours(record: logging.LogRecord) -> bool:
+    """Whether this is an error of the gateway: not a bad request, and not a client that left."""
+    error = record.exc_info[1] if record.exc_info else None
+    return not isinstance(error, HttpProcessingError | web.RequestPayloadError | ConnectionError)

@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import partial
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 from uuid import uuid4
 from weakref import WeakKeyDictionary
 
@@ -38,7 +37,6 @@ from tito_audit.render.renderer import as_parts
 from tito_audit.serve.call_log import CallLog
 from tito_audit.serve.errors import Refused, of_provider
 from tito_audit.serve.request import Asked, ChatAsked, TextAsked
-from tito_audit.serve.server_parser import ParsingProvider, SilentRun, chat_request, deltas_of
 from tito_audit.sessions.engine import Conversations
 from tito_audit.sessions.model import Branch, Node, Prompt
 from tito_audit.sessions.session import Session
@@ -82,54 +80,6 @@ def new_thread(call_id: str, choice: int) -> str:
     return f"{call_id}/{choice}"
 
 
-# One sampled answer as its client gets it: text, reasoning and tool calls. Its ids do not change.
-
-
-class AnswerReader:
-    """Reads the ids of one answer; its deltas add up to `message`."""
-
-    def __init__(self, text: TextStream, run: ParserRun) -> None:
-        self._text, self._run = text, run
-        self._deltas: list[Delta] = []
-        self._ids: list[str] = []
-        self._parsed: Parsed | None = None
-
-    def feed(self, ids: Iterable[int]) -> list[dict[str, Any]]:
-        """The deltas that the next ids add, as OpenAI writes them."""
-        return self.say(self._run.feed(self._text.feed(ids)))
-
-    def close(self) -> list[dict[str, Any]]:
-        """The deltas that were held back, at the end of the answer."""
-        return self.say((*self._run.feed(self._text.close()), *self._run.close()))
-
-    @property
-    def wires(self) -> list[dict[str, Any]]:
-        return [wire for delta in self._deltas if (wire := to_delta(delta, self._call_id))]
-
-    @property
-    def parsed(self) -> Parsed:
-        self._parsed = self._parsed or collected(self._deltas)
-        return self._parsed
-
-    @property
-    def text(self) -> str:
-        return self.parsed.content or ""
-
-    def message(self) -> dict[str, Any]:
-        return to_message(self.parsed, self._call_id)
-
-    def say(self, deltas: Sequence[Delta]) -> list[dict[str, Any]]:
-        self._deltas += deltas
-        self._parsed = None
-        return [wire for delta in deltas if (wire := to_delta(delta, self._call_id))]
-
-    def _call_id(self, number: int) -> str:
-        """The id of a tool call; always the same for one number."""
-        while len(self._ids) <= number:
-            self._ids.append(f"call_{uuid4().hex[:24]}")
-        return self._ids[number]
-
-
 # The gateway's metrics for Prometheus. No label holds anything of a session or a prompt.
 
 _SECONDS = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
@@ -159,6 +109,15 @@ class Metrics:
         self.unfinished = counter("unfinished", "Answers that were cut off", ("status",))
         self.sessions = gauge("sessions", "Sessions in memory")
         self.log_errors = counter("log_errors", "Calls that could not be logged")
+
+    def prompt(self, prompt: Prompt, seconds: float) -> None:
+        """Count a prompt that was made in so many seconds."""
+        self.prompt_seconds.observe(seconds)
+        self.prompt_tokens.inc(prompt.length)
+        self.kept_tokens.inc(prompt.kept)
+        self.branches.labels(prompt.branch).inc()
+        if prompt.branch is Branch.FORK and prompt.fork is not None:
+            self.forks.labels(prompt.fork.reason).inc()
 
     def text(self) -> bytes:
         return generate_latest(self._registry)
@@ -216,8 +175,8 @@ def answer_lines(call: Call, sampler: Facts, status: Status, threads: Mapping[in
             **(
                 {"weight_versions": spans} if (spans := logged_spans(answer.weight_spans, len(answer.ids))) else {}
             ),
-            "response_message": answer.reading.message() if isinstance(fields, ChatAsked) else None,
-            **({} if isinstance(fields, ChatAsked) else {"text": answer.reading.text}),
+            "response_message": answer.message() if isinstance(fields, ChatAsked) else None,
+            **({} if isinstance(fields, ChatAsked) else {"text": answer.text}),
             "prompt_token_ids": orjson.Fragment(call.ids.json),
             "completion_token_ids": answer.ids,
             "logprobs": answer.logprobs,
@@ -287,6 +246,17 @@ class Apart:
         segments.remember(await loop.run_in_executor(self._threads, segments.encode_apart, unknown))
 
 
+@runtime_checkable
+class ParsingProvider(Protocol):
+    """A provider whose server has parsers of its own, for model families without a parser here."""
+
+    async def derender(
+        self, results: Sequence[GenerationResult], chat_request: Mapping[str, Any]
+    ) -> tuple[Parsed, ...]:
+        """The answers to one prompt, parsed; ProviderError if the server cannot."""
+        ...
+
+
 _GRAMMARS = frozenset(
     (
         *("response_format", "structured_outputs", "structural_tag", "regex", "ebnf", "json_schema"),
@@ -312,27 +282,76 @@ class SessionFacts:
 
 @dataclass(slots=True)
 class PartialAnswer:
-    """One answer while it is being sampled."""
+    """One answer while it is being sampled, and as its client gets it: text, reasoning and tool calls.
 
-    reading: AnswerReader
+    What it reads does not change its ids; its deltas add up to `message`.
+    """
+
+    stream: TextStream
+    run: ParserRun | None
+    """None: the provider's server parses the whole answer at its end."""
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     finish_reason: str | None = None
     stop_reason: str | int | None = None
     weight_version: str | None = None
     weight_spans: WeightSpans = ()
+    _deltas: list[Delta] = field(default_factory=list)
+    _call_ids: list[str] = field(default_factory=list)
+    _parsed: Parsed | None = None
 
     def take(self, chunk: GenerationChunk | GenerationResult) -> list[dict[str, Any]]:
+        """The deltas that the next ids add, as OpenAI writes them."""
         self.ids += chunk.output_ids
         self.logprobs += chunk.logprobs
         self.weight_version = chunk.weight_version or self.weight_version
         self.weight_spans = chunk.weight_spans or self.weight_spans
         if chunk.finish_reason is not None:
             self.finish_reason, self.stop_reason = chunk.finish_reason, chunk.stop_reason
-        return self.reading.feed(chunk.output_ids)
+        text = self.stream.feed(chunk.output_ids)
+        return [] if self.run is None else self._add(self.run.feed(text))
+
+    def close(self, by_server: Parsed | None) -> list[dict[str, Any]]:
+        """The deltas that were held back, at the end of the answer, or all as the server parsed it."""
+        text = self.stream.close()
+        if self.run is not None:
+            return self._add((*self.run.feed(text), *self.run.close()))
+        assert by_server is not None, "the server parses"
+        calls = enumerate(by_server.tool_calls)
+        deltas = [Delta(call=number, name=call.name, arguments=call.arguments) for number, call in calls]
+        return self._add([Delta(by_server.content or "", by_server.reasoning or ""), *deltas])
+
+    @property
+    def wires(self) -> list[dict[str, Any]]:
+        """All deltas so far."""
+        return [wire for delta in self._deltas if (wire := to_delta(delta, self._call_id))]
+
+    @property
+    def parsed(self) -> Parsed:
+        self._parsed = self._parsed or collected(self._deltas)
+        return self._parsed
+
+    @property
+    def text(self) -> str:
+        return self.parsed.content or ""
+
+    def message(self) -> dict[str, Any]:
+        return to_message(self.parsed, self._call_id)
 
     def why(self) -> str | None:
-        return finish_reason(self.reading.parsed, self.finish_reason)
+        """Why it ended, for its client."""
+        return finish_reason(self.parsed, self.finish_reason)
+
+    def _add(self, deltas: Sequence[Delta]) -> list[dict[str, Any]]:
+        self._deltas += deltas
+        self._parsed = None
+        return [wire for delta in deltas if (wire := to_delta(delta, self._call_id))]
+
+    def _call_id(self, number: int) -> str:
+        """The id of a tool call; always the same for one number."""
+        while len(self._call_ids) <= number:
+            self._call_ids.append(f"call_{uuid4().hex[:24]}")
+        return self._call_ids[number]
 
 
 @dataclass(slots=True)
@@ -347,6 +366,16 @@ class Call:
     call_id: str
     created: float
     answers: list[PartialAnswer]
+
+    @property
+    def sampled(self) -> int:
+        """The number of tokens of all answers."""
+        return sum(len(answer.ids) for answer in self.answers)
+
+    @property
+    def prompt_wire(self) -> dict[str, Any]:
+        """The ids of the prompt, where the client asked for ids."""
+        return {"prompt_token_ids": orjson.Fragment(self.ids.json)} if self.fields.token_ids else {}
 
 
 @dataclass(slots=True)
@@ -397,9 +426,19 @@ class Gateway:
                 fields = replace(fields, call=self.conversations.in_form(fields.call))
             except RenderError as error:
                 raise Refused(str(error), "messages") from None
-        session = self._session(fields, session_id)
-        if self.facts_of(session).closed is not None:
-            raise Refused(f"session {session.id} is closed", status=409, code="session_closed")
+        now = self.clock()
+        if session_id is not None:
+            session = self.conversations.open(session_id, now=now)
+            if self.facts_of(session).closed is not None:
+                raise Refused(f"session {session.id} is closed", status=409, code="session_closed")
+        else:
+            if isinstance(fields, ChatAsked):
+                session = self.conversations.find(fields.call, now=now)
+            else:
+                assert isinstance(fields, TextAsked)
+                session = self.conversations.find_text(fields.prompt, now=now)
+            if self.facts_of(session).closed is not None:  # it had no name: the same history begins a new one
+                session = self.conversations.open(None, now=now)
         try:
             if isinstance(fields, ChatAsked):
                 draft = session.draft(fields.call)
@@ -412,19 +451,12 @@ class Gateway:
             raise Refused(f"the chat template cannot write these messages: {error}", "messages") from None
         except EncodeError as error:
             raise Refused(str(error).split("\n")[0]) from None
-        seconds = time.perf_counter() - started
-        metrics = self.metrics
-        metrics.prompt_seconds.observe(seconds)
-        metrics.prompt_tokens.inc(prompt.length)
-        metrics.kept_tokens.inc(prompt.kept)
-        metrics.branches.labels(prompt.branch).inc()
-        if prompt.branch is Branch.FORK and prompt.fork is not None:
-            metrics.forks.labels(prompt.fork.reason).inc()
-        metrics.sessions.set(len(self.conversations))
+        self.metrics.prompt(prompt, time.perf_counter() - started)
+        self.metrics.sessions.set(len(self.conversations))
         ids = PromptIds(prompt.ids)
         if isinstance(fields, ChatAsked) and fields.forced:
             fields = self._forcing(fields, self.tokenizer.vocabulary.text(ids.tail(_PROMPT_END)))
-        answers = [PartialAnswer(self._reading(fields, ids)) for _ in range(fields.sampling.n)]
+        answers = [self._unsampled(fields, ids) for _ in range(fields.sampling.n)]
         return Call(session, fields, prompt, ids, f"{fields.id_prefix}{uuid4().hex}", self.clock(), answers)
 
     async def prompt_length(self, fields: Asked, session_id: str | None) -> int:
@@ -441,11 +473,9 @@ class Gateway:
             parsed = await self._parsed_by_server(call, results)
         except ProviderError as error:
             raise of_provider(error) from error
-        for answer, result in zip(call.answers, results, strict=True):
+        for answer, result, by_server in zip(call.answers, results, parsed, strict=True):
             answer.take(result)
-            answer.reading.close()
-        for answer, by_server in zip(call.answers, parsed, strict=False):
-            answer.reading.say(deltas_of(by_server))
+            answer.close(by_server)
         await self._finish(call, results)
         return results
 
@@ -456,9 +486,13 @@ class Gateway:
         """
         status = Status.CLIENT_GONE
         try:
-            async with aclosing(_generator(self.provider.stream(call.ids, call.fields.sampling))) as chunks:
+            chunks = self.provider.stream(call.ids, call.fields.sampling)
+            try:
                 async for chunk in chunks:
                     yield chunk, call.answers[chunk.index].take(chunk)
+            finally:
+                if isinstance(chunks, AsyncGenerator):
+                    await chunks.aclose()  # which ends the generation
             results = [
                 GenerationResult(
                     call.ids,
@@ -473,10 +507,8 @@ class Gateway:
                 for answer in call.answers
             ]
             parsed = await self._parsed_by_server(call, results)
-            for index, answer in enumerate(call.answers):
-                deltas = answer.reading.close()
-                deltas += answer.reading.say(deltas_of(parsed[index])) if parsed else []
-                if deltas:
+            for index, (answer, by_server) in enumerate(zip(call.answers, parsed, strict=True)):
+                if deltas := answer.close(by_server):
                     yield GenerationChunk(index, (), ()), deltas
             status = Status.ANSWERED
         except ProviderError as error:
@@ -494,16 +526,24 @@ class Gateway:
                     self.metrics.log_errors.inc()
         await self._finish(call, results)
 
-    async def _parsed_by_server(self, call: Call, results: Sequence[GenerationResult]) -> tuple[Parsed, ...]:
-        """The answers as the server parses them; () if they are parsed here."""
-        if not self.server_parses or not isinstance(call.fields, ChatAsked):
-            return ()
+    async def _parsed_by_server(self, call: Call, results: Sequence[GenerationResult]) -> Sequence[Parsed | None]:
+        """The answers as the server parses them; None for those that are parsed here."""
+        fields = call.fields
+        if not self.server_parses or not isinstance(fields, ChatAsked):
+            return [None] * len(results)
         assert isinstance(self.provider, ParsingProvider), "checked when the gateway was made"
-        return await self.provider.derender(results, chat_request(call.fields))
+        request: dict[str, Any] = {
+            "messages": list(fields.messages),
+            "chat_template_kwargs": dict(fields.call.template_kwargs),
+            "skip_special_tokens": not fields.special,
+        }
+        if fields.parses_calls:
+            request["tools"] = list(fields.call.tools)
+        return await self.provider.derender(results, request)
 
     async def _finish(self, call: Call, results: Sequence[GenerationResult]) -> None:
         chat = call.fields if isinstance(call.fields, ChatAsked) else None
-        messages = [answer.reading.message() if chat else {"text": answer.reading.text} for answer in call.answers]
+        messages = [answer.message() if chat else {"text": answer.text} for answer in call.answers]
         threads = self.facts_of(call.session).threads.begin(call.call_id, call.prompt, len(results))
         status = Status.DUMMY if getattr(self.provider, "dummy", False) else Status.ANSWERED
         self.metrics.sampled_tokens.inc(sum(len(result.output_ids) for result in results))
@@ -544,18 +584,6 @@ class Gateway:
         facts.closed, facts.reward = now, reward
         return session
 
-    def _session(self, fields: Asked, session_id: str | None) -> Session:
-        now = self.clock()
-        if session_id is not None:
-            return self.conversations.open(session_id, now=now)
-        if isinstance(fields, ChatAsked):
-            session = self.conversations.find(fields.call, now=now)
-        else:
-            assert isinstance(fields, TextAsked)
-            session = self.conversations.find_text(fields.prompt, now=now)
-        # The closed session had no name: the same history begins a new one.
-        return session if self.facts_of(session).closed is None else self.conversations.open(None, now=now)
-
     def _forcing(self, fields: ChatAsked, end: str) -> ChatAsked:
         """The request with a grammar: in the template's own syntax if it has one, else as vLLM forces calls."""
         forcing = getattr(self.provider, "forcing", None)
@@ -571,10 +599,10 @@ class Gateway:
         sampling = replace(fields.sampling, extra={**extra, **forcing(tag)})
         return replace(fields, sampling=sampling, syntax=syntax)
 
-    def _reading(self, fields: Asked, ids: PromptIds) -> AnswerReader:
-        run: ParserRun = start_answer()
+    def _unsampled(self, fields: Asked, ids: PromptIds) -> PartialAnswer:
+        run: ParserRun | None = start_answer()
         if isinstance(fields, ChatAsked) and self.server_parses:
-            run = SilentRun()
+            run = None
         elif isinstance(fields, ChatAsked) and fields.syntax == "json":
             run = JsonCalls(next(iter(fields.forced)) if fields.forced_by_name else None)
         elif isinstance(fields, ChatAsked):
@@ -590,14 +618,4 @@ class Gateway:
             stop=sampling.stop,
             keep_stop=bool(sampling.extra.get("include_stop_str_in_output")),
         )
-        return AnswerReader(text, run)
-
-
-async def _generator(chunks: AsyncIterator[GenerationChunk]) -> AsyncGenerator[GenerationChunk, None]:
-    """The same chunks; closing it closes theirs, which ends the generation."""
-    try:
-        async for chunk in chunks:
-            yield chunk
-    finally:
-        if isinstance(chunks, AsyncGenerator):
-            await chunks.aclose()
+        return PartialAnswer(text, run)

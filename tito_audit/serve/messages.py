@@ -151,7 +151,18 @@ class Messages:
             if role == "assistant":
                 messages.append(self._answered(blocks))
             elif role == "user":
-                messages += _user_messages(blocks)
+                # Texts, and each result of a tool as a message.
+                for results, several in groupby(blocks, lambda placed: placed[1].get("type") == "tool_result"):
+                    if results:
+                        for where, block in several:
+                            content = _blocks(block.get("content"), f"{where}.content")
+                            text = "\n".join(_text(*placed) for placed in content)
+                            messages.append(as_result(_field(block, "tool_use_id", where), text))
+                    else:
+                        text = "\n".join(_text(*placed) for placed in several)
+                        messages.append({"role": "user", "content": text})
+                if not blocks:
+                    messages.append({"role": "user", "content": ""})
             else:
                 messages.append({"role": role, "content": "\n".join(_text(*placed) for placed in blocks)})
         return messages
@@ -182,7 +193,7 @@ class Messages:
         return as_answer(texts, thoughts, calls)
 
     def answer(self, gateway: Gateway, call: Call, results: Sequence[GenerationResult]) -> dict[str, Any]:
-        message = call.answers[0].reading.message()
+        message = call.answers[0].message()
         content: list[dict[str, Any]] = []
         if (thought := message.get("reasoning_content")) and _shows_thinking(call):
             content.append({"type": "thinking", "thinking": thought, "signature": self.signed(thought)})
@@ -298,7 +309,7 @@ def _end(call: Call) -> dict[str, Any]:
 
 
 def _usage(call: Call) -> dict[str, int]:
-    counts = {"input_tokens": len(call.ids), "output_tokens": len(call.answers[0].ids)}
+    counts = {"input_tokens": len(call.ids), "output_tokens": call.sampled}
     return {**counts, "cache_creation_input_tokens": 0, "cache_read_input_tokens": 0}
 
 
@@ -357,20 +368,6 @@ def _text(where: str, block: Block) -> str:
     if block.get("type") != "text":
         raise Refused(f"{where}: a block of type {block.get('type')!r} is not supported here, only text")
     return _field(block, "text", where)
-
-
-def _user_messages(blocks: Sequence[Placed]) -> Iterator[dict[str, Any]]:
-    """What a user sent, in chat form: texts, and each tool result as a message."""
-    for results, same in groupby(blocks, lambda placed: placed[1].get("type") == "tool_result"):
-        if not results:
-            yield {"role": "user", "content": "\n".join(_text(*placed) for placed in same)}
-            continue
-        for where, block in same:
-            content = _blocks(block.get("content"), f"{where}.content")
-            call_id, text = _field(block, "tool_use_id", where), "\n".join(_text(*placed) for placed in content)
-            yield as_result(call_id, text)
-    if not blocks:
-        yield {"role": "user", "content": ""}
 
 
 def _tools(body: Body) -> list[dict[str, Any]] | None:

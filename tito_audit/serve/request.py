@@ -18,6 +18,7 @@ from tito_audit.sessions.model import ChatCall
 Body = Mapping[str, Any]
 _T = TypeVar("_T")
 
+_KINDS = {bool: "true or false", int: "a whole number", str: "a text", dict: "an object"}
 _SAMPLED = ("temperature", "top_p", "top_k", "min_p", "seed")
 _MOST_ANSWERS = 128
 _LENGTHS = ("max_tokens", "max_completion_tokens")
@@ -118,15 +119,15 @@ def chat_of(body: Body, kind: type[_C], **more: Any) -> _C:
     tools = tools or ()
     choice, name = _tool_choice(body, tools)
     schemas = _schemas(tools) if choice == "required" else {}
-    logprobs = bool(value_of(body, "logprobs", bool, "true or false", default=False))
+    logprobs = _flag(body, "logprobs")
     top = count_of(body, "top_logprobs", 0) or 0
     if top and not logprobs:
         raise Refused("`top_logprobs` needs `logprobs: true`", "top_logprobs")
     sent = _read("messages", lambda: as_messages(messages, "messages"))
-    kwargs = dict(value_of(body, "chat_template_kwargs", dict, "an object", default={}))
-    effort = value_of(body, "reasoning_effort", str, "a text", default=None)
-    continued = value_of(body, "continue_final_message", bool, "true or false", default=False)
-    opens = value_of(body, "add_generation_prompt", bool, "true or false", default=not continued)
+    kwargs = dict(value_of(body, "chat_template_kwargs", dict, default={}))
+    effort = value_of(body, "reasoning_effort", str)
+    continued = value_of(body, "continue_final_message", bool, default=False)
+    opens = value_of(body, "add_generation_prompt", bool, default=not continued)
     if continued and opens:
         raise Refused("`continue_final_message` and `add_generation_prompt` cannot both be true", "messages")
     if continued and messages[-1].get("role") != "assistant":
@@ -161,7 +162,7 @@ def text_asked(data: bytes) -> TextAsked:
         raise Refused("`prompt` is not one prompt: a text or a list of token ids", "prompt")
     if (top := count_of(body, "logprobs", 0)) is None and body.get("logprobs") is True:
         raise Refused("`logprobs` is the number of alternatives to show", "logprobs")
-    if value_of(body, "echo", bool, "true or false", default=False):
+    if _flag(body, "echo"):
         raise Refused("`echo` is not done here: score tokens with `tito-audit rescore`", "echo")
     return TextAsked(**_shared_fields(body, top is not None, top or 0), prompt=prompt)
 
@@ -185,10 +186,7 @@ def body_of(data: bytes) -> Body:
 
 
 def _shared_fields(body: Body, logprobs: bool, top: int) -> dict[str, Any]:
-    options = value_of(body, "stream_options", dict, "an object", default={}) or {}
-
-    def flag(name: str) -> bool:
-        return bool(value_of(body, name, bool, "true or false", default=False))
+    options = value_of(body, "stream_options", dict, default={}) or {}
 
     stop = body.get("stop")
     stops = (stop,) if isinstance(stop, str) else tuple(_list(body, "stop", str, "a text or a list of texts"))
@@ -197,26 +195,26 @@ def _shared_fields(body: Body, logprobs: bool, top: int) -> dict[str, Any]:
     if n > _MOST_ANSWERS:
         raise Refused(f"`n` is above {_MOST_ANSWERS}", "n")
     return {
-        "model": value_of(body, "model", str, "a text", default=None),
+        "model": value_of(body, "model", str),
         "sampling": SamplingParams(
             temperature=_number(body, "temperature"),
             top_p=_number(body, "top_p"),
-            top_k=value_of(body, "top_k", int, "a whole number", default=None),
+            top_k=value_of(body, "top_k", int),
             min_p=_number(body, "min_p"),
             max_tokens=longest if longest is not None else count_of(body, "max_tokens", 1),
             stop=stops,
             stop_token_ids=tuple(_list(body, "stop_token_ids", int, "a list of token ids")),
-            seed=value_of(body, "seed", int, "a whole number", default=None),
+            seed=value_of(body, "seed", int),
             n=n,
             top_logprobs=top,
             extra={name: value for name, value in body.items() if name not in _OURS and value is not None},
         ),
-        "stream": flag("stream"),
+        "stream": _flag(body, "stream"),
         "include_usage": bool(options.get("include_usage")),
         "logprobs": logprobs,
-        "token_ids": flag("return_token_ids"),
-        "tokens_as_ids": flag("return_tokens_as_token_ids"),
-        "special": not flag("skip_special_tokens"),
+        "token_ids": _flag(body, "return_token_ids"),
+        "tokens_as_ids": _flag(body, "return_tokens_as_token_ids"),
+        "special": not _flag(body, "skip_special_tokens"),
         "sampling_as_sent": {
             name: body[name]
             for name in body
@@ -225,19 +223,23 @@ def _shared_fields(body: Body, logprobs: bool, top: int) -> dict[str, Any]:
     }
 
 
-def value_of(body: Body, name: str, kind: type[_T], what: str, *, default: Any) -> Any:
+def value_of(body: Body, name: str, kind: type[Any], what: str = "", *, default: Any = None) -> Any:
     """A field; Refused if it is not of this kind."""
     value = body.get(name)
     if value is None:
         return default
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        raise Refused(f"`{name}` is not {what}", name)
+        raise Refused(f"`{name}` is not {what or _KINDS[kind]}", name)
     return value
+
+
+def _flag(body: Body, name: str) -> bool:
+    return bool(value_of(body, name, bool))
 
 
 def count_of(body: Body, name: str, least: int) -> int | None:
     """A number; Refused if it is none, or below the least."""
-    count = value_of(body, name, int, "a whole number", default=None) if body.get(name) is not True else None
+    count = value_of(body, name, int) if body.get(name) is not True else None
     if count is not None and count < least:
         raise Refused(f"`{name}` is below {least}", name)
     return count

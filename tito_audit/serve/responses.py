@@ -12,11 +12,10 @@ from collections import OrderedDict
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from itertools import count, pairwise
+from itertools import count
 from typing import Any, ClassVar
 from uuid import uuid4
 
-import orjson
 from aiohttp import web
 
 from tito_audit.provider import GenerationResult
@@ -90,10 +89,9 @@ class ResponseAsked(ChatAsked):
     id_prefix: ClassVar[str] = "resp_"
     own: Body = field(default_factory=dict)
     """Its body."""
-    previous: Stored | None = None
     items: Sequence[Item] = ()
-    """Its own input."""
-    own_messages: Sequence[Mapping[str, Any]] = ()
+    """All that it answers: its input, after the items of the responses that it continues."""
+    history: Sequence[Mapping[str, Any]] = ()
     """The same as chat messages."""
     bytes: int = 0
 
@@ -111,15 +109,6 @@ class Stored:
     session_id: str
     message: Mapping[str, Any]
     """The answer as a chat message."""
-
-    def line(self) -> list[Stored]:
-        """It and those that it continues, the first one first."""
-        line: list[Stored] = []
-        stored: Stored | None = self
-        while stored is not None:
-            line.append(stored)
-            stored = stored.fields.previous
-        return line[::-1]
 
 
 class Responses:
@@ -139,13 +128,13 @@ class Responses:
                 raise Refused(f"`{name}` is not supported: {why}", name)
         if body.get("truncation") not in (None, "disabled"):
             raise Refused("`truncation` can only be disabled: the gateway drops nothing", "truncation")
-        if value_of(body, "n", int, "a whole number", default=1) != 1:
+        if value_of(body, "n", int, default=1) != 1:
             raise Refused("`n` is not supported: a response is one answer", "n")
         include = value_of(body, "include", list, "a list", default=[])
         if "message.output_text.logprobs" in include:
             raise Refused(f"`include`: logprobs are not supported: {_REFUSED['top_logprobs']}", "include")
-        value_of(body, "store", bool, "true or false", default=True)
-        name = value_of(body, "previous_response_id", str, "a text", default=None)
+        value_of(body, "store", bool, default=True)
+        name = value_of(body, "previous_response_id", str)
         if name is not None and name not in self._stored:
             raise Refused(
                 f"Previous response with id '{name}' not found: it was not stored, or is no longer in memory.",
@@ -154,28 +143,27 @@ class Responses:
             )
         previous = None if name is None else self._stored[name]
         items = _input_items(body)
-        own = _messages(items, self._items)
-        instructions = value_of(body, "instructions", str, "a text", default=None)
-        messages: list[Any] = [{"role": "system", "content": instructions}] if instructions else []
-        for stored in previous.line() if previous is not None else ():
-            messages += [*stored.fields.own_messages, stored.message]
-        messages += own
+        history: list[Any] = _messages(items, self._items)
+        if previous is not None:
+            items = [*previous.fields.items, *previous.response["output"], *items]
+            history = [*previous.fields.history, previous.message, *history]
+        instructions = value_of(body, "instructions", str)
+        messages = [{"role": "system", "content": instructions}, *history] if instructions else history
         if not messages:
             raise Refused("`input` is empty", "input")
         return chat_of(
             {**_chat_body(body), "messages": messages},
             ResponseAsked,
             own=body,
-            previous=previous,
             items=items,
-            own_messages=own,
+            history=history,
             bytes=len(data),
             session_id=None if previous is None else previous.session_id,
         )
 
     def answer(self, gateway: Gateway, call: Call, results: Sequence[GenerationResult]) -> dict[str, Any]:
         output = AnswerItems(call)
-        for delta in call.answers[0].reading.wires:
+        for delta in call.answers[0].wires:
             for _ in output.add(delta):
                 pass
         return self._ended(gateway, call, output)[1]
@@ -226,13 +214,9 @@ class Responses:
 
     def input_items(self, request: web.Request) -> Mapping[str, Any]:
         """`GET /v1/responses/{response}/input_items`: all that it answered, the latest item first."""
-        line = self._named(request).line()
-        items = [*line[0].fields.items]
-        for before, stored in pairwise(line):
-            items += (*before.response["output"], *stored.fields.items)
-        query = request.query
+        query, items = request.query, self._named(request).fields.items
         if query.get("order", "desc") != "asc":
-            items.reverse()
+            items = items[::-1]
         after = query.get("after")
         if after is not None:
             places = [place for place, item in enumerate(items) if item["id"] == after]
@@ -243,10 +227,9 @@ class Responses:
         if not re.fullmatch(r"[0-9]{1,3}", limit) or not 1 <= int(limit) <= 100:
             raise Refused("`limit` is not a number from 1 to 100", "limit")
         page = items[: int(limit)]
-        ends = (
-            {"first_id": page[0]["id"], "last_id": page[-1]["id"]} if page else {"first_id": None, "last_id": None}
-        )
-        return {"object": "list", "data": page, **ends, "has_more": len(page) < len(items)}
+        first, last = (page[0]["id"], page[-1]["id"]) if page else (None, None)
+        more = len(page) < len(items)
+        return {"object": "list", "data": page, "first_id": first, "last_id": last, "has_more": more}
 
     def _ended(
         self, gateway: Gateway, call: Call, output: AnswerItems
@@ -260,18 +243,15 @@ class Responses:
         why = None if done else {"reason": "max_output_tokens" if answer.finish_reason == "length" else None}
         response = _response(gateway, call, output.items, status=status, incomplete_details=why)
         if fields.own.get("store") is not False:
-            self._stored[call.call_id] = Stored(response, fields, call.session.id, answer.reading.message())
+            self._stored[call.call_id] = Stored(response, fields, call.session.id, answer.message())
             self._items |= {item["id"]: item for item in output.items}
             self._bytes += fields.bytes
             while len(self._stored) > _MOST_STORED or (self._bytes > _MOST_BYTES and len(self._stored) > 1):
                 self._forget(next(iter(self._stored)))
         if fields.token_ids:
-            tokens = {
-                "prompt_token_ids": orjson.Fragment(call.ids.json),
-                "generation_token_ids": answer.ids,
-                "generation_log_probs": answer.logprobs,
-            }
-            response = {**response, "output": [*output.items[:-1], {**output.items[-1], **tokens}]}
+            tokens = {"generation_token_ids": answer.ids, "generation_log_probs": answer.logprobs}
+            last = {**output.items[-1], **call.prompt_wire, **tokens}
+            response = {**response, "output": [*output.items[:-1], last]}
         return events, response
 
     def _forget(self, name: str) -> None:
@@ -297,10 +277,10 @@ def _chat_body(body: Body) -> dict[str, Any]:
         whole = [full for full, (_, name) in _namespaced(body).items() if name == choice.get("name")]
         choice = as_function(whole[0] if len(whole) == 1 else choice.get("name"))
     chat["tool_choice"] = None if choice == "auto" else choice
-    if reasoning := value_of(body, "reasoning", dict, "an object", default={}):
-        chat["reasoning_effort"] = value_of(reasoning, "effort", str, "a text", default=None)
-    text = value_of(body, "text", dict, "an object", default={})
-    wanted = value_of(text, "format", dict, "an object", default={})
+    if reasoning := value_of(body, "reasoning", dict, default={}):
+        chat["reasoning_effort"] = value_of(reasoning, "effort", str)
+    text = value_of(body, "text", dict, default={})
+    wanted = value_of(text, "format", dict, default={})
     if choice == "required" or isinstance(choice, dict):
         wanted = {}  # a forced answer has calls alone, and no text for a format
     if wanted.get("type") == "json_schema":
@@ -496,12 +476,12 @@ def _name(item: Any) -> str:
 # Items of an answer
 
 
-_BLANKS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
-    "reasoning": ("rs", {"summary": [], "content": []}),
-    "message": ("msg", {"role": "assistant", "content": []}),
-    "function_call": ("fc", {"arguments": ""}),
+_KINDS: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
+    "reasoning": ("rs", "reasoning_text", {"summary": [], "content": []}),
+    "message": ("msg", "output_text", {"role": "assistant", "content": []}),
+    "function_call": ("fc", "function_call_arguments", {"arguments": ""}),
 }
-"""What the id of an item begins with, and its fields before anything is sampled."""
+"""What the id of an item begins with, the name of its text in events, and its fields before any sampling."""
 
 
 class AnswerItems:
@@ -515,7 +495,9 @@ class AnswerItems:
         self._seals = call.fields.seals
         self._namespaced = _namespaced(call.fields.own)
         self._open: Item | None = None
+        # Of the open item: its text so far, its name in events, where it is, and what else a text has.
         self._texts: list[str] = []
+        self._word, self._place, self._more = "", dict[str, Any](), dict[str, Any]()
 
     def add(self, delta: Mapping[str, Any]) -> Events:
         for kind, name in (("reasoning", "reasoning_content"), ("message", "content")):
@@ -540,29 +522,32 @@ class AnswerItems:
 
     def _begin(self, kind: str, **fields: Any) -> Events:
         yield from self._end("completed")
-        prefix, more = _BLANKS[kind]
-        name = f"{prefix}_{self._answer}{len(self.items):04x}"
-        self._open, self._texts = {"id": name, "type": kind, "status": "in_progress", **more, **fields}, []
-        yield "response.output_item.added", {"output_index": len(self.items), "item": self._open}
+        (prefix, self._word, blank), at, self._texts = _KINDS[kind], len(self.items), []
+        name = f"{prefix}_{self._answer}{at:04x}"
+        self._open = {"id": name, "type": kind, "status": "in_progress", **blank, **fields}
+        self._place = {"item_id": name, "output_index": at}
+        self._more = {"logprobs": []} if kind == "message" else {}
+        yield "response.output_item.added", {"output_index": at, "item": self._open}
         if kind != "function_call":
-            yield "response.content_part.added", {**self._place(), "part": self._part("")}
+            self._place["content_index"] = 0
+            yield "response.content_part.added", {**self._place, "part": self._part("")}
 
     def _delta(self, text: str) -> tuple[str, dict[str, Any]]:
         self._texts.append(text)
-        return f"response.{self._word()}.delta", {**self._place(), "delta": text, **self._logprobs()}
+        return f"response.{self._word}.delta", {**self._place, "delta": text, **self._more}
 
     def _end(self, status: str) -> Events:
         item = self._open
         if item is None:
             return
-        text, word, place = "".join(self._texts), self._word(), self._place()
+        text, done = "".join(self._texts), f"response.{self._word}.done"
         if item["type"] == "function_call":
-            yield f"response.{word}.done", {**place, "arguments": text, "name": item["name"]}
+            yield done, {**self._place, "arguments": text, "name": item["name"]}
             item = {**item, "arguments": text}
         else:
-            yield f"response.{word}.done", {**place, "text": text, **self._logprobs()}
+            yield done, {**self._place, "text": text, **self._more}
             part = self._part(text)
-            yield "response.content_part.done", {**place, "part": part}
+            yield "response.content_part.done", {**self._place, "part": part}
             item = {**item, "content": [part]}
         if item["type"] == "reasoning" and self._seals:
             item["encrypted_content"] = _SEALED + urlsafe_b64encode(text.encode("utf-8")).decode("ascii")
@@ -571,22 +556,8 @@ class AnswerItems:
         yield "response.output_item.done", {"output_index": len(self.items), "item": item}
         self.items.append(item)
 
-    def _place(self) -> dict[str, Any]:
-        assert self._open is not None
-        place = {"item_id": self._open["id"], "output_index": len(self.items)}
-        return place if self._open["type"] == "function_call" else {**place, "content_index": 0}
-
-    def _word(self) -> str:
-        assert self._open is not None
-        words = {"reasoning": "reasoning_text", "message": "output_text"}
-        return words.get(self._open["type"], "function_call_arguments")
-
     def _part(self, text: str) -> dict[str, Any]:
-        more = {"annotations": [], **self._logprobs()}
-        return {"type": self._word(), "text": text, **(more if self._word() == "output_text" else {})}
-
-    def _logprobs(self) -> dict[str, Any]:
-        return {"logprobs": []} if self._word() == "output_text" else {}
+        return {"type": self._word, "text": text, **({"annotations": []} if self._more else {}), **self._more}
 
 
 def _response(gateway: Gateway, call: Call, output: Sequence[Item], *, status: str, **more: Any) -> dict[str, Any]:
@@ -613,7 +584,7 @@ def _response(gateway: Gateway, call: Call, output: Sequence[Item], *, status: s
         stated = fields.own.get(name)
         response[name] = default if stated is None else stated
     if status in ("completed", "incomplete"):
-        prompt, sampled = len(call.ids), len(call.answers[0].ids)
+        prompt, sampled = len(call.ids), call.sampled
         response["usage"] = {
             "input_tokens": prompt,
             "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
