@@ -26,7 +26,7 @@ from tito_audit.record.edits import Path
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.record.sources import CallSource, Counter, Layout, Source
 from tito_audit.record.stated import Stated
-from tito_audit.signature import Signature, keys, way
+from tito_audit.signature import Signature
 
 _TEXTS = ("content", "reasoning", "reasoning_content", "refusal")
 _SILENT = ("role", "tool_calls", *_TEXTS)
@@ -230,10 +230,7 @@ def _plain(value: Any, name: str) -> list[Any]:
 FORMAT = Format(
     name="agent_lightning_event",
     title="Agent Lightning events",
-    signature=Signature.of(
-        way("event_type", "rollout_id", "data"),
-        way("rollout", keys("events", before=" with ", after=" of them")),
-    ),
+    signature=Signature("{event_type}, {rollout_id}, {data}; or {rollout} with {events} of them"),
     precedence=150,
     matches=_matches,
     **PartRows(_parts).functions,

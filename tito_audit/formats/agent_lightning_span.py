@@ -36,7 +36,7 @@ from tito_audit.record.nesting import parsed_by_python
 from tito_audit.record.rollout import Place, Turn
 from tito_audit.record.sources import CallSource, Counter, Layout, Source
 from tito_audit.record.stated import Stated
-from tito_audit.signature import Signature, keys, way
+from tito_audit.signature import Signature
 
 _WEAVE = "agentlightning.operation.output"
 _RAW = "llm.hosted_vllm"
@@ -276,10 +276,8 @@ def _listed(value: Any) -> Any:
 FORMAT = Format(
     name="agent_lightning_span",
     title="Agent Lightning spans and triplets",
-    signature=Signature.of(
-        way("span_id", "trace_id", "attributes"),
-        way("prompt.token_ids", keys("response.token_ids", before=" + ")),
-        way("triplets"),
+    signature=Signature(
+        "{span_id}, {trace_id}, {attributes}; or {prompt.token_ids} + {response.token_ids}; or {triplets}"
     ),
     precedence=151,
     matches=_matches,

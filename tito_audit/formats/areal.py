@@ -20,7 +20,7 @@ from tito_audit.formats._update import with_values
 from tito_audit.record.arrays import as_floats
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout
-from tito_audit.signature import Signature, keys, way
+from tito_audit.signature import Signature
 
 
 def _ids(row: Row) -> str:
@@ -52,10 +52,7 @@ def _updated(row: Row, before: Rollout, repaired_rollout: RepairedRollout) -> Ro
 FORMAT = Format(
     name="areal",
     title="AReaL trajectories and model responses",
-    signature=Signature.of(
-        way("input_ids", keys("versions", before=" with ")),
-        way("output_tokens", keys("output_versions", before=" with ")),
-    ),
+    signature=Signature("{input_ids} with {versions}; or {output_tokens} with {output_versions}"),
     precedence=228,
     matches=lambda row: (
         "output_versions" in row

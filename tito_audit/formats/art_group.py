@@ -14,7 +14,7 @@ from tito_audit.formats._art import is_trajectory, trajectory_parts
 from tito_audit.formats._call_log import PartRows, Thread
 from tito_audit.record.rollout import Place
 from tito_audit.record.stated import NOTHING_STATED, Stated
-from tito_audit.signature import Signature, keys, way
+from tito_audit.signature import Signature
 
 
 def _parts(row: Row, place: Place) -> Sequence[Thread]:
@@ -34,10 +34,7 @@ def _parts(row: Row, place: Place) -> Sequence[Thread]:
 FORMAT = Format(
     name="art_group",
     title="ART trajectory groups (JSONL)",
-    signature=Signature.of(
-        way("trajectories[].messages_and_choices"),
-        way(keys("messages_and_choices", after=" of one trajectory")),
-    ),
+    signature=Signature("{trajectories[].messages_and_choices}; or {messages_and_choices} of one trajectory"),
     precedence=120,
     matches=lambda row: (
         any(is_trajectory(entry) for entry in row["trajectories"][:8])

@@ -23,7 +23,7 @@ from tito_audit.record.nesting import parsed_by_python, parsed_json
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.record.stated import Stated, as_group
-from tito_audit.signature import Signature, way
+from tito_audit.signature import Signature
 
 _VERSION, _JSON = 2, "trajectory_json"
 _V1 = frozenset({"group_index", "reward", "metrics", "metadata", "tools", "logs", "messages"})
@@ -103,9 +103,8 @@ _ROWS = PartRows(_parts)
 FORMAT = Format(
     name="art_parquet",
     title="ART trajectories (Parquet)",
-    signature=Signature.of(
-        way("format_version", "group_json", "trajectory_json"),
-        way("group_index", "messages[].trainable"),
+    signature=Signature(
+        "{format_version}, {group_json}, {trajectory_json}; or {group_index}, {messages[].trainable}"
     ),
     precedence=10,
     matches=_matches,

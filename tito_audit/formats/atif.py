@@ -32,7 +32,7 @@ from tito_audit.record.message import Message, as_message, as_tools
 from tito_audit.record.rollout import Place, Rollout, Turn
 from tito_audit.record.sources import CallSource, Counter, Sources
 from tito_audit.record.stated import Stated, Unread
-from tito_audit.signature import keys, one_way
+from tito_audit.signature import Signature
 
 _INNER = "subagent_trajectories"
 _ID_NAMES = ("prompt_token_ids", "completion_token_ids")
@@ -256,7 +256,7 @@ def _results(step: _Wire, where: str) -> Sequence[Any]:
 FORMAT = Format(
     name="atif",
     title="ATIF trajectories (Harbor)",
-    signature=one_way(keys("schema_version", after=" that starts with `ATIF-v`"), "agent", "steps"),
+    signature=Signature("{schema_version} that starts with `ATIF-v`, {agent}, {steps}"),
     precedence=30,
     matches=lambda row: (text_of(row.get("schema_version")) or "").startswith("ATIF-v"),
     **call_rows(_read, _sources, gone=ABSENT, only_numbers=True, totals=_totals),

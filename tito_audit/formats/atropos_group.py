@@ -19,7 +19,7 @@ from tito_audit.formats._update import at_most_one_each, updated_row
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.record.sources import Source
-from tito_audit.signature import keys, one_way
+from tito_audit.signature import Signature
 
 
 def _read(row: Row, place: Place) -> Sequence[Rollout]:
@@ -96,7 +96,7 @@ def _per_sample(row: Row, name: str, count: int) -> list[Raw | None]:
 FORMAT = Format(
     name="atropos_group",
     title="Atropos groups (ScoredDataGroup)",
-    signature=one_way("tokens", "masks", keys("scores", after=", each one list per sample")),
+    signature=Signature("{tokens}, {masks}, {scores}, each one list per sample"),
     precedence=100,
     matches=lambda row: (
         {"tokens", "masks", "scores"} <= row.keys()

@@ -14,7 +14,7 @@ from tito_audit.formats._columns import is_list
 from tito_audit.formats._kit import sample
 from tito_audit.formats._update import updated_row
 from tito_audit.record.rollout import Place, Rollout
-from tito_audit.signature import keys, one_way
+from tito_audit.signature import Signature
 
 
 def _read(row: Row, place: Place) -> Rollout:
@@ -33,7 +33,7 @@ def _read(row: Row, place: Place) -> Rollout:
 FORMAT = Format(
     name="atropos_item",
     title="Atropos items (ScoredDataItem)",
-    signature=one_way("tokens", keys("masks", after=" as flat lists"), keys("scores", after=" as a number")),
+    signature=Signature("{tokens}, {masks} as flat lists, {scores} as a number"),
     precedence=110,
     matches=lambda row: (
         {"tokens", "masks", "scores"} <= row.keys()

@@ -28,7 +28,7 @@ from tito_audit.record.prefix import common_ends
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout, TrainingRow
 from tito_audit.record.sources import Sources
-from tito_audit.signature import Signature, keys, way
+from tito_audit.signature import Signature
 
 _COLUMNS = ("tokens", "masked_tokens", "logprobs")
 _KEYS = {"full_text", *_COLUMNS}
@@ -163,10 +163,7 @@ def _is_node(value: object) -> bool:
 FORMAT = Format(
     name="atropos_node",
     title="Atropos sequence nodes (managed server state)",
-    signature=Signature.of(
-        way("full_text", "tokens", "masked_tokens", "logprobs"),
-        way(keys("nodes", "sequences", after=" of them")),
-    ),
+    signature=Signature("{full_text}, {tokens}, {masked_tokens}, {logprobs}; or {nodes|sequences} of them"),
     precedence=80,
     matches=lambda row: _is_node(row) or any(map(_is_node, _nodes(row)[:1])),
     read=_read,

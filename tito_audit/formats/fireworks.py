@@ -21,7 +21,7 @@ from tito_audit.record.build import training_row
 from tito_audit.record.prefix import common_ends
 from tito_audit.record.rollout import Place, Rollout, TrainingRow
 from tito_audit.record.stated import Unread
-from tito_audit.signature import keys, one_way
+from tito_audit.signature import Signature
 
 _IDS, _WEIGHTS = "token_ids", "token_weights"
 _TARGETS, _LOSS = "training_target_token_ids", "training_loss_weights"
@@ -72,7 +72,7 @@ def _written(row: Row, old: TrainingRow, new: TrainingRow) -> Row:
 FORMAT = Format(
     name="fireworks",
     title="Fireworks rendered samples",
-    signature=one_way("token_ids", "token_weights", keys("training_loss_weights", before=" and ")),
+    signature=Signature("{token_ids}, {token_weights} and {training_loss_weights}"),
     precedence=197,
     matches=lambda row: _WEIGHTS in row and _LOSS in row and is_list(row.get(_IDS)),
     **sample(_read, _written, "a rendered sample").functions,

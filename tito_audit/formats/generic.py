@@ -41,7 +41,7 @@ from tito_audit.record.message import Message, as_messages, as_tools
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout, TrainingRow, Turn
 from tito_audit.record.sources import CallSource, Sources
-from tito_audit.signature import KeyWay, Signature, keys, way
+from tito_audit.signature import Signature
 
 _CALL_COUNTS = ("num_calls", "num_turns")
 _CALL_KEYS = {*PROMPT_IDS, *COMPLETION_IDS}
@@ -219,11 +219,7 @@ def _sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
 FORMAT = Format(
     name="generic",
     title="Generic columns",
-    signature=Signature.of(
-        way(keys("token_ids", "tokens", "input_ids")),
-        KeyWay(words="prompt and completion ids"),
-        way(keys("calls", after=" of them")),
-    ),
+    signature=Signature("{token_ids|tokens|input_ids}; or prompt and completion ids; or {calls} of them"),
     precedence=270,
     matches=_matches,
     read=_ROWS.read,

@@ -32,7 +32,7 @@ from tito_audit.record.edits import Edit, Path
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.record.sources import CallSource, Sources
 from tito_audit.record.stated import Stated
-from tito_audit.signature import KeyWay, Signature, keys, way
+from tito_audit.signature import Signature
 
 _COUNTS = ("n_input_tokens", "n_output_tokens", "rollout_details")
 _PROMPTS, _COMPLETIONS, _LOGPROBS = "prompt_token_ids", "completion_token_ids", "logprobs"
@@ -213,10 +213,7 @@ def _is_lists(value: object) -> bool:
 FORMAT = Format(
     name="harbor",
     title="Harbor trial results (rollout details)",
-    signature=Signature.of(
-        way(keys("agent_result", "step_results"), keys("rollout_details", before=" with ")),
-        KeyWay(words="lists of lists of ids"),
-    ),
+    signature=Signature("{agent_result|step_results} with {rollout_details}; or lists of lists of ids"),
     precedence=220,
     matches=_matches,
     **call_rows(_read, _sources, totals=_totals),

@@ -15,7 +15,7 @@ from tito_audit.formats._columns import is_list, parsed
 from tito_audit.formats._kit import calls
 from tito_audit.record.message import as_messages, as_tools
 from tito_audit.record.rollout import Place, Rollout
-from tito_audit.signature import keys, one_way
+from tito_audit.signature import Signature
 
 
 def _read(row: Row, place: Place) -> Rollout:
@@ -32,9 +32,7 @@ def _read(row: Row, place: Place) -> Rollout:
 FORMAT = Format(
     name="marin",
     title="Marin rollouts, written as JSON",
-    signature=one_way(
-        keys("prompt_tokens", after=" (a list)"), "response_tokens", "response_logprobs", "token_rewards"
-    ),
+    signature=Signature("{prompt_tokens} (a list), {response_tokens}, {response_logprobs}, {token_rewards}"),
     precedence=210,
     matches=lambda row: (
         {"prompt_tokens", "response_tokens"} <= row.keys()

@@ -22,7 +22,7 @@ from tito_audit.record.arrays import Ids
 from tito_audit.record.prefix import starts_with
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout, Turn
-from tito_audit.signature import keys, one_way
+from tito_audit.signature import Signature
 
 _NAME = "miles_session"
 _RECORD = partial(rollouts_of, name=_NAME)
@@ -165,7 +165,7 @@ def _with_running(row: Row, before: Turn, after: Turn) -> Mapping[str, Any]:
 FORMAT = Format(
     name=_NAME,
     title="miles sessions",
-    signature=one_way("session_id", keys("records", before=" + ", after=" of requests and answers"), "metadata"),
+    signature=Signature("{session_id} + {records} of requests and answers, {metadata}"),
     precedence=160,
     matches=lambda row: (
         {"session_id", "records"} <= row.keys()

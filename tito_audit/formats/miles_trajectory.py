@@ -15,7 +15,7 @@ from tito_audit.record.message import as_messages
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.record.stated import Unread
-from tito_audit.signature import absent, one_way
+from tito_audit.signature import Signature
 
 _TOKENS = "dashboard_columns/rollout_ID.parquet"
 
@@ -36,7 +36,7 @@ def _written(row: Row, before: Rollout, repaired_rollout: RepairedRollout) -> Ro
 FORMAT = Format(
     name="miles_trajectory",
     title="miles conversations",
-    signature=one_way("sample_index", "group_index", "status", "messages", absent("tokens")),
+    signature=Signature("{sample_index}, {group_index}, {status}, {messages}, no {tokens}"),
     precedence=180,
     matches=lambda row: (
         {"sample_index", "group_index", "status"} <= row.keys()

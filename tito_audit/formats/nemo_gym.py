@@ -52,7 +52,7 @@ from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout, Turn
 from tito_audit.record.sources import CallSource, Sources
 from tito_audit.record.stated import Stated, Unread, as_group
-from tito_audit.signature import Signature, keys, way
+from tito_audit.signature import Signature
 
 # The model calls of a NeMo-Gym row, and the row written back.
 
@@ -458,10 +458,7 @@ def _any_holds_ids(values: object) -> bool:
 FORMAT = Format(
     name="nemo_gym",
     title="NeMo-Gym rollouts",
-    signature=Signature.of(
-        way("responses_create_params", keys("response.output", before=" + ")),
-        way(keys("generation_token_ids", before="messages with ")),
-    ),
+    signature=Signature("{responses_create_params} + {response.output}; or messages with {generation_token_ids}"),
     precedence=50,
     matches=_matches,
     read=_read,

@@ -25,7 +25,7 @@ from tito_audit.record.arrays import Ids
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.record.stated import Stated
-from tito_audit.signature import one_way
+from tito_audit.signature import Signature
 
 _VERSION = 3
 _ROUTING = "routed_experts"
@@ -95,7 +95,7 @@ _CALLS = calls(_read, "output_items")
 FORMAT = Format(
     name="nemo_gym_tokens",
     title="NeMo-Gym token capture",
-    signature=one_way("model_call_id", "generation_token_ids", "output_items"),
+    signature=Signature("{model_call_id}, {generation_token_ids}, {output_items}"),
     precedence=60,
     matches=lambda row: "model_call_id" in row and lists_or_null(row, "generation_token_ids", "output_items"),
     **replace(_CALLS, write_one=_written).functions,

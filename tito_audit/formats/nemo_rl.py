@@ -26,7 +26,7 @@ from tito_audit.record.column import MovePolicy
 from tito_audit.record.message import Message, as_messages
 from tito_audit.record.rollout import Padding, Place, Rollout, TrainingRow
 from tito_audit.record.stated import Unread
-from tito_audit.signature import keys, one_way
+from tito_audit.signature import Signature
 
 _IDS = ("token_ids", "input_ids")
 _MASK = ("token_loss_mask", "token_mask")
@@ -137,11 +137,7 @@ def _is_wrapped(value: object) -> bool:
 FORMAT = Format(
     name="nemo_rl",
     title="NeMo-RL training dumps",
-    signature=one_way(
-        "token_ids",
-        keys("token_loss_mask", before=" + "),
-        keys("sample_loss_mask", before=" + ", after=", each value a list of one"),
-    ),
+    signature=Signature("{token_ids} + {token_loss_mask} + {sample_loss_mask}, each value a list of one"),
     precedence=90,
     matches=_matches,
     **sample(_read, _written).functions,

@@ -36,7 +36,7 @@ from tito_audit.record.message import Message, as_messages, as_tools
 from tito_audit.record.rollout import Padding, Place, Rollout, TrainingRow
 from tito_audit.record.sources import Source, Sources
 from tito_audit.record.stated import Stated, Unread
-from tito_audit.signature import keys, one_way
+from tito_audit.signature import Signature
 
 _MASK = "token_loss_mask"
 _LOGPROBS = "generation_logprobs"
@@ -207,9 +207,7 @@ _ROWS = sample(_read, _written, "a conversation")
 FORMAT = Format(
     name="nemo_rl_message_log",
     title="NeMo-RL message logs",
-    signature=one_way(
-        "message_log", keys("token_ids", before=": messages with "), "token_loss_mask", "generation_logprobs"
-    ),
+    signature=Signature("{message_log}: messages with {token_ids}, {token_loss_mask}, {generation_logprobs}"),
     precedence=92,
     matches=_matches,
     read=_ROWS.read,

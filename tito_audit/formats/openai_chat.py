@@ -32,7 +32,7 @@ from tito_audit.formats._writer import call_rows
 from tito_audit.record.rollout import Place, Rollout, TokenText, Turn
 from tito_audit.record.sources import CallSource, Layout, Source, Sources
 from tito_audit.record.stated import Unread
-from tito_audit.signature import keys, one_way
+from tito_audit.signature import Signature
 
 
 def _matches(row: Row) -> bool:
@@ -133,7 +133,7 @@ def _sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
 FORMAT = Format(
     name="openai_chat",
     title="OpenAI responses",
-    signature=one_way(keys("choices[].message", "object", value="response", after=", without token ids")),
+    signature=Signature("{choices[].message|object: response}, without token ids"),
     precedence=250,
     matches=_matches,
     **call_rows(_read, _sources, stays=ONE_CALL),

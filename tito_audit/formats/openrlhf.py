@@ -22,7 +22,7 @@ from tito_audit.formats._update import updated_row, with_values
 from tito_audit.record.arrays import Mask
 from tito_audit.record.build import training_row
 from tito_audit.record.rollout import Place, Rollout, TrainingRow
-from tito_audit.signature import keys, one_way
+from tito_audit.signature import Signature
 
 _IDS, _RANGES, _LOGPROBS = "observation_tokens", "action_ranges", "rollout_log_probs"
 
@@ -81,7 +81,7 @@ def _written(row: Row, old: TrainingRow, new: TrainingRow) -> Row:
 FORMAT = Format(
     name="openrlhf",
     title="OpenRLHF executor responses",
-    signature=one_way("observation_tokens", keys("action_ranges", before=" and ")),
+    signature=Signature("{observation_tokens} and {action_ranges}"),
     precedence=195,
     matches=lambda row: is_list(row.get(_IDS)) and is_list(row.get(_RANGES)),
     **sample(_read, _written, "a response").functions,

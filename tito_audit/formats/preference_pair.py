@@ -41,7 +41,7 @@ from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout, TrainingRow, Turn
 from tito_audit.record.sources import Source
 from tito_audit.record.stated import PairSide
-from tito_audit.signature import KeyWay, Signature, absent, keys, way
+from tito_audit.signature import Signature
 
 _PROMPT, _ANSWER, _WHOLE, _LABELS, _SEEN = "prompt_ids", "completion_ids", "input_ids", "labels", "attention_mask"
 """Columns of one side, as `_read_side` reads them."""
@@ -229,18 +229,14 @@ _ROWS = SampleRows(_read_side, _updated, _split)
 FORMAT = Format(
     name="preference_pair",
     title="Preference pairs and KTO rows",
-    signature=Signature.of(
-        way("chosen_input_ids", "chosen_labels", "rejected_input_ids", "rejected_labels"),
-        way("input_ids", "labels", "rejected_input_ids", "rejected_labels"),
-        way("input_ids", "labels", "rejected_ids", "rejected_labels"),
-        way("prompt_ids", "chosen_ids", "rejected_ids"),
-        way("prompt_input_ids", "chosen_input_ids", "rejected_input_ids"),
-        way("chosen_ids", "rejected_ids", absent("prompt_ids")),
-        way("chosen_input_ids", "rejected_input_ids", absent("prompt_input_ids")),
-        way("input_ids_chosen", "input_ids_rejected"),
-        KeyWay(words="`prompt_ids`, `completion_ids` and a `label` that is true or false"),
-        way("completion_input_ids", "completion_labels", keys("label", value="true")),
-        way("input_ids", "labels", "kto_tags"),
+    signature=Signature(
+        "{chosen_input_ids}, {chosen_labels}, {rejected_input_ids}, {rejected_labels}; or {input_ids}, {labels}, "
+        "{rejected_input_ids}, {rejected_labels}; or {input_ids}, {labels}, {rejected_ids}, {rejected_labels}; or "
+        "{prompt_ids}, {chosen_ids}, {rejected_ids}; or {prompt_input_ids}, {chosen_input_ids}, "
+        "{rejected_input_ids}; or {chosen_ids}, {rejected_ids}, no {prompt_ids}; or {chosen_input_ids}, "
+        "{rejected_input_ids}, no {prompt_input_ids}; or {input_ids_chosen}, {input_ids_rejected}; or "
+        "`prompt_ids`, `completion_ids` and a `label` that is true or false; or {completion_input_ids}, "
+        "{completion_labels}, {label: true}; or {input_ids}, {labels}, {kto_tags}"
     ),
     precedence=255,
     # What a sampler scored is a rollout, whatever else is beside it.

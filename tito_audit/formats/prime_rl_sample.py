@@ -32,7 +32,7 @@ from tito_audit.record.build import training_row
 from tito_audit.record.column import MovePolicy
 from tito_audit.record.rollout import Place, Rollout, TrainingRow
 from tito_audit.record.sources import Source, Sources
-from tito_audit.signature import Signature, way
+from tito_audit.signature import Signature
 
 _FLAT_MARKERS = (
     "temperatures",
@@ -128,9 +128,9 @@ _ROWS = sample(_read, _written)
 FORMAT = Format(
     name="prime_rl_sample",
     title="prime-rl training samples",
-    signature=Signature.of(
-        way("token_ids", "mask", "logprobs", "temperatures"),
-        way("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "completion_logprobs"),
+    signature=Signature(
+        "{token_ids}, {mask}, {logprobs}, {temperatures}; or {prompt_ids}, {prompt_mask}, {completion_ids}, "
+        "{completion_mask}, {completion_logprobs}"
     ),
     precedence=75,
     matches=lambda row: (

@@ -17,7 +17,7 @@ from tito_audit.formats._kit import sample
 from tito_audit.formats._update import updated_row
 from tito_audit.record.build import training_row
 from tito_audit.record.rollout import Place, Rollout
-from tito_audit.signature import one_way
+from tito_audit.signature import Signature
 
 _MASK, _LOGPROBS = "loss_mask", "inference_logprobs"
 
@@ -44,7 +44,7 @@ def _read(row: Row, place: Place) -> Rollout:
 FORMAT = Format(
     name="prime_rl_tokens",
     title="prime-rl token exports",
-    signature=one_way("export_sequence_idx", "token_ids", "loss_mask", "inference_logprobs"),
+    signature=Signature("{export_sequence_idx}, {token_ids}, {loss_mask}, {inference_logprobs}"),
     precedence=70,
     matches=lambda row: type(row.get("export_sequence_idx")) is int and {_MASK, "token_ids"} <= row.keys(),
     **sample(_read, partial(updated_row, ids="token_ids")).functions,

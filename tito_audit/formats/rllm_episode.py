@@ -30,7 +30,7 @@ from tito_audit.record.message import Message, as_messages
 from tito_audit.record.rollout import Place, Rollout, Turn
 from tito_audit.record.sources import CallSource, Sources
 from tito_audit.record.stated import Stated, Unread
-from tito_audit.signature import keys, one_way
+from tito_audit.signature import Signature
 
 _PROMPT, _RESPONSE = "prompt_ids", "response_ids"
 _ROUTING = "routing_matrices"
@@ -195,12 +195,7 @@ def _is_multimodal(value: object) -> bool:
 FORMAT = Format(
     name="rllm_episode",
     title="rLLM episodes",
-    signature=one_way(
-        "trajectories",
-        keys("steps", before=" whose entries have "),
-        keys("prompt_ids", before=", with "),
-        keys("response_ids", before=" and "),
-    ),
+    signature=Signature("{trajectories} whose entries have {steps}, with {prompt_ids} and {response_ids}"),
     precedence=130,
     matches=_matches,
     **call_rows(_read, _sources),

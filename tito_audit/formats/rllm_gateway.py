@@ -27,7 +27,7 @@ from tito_audit.record.message import as_message, as_messages, as_tools
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.record.sources import CallSource, Counter, Layout, Source, Sources
 from tito_audit.record.stated import Unread
-from tito_audit.signature import one_way
+from tito_audit.signature import Signature
 
 _PROMPT, _COMPLETION = "prompt_token_ids", "completion_token_ids"
 _PROMPT_NAMES = ("prompt_token_ids", "prompt_ids", "prompt", "input_ids")
@@ -133,7 +133,7 @@ def _counts(row: Row, before: Sequence[Rollout], after: Sequence[Rollout]) -> It
 FORMAT = Format(
     name="rllm_gateway",
     title="rLLM gateway traces",
-    signature=one_way("trace_id", "prompt_token_ids", "completion_token_ids", "response_message"),
+    signature=Signature("{trace_id}, {prompt_token_ids}, {completion_token_ids}, {response_message}"),
     precedence=140,
     matches=lambda row: (
         {_COMPLETION, "response_message"} <= row.keys()

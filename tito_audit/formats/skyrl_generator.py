@@ -27,7 +27,7 @@ from tito_audit.record.arrays import as_floats
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.record.sources import Sources
-from tito_audit.signature import keys, one_way
+from tito_audit.signature import Signature
 
 _IDS, _PROMPT, _MASK, _LOGPROBS = "response_ids", "prompt_token_ids", "loss_masks", "rollout_logprobs"
 _LAST, _OWNER = "is_last_step", "trajectory_ids"
@@ -182,11 +182,7 @@ _ROWS = SampleRows(_sample, updated_sample, _split)
 FORMAT = Format(
     name="skyrl_generator",
     title="SkyRL generator output",
-    signature=one_way(
-        "prompt_token_ids",
-        keys("response_ids", before=" and ", after=", each one list per sample"),
-        keys("loss_masks", before=", with "),
-    ),
+    signature=Signature("{prompt_token_ids} and {response_ids}, each one list per sample, with {loss_masks}"),
     precedence=222,
     matches=lambda row: is_batch(row, _IDS) and is_batch(row, _PROMPT),
     read=_read,

@@ -16,7 +16,7 @@ from tito_audit.formats._update import object_at
 from tito_audit.record.message import as_messages, as_tools
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.record.speakers import GIVEN_SPEAKERS, speaker_of
-from tito_audit.signature import keys, one_way
+from tito_audit.signature import Signature
 
 _FINISH = {"completed": "stop", "truncated": "length", "aborted": "abort"}
 """`status` as servers' finish reasons (`Sample.update_from_meta_info`); others do not say why a call ended."""
@@ -69,9 +69,7 @@ def _read(row: Row, place: Place) -> Rollout:
 FORMAT = Format(
     name="slime",
     title="slime and miles samples",
-    signature=one_way(
-        "tokens", keys("response_length", before=" + "), keys("loss_mask", after=" over the response or null")
-    ),
+    signature=Signature("{tokens} + {response_length}, {loss_mask} over the response or null"),
     precedence=190,
     matches=_matches,
     **sample(_read, updated_sample, "a sample").functions,

@@ -24,7 +24,7 @@ from tito_audit.formats._update import object_at
 from tito_audit.record.message import Message, as_messages, as_tools
 from tito_audit.record.nesting import parsed_json
 from tito_audit.record.rollout import Place, Rollout
-from tito_audit.signature import KeyWay, Signature, keys, way
+from tito_audit.signature import Signature
 
 _SHARED_ROLES = {"human": "user", "gpt": "assistant", "function_call": "assistant", "observation": "tool"}
 """Roles of ShareGPT, by their names in chat form."""
@@ -140,21 +140,12 @@ def _is_text(value: Any) -> bool:
 FORMAT = Format(
     name="text_only",
     title="Text without token ids",
-    signature=Signature.of(
-        way(
-            keys("prompt", "question"),
-            keys("completion", "response", before=", and ", after=", as text or messages, without ids"),
-        ),
-        way(keys("conversations", after=", in ShareGPT form")),
-        way("gts", "output"),
-        way("step", "completion", "advantages"),
-        way("gen_step", "prompt", "completion"),
-        way("input_prompt", "output_response"),
-        way("head_version", "completion"),
-        way("schema_version", "traj_idx"),
-        way("trace_id", "branches"),
-        way("chosen", keys("rejected", before=" and ", after=", as text or messages")),
-        KeyWay(words="the keys of a transcript, trace or evaluation log named on the right"),
+    signature=Signature(
+        "{prompt|question}, and {completion|response}, as text or messages, without ids; or {conversations}, in "
+        "ShareGPT form; or {gts}, {output}; or {step}, {completion}, {advantages}; or {gen_step}, {prompt}, "
+        "{completion}; or {input_prompt}, {output_response}; or {head_version}, {completion}; or {schema_version},"
+        " {traj_idx}; or {trace_id}, {branches}; or {chosen} and {rejected}, as text or messages; or the keys of a"
+        " transcript, trace or evaluation log named on the right"
     ),
     precedence=280,
     matches=_matches,

@@ -29,7 +29,7 @@ from tito_audit.record.message import as_messages, as_tools
 from tito_audit.record.prefix import common_ends
 from tito_audit.record.rollout import Padding, Place, Rollout, TrainingRow
 from tito_audit.record.sources import Source, Sources
-from tito_audit.signature import keys, one_way
+from tito_audit.signature import Signature
 
 _TARGETS = "target_tokens"
 _NOT_SAMPLED = 0.0
@@ -228,7 +228,7 @@ _ROWS = sample(_read, _written, "a datum")
 FORMAT = Format(
     name="tinker",
     title="tinker datums",
-    signature=one_way("model_input", keys("loss_fn_inputs.target_tokens", before=" and ")),
+    signature=Signature("{model_input} and {loss_fn_inputs.target_tokens}"),
     precedence=200,
     matches=lambda row: "model_input" in row and _TARGETS in object_at(row, "loss_fn_inputs"),
     read=_ROWS.read,

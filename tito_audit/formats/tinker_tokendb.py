@@ -24,7 +24,7 @@ from tito_audit.formats._writer import call_rows
 from tito_audit.record.arrays import Ids, as_ids
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.record.sources import CallSource, Sources
-from tito_audit.signature import one_way
+from tito_audit.signature import Signature
 
 _PROMPT, _DELTA, _COMPLETION, _LOGPROBS = "ob_tokens", "ob_is_delta", "ac_tokens", "ac_logprobs"
 _TRAJECTORY = ("run_id", "run_attempt", "split", "iteration", "group_idx", "traj_idx")
@@ -111,7 +111,7 @@ def _stored(new: Sequence[Row], old: Sequence[Row]) -> Sequence[Row]:
 FORMAT = Format(
     name="tinker_tokendb",
     title="tinker-cookbook Token DB segments",
-    signature=one_way("ob_tokens", "ob_is_delta", "ac_tokens"),
+    signature=Signature("{ob_tokens}, {ob_is_delta}, {ac_tokens}"),
     precedence=205,
     matches=lambda row: {_PROMPT, _DELTA, _COMPLETION} <= row.keys() and is_list(row[_COMPLETION]),
     **call_rows(_read, _sources, only_numbers=True),

@@ -21,7 +21,7 @@ from tito_audit.record.message import Message, as_messages
 from tito_audit.record.rollout import Place, Rollout, Turn
 from tito_audit.record.sources import CallSource, Sources
 from tito_audit.record.stated import Unread
-from tito_audit.signature import keys, one_way
+from tito_audit.signature import Signature
 
 _PROMPT, _COMPLETION, _LOGPROBS = "prompt_token_ids", "completion_token_ids", "completion_logprobs"
 _SENT, _ANSWER = "prompt_messages", "completion_message"
@@ -89,11 +89,8 @@ def _sources(row: Row, _: Sequence[Rollout]) -> Sequence[Sources]:
 FORMAT = Format(
     name="torchtitan",
     title="torchtitan rollout samples",
-    signature=one_way(
-        "turns",
-        keys("completion_message", before=" whose entries have "),
-        keys("prompt_messages", before=" and "),
-        keys("reward_breakdown", before="; "),
+    signature=Signature(
+        "{turns} whose entries have {completion_message} and {prompt_messages}; {reward_breakdown}"
     ),
     precedence=145,
     matches=lambda row: (

@@ -23,7 +23,7 @@ from tito_audit.formats._update import with_values
 from tito_audit.record.arrays import Mask, as_floats
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout
-from tito_audit.signature import Signature, keys, way
+from tito_audit.signature import Signature
 
 _PROMPT, _IDS = "prompt_ids", "completion_ids"
 _MARKERS = ("sampling_per_token_logps", "old_per_token_logps")
@@ -89,19 +89,9 @@ def _updated(row: Row, before: Rollout, repaired_rollout: RepairedRollout) -> Ro
 FORMAT = Format(
     name="trl_rollout",
     title="TRL rollout_func output and trainer buffers",
-    signature=Signature.of(
-        way(
-            "prompt_ids",
-            keys("completion_ids", before=" and ", after=", each one list per completion"),
-            keys("logprobs", before=", with "),
-        ),
-        way(
-            "prompt_ids",
-            "prompt_mask",
-            "completion_ids",
-            "completion_mask",
-            keys("sampling_per_token_logps", "old_per_token_logps", before=" and "),
-        ),
+    signature=Signature(
+        "{prompt_ids} and {completion_ids}, each one list per completion, with {logprobs}; or {prompt_ids}, "
+        "{prompt_mask}, {completion_ids}, {completion_mask} and {sampling_per_token_logps|old_per_token_logps}"
     ),
     precedence=224,
     matches=lambda row: (

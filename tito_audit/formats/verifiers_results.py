@@ -39,7 +39,7 @@ from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout, TrainingRow, Turn
 from tito_audit.record.sources import CallSource, Counter, Sources
 from tito_audit.record.stated import as_group
-from tito_audit.signature import one_way, optional
+from tito_audit.signature import Signature
 
 _IDS = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "completion_logprobs")
 _UNREBUILT = ("routed_experts", "prompt_attribution")
@@ -272,9 +272,7 @@ def _has_ids(step: _Step) -> bool:
 FORMAT = Format(
     name="verifiers_results",
     title="verifiers results (before v1)",
-    signature=one_way(
-        "example_id", "prompt", "completion", "is_completed", optional("trajectory[].tokens", before="; ids in ")
-    ),
+    signature=Signature("{example_id}, {prompt}, {completion}, {is_completed}; ids in {trajectory[].tokens?}"),
     precedence=170,
     matches=_matches,
     read=_read,

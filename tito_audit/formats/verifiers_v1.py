@@ -40,7 +40,7 @@ from tito_audit.record.column import Alignment, Column, ColumnRole
 from tito_audit.record.message import Message
 from tito_audit.record.rollout import Place, Rollout, Turn
 from tito_audit.record.stated import Stated, as_group
-from tito_audit.signature import Signature, keys, way
+from tito_audit.signature import Signature
 
 _KNOWN = ("token_ids", "mask", "logprobs", "semantic_parents", "tools")
 _UPLOADED = {"trajectory", "problem_id", "sample_id", "info"}
@@ -212,11 +212,7 @@ def _is_graph(nodes: object) -> bool:
 FORMAT = Format(
     name="verifiers_v1",
     title="verifiers v1 and prime-rl traces",
-    signature=Signature.of(
-        way("traces", keys("nodes", before=" of ")),
-        way("nodes", keys("calls", before=" + "), before=", or "),
-        way("info", keys("native_wrapper", before=" with a ")),
-    ),
+    signature=Signature("{traces} of {nodes}, or {nodes} + {calls}; or {info} with a {native_wrapper}"),
     precedence=40,
     matches=_matches,
     read=_read,

@@ -21,7 +21,7 @@ from tito_audit.formats._update import with_values
 from tito_audit.record.arrays import Mask, as_floats, as_ids
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout
-from tito_audit.signature import keys, one_way
+from tito_audit.signature import Signature
 
 _PROMPTS, _RESPONSES, _SEEN = "prompts", "responses", "attention_mask"
 _NAMES = {"prompt_ids": _PROMPTS, "response_ids": _RESPONSES}
@@ -137,12 +137,7 @@ def _positions(seen: NDArray[np.bool_]) -> NDArray[np.int64]:
 FORMAT = Format(
     name="verl_batch",
     title="verl batches (DataProto as lists)",
-    signature=one_way(
-        "prompts",
-        keys("responses", before=" and ", after=" of ids"),
-        keys("attention_mask", before=", with "),
-        keys("response_mask", before=" and "),
-    ),
+    signature=Signature("{prompts} and {responses} of ids, with {attention_mask} and {response_mask}"),
     precedence=226,
     matches=lambda row: (
         all(is_list(row.get(name)) for name in (_PROMPTS, _RESPONSES))

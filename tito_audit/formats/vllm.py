@@ -8,16 +8,14 @@ from __future__ import annotations
 
 from tito_audit.formats._responses import has_server_ids
 from tito_audit.formats._responses_read import format_of_answers
-from tito_audit.signature import KeyWay, Signature, keys, way
+from tito_audit.signature import Signature
 
 FORMAT = format_of_answers(
     "vllm",
     has_server_ids,
     title="vLLM responses",
-    signature=Signature.of(
-        way("choices[].token_ids"),
-        way("prompt_token_ids", keys("choices", before=" beside ")),
-        KeyWay(words="token strings `token_id:N`"),
+    signature=Signature(
+        "{choices[].token_ids}; or {prompt_token_ids} beside {choices}; or token strings `token_id:N`"
     ),
     precedence=240,
     shows="The call's completion and logprobs, its prompt if the answer or the request holds it; messages "
