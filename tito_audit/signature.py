@@ -24,8 +24,8 @@ class KeyWay:
 class Signature:
     """Every way to recognize a format, as `{tokens} with {mask|masks}; or {text}, no {ids}; seed in {seed?}`.
 
-    Keys are in braces, as paths (`choices[].token_ids`): alternatives are divided by `|`, an optional key ends in `?`,
-    and a key after "no" must not be there. A key may show what it holds (`label: true`).
+    Keys are in braces, as paths (`choices[].ids`): `|` divides alternatives, an optional key ends in `?`, and one
+    after "no" must not be there. A key may show what it holds (`label: true`).
     """
 
     written: str = ""

@@ -32,7 +32,7 @@ _TEXTS = ("content", "reasoning", "reasoning_content", "refusal")
 _SILENT = ("role", "tool_calls", *_TEXTS)
 
 
-def _matches(row: Row) -> bool:
+def matches(row: Row) -> bool:
     if _is_event(row):
         return True
     events = row.get("events")
@@ -43,7 +43,7 @@ def _matches(row: Row) -> bool:
     )
 
 
-def _parts(row: Row, place: Place) -> Sequence[Thread]:
+def parts(row: Row, place: Place) -> Sequence[Thread]:
     if _is_event(row):
         events: Sequence[tuple[Any, Path]] = [(row, ())]
         holder = row
@@ -232,8 +232,8 @@ FORMAT = Format(
     title="Agent Lightning events",
     signature=Signature("{event_type}, {rollout_id}, {data}; or {rollout} with {events} of them"),
     precedence=150,
-    matches=_matches,
-    **PartRows(_parts).functions,
+    matches=matches,
+    **PartRows(parts).functions,
     row_is_call=True,
     shows="One call each: prompt, completion, logprobs, weight version, and the request's messages and tools "
     "unless it was trimmed to a triplet. Rows of one rollout are read together.",

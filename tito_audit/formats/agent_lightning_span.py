@@ -64,7 +64,7 @@ class _TokenFields:
     logprobs: str
 
 
-def _matches(row: Row) -> bool:
+def matches(row: Row) -> bool:
     if isinstance(row.get("attributes"), Mapping):
         return "span_id" in row and "trace_id" in row and ("rollout_id" in row or "sequence_id" in row)
     if _is_triplet(row):
@@ -73,7 +73,7 @@ def _matches(row: Row) -> bool:
     return isinstance(listed, list | tuple) and bool(listed) and _is_triplet(listed[0])
 
 
-def _parts(row: Row, place: Place) -> Sequence[Thread]:
+def parts(row: Row, place: Place) -> Sequence[Thread]:
     stated = Stated().with_facts(id=first_text(row, ("rollout_id",)))
     if isinstance(row.get("attributes"), Mapping):
         # The call of one span; a span that is not a model call needs no ids.
@@ -280,8 +280,8 @@ FORMAT = Format(
         "{span_id}, {trace_id}, {attributes}; or {prompt.token_ids} + {response.token_ids}; or {triplets}"
     ),
     precedence=151,
-    matches=_matches,
-    **PartRows(_parts).functions,
+    matches=matches,
+    **PartRows(parts).functions,
     row_is_call=True,
     shows="One call each: prompt, completion and logprobs, messages where the tracer kept all of them (an "
     "answer's tool calls are in other spans). Spans of one rollout are read together.",

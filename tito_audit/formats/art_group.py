@@ -17,7 +17,7 @@ from tito_audit.record.stated import NOTHING_STATED, Stated
 from tito_audit.signature import Signature
 
 
-def _parts(row: Row, place: Place) -> Sequence[Thread]:
+def parts(row: Row, place: Place) -> Sequence[Thread]:
     if "trajectories" not in row:
         return trajectory_parts(row, row, (), place, FORMAT.name, NOTHING_STATED)
     listed = row["trajectories"]
@@ -41,7 +41,7 @@ FORMAT = Format(
         if isinstance(row.get("trajectories"), list | tuple)
         else "trajectories" not in row and isinstance(row.get("messages_and_choices"), list | tuple)
     ),
-    **PartRows(_parts).functions,
+    **PartRows(parts).functions,
     shows="Messages, tools and finish reasons; each call's prompt and completion when the server returned ids. "
     "Logprobs are not written. Additional histories are rollouts of their own.",
 )

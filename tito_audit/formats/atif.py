@@ -41,7 +41,7 @@ _EXTRA_PREFIX = "extra."
 _Wire = Mapping[str, Any]
 
 
-def _read(row: Row, place: Place) -> Sequence[Rollout]:
+def read(row: Row, place: Place) -> Sequence[Rollout]:
     return tuple(
         _rollout(trajectory, f"{path_text(path)}." if path else "", replace(place, item=item))
         for item, (path, trajectory) in enumerate(_trajectories(row, ()))
@@ -89,7 +89,7 @@ def _rollout(trajectory: Mapping[str, Any], where: str, place: Place) -> Rollout
     return Rollout(place, FORMAT.name, messages if readable else (), tools, turns=turns, stated=stated)
 
 
-def _sources(row: Row, _: Sequence[Rollout]) -> Sequence[Sources]:
+def sources(row: Row, _: Sequence[Rollout]) -> Sequence[Sources]:
     sources: list[list[CallSource]] = []
     for above, trajectory in _trajectories(row, ()):
         sources.append([])
@@ -112,7 +112,7 @@ def _sources(row: Row, _: Sequence[Rollout]) -> Sequence[Sources]:
     return of_calls(sources)
 
 
-def _totals(row: Row, before: Sequence[Rollout], after: Sequence[Rollout]) -> Iterator[Edit]:
+def totals(row: Row, before: Sequence[Rollout], after: Sequence[Rollout]) -> Iterator[Edit]:
     """Edits to `final_metrics.total_prompt_tokens`, by as much as the prompts it counts have grown."""
     for (path, trajectory), old, new in zip(_trajectories(row, ()), before, after, strict=True):
         total = object_at(trajectory, "final_metrics").get("total_prompt_tokens")
@@ -259,7 +259,7 @@ FORMAT = Format(
     signature=Signature("{schema_version} that starts with `ATIF-v`, {agent}, {steps}"),
     precedence=30,
     matches=lambda row: (text_of(row.get("schema_version")) or "").startswith("ATIF-v"),
-    **call_rows(_read, _sources, gone=ABSENT, only_numbers=True, totals=_totals),
+    **call_rows(read, sources, gone=ABSENT, only_numbers=True, totals=totals),
     shows="Messages, tools and every call whose step has ids, of sub-agents too. Parsed arguments hide how a "
     "call was spelled; steps copied from elsewhere and sums over several calls are not audited; most coding "
     "agents log no ids.",

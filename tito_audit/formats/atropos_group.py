@@ -22,7 +22,7 @@ from tito_audit.record.sources import Source
 from tito_audit.signature import Signature
 
 
-def _read(row: Row, place: Place) -> Sequence[Rollout]:
+def read(row: Row, place: Place) -> Sequence[Rollout]:
     tokens = row["tokens"]
     if tokens is None or not len(tokens):
         raise RecordError("the group is empty: `tokens` holds no sample")
@@ -58,10 +58,10 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
     )
 
 
-def _update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
+def update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
     if not repaired:
         return ()
-    before = _read(row, repaired[0].rollout.place)
+    before = read(row, repaired[0].rollout.place)
     old = [
         {name: value[index] for name, value in row.items() if is_list(value) and index < len(value)}
         for index in range(len(before))
@@ -106,9 +106,9 @@ FORMAT = Format(
             else is_list(row["scores"])
         )
     ),
-    read=_read,
+    read=read,
     sources=lambda row, rollouts: sources_in(Samples((), _source), rollouts),
-    update=_update,
+    update=update,
     shows="Each sample's training row, its mask (labels or 0/1) and logprobs; messages when the run included "
     "them. No calls, so nothing proves what was sampled; no tools, no model name.",
 )

@@ -17,7 +17,7 @@ from tito_audit.record.rollout import Place, Rollout
 from tito_audit.signature import Signature
 
 
-def _read(row: Row, place: Place) -> Rollout:
+def read(row: Row, place: Place) -> Rollout:
     trained = sample_row(
         row["tokens"],
         ("masks", row["masks"]),
@@ -40,6 +40,6 @@ FORMAT = Format(
         and not is_list(row["scores"])
         and (row["tokens"] is None or (is_list(row["tokens"]) and not any(map(is_list, row["tokens"][:1]))))
     ),
-    **sample(_read, partial(updated_row, ids="tokens")).functions,
+    **sample(read, partial(updated_row, ids="tokens")).functions,
     shows="One training row with its mask (labels or 0/1) and logprobs; messages when the run included them.",
 )

@@ -34,7 +34,7 @@ _COLUMNS = ("tokens", "masked_tokens", "logprobs")
 _KEYS = {"full_text", *_COLUMNS}
 
 
-def _read(row: Row, place: Place) -> Sequence[Rollout]:
+def read(row: Row, place: Place) -> Sequence[Rollout]:
     nodes = [row] if _is_node(row) else _nodes(row)
     for index, node in enumerate(nodes):
         as_object(node, f"nodes[{index}] is not a node (an object)")
@@ -97,7 +97,7 @@ def _places(row: Row) -> list[list[Path]]:
     return places
 
 
-def _sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
+def sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
     columns = [rollout.training_row.columns if rollout.training_row is not None else () for rollout in rollouts]
     return [
         Sources({column.name: plain_sources((*path, column.name) for path in places) for column in own})
@@ -105,10 +105,10 @@ def _sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
     ]
 
 
-def _update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
+def update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
     if not repaired:
         return ()
-    before = _read(row, repaired[0].rollout.place)
+    before = read(row, repaired[0].rollout.place)
     edits: dict[Path, Row] = {}
     for old, part, places in zip(before, at_most_one_each(before, repaired), _places(row), strict=True):
         was, now = old.training_row, part.rollout.training_row
@@ -166,9 +166,9 @@ FORMAT = Format(
     signature=Signature("{full_text}, {tokens}, {masked_tokens}, {logprobs}; or {nodes|sequences} of them"),
     precedence=80,
     matches=lambda row: _is_node(row) or any(map(_is_node, _nodes(row)[:1])),
-    read=_read,
-    sources=_sources,
-    update=_update,
+    read=read,
+    sources=sources,
+    update=update,
     shows="The sampled ids of each sequence with labels and logprobs. No messages or tools, so no template can "
     "be applied; placeholder ids are recognized by `metadata.dummy_tokens`.",
 )

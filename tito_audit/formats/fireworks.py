@@ -27,7 +27,7 @@ _IDS, _WEIGHTS = "token_ids", "token_weights"
 _TARGETS, _LOSS = "training_target_token_ids", "training_loss_weights"
 
 
-def _read(row: Row, place: Place) -> Rollout:
+def read(row: Row, place: Place) -> Rollout:
     ids, stated = ids_or_none(row[_IDS], _IDS), stated_facts(row)
     if ids is None:
         return Rollout(place, FORMAT.name, stated=stated.without_ids())
@@ -44,7 +44,7 @@ def _read(row: Row, place: Place) -> Rollout:
     return Rollout(place, FORMAT.name, training_row=trained, stated=stated)
 
 
-def _written(row: Row, old: TrainingRow, new: TrainingRow) -> Row:
+def written(row: Row, old: TrainingRow, new: TrainingRow) -> Row:
     """The sample with its new ids and weights, and those of its targets; the text of a new token is unknown."""
     flat = updated_row(row, old, new, _IDS)
     size, width = len(old.token_ids), len(new.token_ids)
@@ -75,7 +75,7 @@ FORMAT = Format(
     signature=Signature("{token_ids}, {token_weights} and {training_loss_weights}"),
     precedence=197,
     matches=lambda row: _WEIGHTS in row and _LOSS in row and is_list(row.get(_IDS)),
-    **sample(_read, _written, "a rendered sample").functions,
+    **sample(read, written, "a rendered sample").functions,
     shows="The training row of supervised fine-tuning, with its mask from the weights. No messages, tools or "
     "logprobs: nothing in it was sampled. Samples with images are not read.",
 )

@@ -24,7 +24,7 @@ _PROMPT, _COMPLETION = "prompt_token_ids", "completion_token_ids"
 _TAKEN = (_PROMPT, _COMPLETION, "logprobs", "messages", "template_messages", "tools")
 
 
-def _read_one(row: Row, place: Place) -> Rollout:
+def read(row: Row, place: Place) -> Rollout:
     # What the template was given, and the answer; none for a completion of text or ids.
     name = "template_messages" if row.get("template_messages") is not None else "messages"
     sent, answer = as_messages(parsed(row, name), name), parsed(row, "response_message")
@@ -56,7 +56,7 @@ def _read_one(row: Row, place: Place) -> Rollout:
     )
 
 
-_ROWS = calls(_read_one, "messages", "prompt")
+_ROWS = calls(read, "messages", "prompt")
 FORMAT = Format(
     name="gateway",
     title="Gateway of tito-audit",

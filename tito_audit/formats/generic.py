@@ -47,7 +47,7 @@ _CALL_COUNTS = ("num_calls", "num_turns")
 _CALL_KEYS = {*PROMPT_IDS, *COMPLETION_IDS}
 
 
-def _matches(row: Row) -> bool:
+def matches(row: Row) -> bool:
     for name in (*FLAT_IDS, *COMPLETION_IDS):
         if name in row and (row[name] is None or is_list(row[name])):
             return True
@@ -60,7 +60,7 @@ def _matches(row: Row) -> bool:
     return text_log(row) is None
 
 
-def _read_one(row: Row, place: Place) -> Rollout:
+def read(row: Row, place: Place) -> Rollout:
     messages, prompt_only = _conversation(row)
     turns: tuple[Turn, ...] = ()
     trained: TrainingRow | None = None
@@ -97,7 +97,7 @@ def _read_one(row: Row, place: Place) -> Rollout:
     )
 
 
-def _updated(row: Row, before: Rollout, repaired_rollout: RepairedRollout) -> Row:
+def updated(row: Row, before: Rollout, repaired_rollout: RepairedRollout) -> Row:
     """The row with one repaired rollout; called once for each part of a fork."""
     name = _calls_name(row)
     if name is None:
@@ -203,10 +203,10 @@ def _calls_name(row: Row) -> str | None:
     return None
 
 
-_ROWS = SampleRows(_read_one, _updated, lambda row: packed(row) if _calls_name(row) is None else None, forks=True)
+_ROWS = SampleRows(read, updated, lambda row: packed(row) if _calls_name(row) is None else None, forks=True)
 
 
-def _sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
+def sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
     sources_of_rollouts, calls = _ROWS.sources(row, rollouts), _calls_name(row)
     if calls is None:
         return sources_of_rollouts
@@ -221,9 +221,9 @@ FORMAT = Format(
     title="Generic columns",
     signature=Signature("{token_ids|tokens|input_ids}; or prompt and completion ids; or {calls} of them"),
     precedence=270,
-    matches=_matches,
+    matches=matches,
     read=_ROWS.read,
-    sources=_sources,
+    sources=sources,
     update=_ROWS.update,
     row_is_call=True,
     shows="Whatever columns there are: training row, mask, logprobs, calls, messages, tools; each sample of a "

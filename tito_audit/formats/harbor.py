@@ -57,7 +57,7 @@ class _Detail:
         return {name: value for name, value in lists.items() if is_list(value) and len(value) == size}
 
 
-def _matches(row: Row) -> bool:
+def matches(row: Row) -> bool:
     result, steps = row.get("agent_result"), row.get("step_results")
     if isinstance(result, Mapping):
         return any(name in result for name in _COUNTS)
@@ -70,7 +70,7 @@ def _matches(row: Row) -> bool:
     return _is_lists(row.get(_COMPLETIONS)) and (_PROMPTS not in row or _is_lists(row[_PROMPTS]))
 
 
-def _read(row: Row, place: Place) -> Sequence[Rollout]:
+def read(row: Row, place: Place) -> Sequence[Rollout]:
     model = real_name(object_at(row, "agent_info", "model_info"))
     stated = Stated(model=model, group=first_text(row, ("task_name",)))
     rollouts = []
@@ -175,7 +175,7 @@ def _matched(completions: Sequence[int], logprobs: Sequence[int]) -> list[int] |
     return matched if len(matched) == len(logprobs) else None
 
 
-def _sources(row: Row, _: Sequence[Rollout]) -> Sequence[Sources]:
+def sources(row: Row, _: Sequence[Rollout]) -> Sequence[Sources]:
     calls: list[list[CallSource]] = []
     for detail in _details(row):
         calls.append([])
@@ -195,7 +195,7 @@ def _sources(row: Row, _: Sequence[Rollout]) -> Sequence[Sources]:
     return of_calls(calls)
 
 
-def _totals(row: Row, before: Sequence[Rollout], after: Sequence[Rollout]) -> Iterator[Edit]:
+def totals(row: Row, before: Sequence[Rollout], after: Sequence[Rollout]) -> Iterator[Edit]:
     """Edits to an agent's `n_input_tokens`, if it counts the prompts of its conversations."""
     details = list(_details(row))
     for holder in dict.fromkeys(detail.path[:-2] for detail in details if detail.path):
@@ -215,8 +215,8 @@ FORMAT = Format(
     title="Harbor trial results (rollout details)",
     signature=Signature("{agent_result|step_results} with {rollout_details}; or lists of lists of ids"),
     precedence=220,
-    matches=_matches,
-    **call_rows(_read, _sources, totals=_totals),
+    matches=matches,
+    **call_rows(read, sources, totals=totals),
     shows="Every call of each conversation, sub-agents after the main one, with its complete prompt and "
     "logprobs. No messages or tools: they are in the trial's ATIF trajectory.",
 )

@@ -76,7 +76,7 @@ def _targets(labels: NDArray[Any], ids: NDArray[Any]) -> Mask:
     return alone if len(set(labels[alone].tolist())) == 1 and (alone == other).all() else np.zeros_like(alone)
 
 
-def _update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
+def update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
     """The row with its repaired samples, and with its padding visible again."""
     bare = _without_targets(row)
     hiding = _hiding_padding(bare)
@@ -112,7 +112,7 @@ FORMAT = Format(
     matches=lambda row: {_LABELS, *_MEDIA} <= row.keys() and is_list(row.get(_IDS)),
     read=lambda row, place: _ROWS.read(_hiding_padding(_without_targets(row)), place),
     sources=lambda row, rollouts: _ROWS.sources(_hiding_padding(_without_targets(row)), rollouts),
-    update=_update,
+    update=update,
     shows="The row for SFT, with its mask from the labels; each sample of a packed row. No messages, tools or "
     "logprobs: nothing in it was sampled. Pairs of its preference stages are `preference_pair`.",
 )

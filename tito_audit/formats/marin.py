@@ -18,7 +18,7 @@ from tito_audit.record.rollout import Place, Rollout
 from tito_audit.signature import Signature
 
 
-def _read(row: Row, place: Place) -> Rollout:
+def read(row: Row, place: Place) -> Rollout:
     messages = as_messages(parsed(row, "messages"), "messages")
     (index,) = answer_indices(messages, 1)
     turn = call_turn({**row, "messages": None}, message_index=index)
@@ -39,7 +39,7 @@ FORMAT = Format(
         # As a number it is a usage count.
         and (is_list(row["prompt_tokens"]) or ("token_rewards" in row and row["prompt_tokens"] is None))
     ),
-    **calls(_read, "messages").functions,
+    **calls(read, "messages").functions,
     shows="One call with its logprobs and rewards. The framework may have looked these ids up from text, so "
     "they are no proof of what was sampled; no messages are kept.",
 )

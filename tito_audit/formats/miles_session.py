@@ -36,7 +36,7 @@ _CallRecord: TypeAlias = tuple[int, tuple[Rollout, ...]]
 """The number of a record that is a call, and the record read by itself; its first rollout is the session's."""
 
 
-def _read(row: Row, place: Place) -> Sequence[Rollout]:
+def read(row: Row, place: Place) -> Sequence[Rollout]:
     calls = _calls(row, place)
     last = calls[-1][1][0] if calls else Rollout(place, _NAME)
     in_place = []
@@ -100,8 +100,8 @@ def _trimmed(row: Row, running: Ids, turn: Turn) -> int | None:
     return less if 0 <= less <= allowed and starts_with(seen, running) else None
 
 
-def _update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
-    (before,) = rollouts_before(row, repaired, _read)
+def update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
+    (before,) = rollouts_before(row, repaired, read)
     rows = []
     for part in repaired:
         changes, numbers, new = changes_of(before, part), part.turns_from, row
@@ -120,7 +120,7 @@ def _update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
             ]
             new = with_values(row, {"records": with_list(row["records"], records)})
             new = with_values(new, _with_running(row, before.turns[-1], part.rollout.turns[-1]))
-            (again,) = _read(new, before.place)
+            (again,) = read(new, before.place)
             check_written(again, part, before)
         rows.append(new)
     return tuple(rows)
@@ -174,7 +174,7 @@ FORMAT = Format(
             or (is_list(row["records"]) and all("response" in object_at(record) for record in row["records"][:1]))
         )
     ),
-    read=_read,
+    read=read,
     sources=lambda row, rollouts: of_calls(
         [
             [
@@ -183,7 +183,7 @@ FORMAT = Format(
             ]
         ]
     ),
-    update=_update,
+    update=update,
     shows="Messages, tools and every call: its prompt, what was sampled, logprobs, weight versions. The running "
     "sequence is compared with the last call; the server's own verdict is stated, not trusted.",
 )

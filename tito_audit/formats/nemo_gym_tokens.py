@@ -33,7 +33,7 @@ _PARTS = ("tool_calls", "reasoning_content", "reasoning")
 """What a chat message holds besides its text."""
 
 
-def _read(row: Row, place: Place) -> Rollout:
+def read(row: Row, place: Place) -> Rollout:
     version = row.get("schema_version", _VERSION)
     if type(version) is not int or version < 1:
         raise RecordError("schema_version is not a version of a token capture; versions start at 1")
@@ -67,7 +67,7 @@ def _read(row: Row, place: Place) -> Rollout:
     return Rollout(place, FORMAT.name, turns=(turn,), stated=stated)
 
 
-def _written(row: Row, before: Rollout, repaired_rollout: RepairedRollout) -> Row:
+def written(row: Row, before: Rollout, repaired_rollout: RepairedRollout) -> Row:
     """The line with its repaired call, and with the facts about its new tokens."""
     line = _CALLS.write_one(row, before, repaired_rollout)
     old, new = before.turns[0].seen_ids, repaired_rollout.rollout.turns[0].seen_ids
@@ -91,14 +91,14 @@ def _digest(ids: Ids) -> str:
     return hashlib.sha256(b"nemo-gym-tokens" + header + ids.astype(">u8").tobytes()).hexdigest()
 
 
-_CALLS = calls(_read, "output_items")
+_CALLS = calls(read, "output_items")
 FORMAT = Format(
     name="nemo_gym_tokens",
     title="NeMo-Gym token capture",
     signature=Signature("{model_call_id}, {generation_token_ids}, {output_items}"),
     precedence=60,
     matches=lambda row: "model_call_id" in row and lists_or_null(row, "generation_token_ids", "output_items"),
-    **replace(_CALLS, write_one=_written).functions,
+    **replace(_CALLS, write_one=written).functions,
     row_is_call=True,
     shows="One call per line: its complete prompt, what was sampled, its logprobs and its text. What it was "
     "sent is in the rollout row with the same rollout id. State files next to the log hold its old "

@@ -35,7 +35,7 @@ from tito_audit.record.stated import Unread
 from tito_audit.signature import Signature
 
 
-def _matches(row: Row) -> bool:
+def matches(row: Row) -> bool:
     logged = exchange(row)
     # A Responses object with NeMo-Gym's ids on its items is not read here.
     return logged is not None and not any(
@@ -45,7 +45,7 @@ def _matches(row: Row) -> bool:
     )
 
 
-def _read(row: Row, place: Place) -> Sequence[Rollout]:
+def read(row: Row, place: Place) -> Sequence[Rollout]:
     logged = exchange(row)
     if logged is None or not all(is_response_object(response) for response in logged.responses):
         rollouts, notice = rollouts_of(row, place, FORMAT.name), notice_of_text(row, FORMAT.name)
@@ -106,7 +106,7 @@ def _token_texts(items: Sequence[Item]) -> tuple[TokenText, ...] | None:
     return tuple(tokens) or None
 
 
-def _sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
+def sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
     logged = exchange(row)
     if logged is None or not all(is_response_object(response) for response in logged.responses):
         return choice_sources(row, rollouts)
@@ -135,8 +135,8 @@ FORMAT = Format(
     title="OpenAI responses",
     signature=Signature("{choices[].message|object: response}, without token ids"),
     precedence=250,
-    matches=_matches,
-    **call_rows(_read, _sources, stays=ONE_CALL),
+    matches=matches,
+    **call_rows(read, sources, stays=ONE_CALL),
     row_is_call=True,
     shows="Token strings with logprobs when they were asked for: ids are looked up from their bytes and "
     "marked as a guess. Without logprobs there is text only and nothing to audit.",

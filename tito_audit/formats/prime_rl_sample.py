@@ -50,7 +50,7 @@ _PARTS = tuple(name for names in _JOINED.values() for name in names)
 _UNREBUILT = ("routed_experts", "mm_token_type_ids")
 
 
-def _read(row: Row, place: Place) -> Rollout:
+def read(row: Row, place: Place) -> Rollout:
     stated = model_facts(row).with_facts(env_name=first_text(row, ("env_name",)))
     # The row of a sample; of one that is a prompt and a completion, the logprobs are the completion's.
     flat = _is_flat(row)
@@ -80,7 +80,7 @@ def _read(row: Row, place: Place) -> Rollout:
     return Rollout(place, FORMAT.name, training_row=with_finishes(trained, row), stated=stated)
 
 
-def _written(row: Row, old: TrainingRow, new: TrainingRow) -> Row:
+def written(row: Row, old: TrainingRow, new: TrainingRow) -> Row:
     """The sample with its repaired row; a split sample gets its two parts."""
     if _is_flat(row):
         return updated_row(row, old, new, "token_ids")
@@ -116,7 +116,7 @@ def _is_flat(row: Row) -> bool:
     )
 
 
-def _sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
+def sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
     own = _ROWS.sources(row, rollouts)
     if _is_flat(row):
         return own
@@ -124,7 +124,7 @@ def _sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
     return [replace(sources, columns={**sources.columns, "mask": mask}) for sources in own]
 
 
-_ROWS = sample(_read, _written)
+_ROWS = sample(read, written)
 FORMAT = Format(
     name="prime_rl_sample",
     title="prime-rl training samples",
@@ -143,7 +143,7 @@ FORMAT = Format(
         )
     ),
     read=_ROWS.read,
-    sources=_sources,
+    sources=sources,
     update=_ROWS.update,
     shows="The sequence with mask, logprobs and weights, where samples are saved as JSON. No text or tools. The "
     "msgpack files of the file transport (`rank_*.bin`) are not read.",

@@ -39,7 +39,7 @@ _PICTURED = "they hold parts that are not tokens, such as images"
 """Why such prompts are not read."""
 
 
-def _matches(row: Row) -> bool:
+def matches(row: Row) -> bool:
     trajectories = row.get("trajectories")
     if not isinstance(trajectories, list | tuple):
         return False
@@ -48,7 +48,7 @@ def _matches(row: Row) -> bool:
     return isinstance(trajectories[0], Mapping) and "steps" in trajectories[0]
 
 
-def _read(row: Row, place: Place) -> Sequence[Rollout]:
+def read(row: Row, place: Place) -> Sequence[Rollout]:
     stated = model_facts(row)
     if isinstance(row.get("id"), str):
         stated = replace(stated, group=row["id"].rpartition(":")[0] or row["id"]).with_facts(id=row["id"])
@@ -162,7 +162,7 @@ def _turn(
     )
 
 
-def _sources(row: Row, _: Sequence[Rollout]) -> Sequence[Sources]:
+def sources(row: Row, _: Sequence[Rollout]) -> Sequence[Sources]:
     calls: list[list[CallSource]] = []
     for item, trajectory in enumerate(row["trajectories"]):
         calls.append([])
@@ -197,8 +197,8 @@ FORMAT = Format(
     title="rLLM episodes",
     signature=Signature("{trajectories} whose entries have {steps}, with {prompt_ids} and {response_ids}"),
     precedence=130,
-    matches=_matches,
-    **call_rows(_read, _sources),
+    matches=matches,
+    **call_rows(read, sources),
     shows="Messages and every call of each trajectory, with its complete prompt, logprobs and advantages. Tools "
     "are in the gateway's traces only; evaluations and the training-time logger keep no ids.",
 )

@@ -36,7 +36,7 @@ _ROUTING = ("routing_matrices", "routed_experts")
 _TAKEN = (_PROMPT, _COMPLETION, "logprobs", "prompt_delta_token_ids", "messages")
 
 
-def _read(row: Row, place: Place) -> Sequence[Rollout]:
+def read(row: Row, place: Place) -> Sequence[Rollout]:
     request = object_at(row, "raw_request")
     answer = row["response_message"]
     sent = as_messages(row.get("messages"), "messages")
@@ -82,7 +82,7 @@ def _disagreement(row: Row) -> str | None:
     return None
 
 
-def _sources(row: Row, _: Sequence[Rollout]) -> Sequence[Sources]:
+def sources(row: Row, _: Sequence[Rollout]) -> Sequence[Sources]:
     parts = {name: row[name] for name in ("raw_request", "raw_response") if isinstance(row.get(name), Mapping)}
     scored = [Source(("logprobs",))] if is_list(row.get("logprobs")) else []
     gone = [*scored]
@@ -113,7 +113,7 @@ def _sources(row: Row, _: Sequence[Rollout]) -> Sequence[Sources]:
     return of_calls([[call]])
 
 
-def _counts(row: Row, before: Sequence[Rollout], after: Sequence[Rollout]) -> Iterator[Edit]:
+def counts(row: Row, before: Sequence[Rollout], after: Sequence[Rollout]) -> Iterator[Edit]:
     """Edits to `token_counts`, whose keys are the gateway's own."""
     counts = object_at(row, "token_counts")
     old, new = before[0].turns[0].prompt_ids, after[0].turns[0].prompt_ids
@@ -139,7 +139,7 @@ FORMAT = Format(
         {_COMPLETION, "response_message"} <= row.keys()
         and (row["response_message"] is None or isinstance(row["response_message"], Mapping))
     ),
-    **call_rows(_read, _sources, totals=_counts),
+    **call_rows(read, sources, totals=counts),
     row_is_call=True,
     shows="One call with its messages, tools, logprobs and weight version. Records kept as deltas have no whole "
     "prompt. Calls of one session are read together.",

@@ -22,7 +22,7 @@ _FINISH = {"completed": "stop", "truncated": "length", "aborted": "abort"}
 """`status` as servers' finish reasons (`Sample.update_from_meta_info`); others do not say why a call ended."""
 
 
-def _matches(row: Row) -> bool:
+def matches(row: Row) -> bool:
     if not {"tokens", "response_length"} <= row.keys():
         return False
     tokens, length, mask = row["tokens"], row["response_length"], row.get("loss_mask")
@@ -34,7 +34,7 @@ def _matches(row: Row) -> bool:
     return not filled(tokens) or not is_list(mask) or len(mask) == length or len(mask) != len(tokens)
 
 
-def _read(row: Row, place: Place) -> Rollout:
+def read(row: Row, place: Place) -> Rollout:
     metadata = object_at(row, "metadata")
     logged = [parsed(row, "messages"), metadata.get("messages")]
     # Messages without an answer are only the prompt, from which the row was not rendered.
@@ -71,8 +71,8 @@ FORMAT = Format(
     title="slime and miles samples",
     signature=Signature("{tokens} + {response_length}, {loss_mask} over the response or null"),
     precedence=190,
-    matches=_matches,
-    **sample(_read, updated_sample, "a sample").functions,
+    matches=matches,
+    **sample(read, updated_sample, "a sample").functions,
     shows="The training row, its mask and its logprobs; a null mask trains the whole response. No calls; "
     "messages and tools only where `metadata` keeps them. Torch files need the extra `torch`.",
 )

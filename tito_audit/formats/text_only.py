@@ -32,7 +32,7 @@ _ASKED = ("prompt", "prompts", "question", "query", "instruction")
 _WROTE = ("completion", "completions", "response", "responses", "answer", "output", "text")
 
 
-def _matches(row: Row) -> bool:
+def matches(row: Row) -> bool:
     if known_text(row) is not None:
         return True
     if TOKEN_COLUMNS.isdisjoint(row) and _shared(row) is not None:
@@ -49,7 +49,7 @@ def _matches(row: Row) -> bool:
     )
 
 
-def _read(row: Row, place: Place) -> Rollout:
+def read(row: Row, place: Place) -> Rollout:
     stated = replace(stated_facts(row), ids_wanted=False, notice=notice_of_text(row, FORMAT.name))
     prompt, wrote = (
         next((value for name in names if is_messages(value := parsed(row, name))), None)
@@ -148,8 +148,8 @@ FORMAT = Format(
         " transcript, trace or evaluation log named on the right"
     ),
     precedence=280,
-    matches=_matches,
-    **SampleRows(_read, lambda row, before, part: row).functions,
+    matches=matches,
+    **SampleRows(read, lambda row, before, part: row).functions,
     shows="Nothing: no ids were recorded. A notice says what it is and what to log instead: text logs of verl, "
     "TRL, ms-swift, SkyRL, AReaL and tinker-cookbook; annotations of prime-rl; logs of SWE-agent, mini-SWE-agent, "
     "OpenHands, inspect_ai and terminal-bench; LiteLLM, Langfuse and OpenTelemetry; transcripts of Claude Code "

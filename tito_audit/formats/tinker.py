@@ -36,7 +36,7 @@ _NOT_SAMPLED = 0.0
 """What every column of numbers holds where nothing was sampled."""
 
 
-def _read(row: Row, place: Place) -> Rollout:
+def read(row: Row, place: Place) -> Rollout:
     inputs = row["loss_fn_inputs"]
     stated = stated_facts(row)
     messages = as_messages(parsed(row, "messages"), "messages")
@@ -152,7 +152,7 @@ def _is_table(value: Any) -> bool:
     return is_list(shape) and len(shape) > 1
 
 
-def _written(row: Row, old: TrainingRow, new: TrainingRow) -> Row:
+def written(row: Row, old: TrainingRow, new: TrainingRow) -> Row:
     """The datum with its repaired columns and both copies of its ids."""
     if new.padding != Padding():
         raise RecordError("a datum has no padding: nothing in it would tell padding from tokens")
@@ -224,7 +224,7 @@ def _input_edits(value: Any, old: Ids, new: Ids) -> Iterator[Edit]:
         yield Edit((*path, number, "tokens"), as_logged(ids, value[number]["tokens"]))
 
 
-_ROWS = sample(_read, _written, "a datum")
+_ROWS = sample(read, written, "a datum")
 FORMAT = Format(
     name="tinker",
     title="tinker datums",

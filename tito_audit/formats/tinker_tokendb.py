@@ -31,7 +31,7 @@ _TRAJECTORY = ("run_id", "run_attempt", "split", "iteration", "group_idx", "traj
 _STEP = "step_idx"
 
 
-def _read(row: Row, place: Place) -> Sequence[Rollout]:
+def read(row: Row, place: Place) -> Sequence[Rollout]:
     # What a prompt adds to another is no prompt, nor is one that lacks its images.
     whole = not row[_DELTA] and not row.get("has_images")
     turn = turn_of_tokens(
@@ -61,7 +61,7 @@ def _trajectory(row: Row) -> str | None:
     return "/".join(map(str, names))
 
 
-def _sources(row: Row, _: Sequence[Rollout]) -> Sequence[Sources]:
+def sources(row: Row, _: Sequence[Rollout]) -> Sequence[Sources]:
     scored = plain_sources([(_LOGPROBS,)] if is_list(row.get(_LOGPROBS)) else [])
     call = CallSource(prompts=plain_sources([(_PROMPT,)]), logprobs=scored, columns={_LOGPROBS: scored})
     return of_calls([[call]])
@@ -70,7 +70,7 @@ def _sources(row: Row, _: Sequence[Rollout]) -> Sequence[Sources]:
 # Steps of one trajectory
 
 
-def _whole(rows: Sequence[Row]) -> Sequence[Row]:
+def whole(rows: Sequence[Row]) -> Sequence[Row]:
     """The steps with whole prompts; a step stays as it is if the one before it is missing or there are two."""
     numbers: list[Any] = [row.get(_STEP) for row in rows]
     if len(set(numbers)) < len(numbers):
@@ -89,7 +89,7 @@ def _whole(rows: Sequence[Row]) -> Sequence[Row]:
     return whole
 
 
-def _stored(new: Sequence[Row], old: Sequence[Row]) -> Sequence[Row]:
+def stored(new: Sequence[Row], old: Sequence[Row]) -> Sequence[Row]:
     """The steps as rows: one that held what its prompt adds does so again if it continues the step before."""
     stored = list(new)
     places = {row[_STEP]: place for place, row in enumerate(new)}
@@ -114,10 +114,10 @@ FORMAT = Format(
     signature=Signature("{ob_tokens}, {ob_is_delta}, {ac_tokens}"),
     precedence=205,
     matches=lambda row: {_PROMPT, _DELTA, _COMPLETION} <= row.keys() and is_list(row[_COMPLETION]),
-    **call_rows(_read, _sources, only_numbers=True),
+    **call_rows(read, sources, only_numbers=True),
     row_is_call=True,
     conversation=", ".join(_TRAJECTORY),
-    steps=Steps(_trajectory, _whole, _stored),
+    steps=Steps(_trajectory, whole, stored),
     shows="One call: its prompt, completion, logprobs and weight version. Rows of one trajectory are read "
     "together, and prompts that hold what they add to the step before become whole; in rows that are read alone "
     "or belong to a filtered group they have no prompt, nor have steps with images. No messages, tools or mask.",

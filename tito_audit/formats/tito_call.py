@@ -14,7 +14,7 @@ from tito_audit.record.rollout import Place, Rollout
 from tito_audit.signature import Signature
 
 
-def _read(row: Row, place: Place) -> Rollout:
+def read(row: Row, place: Place) -> Rollout:
     messages = as_messages(parsed(row, "messages"), "messages")
     # Messages that do not end with an answer are the call's prompt.
     answered = bool(messages) and messages[-1].sampled
@@ -33,7 +33,7 @@ FORMAT = Format(
     signature=Signature("{input_ids}, {output_ids}, {logprobs}, {finish_reason}"),
     precedence=260,
     matches=lambda row: lists_or_null(row, "input_ids", "output_ids"),
-    **calls(_read, "messages").functions,
+    **calls(read, "messages").functions,
     row_is_call=True,
     shows="One call: its complete prompt, what was sampled, its logprobs. Messages if the caller added them.",
 )

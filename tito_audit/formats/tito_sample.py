@@ -32,7 +32,7 @@ _OTHERS = ("rollout_log_probs", "response", "group_index", "status")
 """Two of these identify the format; `tokens` and `loss_mask` alone are too common."""
 
 
-def _read_one(row: Row, place: Place) -> Rollout:
+def read(row: Row, place: Place) -> Rollout:
     ids = ids_or_none(row["tokens"], "tokens")
     mask = row["loss_mask"]
     trained = None
@@ -71,7 +71,7 @@ FORMAT = Format(
         and len(row["loss_mask"]) == len(row["tokens"])
         and not any(map(is_list, row["tokens"][:1]))
     ),
-    **replace(sample(_read_one, partial(updated_row, ids="tokens")), split=packed).functions,
+    **replace(sample(read, partial(updated_row, ids="tokens")), split=packed).functions,
     shows="The training row, its mask of weights and its logprobs, placed by their length. No calls; the "
     "prompt and the response are kept as text.",
 )

@@ -29,7 +29,7 @@ _ENDS = {"truncated_length": "length", "error_abort": "abort"}
 """Statuses that say why the last turn ended."""
 
 
-def _read(row: Row, place: Place) -> Sequence[Rollout]:
+def read(row: Row, place: Place) -> Sequence[Rollout]:
     entries = as_objects(row["turns"], "turns is not a list of turns (objects)")
     stated = stated_facts(row)
     conversations: list[tuple[Message, ...]] = []
@@ -76,7 +76,7 @@ def _turn(entry: Mapping[str, Any], conversation: tuple[Message, ...], messages:
     )
 
 
-def _sources(row: Row, _: Sequence[Rollout]) -> Sequence[Sources]:
+def sources(row: Row, _: Sequence[Rollout]) -> Sequence[Sources]:
     calls = []
     for number, entry in enumerate(row["turns"]):
         columns = {
@@ -98,7 +98,7 @@ FORMAT = Format(
         and "reward_breakdown" in row
         and (not row["turns"] or {_SENT, _ANSWER} <= object_at(row, "turns", 0).keys())
     ),
-    **call_rows(_read, _sources),
+    **call_rows(read, sources),
     shows="Every call of a rollout with its complete prompt, logprobs and weight versions, if the recorder has "
     "`log_tensors` and `log_logprobs`; messages where no tool is called, since tools are not logged. No mask: "
     "what was sampled is trained.",

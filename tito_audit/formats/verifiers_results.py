@@ -60,7 +60,7 @@ class _Step:
     """True if the prompt was cut to the model's limit, so that ids and messages differ."""
 
 
-def _matches(row: Row) -> bool:
+def matches(row: Row) -> bool:
     if "example_id" not in row or "completion" not in row or "prompt" not in row:
         return False
     completion = row["completion"]
@@ -74,7 +74,7 @@ def _matches(row: Row) -> bool:
     )
 
 
-def _read(row: Row, place: Place) -> Sequence[Rollout]:
+def read(row: Row, place: Place) -> Sequence[Rollout]:
     steps = _steps(row)
     # The conversation of the last step; the row's own copy of it if there are no steps.
     last = steps[-1] if steps else None
@@ -91,7 +91,7 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
     return (Rollout(place, FORMAT.name, messages, tools, turns=turns, training_row=trained, stated=stated),)
 
 
-def _update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
+def update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
     if not repaired:
         return ()
     if len(repaired) > 1:
@@ -100,7 +100,7 @@ def _update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
         )
     stays = "a step of a trajectory cannot be left out: later steps repeat its answer"
     row_stays = "the masks of the steps say what was sampled, so the loss mask cannot be changed by itself"
-    return (rewritten_calls(row, repaired, _read, _sources, totals=_totals, stays=stays, row_stays=row_stays),)
+    return (rewritten_calls(row, repaired, read, sources, totals=_totals, stays=stays, row_stays=row_stays),)
 
 
 def _steps(row: Row) -> list[_Step]:
@@ -219,7 +219,7 @@ def _row_if_masks_differ(steps: Sequence[_Step], turns: Sequence[Turn]) -> Train
     return training_row(last, mask=("completion_mask", whole), logprobs=("completion_logprobs", logprobs))
 
 
-def _sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
+def sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
     (rollout,) = rollouts
     calls = []
     for number, turn in enumerate(rollout.turns):
@@ -274,10 +274,10 @@ FORMAT = Format(
     title="verifiers results (before v1)",
     signature=Signature("{example_id}, {prompt}, {completion}, {is_completed}; ids in {trajectory[].tokens?}"),
     precedence=170,
-    matches=_matches,
-    read=_read,
-    sources=_sources,
-    update=_update,
+    matches=matches,
+    read=read,
+    sources=sources,
+    update=update,
     shows="Messages, tools and, where the run kept its trajectory, every call with its prompt, its logprobs and "
     "how it ended. By default no trajectory is kept and there are no ids.",
 )

@@ -46,7 +46,7 @@ _KNOWN = ("token_ids", "mask", "logprobs", "semantic_parents", "tools")
 _UPLOADED = {"trajectory", "problem_id", "sample_id", "info"}
 
 
-def _matches(row: Row) -> bool:
+def matches(row: Row) -> bool:
     episode = episode_of(row)
     traces = episode.get("traces")
     if isinstance(traces, list | tuple):
@@ -58,7 +58,7 @@ def _matches(row: Row) -> bool:
     return row.keys() >= _UPLOADED and isinstance(row["trajectory"], str)
 
 
-def _read(row: Row, place: Place) -> Sequence[Rollout]:
+def read(row: Row, place: Place) -> Sequence[Rollout]:
     episode = episode_of(row)
     if episode is row and "traces" not in row and "nodes" not in row:
         # The rollout of an uploaded sample whose episode was too large to be included: only messages.
@@ -214,10 +214,10 @@ FORMAT = Format(
     title="verifiers v1 and prime-rl traces",
     signature=Signature("{traces} of {nodes}, or {nodes} + {calls}; or {info} with a {native_wrapper}"),
     precedence=40,
-    matches=_matches,
-    read=_read,
+    matches=matches,
+    read=read,
     sources=node_sources,
-    update=partial(updated_rows, read=_read),
+    update=partial(updated_rows, read=read),
     shows="Messages, tools and every call, with what it was given on its branch, its logprobs, how it ended and "
     "the policy's version. Branches are separate sequences. Only the mask says what was sampled, so it is "
     "trusted.",
