@@ -39,6 +39,7 @@ from tito_audit.formats._columns import (
     equal_values,
     is_list,
     is_messages,
+    names_in,
     parsed,
 )
 from tito_audit.formats._responses import chat_tools
@@ -385,19 +386,9 @@ def no_loss_mask_by_name(name: str) -> bool:
     return bool(_NO_LOSS.search(in_snake_case(name)))
 
 
-CANONICAL_COLUMNS = (
-    "token_ids",
-    "loss_mask",
-    "logprobs",
-    "prompt_ids",
-    "completion_ids",
-    "completion_logprobs",
-    "messages",
-    "tools",
-    "calls",
-    "model",
-    "finish_reason",
-    "text",
+CANONICAL_COLUMNS = names_in(
+    """token_ids loss_mask logprobs prompt_ids completion_ids completion_logprobs messages tools calls model
+    finish_reason text"""
 )
 """The names that `--map` accepts, all read by the format `generic`."""
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -24,6 +25,7 @@ from tito_audit.formats._columns import (
     is_messages,
     is_nested,
     logprobs_as_logged,
+    names_in,
     other_columns,
     plain,
     same_ids,
@@ -39,34 +41,14 @@ from tito_audit.record.rollout import Rollout, TrainingRow, Turn
 from tito_audit.record.stated import NOTHING_STATED, Stated
 
 PROMPT_IDS = ("prompt_ids", "prompt_token_ids", "prompt_tokens", "input_tokens")
-COMPLETION_IDS = (
-    "completion_ids",
-    "completion_token_ids",
-    "generation_token_ids",
-    "response_ids",
-    "response_token_ids",
-    "response_tokens",
-    "output_ids",
-    "output_token_ids",
-    "output_tokens",
-    "completion_tokens",
-    "generated_ids",
+COMPLETION_IDS = names_in(
+    """completion_ids completion_token_ids generation_token_ids response_ids response_token_ids response_tokens
+    output_ids output_token_ids output_tokens completion_tokens generated_ids"""
 )
-CALL_LOGPROBS = (
-    "completion_logprobs",
-    "generation_log_probs",
-    "generation_logprobs",
-    "response_logprobs",
-    "response_log_probs",
-    "output_logprobs",
-    "logprobs",
-    "rollout_log_probs",
-    "rollout_logprobs",
-    "inference_logprobs",
-    "sampled_logprobs",
-    "sampling_per_token_logps",
-    "log_probs",
-    "old_log_probs",
+CALL_LOGPROBS = names_in(
+    """completion_logprobs generation_log_probs generation_logprobs response_logprobs response_log_probs
+    output_logprobs logprobs rollout_log_probs rollout_logprobs inference_logprobs sampled_logprobs
+    sampling_per_token_logps log_probs old_log_probs"""
 )
 CALL_LISTS = ("calls", "turns", "steps", "trajectory")
 """Columns that list the calls of a row."""
@@ -135,10 +117,14 @@ def turn_of_tokens(
     completion: tuple[str, object],
     logprobs: Callable[[], tuple[str, Raw] | None],
     other: Mapping[str, tuple[Raw, MovePolicy]],
+    **fields: Any,
 ) -> Turn:
-    """The turn of a prompt and a completion, each as (name in the log, value); RecordError if not token ids."""
+    """The turn of a prompt and a completion, each as (name in the log, value), with further `fields` of it.
+
+    RecordError if they are no token ids.
+    """
     prompt_ids, ids, values, columns = _tokens(prompt, completion, logprobs, other)
-    return Turn(prompt_ids, ids, values, columns=columns)
+    return Turn(prompt_ids, ids, values, columns=columns, **fields)
 
 
 def _tokens(
@@ -168,15 +154,29 @@ def turn_at(entry: Mapping[str, Any], prompt: str, completion: str, read_names: 
         (completion, entry.get(completion)),
         lambda: flat_logprobs(entry, "logprobs"),
         other_columns(entry, read_names),
-    )
-    return replace(
-        turn,
         finish_reason=finish_reason(entry),
         stop_string=stop_string(entry),
         weight_versions=weight_versions(entry) if WEIGHTS in entry or "weight_version" in entry else (),
-        weight_spans=spans_of(entry, turn.completion_ids) if WEIGHTS in entry else (),
         beside=NOTHING_BESIDE if BESIDE.isdisjoint(entry) else beside_of(entry),
     )
+    return replace(turn, weight_spans=spans_of(entry, turn.completion_ids)) if WEIGHTS in entry else turn
+
+
+def place_in(messages: Sequence[Message], sent: Sequence[Message], answer: Message | None) -> dict[str, Any]:
+    """Where in the messages a call wrote its answer, as a field of its turn; else what it was sent."""
+    whole = [message.wire for message in (*sent, *((answer,) if answer is not None else ()))]
+    if answer is not None and [message.wire for message in messages[: len(whole)]] == whole:
+        return {"message_index": len(sent)}
+    return {"prompt_messages": tuple(sent) or None}
+
+
+@contextmanager
+def within(where: str) -> Iterator[None]:
+    """What is read, of which errors say where it is; "" for the row itself."""
+    try:
+        yield
+    except RecordError as error:
+        raise RecordError(f"{where}: {error}" if where else str(error)) from None
 
 
 def text_alone(answer: Message) -> str | None:
@@ -298,20 +298,7 @@ _NAMED_OR_HELD = frozenset((*(name for names in _NAMES for name in names), *_CON
 _MOST_CALLS = 256
 _STAND_INS = {
     "",
-    "actor",
-    "auto",
-    "default",
-    "dummy",
-    "llm",
-    "local",
-    "model",
-    "none",
-    "null",
-    "policy",
-    "policy_model",
-    "rollout",
-    "string",
-    "unknown",
+    *names_in("actor auto default dummy llm local model none null policy policy_model rollout string unknown"),
 }
 """Placeholder names that clients send to a server with one model (NeMo-Gym, OpenAI-compatible servers)."""
 _GRIDS = "image_grid_thw"

@@ -144,8 +144,10 @@ def _turn(fields: _TokenFields, finish_reason: str | None) -> Turn:
         return (fields.logprobs, values) if values else None
 
     completion = fields.completion if is_given(fields.completion) else None
-    turn = turn_of_tokens(("", None), ("response token ids", completion), logprobs, {})
-    return replace(turn, prompt_ids=_prompt(fields), finish_reason=finish_reason)
+    turn = turn_of_tokens(
+        ("", None), ("response token ids", completion), logprobs, {}, finish_reason=finish_reason
+    )
+    return replace(turn, prompt_ids=_prompt(fields))
 
 
 def _prompt(fields: _TokenFields) -> Any:

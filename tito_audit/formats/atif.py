@@ -21,6 +21,7 @@ from tito_audit.formats._calls import (
     one_model,
     text_alone,
     turn_of_tokens,
+    within,
 )
 from tito_audit.formats._columns import as_object, flat_logprobs, is_list, other_columns, policy_of
 from tito_audit.formats._responses import text_of
@@ -198,12 +199,10 @@ def _step_turn(call: _StepCall, where: str, answer: Message | None) -> Turn:
     extra = object_at(call.metrics, "extra")
     if call.merged:
         return Turn(None, None, message_index=index, finish_reason=finish_reason(extra))
-    try:
+    with within(f"{where}.metrics"):
         prompt, completion = ((name, call.metrics.get(name)) for name in _ID_NAMES)
         others = {_EXTRA_PREFIX + name: column for name, column in other_columns(extra, ()).items()}
         turn = turn_of_tokens(prompt, completion, lambda: flat_logprobs(call.metrics, "logprobs"), others)
-    except RecordError as error:
-        raise RecordError(f"{where}.metrics: {error}") from None
     return replace(
         turn,
         message_index=index,

@@ -17,7 +17,7 @@ from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
 from tito_audit.formats._atropos import sample_row
 from tito_audit.formats._beside import version_spans
-from tito_audit.formats._calls import finish_reason, stated_facts, with_finishes
+from tito_audit.formats._calls import finish_reason, stated_facts, with_finishes, within
 from tito_audit.formats._columns import as_object, equal_values, is_list, other_columns
 from tito_audit.formats._responses import text_of
 from tito_audit.formats._update import at, at_most_one_each, object_at, plain_sources, updated_row
@@ -40,7 +40,7 @@ def read(row: Row, place: Place) -> Sequence[Rollout]:
         as_object(node, f"nodes[{index}] is not a node (an object)")
     rollouts = []
     for index, node in enumerate(nodes):
-        try:
+        with within("" if node is row else f"nodes[{index}]"):
             trained = sample_row(
                 node.get("tokens"),
                 ("masked_tokens", node.get("masked_tokens")),
@@ -48,8 +48,6 @@ def read(row: Row, place: Place) -> Sequence[Rollout]:
                 other_columns(node, _COLUMNS),
                 "tokens",
             )
-        except RecordError as error:
-            raise RecordError(str(error) if node is row else f"nodes[{index}]: {error}") from None
         stated, metadata = stated_facts(row).overlaid(stated_facts(node)), node.get("metadata")
         if isinstance(metadata, Mapping):
             # The server had no ids: 0, 1, 2, … are placeholders.

@@ -36,10 +36,7 @@ def read(row: Row, place: Place) -> Rollout:
         notice = "Samples with images were not read: the ids of an image are no tokens."
         return Rollout(place, FORMAT.name, stated=replace(stated, notice=notice))
     trained = training_row(
-        ids,
-        mask=column_of(row, _WEIGHTS),
-        other=other_columns(row, (_IDS, _WEIGHTS, _TARGETS, _LOSS)),
-        whole=True,
+        ids, mask=column_of(row, _WEIGHTS), other=other_columns(row, (_IDS, _WEIGHTS, _TARGETS, _LOSS)), whole=True
     )
     return Rollout(place, FORMAT.name, training_row=trained, stated=stated)
 

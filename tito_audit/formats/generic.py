@@ -23,15 +23,7 @@ from tito_audit.formats._calls import (
     updated_call,
     with_finishes,
 )
-from tito_audit.formats._columns import (
-    FLAT_IDS,
-    first_filled,
-    first_list,
-    holds_ids,
-    is_list,
-    is_messages,
-    parsed,
-)
+from tito_audit.formats._columns import FLAT_IDS, first_filled, first_list, holds_ids, is_list, is_messages, parsed
 from tito_audit.formats._flat import flat_row, split_row
 from tito_audit.formats._kit import SampleRows, packed, updated_sample, with_training_row
 from tito_audit.formats._text_logs import text_log

@@ -14,7 +14,7 @@ from typing import Any
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
-from tito_audit.formats._calls import real_name, turn_of_tokens
+from tito_audit.formats._calls import real_name, turn_of_tokens, within
 from tito_audit.formats._columns import (
     Raw,
     as_object,
@@ -78,7 +78,7 @@ def read(row: Row, place: Place) -> Sequence[Rollout]:
         turns = []
         for number, (prompt, completion) in enumerate(zip(detail.prompts, detail.completions, strict=True)):
             at, other = detail.logprobs[number], {}
-            try:
+            with within(f"{path_text(detail.path)}.call {number}".lstrip(".")):
                 scored = {} if at is None else {_LOGPROBS: detail.value[_LOGPROBS][at]}
                 for name, values in detail.extra.items():
                     entries, policy = values[number], policy_of(name)
@@ -90,9 +90,6 @@ def read(row: Row, place: Place) -> Sequence[Rollout]:
                         other[f"extra.{name}"] = entries, policy
                 logprobs = partial(flat_logprobs, scored, _LOGPROBS)
                 turns.append(turn_of_tokens((_PROMPTS, prompt), (_COMPLETIONS, completion), logprobs, other))
-            except RecordError as error:
-                where = f"{path_text(detail.path)}." if detail.path else ""
-                raise RecordError(f"{where}call {number}: {error}") from None
         rollouts.append(Rollout(replace(place, item=item), FORMAT.name, turns=tuple(turns), stated=stated))
     if any(turn for rollout in rollouts for turn in rollout.turns):
         return tuple(rollouts)

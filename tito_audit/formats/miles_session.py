@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
-from tito_audit.formats._calls import same_messages, written_once
+from tito_audit.formats._calls import same_messages, within, written_once
 from tito_audit.formats._columns import as_logged, as_object, ids_or_none, is_list, same_ids
 from tito_audit.formats._responses_read import ONE_CALL, choice_sources, rollouts_of
 from tito_audit.formats._update import object_at, of_calls, with_list, with_values
@@ -74,10 +74,8 @@ def _calls(row: Row, place: Place) -> list[_CallRecord]:
         status = record.get("status_code")
         if isinstance(status, int | float | str) and status not in (200, "200"):
             continue  # an error returned to the agent
-        try:
+        with within(f"records[{number}]"):
             rollouts = _RECORD(record, place)
-        except RecordError as error:
-            raise RecordError(f"records[{number}]: {error}") from None
         if rollouts and rollouts[0].turns:
             calls.append((number, tuple(rollouts)))
     return calls

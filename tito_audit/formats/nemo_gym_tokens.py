@@ -47,19 +47,16 @@ def read(row: Row, place: Place) -> Rollout:
     # Without ids if nothing was captured.
     prompt, completion = ((name, row.get(name)) for name in TOKEN_KEYS[:2])
     logprobs = row.get("generation_log_probs")
-    turn = turn_of_tokens(
-        prompt,
-        completion,
-        lambda: None if logprobs is None else ("generation_log_probs", logprobs),
-        other_columns(row, {*TOKEN_KEYS, "output_items"}),
-    )
     items = row["output_items"]
     answers = [step for step in steps([] if items is None else list(items), "output_items") if step.is_call]
     cut = any(text_of(item.get("status")) == "incomplete" for step in answers for item in step.items)
     # The decoded completion, if the answer is only text.
     plain = len(answers) == 1 and not any(item.get(part) for item in answers[0].items for part in _PARTS)
-    turn = replace(
-        turn,
+    turn = turn_of_tokens(
+        prompt,
+        completion,
+        lambda: None if logprobs is None else ("generation_log_probs", logprobs),
+        other_columns(row, {*TOKEN_KEYS, "output_items"}),
         completion_text=text_alone(answers[0].message) if plain else None,
         finish_reason="length" if cut else None,
         beside=beside_of(row),

@@ -19,8 +19,10 @@ from tito_audit.formats._calls import (
     calls_unknown_tools,
     finish_reason,
     model_facts,
+    place_in,
     text_alone,
     turn_of_tokens,
+    within,
 )
 from tito_audit.formats._columns import as_objects, filled, flat_logprobs, is_list, other_columns
 from tito_audit.formats._update import copies_of, object_at, of_calls, plain_sources
@@ -133,11 +135,7 @@ def _turn(
     """The call of a step; if `messages` is None, its messages are left out and its text stays."""
     answer = conversation[-1] if conversation and conversation[-1].role == "assistant" else None
     sent = conversation if answer is None else conversation[:-1]
-    in_place = answer is not None and messages is not None and len(conversation) <= len(messages)
-    in_place = in_place and all(
-        a is b or a.wire == b.wire for a, b in zip(messages or (), conversation, strict=False)
-    )
-    try:
+    with within(where):
         scored = step.get("logprobs")
         turn = turn_of_tokens(
             (_PROMPT, None if _is_multimodal(step.get(_PROMPT)) else step.get(_PROMPT)),
@@ -145,21 +143,15 @@ def _turn(
             # An empty list is a step's default and means the same as null.
             lambda: flat_logprobs(step, "logprobs") if filled(scored) else None,
             other_columns(step, _TAKEN),
+            completion_text=None if answer is None else text_alone(answer),
+            finish_reason=finish_reason(object_at(step, "model_output")) or finish_reason(step),
+            weight_versions=weight_versions(step),
+            beside=beside_of(step),
+            **({} if messages is None else place_in(messages, sent, answer)),
         )
         if scored is not None and not is_list(scored):
             raise RecordError("column 'logprobs' is not a list of numbers")
-    except RecordError as error:
-        raise RecordError(f"{where}: {error}") from None
-    return replace(
-        turn,
-        message_index=len(conversation) - 1 if in_place else None,
-        prompt_messages=None if in_place or messages is None or not sent else sent,
-        completion_text=None if answer is None else text_alone(answer),
-        finish_reason=finish_reason(object_at(step, "model_output")) or finish_reason(step),
-        weight_versions=weight_versions(step),
-        weight_spans=spans_of(step, turn.completion_ids),
-        beside=beside_of(step),
-    )
+    return replace(turn, weight_spans=spans_of(step, turn.completion_ids))
 
 
 def sources(row: Row, _: Sequence[Rollout]) -> Sequence[Sources]:

@@ -34,15 +34,12 @@ _STEP = "step_idx"
 def read(row: Row, place: Place) -> Sequence[Rollout]:
     # What a prompt adds to another is no prompt, nor is one that lacks its images.
     whole = not row[_DELTA] and not row.get("has_images")
+    version = row.get("sampling_client_step")
     turn = turn_of_tokens(
         (_PROMPT, row[_PROMPT] if whole else None),
         (_COMPLETION, row[_COMPLETION]),
-        lambda: None if row.get(_LOGPROBS) is None else column_of(row, _LOGPROBS),
+        lambda: column_of(row, _LOGPROBS),
         {},
-    )
-    version = row.get("sampling_client_step")
-    turn = replace(
-        turn,
         prompt_text=first_text(row, ("ob_text",)) if whole else None,
         completion_text=first_text(row, ("ac_text",)),
         finish_reason=first_text(row, ("stop_reason",)),

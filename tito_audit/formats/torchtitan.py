@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from tito_audit.format import Format, Row
-from tito_audit.formats._calls import TOOLS_MISSING, stated_facts, text_alone, turn_of_tokens
+from tito_audit.formats._calls import TOOLS_MISSING, place_in, stated_facts, text_alone, turn_of_tokens
 from tito_audit.formats._columns import as_objects, column_of, filled, is_list, other_columns
 from tito_audit.formats._update import object_at, of_calls, plain_sources
 from tito_audit.formats._writer import call_rows
@@ -56,23 +56,16 @@ def read(row: Row, place: Place) -> Sequence[Rollout]:
 
 def _turn(entry: Mapping[str, Any], conversation: tuple[Message, ...], messages: Sequence[Message]) -> Turn:
     answered = bool(conversation) and entry.get(_ANSWER) is not None and conversation[-1].role == "assistant"
-    in_place = answered and [message.wire for message in messages[: len(conversation)]] == [
-        message.wire for message in conversation
-    ]
-    sent = conversation[:-1] if answered else conversation
+    sent, answer = (conversation[:-1], conversation[-1]) if answered else (conversation, None)
     versions = [entry.get(name) for name in ("min_policy_version", "max_policy_version")]
-    turn = turn_of_tokens(
+    return turn_of_tokens(
         (_PROMPT, entry.get(_PROMPT)),
         (_COMPLETION, entry.get(_COMPLETION)),
         lambda: column_of(entry, _LOGPROBS),
         other_columns(entry, (_PROMPT, _COMPLETION, _LOGPROBS, _SENT, "env_messages", "metrics")),
-    )
-    return replace(
-        turn,
-        message_index=len(conversation) - 1 if in_place else None,
-        prompt_messages=None if in_place or not sent else sent,
-        completion_text=text_alone(conversation[-1]) if answered else None,
+        completion_text=None if answer is None else text_alone(answer),
         weight_versions=tuple(dict.fromkeys(str(version) for version in versions if version is not None)),
+        **place_in(messages, sent, answer),
     )
 
 

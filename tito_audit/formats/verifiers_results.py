@@ -16,7 +16,15 @@ import numpy as np
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
 from tito_audit.formats._beside import beside_of
-from tito_audit.formats._calls import model_facts, text_alone, turn_of_tokens, with_finishes, written_once
+from tito_audit.formats._calls import (
+    model_facts,
+    place_in,
+    text_alone,
+    turn_of_tokens,
+    with_finishes,
+    within,
+    written_once,
+)
 from tito_audit.formats._columns import (
     as_object,
     equal_values,
@@ -122,30 +130,24 @@ def _steps(row: Row) -> list[_Step]:
 
 
 def _turn(step: _Step, messages: Sequence[Message]) -> Turn:
-    index = len(step.prompt)
     # Truncated too if the trainer did it afterwards.
     cut = step.wire.get("is_truncated") is True or step.tokens.get("is_truncated") is True
-    in_place = step.answer is not None and index < len(messages) and not step.cut
-    in_place = in_place and [m.wire for m in messages[: index + 1]] == [
-        m.wire for m in (*step.prompt, *((step.answer,) if step.answer else ()))
-    ]
     text = step.wire.get("completion")
     if not isinstance(text, str) and step.answer is not None:
         text = text_alone(step.answer)
     turn = Turn(
         prompt_ids=None,
         completion_ids=None,
-        message_index=index if in_place else None,
-        prompt_messages=None if in_place or step.cut or not step.prompt else step.prompt,
         prompt_text=first_text(step.wire, ("prompt",)),
         completion_text=text if isinstance(text, str) and not step.cut else None,
         finish_reason="length"
         if cut
         else first_text(object_at(step.wire, "response", "message"), ("finish_reason",)),
+        **({} if step.cut else place_in(messages, step.prompt, step.answer)),
     )
     if not _has_ids(step):
         return turn
-    try:
+    with within(f"{step.where}.tokens"):
         ids: Any = step.tokens.get("completion_ids")
         logprobs: Any = step.tokens.get("completion_logprobs")
         call = turn_of_tokens(
@@ -167,8 +169,6 @@ def _turn(step: _Step, messages: Sequence[Message]) -> Turn:
                 raise RecordError(f"completion_mask has {len(values)} entries for {size} completion ids")
             kind, fit, encoding = ColumnRole.LOSS_MASK, Alignment.CALL, MaskEncoding.BINARY
             columns = (*columns, Column("completion_mask", kind, values, fit, encoding=encoding))
-    except RecordError as error:
-        raise RecordError(f"{step.where}.tokens: {error}") from None
     return replace(
         turn,
         prompt_ids=call.prompt_ids,
