@@ -19,8 +19,8 @@ import numpy as np
 
 from tito_audit.errors import RecordError, SetupError
 from tito_audit.format import Format, Row
+from tito_audit.formats._answers import LoggedCall, part_of
 from tito_audit.formats._atropos import TOKEN_COLUMNS
-from tito_audit.formats._call_log import LoggedCall, part_of
 from tito_audit.formats._calls import (
     CALL_LISTS,
     CALL_LOGPROBS,

@@ -17,7 +17,7 @@ import numpy as np
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
-from tito_audit.formats._call_log import FindSource, LoggedCall, PartRows, Thread, chat_calls, part_of, threads
+from tito_audit.formats._answers import FindSource, LoggedCall, PartRows, Thread, chat_calls, part_of, threads
 from tito_audit.formats._calls import call_turn, real_name
 from tito_audit.formats._columns import filled, first_text, is_list, plain
 from tito_audit.formats._responses import text_of

@@ -14,7 +14,7 @@ from typing import Any
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
-from tito_audit.formats._call_log import LoggedCall, PartRows, Thread, part_of
+from tito_audit.formats._answers import LoggedCall, PartRows, Thread, part_of
 from tito_audit.formats._calls import real_name, turn_of_tokens
 from tito_audit.formats._columns import (
     Raw,

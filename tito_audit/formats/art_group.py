@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
+from tito_audit.formats._answers import PartRows, Thread
 from tito_audit.formats._art import is_trajectory, trajectory_parts
-from tito_audit.formats._call_log import PartRows, Thread
 from tito_audit.record.rollout import Place
 from tito_audit.record.stated import NOTHING_STATED, Stated
 from tito_audit.signature import Signature

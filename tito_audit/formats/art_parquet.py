@@ -13,8 +13,8 @@ import orjson
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
+from tito_audit.formats._answers import PartRows, Thread
 from tito_audit.formats._art import trajectory_parts
-from tito_audit.formats._call_log import PartRows, Thread
 from tito_audit.formats._columns import as_object, parsed
 from tito_audit.formats._responses import message_wire
 from tito_audit.record.json_text import rewritten_string

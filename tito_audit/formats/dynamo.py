@@ -8,8 +8,8 @@ logprobs. ai-dynamo/dynamo `lib/llm/src/protocols/openai/nvext.rs` (`NvExtRespon
 
 from __future__ import annotations
 
+from tito_audit.formats._answers import format_of_answers
 from tito_audit.formats._responses import has_nvext_ids
-from tito_audit.formats._responses_read import format_of_answers
 from tito_audit.signature import Signature
 
 FORMAT = format_of_answers(

@@ -13,9 +13,9 @@ from typing import Any, TypeAlias
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
+from tito_audit.formats._answers import ONE_CALL, choice_sources, rollouts_of
 from tito_audit.formats._calls import same_messages, within, written_once
 from tito_audit.formats._columns import as_logged, as_object, ids_or_none, is_list, same_ids
-from tito_audit.formats._responses_read import ONE_CALL, choice_sources, rollouts_of
 from tito_audit.formats._update import object_at, of_calls, with_list, with_values
 from tito_audit.formats._writer import changes_of, check_written, rewritten_calls, rollouts_before
 from tito_audit.record.arrays import Ids

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from tito_audit.format import Format, Row
+from tito_audit.formats._answers import ONE_CALL, choice_sources, request_facts, rollouts_of
 from tito_audit.formats._calls import text_alone
 from tito_audit.formats._responses import (
     ITEMS_UNREAD,
@@ -25,7 +26,6 @@ from tito_audit.formats._responses import (
     token_texts,
     unread_types,
 )
-from tito_audit.formats._responses_read import ONE_CALL, choice_sources, request_facts, rollouts_of
 from tito_audit.formats._text_logs import notice_of_text
 from tito_audit.formats._update import object_at, of_calls
 from tito_audit.formats._writer import call_rows

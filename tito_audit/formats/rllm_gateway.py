@@ -16,9 +16,9 @@ import numpy as np
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
+from tito_audit.formats._answers import usage_of
 from tito_audit.formats._calls import TOOLS_MISSING, calls_unknown_tools, model_facts, turn_at
 from tito_audit.formats._columns import filled, first_text, is_list
-from tito_audit.formats._responses_read import usage_of
 from tito_audit.formats._update import copies_of, object_at, of_calls, plain_sources
 from tito_audit.formats._writer import call_rows
 from tito_audit.record.arrays import as_floats

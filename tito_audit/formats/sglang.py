@@ -6,8 +6,8 @@ differ, `output_ids` is read and the difference reported. sgl-project/sglang.
 
 from __future__ import annotations
 
+from tito_audit.formats._answers import format_of_answers
 from tito_audit.formats._responses import has_meta_info
-from tito_audit.formats._responses_read import format_of_answers
 from tito_audit.signature import Signature
 
 FORMAT = format_of_answers(

@@ -33,7 +33,7 @@ _IDS, _PROMPT, _MASK, _LOGPROBS = "response_ids", "prompt_token_ids", "loss_mask
 _LAST, _OWNER = "is_last_step", "trajectory_ids"
 
 
-def _sample(row: Row, place: Place) -> Rollout:
+def read_sample(row: Row, place: Place) -> Rollout:
     rollout = sample_rollout(row, place, FORMAT.name, (_IDS, _PROMPT))
     reason, owner = row.get("stop_reasons"), row.get(_OWNER)
     turns = rollout.turns
@@ -178,7 +178,7 @@ def update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
     return _ROWS.update(row, parts)
 
 
-_ROWS = SampleRows(_sample, updated_sample, split)
+_ROWS = SampleRows(read_sample, updated_sample, split)
 FORMAT = Format(
     name="skyrl_generator",
     title="SkyRL generator output",

@@ -83,7 +83,20 @@ def matches(row: Row) -> bool:
 
 
 def read(row: Row, place: Place) -> Sequence[Rollout]:
-    steps = _steps(row)
+    logged = row.get("trajectory")
+    if logged is not None and not isinstance(logged, list | tuple):
+        raise RecordError("trajectory is not a list of steps")
+    steps: list[_Step] = []
+    for number, step in enumerate(logged or ()):
+        where = f"trajectory[{number}]"
+        step = as_object(step, f"{where} is not a step (an object)")
+        tokens = step.get("tokens")
+        if tokens is not None:
+            tokens = as_object(tokens, f"{where}.tokens is not an object with the ids of the step")
+        answers = chat_messages(step.get("completion"), f"{where}.completion")
+        answer = next((message for message in answers if message.role == "assistant"), None)
+        prompt = chat_messages(step.get("prompt"), f"{where}.prompt")
+        steps.append(_Step(step, where, prompt, answer, tokens or {}, bool((tokens or {}).get("overlong_prompt"))))
     # The conversation of the last step; the row's own copy of it if there are no steps.
     last = steps[-1] if steps else None
     if last is not None and last.prompt and last.answer is not None:
@@ -108,25 +121,7 @@ def update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
         )
     stays = "a step of a trajectory cannot be left out: later steps repeat its answer"
     row_stays = "the masks of the steps say what was sampled, so the loss mask cannot be changed by itself"
-    return (rewritten_calls(row, repaired, read, sources, totals=_totals, stays=stays, row_stays=row_stays),)
-
-
-def _steps(row: Row) -> list[_Step]:
-    logged = row.get("trajectory")
-    if logged is not None and not isinstance(logged, list | tuple):
-        raise RecordError("trajectory is not a list of steps")
-    steps = []
-    for number, step in enumerate(logged or ()):
-        where = f"trajectory[{number}]"
-        step = as_object(step, f"{where} is not a step (an object)")
-        tokens = step.get("tokens")
-        if tokens is not None:
-            tokens = as_object(tokens, f"{where}.tokens is not an object with the ids of the step")
-        answers = chat_messages(step.get("completion"), f"{where}.completion")
-        answer = next((message for message in answers if message.role == "assistant"), None)
-        prompt = chat_messages(step.get("prompt"), f"{where}.prompt")
-        steps.append(_Step(step, where, prompt, answer, tokens or {}, bool((tokens or {}).get("overlong_prompt"))))
-    return steps
+    return (rewritten_calls(row, repaired, read, sources, totals=totals, stays=stays, row_stays=row_stays),)
 
 
 def _turn(step: _Step, messages: Sequence[Message]) -> Turn:
@@ -250,7 +245,7 @@ def _is_copy(value: Any, of: Any) -> bool:
     return is_list(value) and of is not None and equal_values(of, value)
 
 
-def _totals(row: Row, before: Sequence[Rollout], after: Sequence[Rollout]) -> Iterator[Edit]:
+def totals(row: Row, before: Sequence[Rollout], after: Sequence[Rollout]) -> Iterator[Edit]:
     """Edits to the row's counts: the tokens of all prompts, and those the last call saw but no call sampled.
 
     `legacy/utils/usage_utils.py` (`compute_context_token_metrics`).

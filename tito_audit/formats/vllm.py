@@ -6,8 +6,8 @@ The ids are there if the request set `return_token_ids`, or are strings `token_i
 
 from __future__ import annotations
 
+from tito_audit.formats._answers import format_of_answers
 from tito_audit.formats._responses import has_server_ids
-from tito_audit.formats._responses_read import format_of_answers
 from tito_audit.signature import Signature
 
 FORMAT = format_of_answers(
