@@ -43,7 +43,19 @@ from tito_audit.record.rollout import Padding, Place, Rollout, TrainingRow, Turn
 from tito_audit.record.stated import NOTHING_STATED, Stated
 from tito_audit.storage import open_log
 
-__all__ = ["CASES", "FILES", "Case", "cases_of", "fixture_of", "fixture_rows", "label_of", "shown", "text_of"]
+__all__ = [
+    "CASES",
+    "FILES",
+    "Case",
+    "cases_of",
+    "changed_at",
+    "differences",
+    "fixture_of",
+    "fixture_rows",
+    "label_of",
+    "shown",
+    "text_of",
+]
 
 FOLDER = ROOT / "tests" / "data" / "formats"
 PLACE = Place("log.jsonl", 4)
@@ -282,9 +294,7 @@ class Case:
             row = self.of.row()
         else:
             row = self.told["row"] if "row" in self.told else fixture_of(self.path.stem, self.told["fixture"])
-        edits = [Edit(pointed(at), value) for at, value in self.told.get("set", {}).items()]
-        made: Json = with_edits(row, edits + [Edit(pointed(at), ABSENT) for at in self.told.get("drop", ())])
-        return made
+        return changed_at(row, self.told)
 
     def shapes(self) -> Iterator[Row]:
         """The row as JSON gives it and as a table gives it, where it is a case in both."""
@@ -328,6 +338,13 @@ def every_case(path: Path) -> Iterator[Case]:
         yield case
         for number, other in enumerate(told.get("but", ()), 1):
             yield Case(path, other.get("case", f"{case.name}, but {number}"), other, case)
+
+
+def changed_at(value: Json, change: Json) -> Json:
+    """A value with what a change sets and drops."""
+    edits = [Edit(pointed(at), new) for at, new in change.get("set", {}).items()]
+    made: Json = with_edits(value, edits + [Edit(pointed(at), ABSENT) for at in change.get("drop", ())])
+    return made
 
 
 def pointed(pointer: str) -> tuple[str | int, ...]:
