@@ -59,7 +59,7 @@ __all__ = [
 
 FOLDER = ROOT / "tests" / "data" / "formats"
 PLACE = Place("log.jsonl", 4)
-WIDTH = 108
+WIDTH = 115
 RUN = 4
 LONG = 16
 """Lists of more numbers are shown by their ends and a checksum."""
