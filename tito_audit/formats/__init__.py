@@ -312,14 +312,9 @@ _OTHERS = (
     *CALL_LOGPROBS,
     *TOKEN_COLUMNS,
     *STALE,
-    "advantages",
-    "attention_mask",
-    "masked_tokens",
-    "position_ids",
-    "rewards",
-    "token_loss_mask",
-    "token_mask",
-    "token_rewards",
+    *names_in(
+        "advantages attention_mask masked_tokens position_ids rewards token_loss_mask token_mask token_rewards"
+    ),
 )
 _KINDS = {**dict.fromkeys(_OTHERS, _NUMBERS), **dict.fromkeys(_IDS, _INTEGERS)}
 

@@ -62,13 +62,9 @@ STALE = frozenset(
     )
 )
 """Columns that a trainer, a critic, a reference model or a teacher computed from the old ids."""
-EXPERTS = (
-    "routed_experts",
-    "rollout_routed_experts",
-    "expert_indices",
-    "rollout_expert_indices",
-    "routing_matrices",
-    "trainer_routed_experts",
+EXPERTS = names_in(
+    """routed_experts rollout_routed_experts expert_indices rollout_expert_indices routing_matrices
+    trainer_routed_experts"""
 )
 """Columns with the experts that an engine or the trainer chose for each token, of prompts too."""
 UNREBUILT = frozenset(

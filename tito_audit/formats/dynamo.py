@@ -9,12 +9,16 @@ logprobs. ai-dynamo/dynamo `lib/llm/src/protocols/openai/nvext.rs` (`NvExtRespon
 from __future__ import annotations
 
 from tito_audit.formats._answers import format_of_answers
-from tito_audit.formats._responses import has_nvext_ids
+from tito_audit.formats._responses import nvext_parts
 from tito_audit.signature import Signature
 
 FORMAT = format_of_answers(
     "dynamo",
-    has_nvext_ids,
+    lambda logged: any(
+        part.get("completion_token_ids") is not None
+        for response in logged.responses
+        for _, part in nvext_parts(response)
+    ),
     title="Dynamo responses",
     signature=Signature(
         "{nvext.completion_token_ids}, {choices}; or {engine_data.completion_token_ids}, {choices}"

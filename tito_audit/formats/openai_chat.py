@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 from tito_audit.format import Format, Row
@@ -15,7 +16,6 @@ from tito_audit.formats._answers import ONE_CALL, choice_sources, request_facts,
 from tito_audit.formats._calls import text_alone
 from tito_audit.formats._responses import (
     ITEMS_UNREAD,
-    Item,
     chat_tools,
     exchange,
     filled_list,
@@ -29,7 +29,7 @@ from tito_audit.formats._responses import (
 from tito_audit.formats._text_logs import notice_of_text
 from tito_audit.formats._update import object_at, of_calls
 from tito_audit.formats._writer import call_rows
-from tito_audit.record.rollout import Place, Rollout, TokenText, Turn
+from tito_audit.record.rollout import Place, Rollout, Turn
 from tito_audit.record.sources import CallSource, Layout, Source, Sources
 from tito_audit.record.stated import Unread
 from tito_audit.signature import Signature
@@ -75,6 +75,12 @@ def _read_response(request: Mapping[str, Any], response: Mapping[str, Any], plac
     for index, step in enumerate(whole):
         if index >= len(before) and step.is_call:
             text = text_alone(step.message)
+            # Reasoning and tool calls have no logprobs, so the tokens of such an answer would have gaps.
+            parts = [
+                token_texts(object_at(part).get("logprobs"))
+                for item in (step.items if text is not None else ())
+                for part in filled_list(item.get("content"))
+            ]
             turn = Turn(
                 prompt_ids=None,
                 completion_ids=None,
@@ -83,8 +89,7 @@ def _read_response(request: Mapping[str, Any], response: Mapping[str, Any], plac
                 finish_reason="length"
                 if any(text_of(i.get("status")) == "incomplete" for i in step.items)
                 else None,
-                # Reasoning and tool calls have no logprobs, so the tokens of such an answer would have gaps.
-                token_texts=_token_texts(step.items) if text is not None else None,
+                token_texts=tuple(chain(*filter(None, parts))) or None if None not in parts else None,
             )
             turns = (*turns, turn)
     if not any(turn.token_texts for turn in turns):
@@ -92,18 +97,6 @@ def _read_response(request: Mapping[str, Any], response: Mapping[str, Any], plac
         turns = ()
     tools = chat_tools(filled_list(request.get("tools"), response.get("tools")), "request.tools")
     return Rollout(place, FORMAT.name, messages, tools, turns=turns, stated=stated)
-
-
-def _token_texts(items: Sequence[Item]) -> tuple[TokenText, ...] | None:
-    """The tokens of every content part of a call; None if a part has none."""
-    tokens: list[TokenText] = []
-    for item in items:
-        for part in filled_list(item.get("content")):
-            texts = token_texts(part.get("logprobs")) if isinstance(part, Mapping) else None
-            if texts is None:
-                return None
-            tokens.extend(texts)
-    return tuple(tokens) or None
 
 
 def sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:

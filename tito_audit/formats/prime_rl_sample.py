@@ -24,6 +24,7 @@ from tito_audit.formats._columns import (
     is_given,
     is_list,
     lists_of_lengths,
+    names_in,
     plain,
 )
 from tito_audit.formats._kit import sample
@@ -34,15 +35,7 @@ from tito_audit.record.rollout import Place, Rollout, TrainingRow
 from tito_audit.record.sources import Source, Sources
 from tito_audit.signature import Signature
 
-_FLAT_MARKERS = (
-    "temperatures",
-    "rl_weights",
-    "ce_weights",
-    "ref_kl_weights",
-    "mm_token_type_ids",
-    "mm_refs",
-    "mm_kwargs",
-)
+_FLAT_MARKERS = names_in("temperatures rl_weights ce_weights ref_kl_weights mm_token_type_ids mm_refs mm_kwargs")
 _SPLIT_MARKERS = ("completion_temperatures", "teacher_logprobs", "advantage", "prompt_mask")
 _JOINED = {"token_ids": ("prompt_ids", "completion_ids"), "mask": ("prompt_mask", "completion_mask")}
 """Columns of a flat sample, and the columns of a split one that they are joined from."""
