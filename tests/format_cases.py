@@ -95,7 +95,7 @@ def message_view(message: Message) -> Json:
 def turn_view(turn: Turn, messages: Sequence[Message]) -> Json:
     sent = turn.prompt_messages
     answer = None if turn.answer is None else message_view(turn.answer)
-    told = [message_view(messages[number]) for number in (turn.message_index,) if number is not None]
+    in_place = [message_view(messages[number]) for number in (turn.message_index,) if number is not None]
     return {
         "prompt": numbers(turn.prompt_ids),
         "completion": numbers(turn.completion_ids),
@@ -105,7 +105,7 @@ def turn_view(turn: Turn, messages: Sequence[Message]) -> Json:
             sent=None if sent is None else [message_view(message) for message in sent] or "nothing",
             prompt_text=turn.prompt_text,
             text=turn.completion_text,
-            answer="the message" if answer in told else answer,
+            answer="the message" if answer in in_place else answer,
             usage=None
             if turn.usage is None
             else {f.name: shortened(getattr(turn.usage, f.name)) for f in fields(turn.usage)},
@@ -284,7 +284,7 @@ class Case:
 
     path: Path
     name: str
-    told: Json
+    entry: Json
     of: Case | None = None
     """The case that it is a change of."""
 
@@ -293,14 +293,14 @@ class Case:
         if self.of is not None:
             row = self.of.row()
         else:
-            row = self.told["row"] if "row" in self.told else fixture_of(self.path.stem, self.told["fixture"])
-        return changed_at(row, self.told)
+            row = self.entry["row"] if "row" in self.entry else fixture_of(self.path.stem, self.entry["fixture"])
+        return changed_at(row, self.entry)
 
     def shapes(self) -> Iterator[Row]:
         """The row as JSON gives it and as a table gives it, where it is a case in both."""
-        if self.told.get("only") != "table":
+        if self.entry.get("only") != "table":
             yield self.row()
-        if self.told.get("only") != "json":
+        if self.entry.get("only") != "json":
             yield as_table(self.row())
 
     def expected(self) -> Json:
@@ -308,15 +308,15 @@ class Case:
         recognized = {"format": self.path.stem if self.path.stem in FORMAT_NAMES else None}
         if self.of is not None:
             recognized = {"format": self.of.expected()["format"]}
-        return recognized | {name: self.told[name] for name in EXPECTED if name in self.told}
+        return recognized | {name: self.entry[name] for name in EXPECTED if name in self.entry}
 
     def outcome(self, row: Row) -> Json:
         """What comes out of a row in this form of it, under the keys that expect it."""
-        found = outcome(self.told, row)
-        same = self.of is not None and "read" in found and not isinstance(self.told.get("read"), list)
-        if self.of is None or not same or "read" not in self.of.told:
+        found = outcome(self.entry, row)
+        same = self.of is not None and "read" in found and not isinstance(self.entry.get("read"), list)
+        if self.of is None or not same or "read" not in self.of.entry:
             return found
-        differs = differences(self.of.told["read"], found.pop("read"))
+        differs = differences(self.of.entry["read"], found.pop("read"))
         return {**found, "read": differs} if differs else found
 
 
@@ -333,10 +333,10 @@ def cases_of(path: Path) -> list[Json]:
 
 def every_case(path: Path) -> Iterator[Case]:
     """The cases of a file, each with those under its `but`."""
-    for told in cases_of(path):
-        case = Case(path, told["case"], told)
+    for entry in cases_of(path):
+        case = Case(path, entry["case"], entry)
         yield case
-        for number, other in enumerate(told.get("but", ()), 1):
+        for number, other in enumerate(entry.get("but", ()), 1):
             yield Case(path, other.get("case", f"{case.name}, but {number}"), other, case)
 
 
@@ -495,20 +495,20 @@ def refreshed(case: Case) -> Json:
     """What the file holds of the case, with what comes out of its row now."""
     found = case.outcome(next(case.shapes()))
     if shown(found) == shown(case.expected()):
-        return case.told
-    if found["format"] == replace(case, told={}).expected()["format"]:
+        return case.entry
+    if found["format"] == replace(case, entry={}).expected()["format"]:
         del found["format"]
-    told = {name: value for name, value in case.told.items() if name not in (*EXPECTED, "but")}
-    return {**told, **found, **{name: case.told[name] for name in ("but",) if name in case.told}}
+    entry = {name: value for name, value in case.entry.items() if name not in (*EXPECTED, "but")}
+    return {**entry, **found, **{name: case.entry[name] for name in ("but",) if name in case.entry}}
 
 
 def anew(path: Path) -> Iterator[Json]:
     """The cases of a file with what comes out of their rows now."""
-    for told in cases_of(path):
-        case = Case(path, told["case"], told)
+    for entry in cases_of(path):
+        case = Case(path, entry["case"], entry)
         now = refreshed(case)
-        case = replace(case, told=now)
-        others = [refreshed(Case(path, "", other, case)) for other in told.get("but", ())]
+        case = replace(case, entry=now)
+        others = [refreshed(Case(path, "", other, case)) for other in entry.get("but", ())]
         yield {**now, "but": others} if others else now
 
 
