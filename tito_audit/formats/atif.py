@@ -13,7 +13,7 @@ from typing import Any
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
-from tito_audit.formats._beside import beside_of, spans_of, weight_versions
+from tito_audit.formats._beside import beside_of
 from tito_audit.formats._calls import (
     TOOLS_MISSING,
     calls_unknown_tools,
@@ -202,16 +202,17 @@ def _step_turn(call: _StepCall, where: str, answer: Message | None) -> Turn:
     with within(f"{where}.metrics"):
         prompt, completion = ((name, call.metrics.get(name)) for name in _ID_NAMES)
         others = {_EXTRA_PREFIX + name: column for name, column in other_columns(extra, ()).items()}
-        turn = turn_of_tokens(prompt, completion, lambda: flat_logprobs(call.metrics, "logprobs"), others)
-    return replace(
-        turn,
-        message_index=index,
-        completion_text=text_alone(answer) if answer is not None and isinstance(answer.content, str) else None,
-        finish_reason=finish_reason(extra),
-        weight_versions=weight_versions(extra),
-        weight_spans=spans_of(extra, turn.completion_ids),
-        beside=beside_of(extra),
-    )
+        return turn_of_tokens(
+            prompt,
+            completion,
+            lambda: flat_logprobs(call.metrics, "logprobs"),
+            others,
+            extra,
+            message_index=index,
+            completion_text=text_alone(answer) if answer is not None and isinstance(answer.content, str) else None,
+            finish_reason=finish_reason(extra),
+            beside=beside_of(extra),
+        )
 
 
 def _answer(step: _Wire, where: str) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
-from tito_audit.formats._beside import beside_of, spans_of, weight_versions
+from tito_audit.formats._beside import beside_of
 from tito_audit.formats._calls import (
     TOOLS_MISSING,
     calls_unknown_tools,
@@ -143,15 +143,15 @@ def _turn(
             # An empty list is a step's default and means the same as null.
             lambda: flat_logprobs(step, "logprobs") if filled(scored) else None,
             other_columns(step, _TAKEN),
+            step,
             completion_text=None if answer is None else text_alone(answer),
             finish_reason=finish_reason(object_at(step, "model_output")) or finish_reason(step),
-            weight_versions=weight_versions(step),
             beside=beside_of(step),
             **({} if messages is None else place_in(messages, sent, answer)),
         )
         if scored is not None and not is_list(scored):
             raise RecordError("column 'logprobs' is not a list of numbers")
-    return replace(turn, weight_spans=spans_of(step, turn.completion_ids))
+    return turn
 
 
 def sources(row: Row, _: Sequence[Rollout]) -> Sequence[Sources]:
