@@ -115,7 +115,7 @@ def turn_view(turn: Turn, messages: Sequence[Message]) -> Json:
             weight_spans=[list(span) for span in turn.weight_spans],
             ids_from=None if turn.ids_from == "logged" else str(turn.ids_from),
             tokens=[
-                [token.text, None if token.data is None else token.data.hex(), number(token.logprob)]
+                [token.text, None if token.data is None else token.data.hex(), shortened(token.logprob)]
                 for token in turn.token_texts or ()
             ],
             columns=[column_view(column, turn.completion_logprobs) for column in turn.columns],
@@ -166,10 +166,6 @@ def stated_view(stated: Stated) -> Json:
     if stated.side is not None:
         values["side"] = said(**{f.name: getattr(stated.side, f.name) or None for f in fields(stated.side)})
     return {name: shortened(value) for name, value in values.items()}
-
-
-def number(value: float) -> float | None:
-    return None if value != value else value
 
 
 def flags(mask: Any) -> str | None:
@@ -491,25 +487,17 @@ def text_of(cases: Sequence[Json]) -> str:
     return "[\n" + ",\n\n".join(map(shown, cases)) + "\n]\n"
 
 
-def refreshed(case: Case) -> Json:
-    """What the file holds of the case, with what comes out of its row now."""
+def refresh(case: Case) -> None:
+    """Put what comes out of its row now into the entry of a case."""
     found = case.outcome(next(case.shapes()))
     if shown(found) == shown(case.expected()):
-        return case.entry
+        return
     if found["format"] == replace(case, entry={}).expected()["format"]:
         del found["format"]
-    entry = {name: value for name, value in case.entry.items() if name not in (*EXPECTED, "but")}
-    return {**entry, **found, **{name: case.entry[name] for name in ("but",) if name in case.entry}}
-
-
-def anew(path: Path) -> Iterator[Json]:
-    """The cases of a file with what comes out of their rows now."""
-    for entry in cases_of(path):
-        case = Case(path, entry["case"], entry)
-        now = refreshed(case)
-        case = replace(case, entry=now)
-        others = [refreshed(Case(path, "", other, case)) for other in entry.get("but", ())]
-        yield {**now, "but": others} if others else now
+    others = {"but": case.entry.pop("but")} if "but" in case.entry else {}
+    for name in EXPECTED:
+        case.entry.pop(name, None)
+    case.entry.update(**found, **others)
 
 
 FILES = sorted(FOLDER.glob("*.json"))
@@ -518,4 +506,8 @@ CASES = [case for file in FILES for case in every_case(file)]
 
 if __name__ == "__main__":
     for file in FILES:
-        file.write_text(text_of(list(anew(file))), encoding="utf-8")
+        cases = []
+        for each in every_case(file):
+            refresh(each)
+            cases += [each.entry] if each.of is None else []
+        file.write_text(text_of(cases), encoding="utf-8")

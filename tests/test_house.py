@@ -162,7 +162,7 @@ BUDGETS = {
     "conformance": 1_312,
     "convert": 2_108,
     "evidence": 6_750,
-    "formats": 12_138,
+    "formats": 12_120,
     "gate": 891,
     "identify": 801,
     "inspect": 2_619,
