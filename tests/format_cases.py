@@ -3,14 +3,15 @@
 A file of `tests/data/formats` holds the cases of a format; each is an object of
 
 - `case`: what is true, in a sentence;
-- `row`, or `fixture` (the id or number of a row of its fixture), or `like` (the row of an earlier case), of which
-  the last two are changed at the JSON pointers of `set` and `drop`;
+- `row`, or `fixture` (the id or number of a row of its fixture), changed at the JSON pointers of `set` and `drop`;
 - `format`: what the row is recognized as, if not as the format of the file; `as`: what it is read as, if that is
   another;
-- `read`: its rollouts as `view` shows them, or the case of which it reads the same; or `error`: the sentence that
-  refuses it;
+- `read`: its rollouts as `view` shows them; or `error`: the sentence that refuses it;
 - instead of `read`, `write`: changes of its rollouts (`mended`), and `gives`: what differs in each new row;
-- `only`: "json" or "table", if the row is no case in the other shape.
+- `only`: "json" or "table", if the row is no case in the other shape;
+- `but`: the same row with something else. Each entry has the keys of a case but `row` and `fixture`: its `set` and
+  `drop` change the row of the case further, its `read` may be what differs from that of the case, and without
+  `read`, `error` and `gives` it reads the same.
 
 `python -m tests.format_cases` writes what is expected anew: read the difference before you commit it.
 """
@@ -20,8 +21,9 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import cache
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -41,12 +43,25 @@ from tito_audit.record.rollout import Padding, Place, Rollout, TrainingRow, Turn
 from tito_audit.record.stated import NOTHING_STATED, Stated
 from tito_audit.storage import open_log
 
-__all__ = ["CASES", "expected", "fixture_of", "fixture_rows", "label_of", "outcome", "shapes_of", "shown"]
+__all__ = [
+    "CASES",
+    "FILES",
+    "Case",
+    "cases_of",
+    "changed_at",
+    "differences",
+    "fixture_of",
+    "fixture_rows",
+    "label_of",
+    "shown",
+    "text_of",
+]
 
 FOLDER = ROOT / "tests" / "data" / "formats"
 PLACE = Place("log.jsonl", 4)
-WIDTH = 108
-LONG = 32
+WIDTH = 115
+RUN = 4
+LONG = 16
 """Lists of more numbers are shown by their ends and a checksum."""
 
 Json = dict[str, Any]
@@ -80,7 +95,7 @@ def message_view(message: Message) -> Json:
 def turn_view(turn: Turn, messages: Sequence[Message]) -> Json:
     sent = turn.prompt_messages
     answer = None if turn.answer is None else message_view(turn.answer)
-    told = [message_view(messages[number]) for number in (turn.message_index,) if number is not None]
+    in_place = [message_view(messages[number]) for number in (turn.message_index,) if number is not None]
     return {
         "prompt": numbers(turn.prompt_ids),
         "completion": numbers(turn.completion_ids),
@@ -90,17 +105,17 @@ def turn_view(turn: Turn, messages: Sequence[Message]) -> Json:
             sent=None if sent is None else [message_view(message) for message in sent] or "nothing",
             prompt_text=turn.prompt_text,
             text=turn.completion_text,
-            answer="the message" if answer in told else answer,
+            answer="the message" if answer in in_place else answer,
             usage=None
             if turn.usage is None
-            else {f.name: getattr(turn.usage, f.name) for f in fields(turn.usage)},
+            else {f.name: shortened(getattr(turn.usage, f.name)) for f in fields(turn.usage)},
             finish=turn.finish_reason,
             stop=turn.stop_string,
             weights=list(turn.weight_versions),
             weight_spans=[list(span) for span in turn.weight_spans],
             ids_from=None if turn.ids_from == "logged" else str(turn.ids_from),
             tokens=[
-                [token.text, None if token.data is None else token.data.hex(), number(token.logprob)]
+                [token.text, None if token.data is None else token.data.hex(), shortened(token.logprob)]
                 for token in turn.token_texts or ()
             ],
             columns=[column_view(column, turn.completion_logprobs) for column in turn.columns],
@@ -113,17 +128,24 @@ def turn_view(turn: Turn, messages: Sequence[Message]) -> Json:
 def row_view(row: TrainingRow) -> Json:
     return {
         "ids": numbers(row.token_ids),
-        "mask": numbers(None if row.loss_mask is None else row.loss_mask.astype(int)),
+        "mask": flags(row.loss_mask),
         **said(
             logprobs=numbers(row.logprobs),
             prompt_length=row.prompt_length,
             sentinel=row.sentinel,
-            columns=[column_view(column, row.loss_mask, row.logprobs) for column in row.columns],
+            columns=[column_view(column, *parts_of(row)) for column in row.columns],
             finish=list(row.finish_reasons),
             padding=None if row.padding == Padding() else [row.padding.left, row.padding.right],
-            hidden=numbers(None if row.hidden is None else row.hidden.astype(int)),
+            hidden=flags(row.hidden),
         ),
     }
+
+
+def parts_of(row: TrainingRow) -> Iterator[Any]:
+    """The mask and the logprobs of a row, and of its response alone."""
+    for values in (row.loss_mask, row.logprobs):
+        yield values
+        yield None if values is None else values[row.prompt_length or 0 :]
 
 
 def column_view(column: Column, *read: Any) -> list[Any]:
@@ -146,8 +168,16 @@ def stated_view(stated: Stated) -> Json:
     return {name: shortened(value) for name, value in values.items()}
 
 
-def number(value: float) -> float | None:
-    return None if value != value else value
+def flags(mask: Any) -> str | None:
+    """A mask in zeros and ones."""
+    if mask is None:
+        return None
+    text = "".join(map(str, mask.astype(int)))
+    return text if len(text) <= 6 * LONG else f"{len(text)}: {text[:8]} … {text[-8:]} #{checksum(text)}"
+
+
+def checksum(text: str) -> str:
+    return f"{zlib.crc32(text.encode()):08x}"
 
 
 def numbers(values: Any) -> Any:
@@ -155,7 +185,7 @@ def numbers(values: Any) -> Any:
 
 
 def shortened(value: Any) -> Any:
-    """The value with null for NaN and without the middle of long lists of numbers."""
+    """The value with null for NaN, a run of equal entries as `4 x 0`, and of many numbers the ends."""
     if isinstance(value, Mapping):
         return {name: shortened(inner) for name, inner in value.items()}
     if isinstance(value, float) and value != value:
@@ -166,10 +196,14 @@ def shortened(value: Any) -> Any:
         return value
     entries = [shortened(entry) for entry in value]
     if len(entries) <= LONG or not all(isinstance(entry, int | float | None) for entry in entries):
-        return entries
-    text = json.dumps(entries)
-    ends = f"{json.dumps(entries[:4])[1:-1]} … {json.dumps(entries[-4:])[1:-1]}"
-    return f"{len(entries)}: {ends} #{zlib.crc32(text.encode()):08x}"
+        runs = [(text, len(list(same))) for text, same in groupby(map(dumped, entries))]
+        return [
+            entry
+            for text, size in runs
+            for entry in ([f"{size} x {text}"] if size >= RUN else [json.loads(text)] * size)
+        ]
+    ends = f"{dumped(entries[:4])[1:-1]} … {dumped(entries[-4:])[1:-1]}"
+    return f"{len(entries)}: {ends} #{checksum(dumped(entries))}"
 
 
 # What a repair changes
@@ -235,21 +269,78 @@ def changed_row(row: TrainingRow | None, change: Json | None) -> TrainingRow | N
 
 # Cases
 
-ROW_FROM = ("row", "fixture", "like")
+ROW_FROM = ("row", "fixture")
 CHANGED_BY = ("set", "drop", "as", "only", "write")
 EXPECTED = ("format", "read", "gives", "error")
 
 
-@cache
-def cases_of(path: Path) -> dict[str, Json]:
-    """The cases of a file by name."""
-    listed = json.loads(path.read_text(encoding="utf-8"))
-    named = {case["case"]: case for case in listed}
-    assert len(named) == len(listed), f"{path.name}: two cases have one name"
-    for name, case in named.items():
-        assert case.keys() <= {"case", *ROW_FROM, *CHANGED_BY, *EXPECTED}, f"{path.name}: {name}: an unknown key"
-        assert len(case.keys() & set(ROW_FROM)) == 1, f"{path.name}: {name}: no row, or two"
-    return named
+@dataclass(frozen=True)
+class Case:
+    """A case of a file, or one of what it says under `but`."""
+
+    path: Path
+    name: str
+    entry: Json
+    of: Case | None = None
+    """The case that it is a change of."""
+
+    def row(self) -> Json:
+        """The row, as JSON."""
+        if self.of is not None:
+            row = self.of.row()
+        else:
+            row = self.entry["row"] if "row" in self.entry else fixture_of(self.path.stem, self.entry["fixture"])
+        return changed_at(row, self.entry)
+
+    def shapes(self) -> Iterator[Row]:
+        """The row as JSON gives it and as a table gives it, where it is a case in both."""
+        if self.entry.get("only") != "table":
+            yield self.row()
+        if self.entry.get("only") != "json":
+            yield as_table(self.row())
+
+    def expected(self) -> Json:
+        """What should come out of the row, as the file has it."""
+        recognized = {"format": self.path.stem if self.path.stem in FORMAT_NAMES else None}
+        if self.of is not None:
+            recognized = {"format": self.of.expected()["format"]}
+        return recognized | {name: self.entry[name] for name in EXPECTED if name in self.entry}
+
+    def outcome(self, row: Row) -> Json:
+        """What comes out of a row in this form of it, under the keys that expect it."""
+        found = outcome(self.entry, row)
+        same = self.of is not None and "read" in found and not isinstance(self.entry.get("read"), list)
+        if self.of is None or not same or "read" not in self.of.entry:
+            return found
+        differs = differences(self.of.entry["read"], found.pop("read"))
+        return {**found, "read": differs} if differs else found
+
+
+def cases_of(path: Path) -> list[Json]:
+    """The cases of a file, as it has them."""
+    listed: list[Json] = json.loads(path.read_text(encoding="utf-8"))
+    for case in listed:
+        assert case.keys() <= {"case", "but", *ROW_FROM, *CHANGED_BY, *EXPECTED}, f"{path.name}: {case['case']}"
+        assert len(case.keys() & set(ROW_FROM)) == 1, f"{path.name}: {case['case']}: no row, or two"
+        for other in case.get("but", ()):
+            assert other.keys() <= {"case", *CHANGED_BY, *EXPECTED}, f"{path.name}: {case['case']}: {other}"
+    return listed
+
+
+def every_case(path: Path) -> Iterator[Case]:
+    """The cases of a file, each with those under its `but`."""
+    for entry in cases_of(path):
+        case = Case(path, entry["case"], entry)
+        yield case
+        for number, other in enumerate(entry.get("but", ()), 1):
+            yield Case(path, other.get("case", f"{case.name}, but {number}"), other, case)
+
+
+def changed_at(value: Json, change: Json) -> Json:
+    """A value with what a change sets and drops."""
+    edits = [Edit(pointed(at), new) for at, new in change.get("set", {}).items()]
+    made: Json = with_edits(value, edits + [Edit(pointed(at), ABSENT) for at in change.get("drop", ())])
+    return made
 
 
 def pointed(pointer: str) -> tuple[str | int, ...]:
@@ -286,29 +377,6 @@ def label_of(name: str, number: int) -> str | int:
     return next(
         (label for label in labels if isinstance(label, str) and fixture_of(name, label) is rows[number]), number
     )
-
-
-def row_of_case(path: Path, case: Json) -> Json:
-    """The row of a case, as JSON."""
-    if "row" in case:
-        row = case["row"]
-    elif "fixture" in case:
-        row = fixture_of(path.stem, case["fixture"])
-    else:
-        row = row_of_case(path, cases_of(path)[case["like"]])
-    edits = [Edit(pointed(at), value) for at, value in case.get("set", {}).items()]
-    edits += [Edit(pointed(at), ABSENT) for at in case.get("drop", ())]
-    made: Json = with_edits(row, edits)
-    return made
-
-
-def shapes_of(path: Path, case: Json) -> Iterator[Row]:
-    """The row as JSON gives it and as a table gives it, where it is a case in both."""
-    row = row_of_case(path, case)
-    if case.get("only") != "table":
-        yield row
-    if case.get("only") != "json":
-        yield as_table(row)
 
 
 def outcome(case: Json, row: Row) -> Json:
@@ -379,21 +447,16 @@ def assert_says(wanted: Rollout, found: Rollout) -> None:
         assert found.training_row.padding == wanted.training_row.padding
 
 
-def expected(path: Path, case: Json) -> Json:
-    """What should come out of the row of a case."""
-    wanted: Json = {"format": path.stem if path.stem in FORMAT_NAMES else None}
-    wanted |= {name: case[name] for name in EXPECTED if name in case}
-    if isinstance(wanted.get("read"), str):
-        wanted["read"] = cases_of(path)[wanted["read"]]["read"]
-    return wanted
-
-
 # Their text
 
 
 def shown(case: Json) -> str:
-    """A case as the files hold it: a key a line, longer values over several."""
-    return "{" + ",\n ".join(f"{dumped(name)}: {filled(value, len(name))}" for name, value in case.items()) + "}"
+    """A case as the files hold it: on as few lines as hold it, and of `but` an entry a line."""
+    text = filled({name: value for name, value in case.items() if name != "but"})
+    if "but" in case:
+        others = ",\n".join(filled(other) for other in case["but"]).replace("\n", "\n  ")
+        text = f'{text[:-1]},\n "but": [{others}]}}'
+    return text
 
 
 def filled(value: Any, before: int = 0) -> str:
@@ -424,19 +487,27 @@ def text_of(cases: Sequence[Json]) -> str:
     return "[\n" + ",\n\n".join(map(shown, cases)) + "\n]\n"
 
 
-def refreshed(path: Path, case: Json) -> Json:
-    """The case with what comes out of its row now."""
-    found = outcome(case, next(iter(shapes_of(path, case))))
-    if shown(found) == shown(expected(path, case)):
-        return case
-    if found["format"] == expected(path, {})["format"]:
+def refresh(case: Case) -> None:
+    """Put what comes out of its row now into the entry of a case."""
+    found = case.outcome(next(case.shapes()))
+    if shown(found) == shown(case.expected()):
+        return
+    if found["format"] == replace(case, entry={}).expected()["format"]:
         del found["format"]
-    return {**{name: value for name, value in case.items() if name not in EXPECTED}, **found}
+    others = {"but": case.entry.pop("but")} if "but" in case.entry else {}
+    for name in EXPECTED:
+        case.entry.pop(name, None)
+    case.entry.update(**found, **others)
 
 
-CASES = [(path, case) for path in sorted(FOLDER.glob("*.json")) for case in cases_of(path).values()]
+FILES = sorted(FOLDER.glob("*.json"))
+CASES = [case for file in FILES for case in every_case(file)]
 
 
 if __name__ == "__main__":
-    for file in sorted(FOLDER.glob("*.json")):
-        file.write_text(text_of([refreshed(file, case) for case in cases_of(file).values()]), encoding="utf-8")
+    for file in FILES:
+        cases = []
+        for each in every_case(file):
+            refresh(each)
+            cases += [each.entry] if each.of is None else []
+        file.write_text(text_of(cases), encoding="utf-8")

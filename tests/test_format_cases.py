@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.format_cases import CASES, FOLDER, cases_of, expected, outcome, shapes_of, shown, text_of
+from tests.format_cases import CASES, FILES, Case, cases_of, shown, text_of
 from tito_audit.formats import all_formats
 
 
-@pytest.mark.parametrize(("path", "case"), CASES, ids=[f"{path.stem}: {case['case']}" for path, case in CASES])
-def test_a_row_is_read_and_written_as_its_case_says(path: Path, case: dict[str, Any]) -> None:
-    for row in shapes_of(path, case):
-        assert shown(outcome(case, row)) == shown(expected(path, case))
+@pytest.mark.parametrize("case", CASES, ids=[f"{case.path.stem}: {case.name}" for case in CASES])
+def test_a_row_is_read_and_written_as_its_case_says(case: Case) -> None:
+    for row in case.shapes():
+        assert shown(case.outcome(row)) == shown(case.expected())
 
 
-@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.json")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_a_file_of_cases_is_laid_out_as_it_is_written_anew(path: Path) -> None:
-    assert path.read_text(encoding="utf-8") == text_of(list(cases_of(path).values()))
+    assert path.read_text(encoding="utf-8") == text_of(cases_of(path))
 
 
-def test_every_format_has_cases() -> None:
-    assert {form.name for form in all_formats()} - {path.stem for path, _ in CASES} == set()
+def test_every_format_has_cases_and_no_name_stands_for_two() -> None:
+    assert {form.name for form in all_formats()} - {case.path.stem for case in CASES} == set()
+    assert [name for name, times in Counter((case.path, case.name) for case in CASES).items() if times > 1] == []

@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.command import run
+from tests.format_cases import view
 from tests.forms import plain
 from tests.tiers import examples, one_in, some
 from tests.world import FORMATS, ROOT
@@ -91,31 +92,6 @@ def check(rollout: Rollout) -> None:
         assert row.prompt_length is None or 0 <= row.prompt_length <= len(row.token_ids)
 
 
-def same(left: Rollout, right: Rollout) -> None:
-    """Two readings of one row agree in everything that rules look at."""
-    assert left.place == right.place
-    assert len(left.turns) == len(right.turns)
-    for a, b in zip(left.turns, right.turns, strict=True):
-        for name in ("prompt_ids", "completion_ids", "completion_logprobs"):
-            assert_same_array(getattr(a, name), getattr(b, name))
-        assert (a.message_index, a.finish_reason, a.completion_text) == (
-            b.message_index,
-            b.finish_reason,
-            b.completion_text,
-        )
-    assert (left.training_row is None) == (right.training_row is None)
-    if left.training_row is not None and right.training_row is not None:
-        for name in ("token_ids", "loss_mask", "logprobs"):
-            assert_same_array(getattr(left.training_row, name), getattr(right.training_row, name))
-    assert [message.text for message in left.messages] == [message.text for message in right.messages]
-
-
-def assert_same_array(left: Any, right: Any) -> None:
-    assert (left is None) == (right is None)
-    if left is not None:
-        np.testing.assert_array_equal(left, right)
-
-
 # Every format
 
 
@@ -145,7 +121,9 @@ def test_a_row_reads_the_same_from_parquet_as_from_json(form: Format, tmp_path: 
         rollouts = form.read(raw.value, PLACE)
         for left, right in zip(form.read(row, PLACE), rollouts, strict=True):
             check(right)
-            same(left, right)
+            # A table adds null for the keys that some messages have.
+            texts = [{"messages": [message.text for message in read.messages]} for read in (left, right)]
+            assert view(left) | texts[0] == view(right) | texts[1]
         (new,) = form.update(raw.value, [unmended(rollout) for rollout in rollouts])
         assert new is raw.value
 
@@ -159,37 +137,9 @@ def test_a_format_says_what_it_is(form: Format):
 
 
 HOSTILE: tuple[Any, ...] = (
-    *(
-        None,
-        [],
-        {},
-        "text",
-        7,
-        -1,
-        True,
-        2**80,
-        float("nan"),
-        [0],
-        [None],
-        [None, 1],
-        [[]],
-        [[1], [2]],
-        [{}],
-        ["a"],
-    ),
-    *(
-        1.5,
-        [1.5],
-        [True],
-        [2**70],
-        [float("nan")],
-        np.array([1, 2]),
-        np.array([1.5]),
-        {"a": 1},
-        {"a": [1]},
-        ABSENT,
-    ),
-)
+    None, [], {}, "text", 7, -1, True, 2**80, float("nan"), [0], [None], [None, 1], [[]], [[1], [2]], [{}], ["a"],
+    1.5, [1.5], [True], [2**70], [float("nan")], np.array([1, 2]), np.array([1.5]), {"a": 1}, {"a": [1]}, ABSENT,
+)  # fmt: skip
 
 
 def paths_in(value: Any, path: Keys = ()) -> Iterator[Keys]:

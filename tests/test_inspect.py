@@ -21,7 +21,7 @@ from tito_audit.formats import all_formats, format_named, near_formats, pick_for
 from tito_audit.inspect import Inspection, RelationKind, Role, as_flags, as_toml, inspect_log
 from tito_audit.run.scan import scan_rollouts
 from tito_audit.settings.model import Settings
-from tito_audit.signature import KeyWay, Signature, absent, keys, optional, way
+from tito_audit.signature import Signature
 from tito_audit.storage import open_log
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -126,30 +126,18 @@ def test_the_two_formats_of_one_shape_name_each_other_with_the_key_that_is_missi
 
 
 @pytest.mark.parametrize(
-    ("signature", "text"),
+    ("written", "text"),
     [
-        (
-            Signature.of(way(keys("a", "b", "c")), way("d", keys("e.f", before=" with "))),
-            "`a`, `b` or `c`; or `d` with `e.f`",
-        ),
-        (
-            Signature.of(way("a", keys("b", before=" of ")), way("b", "c", before=", or ")),
-            "`a` of `b`, or `b`, `c`",
-        ),
-        (Signature.of(way("a", "b", absent("c"))), "`a`, `b`, no `c`"),
-        (Signature.of(way("a", optional("b[].c", before="; ids in "))), "`a`; ids in `b[].c`"),
-        (
-            Signature.of(way(keys("a", after=" (a list)"), "b"), KeyWay(words="words only")),
-            "`a` (a list), `b`; or words only",
-        ),
-        (
-            Signature.of(way(keys("a", "object", value="response", after=", without ids"))),
-            "`a` or `object: response`, without ids",
-        ),
+        ("{a|b|c}; or {d} with {e.f}", "`a`, `b` or `c`; or `d` with `e.f`"),
+        ("{a} of {b}, or {b}, {c}", "`a` of `b`, or `b`, `c`"),
+        ("{a}, {b}, no {c}", "`a`, `b`, no `c`"),
+        ("{a}; ids in {b[].c?}", "`a`; ids in `b[].c`"),
+        ("{a} (a list), {b}; or words only", "`a` (a list), `b`; or words only"),
+        ("{a|object: response}, without ids", "`a` or `object: response`, without ids"),
     ],
 )
-def test_a_signature_is_text_for_people(signature: Signature, text: str) -> None:
-    assert signature.text == text
+def test_a_signature_is_text_for_people(written: str, text: str) -> None:
+    assert Signature(written).text == text
 
 
 @pytest.mark.parametrize(*table(__file__, "a_row_is_told_by_the_first_way_whose_required_keys_it_has"))
@@ -160,9 +148,11 @@ def test_a_row_is_told_by_the_first_way_whose_required_keys_it_has(
     lacks: tuple[str, ...],
     excess: tuple[str, ...],
 ) -> None:
-    ways = (way(keys("a", "b"), "c", optional("x.m", before="; ")), KeyWay(words="in words"), way("e[].f"))
-    form = replace(format_named("slime"), signature=Signature.of(*ways), matches=lambda _: True)
-    closed = replace(form, signature=Signature.of(replace(ways[0], keys=(*ways[0].keys, absent("no"))), *ways[1:]))
+    written = "{a|b}, {c}; {x.m?}NO; or in words; or {e[].f}"
+    form, closed = (
+        replace(format_named("slime"), signature=Signature(written.replace("NO", no)), matches=lambda _: True)
+        for no in ("", ", no {no}")
+    )
     assert told_by(form, row) == tuple(told)
     (near,) = near_formats(row, (closed,), None)
     assert [near.has, near.lacks, near.excess] == [tuple(has), tuple(lacks), tuple(excess)]

@@ -19,8 +19,8 @@ import numpy as np
 
 from tito_audit.errors import RecordError, SetupError
 from tito_audit.format import Format, Row
+from tito_audit.formats._answers import LoggedCall, part_of
 from tito_audit.formats._atropos import TOKEN_COLUMNS
-from tito_audit.formats._call_log import LoggedCall, part_of
 from tito_audit.formats._calls import (
     CALL_LISTS,
     CALL_LOGPROBS,
@@ -39,6 +39,7 @@ from tito_audit.formats._columns import (
     equal_values,
     is_list,
     is_messages,
+    names_in,
     parsed,
 )
 from tito_audit.formats._responses import chat_tools
@@ -216,11 +217,11 @@ def told_by(format: Format, row: Row) -> tuple[str, ...]:
         return tuple(text.keys)
     ways = format.signature.by_keys
     for way in ways:
-        required = [_first(paths, group.names) for group in way.required]
+        required = [_first(paths, names) for names in way.required]
         if all(path is not None for path in required):
-            more = [_first(paths, group.names) for group in way.optional]
+            more = [_first(paths, names) for names in way.optional]
             return tuple(dict.fromkeys(path for path in (*required, *more) if path is not None))
-    every = (_first(paths, (key,)) for way in ways for group in way.required for key in group.names)
+    every = (_first(paths, (key,)) for way in ways for names in way.required for key in names)
     return tuple(dict.fromkeys(path for path in every if path is not None))
 
 
@@ -234,9 +235,9 @@ def near_formats(row: Row, formats: Sequence[Format], read_as: str | None) -> tu
         fits = format.matches(row)
         nears = []
         for way in format.signature.by_keys:
-            has = [path for group in way.required if (path := _first(paths, group.names)) is not None]
-            lacks = [" or ".join(group.names) for group in way.required if _first(paths, group.names) is None]
-            excess = [path for group in way.absent if (path := _first(paths, group.names)) is not None]
+            has = [path for names in way.required if (path := _first(paths, names)) is not None]
+            lacks = [" or ".join(names) for names in way.required if _first(paths, names) is None]
+            excess = [path for names in way.absent if (path := _first(paths, names)) is not None]
             near = Near(format.name, tuple(has), tuple(lacks), tuple(excess), fits)
             nears.append(((len(lacks) + len(excess), -len(has)), near))
         # In the way of which it lacks the least.
@@ -311,14 +312,9 @@ _OTHERS = (
     *CALL_LOGPROBS,
     *TOKEN_COLUMNS,
     *STALE,
-    "advantages",
-    "attention_mask",
-    "masked_tokens",
-    "position_ids",
-    "rewards",
-    "token_loss_mask",
-    "token_mask",
-    "token_rewards",
+    *names_in(
+        "advantages attention_mask masked_tokens position_ids rewards token_loss_mask token_mask token_rewards"
+    ),
 )
 _KINDS = {**dict.fromkeys(_OTHERS, _NUMBERS), **dict.fromkeys(_IDS, _INTEGERS)}
 
@@ -385,19 +381,9 @@ def no_loss_mask_by_name(name: str) -> bool:
     return bool(_NO_LOSS.search(in_snake_case(name)))
 
 
-CANONICAL_COLUMNS = (
-    "token_ids",
-    "loss_mask",
-    "logprobs",
-    "prompt_ids",
-    "completion_ids",
-    "completion_logprobs",
-    "messages",
-    "tools",
-    "calls",
-    "model",
-    "finish_reason",
-    "text",
+CANONICAL_COLUMNS = names_in(
+    """token_ids loss_mask logprobs prompt_ids completion_ids completion_logprobs messages tools calls model
+    finish_reason text"""
 )
 """The names that `--map` accepts, all read by the format `generic`."""
 
@@ -502,8 +488,13 @@ def unread_columns(format: Format, row: Row, rollouts: Sequence[Rollout], mapped
     if text_log(row) is not None:
         return ()
     unread: list[tuple[str, str]] = []
-    signature = {key for by_key in format.signature.by_keys for group in by_key.keys for key in group.names}
-    read_names = {*_KNOWN, *(part.removesuffix("[]") for key in signature for part in key.split("."))}
+    keys = {
+        key
+        for way in format.signature.by_keys
+        for keys in (*way.required, *way.optional, *way.absent)
+        for key in keys
+    }
+    read_names = {*_KNOWN, *(part.removesuffix("[]") for key in keys for part in key.split("."))}
     for (path, name, value), _ in zip(_columns(row), range(512), strict=False):
         kind = None if name in read_names or path in mapped else _looks_like(name, value)
         if kind is not None and not _is_read(kind, value, rollouts):

@@ -21,7 +21,18 @@ from typing import Any
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Row
-from tito_audit.formats._call_log import FindSource, LoggedCall, Thread, chat_calls, part_of, threads
+from tito_audit.formats._answers import (
+    FindSource,
+    LoggedCall,
+    Thread,
+    chat_calls,
+    choice_call,
+    choice_source,
+    part_of,
+    request_facts,
+    template_kwargs,
+    threads,
+)
 from tito_audit.formats._calls import call_turn
 from tito_audit.formats._columns import as_object, as_objects
 from tito_audit.formats._responses import (
@@ -33,7 +44,6 @@ from tito_audit.formats._responses import (
     text_of,
     unread_types,
 )
-from tito_audit.formats._responses_read import choice_call, choice_source, request_facts, template_kwargs
 from tito_audit.formats._update import path_text, plain_sources
 from tito_audit.record.arrays import as_ids, empty_ids
 from tito_audit.record.build import call_columns
@@ -287,20 +297,19 @@ def _history(root: Row, history: Mapping[str, Any], path: Path, place: Place, na
             wire = message_wire(entry) if isinstance(entry, Mapping) else entry
             messages.append(as_message(wire, f"{path_text(path)}[{index}]"))
             continue
-        choice = choice_call({}, entry, entry)
-        if choice.message is None:
+        turn, odd, wants_ids = choice_call({}, entry, entry)
+        if turn.answer is None:
             raise RecordError(f"{path_text(path)}[{index}].message is not an assistant message")
-        messages.append(choice.message)
+        messages.append(turn.answer)
         # The turn of a choice, with the trajectory's weight version if that did not change along the way.
-        turn = choice.turn
         versions = stated.policy_versions
         weight_versions = turn.weight_versions or ((str(versions[0]),) if len(set(versions)) == 1 else ())
         turns.append(replace(turn, message_index=index, weight_versions=weight_versions))
         at = (*path, index)
         alone = Exchange({}, (entry,), (), (at,))
-        sources.append(partial(choice_source, root, alone, at, at, choice.turn))
-        wanted |= choice.wants_ids
-        copies = copies or choice.disagreement or ""
+        sources.append(partial(choice_source, root, alone, at, at, turn))
+        wanted |= wants_ids
+        copies = copies or odd
     facts = replace(stated, copies_disagree=copies, ids_wanted=wanted)
     tools = as_tools(history.get("tools"), path_text((*path[:-1], "tools")))
     return Thread(

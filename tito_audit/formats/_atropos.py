@@ -8,7 +8,7 @@ from typing import Any
 
 from tito_audit.errors import RecordError
 from tito_audit.formats._beside import beside_of
-from tito_audit.formats._columns import Raw, ids_or_none, is_list, is_messages, is_numbers, policy_of
+from tito_audit.formats._columns import Raw, ids_or_none, is_list, is_messages, is_numbers, names_in, policy_of
 from tito_audit.record.build import training_row
 from tito_audit.record.column import MovePolicy
 from tito_audit.record.message import Message, as_messages
@@ -26,20 +26,11 @@ TOKEN_COLUMNS = {
 }
 """Per-token columns that Atropos or its environments write."""
 
-_NOT_PER_TOKEN = {
-    "tokens",
-    "masks",
-    "scores",
-    "inference_logprobs",
-    "messages",
-    "overrides",
-    "images",
-    # Preference pairs: sequences of their own, not columns of `tokens`.
-    "chosen_tokens",
-    "chosen_masks",
-    "rejected_tokens",
-    "rejected_masks",
-}
+_NOT_PER_TOKEN = names_in(
+    """tokens masks scores inference_logprobs messages overrides images
+    chosen_tokens chosen_masks rejected_tokens rejected_masks"""
+)
+"""Of these, preference pairs are sequences of their own."""
 
 
 def sample_row(

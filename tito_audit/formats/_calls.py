@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 from tito_audit.errors import RecordError
@@ -24,49 +26,30 @@ from tito_audit.formats._columns import (
     is_messages,
     is_nested,
     logprobs_as_logged,
+    names_in,
     other_columns,
     plain,
     same_ids,
 )
 from tito_audit.formats._update import Copy, added_column, call_counts, with_copies, with_counts, with_values
-from tito_audit.record.arrays import Ids, Logprobs, empty_ids
+from tito_audit.record.arrays import empty_ids
 from tito_audit.record.beside import NOTHING_BESIDE
 from tito_audit.record.build import call_columns
 from tito_audit.record.by_name import SAMPLING, WEIGHTS, versions_and_trainers
-from tito_audit.record.column import Column, ColumnRole, MovePolicy
+from tito_audit.record.column import ColumnRole, MovePolicy
 from tito_audit.record.message import Message, ToolSpec, as_messages
 from tito_audit.record.rollout import Rollout, TrainingRow, Turn
 from tito_audit.record.stated import NOTHING_STATED, Stated
 
 PROMPT_IDS = ("prompt_ids", "prompt_token_ids", "prompt_tokens", "input_tokens")
-COMPLETION_IDS = (
-    "completion_ids",
-    "completion_token_ids",
-    "generation_token_ids",
-    "response_ids",
-    "response_token_ids",
-    "response_tokens",
-    "output_ids",
-    "output_token_ids",
-    "output_tokens",
-    "completion_tokens",
-    "generated_ids",
+COMPLETION_IDS = names_in(
+    """completion_ids completion_token_ids generation_token_ids response_ids response_token_ids response_tokens
+    output_ids output_token_ids output_tokens completion_tokens generated_ids"""
 )
-CALL_LOGPROBS = (
-    "completion_logprobs",
-    "generation_log_probs",
-    "generation_logprobs",
-    "response_logprobs",
-    "response_log_probs",
-    "output_logprobs",
-    "logprobs",
-    "rollout_log_probs",
-    "rollout_logprobs",
-    "inference_logprobs",
-    "sampled_logprobs",
-    "sampling_per_token_logps",
-    "log_probs",
-    "old_log_probs",
+CALL_LOGPROBS = names_in(
+    """completion_logprobs generation_log_probs generation_logprobs response_logprobs response_log_probs
+    output_logprobs logprobs rollout_log_probs rollout_logprobs inference_logprobs sampled_logprobs
+    sampling_per_token_logps log_probs old_log_probs"""
 )
 CALL_LISTS = ("calls", "turns", "steps", "trajectory")
 """Columns that list the calls of a row."""
@@ -93,41 +76,33 @@ def call_turn(
     logprobs_name = None if _LOGPROBS.isdisjoint(entry) else first_filled(entry, CALL_LOGPROBS)
     if logprobs_name is None and not _LOGPROBS.isdisjoint(entry):
         logprobs_name = next((n for n in CALL_LOGPROBS if isinstance(entry.get(n), dict | Mapping)), None)
-    read_names = {*_ENTRY_PROMPT, *_ENTRY_COMPLETION, logprobs_name or ""}
+    text = first_text(entry, _TEXT)
     try:
-        prompt_ids, completion_ids, logprobs, columns = _tokens(
+        turn = turn_of_tokens(
             (prompt_name or "", entry.get(prompt_name or "")),
             (completion_name or "", entry.get(completion_name or "")),
             lambda: flat_logprobs(entry, logprobs_name),
-            other_columns(entry, read_names),
+            other_columns(entry, {*_ENTRY_PROMPT, *_ENTRY_COMPLETION, logprobs_name or ""}),
+            entry,
+            message_index=message_index,
+            prompt_text=first_text(entry, ("prompt_text", "prompt")),
+            completion_text=text,
+            finish_reason=finish_reason(entry),
+            stop_string=stop_string(entry),
+            beside=NOTHING_BESIDE if BESIDE.isdisjoint(entry) else beside_of(entry),
+            alternatives=alternatives(entry[logprobs_name]) if logprobs_name else (),
         )
         sent = entry.get("messages", entry.get("prompt")) if prompt_messages is None else None
         if is_messages(sent):
             prompt_messages = as_messages(sent, "messages")
     except RecordError as error:
         raise RecordError(f"{where}: {error}" if where else str(error)) from None
-    text = first_text(entry, _TEXT)
-    # The messages that were sent. Some logs append the answer, recognized by its text.
-    if not prompt_messages or not prompt_messages[-1].sampled or text is None:
-        without_answer = prompt_messages
-    else:
-        without_answer = prompt_messages[:-1] if prompt_messages[-1].text == text else prompt_messages
-    return Turn(
-        prompt_ids,
-        completion_ids,
-        logprobs,
-        message_index,
-        without_answer,
-        prompt_text=first_text(entry, ("prompt_text", "prompt")),
-        completion_text=text,
-        finish_reason=finish_reason(entry),
-        stop_string=stop_string(entry),
-        weight_versions=weight_versions(entry) if WEIGHTS in entry or "weight_version" in entry else (),
-        weight_spans=spans_of(entry, completion_ids) if WEIGHTS in entry else (),
-        columns=columns,
-        beside=NOTHING_BESIDE if BESIDE.isdisjoint(entry) else beside_of(entry),
-        alternatives=alternatives(entry[logprobs_name]) if logprobs_name else (),
-    )
+    if prompt_messages is None:
+        return turn
+    # Some logs append the answer to what was sent; its text shows it.
+    if prompt_messages and prompt_messages[-1].sampled and prompt_messages[-1].text == text:
+        prompt_messages = prompt_messages[:-1]
+    return replace(turn, prompt_messages=prompt_messages)
 
 
 def turn_of_tokens(
@@ -135,48 +110,54 @@ def turn_of_tokens(
     completion: tuple[str, object],
     logprobs: Callable[[], tuple[str, Raw] | None],
     other: Mapping[str, tuple[Raw, MovePolicy]],
+    versions: Mapping[str, Any] = MappingProxyType({}),
+    **fields: Any,
 ) -> Turn:
-    """The turn of a prompt and a completion, each as (name in the log, value); RecordError if not token ids."""
-    prompt_ids, ids, values, columns = _tokens(prompt, completion, logprobs, other)
-    return Turn(prompt_ids, ids, values, columns=columns)
+    """The turn of a prompt and a completion, each as (name in the log, value), with further `fields` of it.
 
-
-def _tokens(
-    prompt: tuple[str, object],
-    completion: tuple[str, object],
-    logprobs: Callable[[], tuple[str, Raw] | None],
-    other: Mapping[str, tuple[Raw, MovePolicy]],
-) -> tuple[Ids | None, Ids | None, Logprobs | None, tuple[Column, ...]]:
-    """The ids of a prompt and of a completion, its logprobs, and its columns.
-
-    An empty completion with a prompt is known to have no tokens. Without ids, empty columns are ignored, and
-    columns with entries show that ids are missing.
+    `versions` may name versions of the weights. An empty completion with a prompt is known to have no tokens.
+    Without ids, empty columns are ignored, and columns with entries show that ids are missing.
     """
     prompt_ids, ids = ids_or_none(prompt[1], prompt[0]), ids_or_none(completion[1], completion[0])
     if ids is None and prompt_ids is not None and completion[1] is not None:
         ids = empty_ids()
     values, columns = call_columns(empty_ids() if ids is None else ids, logprobs=logprobs(), other=other)
     if ids is None:
-        return prompt_ids, None, None, tuple(column for column in columns if len(column.values))
-    return prompt_ids, ids, values, columns
+        values, columns = None, tuple(column for column in columns if len(column.values))
+    if WEIGHTS in versions or "weight_version" in versions:
+        fields |= {"weight_versions": weight_versions(versions), "weight_spans": spans_of(versions, ids)}
+    return Turn(prompt_ids, ids, values, columns=columns, **fields)
 
 
 def turn_at(entry: Mapping[str, Any], prompt: str, completion: str, read_names: Collection[str]) -> Turn:
     """The call of an object that holds its ids under these names, how it ended and with which weights."""
-    turn = turn_of_tokens(
+    return turn_of_tokens(
         (prompt, entry.get(prompt)),
         (completion, entry.get(completion)),
         lambda: flat_logprobs(entry, "logprobs"),
         other_columns(entry, read_names),
-    )
-    return replace(
-        turn,
+        entry,
         finish_reason=finish_reason(entry),
         stop_string=stop_string(entry),
-        weight_versions=weight_versions(entry) if WEIGHTS in entry or "weight_version" in entry else (),
-        weight_spans=spans_of(entry, turn.completion_ids) if WEIGHTS in entry else (),
         beside=NOTHING_BESIDE if BESIDE.isdisjoint(entry) else beside_of(entry),
     )
+
+
+def place_in(messages: Sequence[Message], sent: Sequence[Message], answer: Message | None) -> dict[str, Any]:
+    """Where in the messages a call wrote its answer, as a field of its turn; else what it was sent."""
+    whole = [message.wire for message in (*sent, *((answer,) if answer is not None else ()))]
+    if answer is not None and [message.wire for message in messages[: len(whole)]] == whole:
+        return {"message_index": len(sent)}
+    return {"prompt_messages": tuple(sent) or None}
+
+
+@contextmanager
+def within(where: str) -> Iterator[None]:
+    """What is read, of which errors say where it is; "" for the row itself."""
+    try:
+        yield
+    except RecordError as error:
+        raise RecordError(f"{where}: {error}" if where else str(error)) from None
 
 
 def text_alone(answer: Message) -> str | None:
@@ -298,20 +279,7 @@ _NAMED_OR_HELD = frozenset((*(name for names in _NAMES for name in names), *_CON
 _MOST_CALLS = 256
 _STAND_INS = {
     "",
-    "actor",
-    "auto",
-    "default",
-    "dummy",
-    "llm",
-    "local",
-    "model",
-    "none",
-    "null",
-    "policy",
-    "policy_model",
-    "rollout",
-    "string",
-    "unknown",
+    *names_in("actor auto default dummy llm local model none null policy policy_model rollout string unknown"),
 }
 """Placeholder names that clients send to a server with one model (NeMo-Gym, OpenAI-compatible servers)."""
 _GRIDS = "image_grid_thw"

@@ -24,91 +24,47 @@ Raw: TypeAlias = Sequence[Any] | NDArray[Any]
 
 _LISTS = (list, tuple, np.ndarray)
 
+
+def names_in(text: str) -> tuple[str, ...]:
+    """The names in a text."""
+    return tuple(text.split())
+
+
 FLAT_IDS = ("token_ids", "tokens", "input_ids")
 """Column names for a whole sequence of ids."""
 
-MASKS = (
-    "loss_mask",
-    "loss_masks",
-    "mask",
-    "masks",
-    "assistant_mask",
-    "assistant_masks",
-    "response_mask",
-    "completion_mask",
-    "env_mask",
-    "tool_mask",
-    "action_mask",
-    "labels",
+MASKS = names_in(
+    """loss_mask loss_masks mask masks assistant_mask assistant_masks response_mask completion_mask env_mask
+    tool_mask action_mask labels"""
 )
 """Column names for a loss mask."""
 RESPONSE_MASKS = ("env_mask", "tool_mask", "response_mask", "completion_mask", "action_mask", *MASKS)
 """Column names for a mask over a response, in order of preference."""
 
-ROW_LOGPROBS = (
-    "logprobs",
-    "rollout_log_probs",
-    "rollout_logprobs",
-    "inference_logprobs",
-    "sampled_logprobs",
-    "response_logprobs",
-    "completion_logprobs",
-    "generation_log_probs",
-    "generation_logprobs",
-    "sampling_per_token_logps",
-    # The trainer's own, if a column above is present too.
-    "log_probs",
-    "old_log_probs",
+ROW_LOGPROBS = names_in(
+    """logprobs rollout_log_probs rollout_logprobs inference_logprobs sampled_logprobs response_logprobs
+    completion_logprobs generation_log_probs generation_logprobs sampling_per_token_logps
+    log_probs old_log_probs"""
 )
-"""Column names for the logprobs of a row."""
+"""Column names for the logprobs of a row; the last two are the trainer's own, if one before is present too."""
 
 SEGMENTS = ("segment_ids", "document_ids", "doc_ids", "sequence_ids", "sample_ids")
 """Column names for the sample number of each token, in a row of several samples."""
 
-STALE = {
-    # Computed from the old ids by a trainer, a critic, a reference model or a teacher.
-    "distill_logprobs",
-    "distill_token_ids",
-    "entropies",
-    "entropy",
-    "importance_ratio",
-    "importance_sampling_ratio",
-    "is_masked",
-    "is_masked_high",
-    "is_masked_low",
-    "log_importance_ratio",
-    "mismatch_kl",
-    "old_log_prob",
-    "old_log_probs",
-    "old_logprobs",
-    "old_per_token_logps",
-    "opd_reverse_kl",
-    "prev_logprobs",
-    "prob_delta",
-    "prox_logp",
-    "prox_logprobs",
-    "proximal_logprobs",
-    "ref_log_prob",
-    "ref_log_probs",
-    "ref_logprobs",
-    "ref_per_token_logps",
-    "reference_logprobs",
-    "rescored_logprobs",
-    "returns",
-    "teacher_log_probs",
-    "teacher_logprobs",
-    "teacher_per_token_logps",
-    "trainer_logprobs",
-    "values",
-}
-"""Columns computed by something other than the sampler."""
-EXPERTS = (
-    "routed_experts",
-    "rollout_routed_experts",
-    "expert_indices",
-    "rollout_expert_indices",
-    "routing_matrices",
-    "trainer_routed_experts",
+STALE = frozenset(
+    names_in(
+        """distill_logprobs distill_token_ids entropies entropy importance_ratio importance_sampling_ratio
+    is_masked is_masked_high is_masked_low log_importance_ratio mismatch_kl old_log_prob old_log_probs
+    old_logprobs old_per_token_logps opd_reverse_kl prev_logprobs prob_delta prox_logp prox_logprobs
+    proximal_logprobs ref_log_prob ref_log_probs ref_logprobs ref_per_token_logps reference_logprobs
+    rescored_logprobs returns teacher_log_probs teacher_logprobs teacher_per_token_logps trainer_logprobs
+    values"""
+    )
+)
+"""Columns that a trainer, a critic, a reference model or a teacher computed from the old ids."""
+EXPERTS = names_in(
+    """routed_experts rollout_routed_experts expert_indices rollout_expert_indices routing_matrices
+    trainer_routed_experts"""
 )
 """Columns with the experts that an engine or the trainer chose for each token, of prompts too."""
 UNREBUILT = frozenset(

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Row
-from tito_audit.formats._calls import CALL_LISTS, call_turn, stated_facts, updated_call, with_finishes
+from tito_audit.formats._calls import CALL_LISTS, call_turn, stated_facts, updated_call, with_finishes, within
 from tito_audit.formats._columns import (
     FLAT_IDS,
     MASKS,
@@ -33,6 +33,7 @@ from tito_audit.formats._columns import (
     is_list,
     is_messages,
     is_numbers,
+    names_in,
     parsed,
     plain,
 )
@@ -193,10 +194,8 @@ def _samples_read(samples: Iterable[Row], place: Place, read: ReadSample) -> tup
     """One rollout for each sample; RecordError naming the one that cannot be read."""
     rollouts = []
     for item, sample in enumerate(samples):
-        try:
+        with within(f"sample {item}"):
             rollouts.append(read(sample, replace(place, item=item)))
-        except RecordError as error:
-            raise RecordError(f"sample {item}: {error}") from None
     return tuple(rollouts)
 
 
@@ -288,18 +287,9 @@ _SINGULAR = {"prompt_lengths": "prompt_length", "response_lengths": "response_le
 _CONVERSATIONS = ("messages", "prompt", "completion")
 SampleRanges: TypeAlias = tuple[tuple[int, int], ...]
 """The half-open range of each sample, in order; tokens outside of them are padding."""
-LENGTHS = (
-    "seq_lens",
-    "seqlens",
-    "seq_lengths",
-    "sequence_lengths",
-    "sequence_lens",
-    "sample_lengths",
-    "sample_lens",
-    "packed_lengths",
-    "doc_lens",
-    "doc_lengths",
-    "document_lengths",
+LENGTHS = names_in(
+    """seq_lens seqlens seq_lengths sequence_lengths sequence_lens sample_lengths sample_lens packed_lengths
+    doc_lens doc_lengths document_lengths"""
 )
 """Column names for how many tokens each sample of a row has."""
 BOUNDS = ("cu_seqlens", "cu_seq_lens", "cu_seqlens_q", "cu_seqlens_k")

@@ -351,35 +351,6 @@ def choices(response: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
     return listed
 
 
-def has_meta_info(logged: Exchange) -> bool:
-    """True if an answer has the `meta_info` of SGLang, at the top or on its first choice."""
-    return any(isinstance(choice.get("meta_info"), Mapping) for choice in _first_choices(logged))
-
-
-def has_server_ids(logged: Exchange) -> bool:
-    """True if an answer has ids where vLLM puts them: in their own list, or as token strings."""
-    if any(response.get("prompt_token_ids") is not None for response in logged.responses):
-        return True
-    for choice in _first_choices(logged):
-        logprobs = object_at(choice, "logprobs")
-        first = object_at(logprobs, "content", 0)
-        tokens = [first.get("token")] if first else logprobs.get("tokens")
-        if choice.get("token_ids") is not None or choice.get("prompt_token_ids") is not None:
-            return True
-        if isinstance(tokens, list | tuple) and tokens and _is_token_id(tokens[0]):
-            return True
-    return False
-
-
-def has_nvext_ids(logged: Exchange) -> bool:
-    """True if an answer has ids where Dynamo puts them."""
-    return any(
-        part.get("completion_token_ids") is not None
-        for response in logged.responses
-        for _, part in nvext_parts(response)
-    )
-
-
 def nvext_parts(response: Mapping[str, Any]) -> list[tuple[Path, Mapping[str, Any]]]:
     """The objects in which Dynamo puts ids and logprobs of its only choice, with their paths in the answer."""
     paths: tuple[Path, ...] = (("nvext",), ("nvext", "engine_data"))
@@ -400,7 +371,7 @@ def generated(choice: Mapping[str, Any], response: Mapping[str, Any] | None = No
         if part.get("completion_token_ids") is not None:
             where = ".".join(map(str, (*path, "completion_token_ids")))
             copies[where] = as_ids(part["completion_token_ids"], where)
-    if strings and all(_is_token_id(string) for string in strings):
+    if strings and all(is_token_id(string) for string in strings):
         copies[name] = as_ids([int(string.removeprefix("token_id:")) for string in strings], name)
     if scores is not None:
         copies["meta_info.output_token_logprobs"] = as_ids([token for _, token in scores], "token id")
@@ -529,7 +500,7 @@ def _is_response(value: Mapping[str, Any]) -> bool:
     return "output_token_logprobs" in meta or "output_ids" in value or "text" in value
 
 
-def _first_choices(logged: Exchange) -> list[Mapping[str, Any]]:
+def first_choices(logged: Exchange) -> list[Mapping[str, Any]]:
     """The first choice of each answer, which is enough to recognize the server."""
     first = []
     for response in logged.responses:
@@ -541,5 +512,5 @@ def _first_choices(logged: Exchange) -> list[Mapping[str, Any]]:
     return first
 
 
-def _is_token_id(value: object) -> bool:
+def is_token_id(value: object) -> bool:
     return isinstance(value, str) and _TOKEN_ID.fullmatch(value) is not None

@@ -15,7 +15,7 @@ import numpy as np
 
 from tito_audit.format import Row
 from tito_audit.formats._calls import CALL_LOGPROBS, COMPLETION_IDS, PROMPT_IDS
-from tito_audit.formats._columns import FLAT_IDS, MASKS, ROW_LOGPROBS, is_list
+from tito_audit.formats._columns import FLAT_IDS, MASKS, ROW_LOGPROBS, is_list, names_in
 from tito_audit.record.edits import ABSENT
 
 TOKEN_COLUMNS = frozenset({*FLAT_IDS, *PROMPT_IDS, *COMPLETION_IDS, *MASKS, *ROW_LOGPROBS, *CALL_LOGPROBS})
@@ -90,18 +90,7 @@ _ANNOTATIONS = (
     "with sealed chunks (.jsonl.zst) or without, and the annotations beside it are joined"
 )
 _SPAN = f"an OpenTelemetry span. To audit the model call, {_GATEWAY}"
-_SPAN_KINDS = (
-    "GENERATION",
-    "SPAN",
-    "EVENT",
-    "AGENT",
-    "TOOL",
-    "CHAIN",
-    "RETRIEVER",
-    "EVALUATOR",
-    "EMBEDDING",
-    "GUARDRAIL",
-)
+_SPAN_KINDS = names_in("GENERATION SPAN EVENT AGENT TOOL CHAIN RETRIEVER EVALUATOR EMBEDDING GUARDRAIL")
 _OPENHANDS = ("MessageEvent", "ActionEvent", "ObservationEvent", "SystemPromptEvent", "AgentErrorEvent")
 
 TEXT_LOGS: Sequence[TextLog] = (

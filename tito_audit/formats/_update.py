@@ -24,6 +24,7 @@ from tito_audit.formats._columns import (
     is_nested,
     is_numbers,
     logprobs_as_logged,
+    names_in,
     plain,
     same_ids,
 )
@@ -98,42 +99,17 @@ def same_as(value: Any, wanted: NDArray[Any] | Sequence[Any] | None) -> bool:
 
 _Object = TypeVar("_Object", bound=Mapping[str, Any])
 
-_PROMPT = (
-    "prompt_length",
-    "prompt_len",
-    "prompt_tokens",
-    "input_tokens",
-    "num_prompt_tokens",
-    "num_input_tokens",
-    "prompt_token_count",
+_PROMPT = names_in(
+    """prompt_length prompt_len prompt_tokens input_tokens num_prompt_tokens num_input_tokens
+    prompt_token_count"""
 )
-_RESPONSE = (
-    "response_length",
-    "response_len",
-    "completion_length",
-    "completion_len",
-    "response_tokens",
-    "completion_tokens",
-    "output_tokens",
-    "num_response_tokens",
-    "num_completion_tokens",
-    "num_generated_tokens",
-    "num_output_tokens",
+_RESPONSE = names_in(
+    """response_length response_len completion_length completion_len response_tokens completion_tokens
+    output_tokens num_response_tokens num_completion_tokens num_generated_tokens num_output_tokens"""
 )
-_TOTAL = (
-    "total_length",
-    "total_len",
-    "total_tokens",
-    "input_length",
-    "input_lengths",
-    "length",
-    "num_tokens",
-    "num_total_tokens",
-    "seq_len",
-    "seq_length",
-    "seqlen",
-    "sequence_length",
-    "token_count",
+_TOTAL = names_in(
+    """total_length total_len total_tokens input_length input_lengths length num_tokens num_total_tokens
+    seq_len seq_length seqlen sequence_length token_count"""
 )
 _TRAINED = ("effective_response_length", "num_action_tokens", "num_loss_tokens", "num_trained_tokens")
 _COUNTERS = ("usage", "meta_info")

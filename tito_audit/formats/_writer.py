@@ -255,12 +255,17 @@ def rewritten_calls(
                         "logprobs of this format can only be numbers, so an unknown one cannot be written"
                     )
             for edit in _call_edits(row, where[item].calls[number], change, gone):
-                # Add an edit; RecordError if another call needs a different value at its path
-                if edit.path in edits and not _same_value(edits[edit.path], edit.value):
+                was, value = edits.setdefault(edit.path, edit.value), edit.value
+                if isinstance(was, list | np.ndarray) and isinstance(value, list | np.ndarray):
+                    pairs = zip(was, value, strict=False)
+                    same = len(was) == len(value) and all(a is b or a == b for a, b in pairs)
+                else:
+                    same = was is value or (type(was) is type(value) and bool(was == value))
+                if not same:
                     raise RecordError(
                         f"{path_text(edit.path)} belongs to several choices, which would need different values"
                     )
-                edits[edit.path] = edit.value
+                edits[edit.path] = value
     if not changed:
         return row
     after = [part.rollout for part in chosen]
@@ -336,9 +341,3 @@ def _edits(row: Row, path: Path, written: Callable[[Any], Any]) -> Iterator[Edit
     new = written(was)
     if new is not was:
         yield Edit(path, rewritten_string(value, was, new) if isinstance(value, str) else new)
-
-
-def _same_value(left: Any, right: Any) -> bool:
-    if isinstance(left, list | np.ndarray) and isinstance(right, list | np.ndarray):
-        return len(left) == len(right) and all(a is b or a == b for a, b in zip(left, right, strict=True))
-    return type(left) is type(right) and bool(left == right)

@@ -17,7 +17,7 @@ import numpy as np
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
-from tito_audit.formats._call_log import FindSource, LoggedCall, PartRows, Thread, chat_calls, part_of, threads
+from tito_audit.formats._answers import FindSource, LoggedCall, PartRows, Thread, chat_calls, part_of, threads
 from tito_audit.formats._calls import call_turn, real_name
 from tito_audit.formats._columns import filled, first_text, is_list, plain
 from tito_audit.formats._responses import text_of
@@ -26,13 +26,13 @@ from tito_audit.record.edits import Path
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.record.sources import CallSource, Counter, Layout, Source
 from tito_audit.record.stated import Stated
-from tito_audit.signature import Signature, keys, way
+from tito_audit.signature import Signature
 
 _TEXTS = ("content", "reasoning", "reasoning_content", "refusal")
 _SILENT = ("role", "tool_calls", *_TEXTS)
 
 
-def _matches(row: Row) -> bool:
+def matches(row: Row) -> bool:
     if _is_event(row):
         return True
     events = row.get("events")
@@ -43,7 +43,7 @@ def _matches(row: Row) -> bool:
     )
 
 
-def _parts(row: Row, place: Place) -> Sequence[Thread]:
+def parts(row: Row, place: Place) -> Sequence[Thread]:
     if _is_event(row):
         events: Sequence[tuple[Any, Path]] = [(row, ())]
         holder = row
@@ -230,13 +230,10 @@ def _plain(value: Any, name: str) -> list[Any]:
 FORMAT = Format(
     name="agent_lightning_event",
     title="Agent Lightning events",
-    signature=Signature.of(
-        way("event_type", "rollout_id", "data"),
-        way("rollout", keys("events", before=" with ", after=" of them")),
-    ),
+    signature=Signature("{event_type}, {rollout_id}, {data}; or {rollout} with {events} of them"),
     precedence=150,
-    matches=_matches,
-    **PartRows(_parts).functions,
+    matches=matches,
+    **PartRows(parts).functions,
     row_is_call=True,
     shows="One call each: prompt, completion, logprobs, weight version, and the request's messages and tools "
     "unless it was trimmed to a triplet. Rows of one rollout are read together.",

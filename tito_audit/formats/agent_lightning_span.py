@@ -14,7 +14,7 @@ from typing import Any
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
-from tito_audit.formats._call_log import LoggedCall, PartRows, Thread, part_of
+from tito_audit.formats._answers import LoggedCall, PartRows, Thread, part_of
 from tito_audit.formats._calls import real_name, turn_of_tokens
 from tito_audit.formats._columns import (
     Raw,
@@ -36,7 +36,7 @@ from tito_audit.record.nesting import parsed_by_python
 from tito_audit.record.rollout import Place, Turn
 from tito_audit.record.sources import CallSource, Counter, Layout, Source
 from tito_audit.record.stated import Stated
-from tito_audit.signature import Signature, keys, way
+from tito_audit.signature import Signature
 
 _WEAVE = "agentlightning.operation.output"
 _RAW = "llm.hosted_vllm"
@@ -64,7 +64,7 @@ class _TokenFields:
     logprobs: str
 
 
-def _matches(row: Row) -> bool:
+def matches(row: Row) -> bool:
     if isinstance(row.get("attributes"), Mapping):
         return "span_id" in row and "trace_id" in row and ("rollout_id" in row or "sequence_id" in row)
     if _is_triplet(row):
@@ -73,7 +73,7 @@ def _matches(row: Row) -> bool:
     return isinstance(listed, list | tuple) and bool(listed) and _is_triplet(listed[0])
 
 
-def _parts(row: Row, place: Place) -> Sequence[Thread]:
+def parts(row: Row, place: Place) -> Sequence[Thread]:
     stated = Stated().with_facts(id=first_text(row, ("rollout_id",)))
     if isinstance(row.get("attributes"), Mapping):
         # The call of one span; a span that is not a model call needs no ids.
@@ -144,8 +144,10 @@ def _turn(fields: _TokenFields, finish_reason: str | None) -> Turn:
         return (fields.logprobs, values) if values else None
 
     completion = fields.completion if is_given(fields.completion) else None
-    turn = turn_of_tokens(("", None), ("response token ids", completion), logprobs, {})
-    return replace(turn, prompt_ids=_prompt(fields), finish_reason=finish_reason)
+    turn = turn_of_tokens(
+        ("", None), ("response token ids", completion), logprobs, {}, finish_reason=finish_reason
+    )
+    return replace(turn, prompt_ids=_prompt(fields))
 
 
 def _prompt(fields: _TokenFields) -> Any:
@@ -276,14 +278,12 @@ def _listed(value: Any) -> Any:
 FORMAT = Format(
     name="agent_lightning_span",
     title="Agent Lightning spans and triplets",
-    signature=Signature.of(
-        way("span_id", "trace_id", "attributes"),
-        way("prompt.token_ids", keys("response.token_ids", before=" + ")),
-        way("triplets"),
+    signature=Signature(
+        "{span_id}, {trace_id}, {attributes}; or {prompt.token_ids} + {response.token_ids}; or {triplets}"
     ),
     precedence=151,
-    matches=_matches,
-    **PartRows(_parts).functions,
+    matches=matches,
+    **PartRows(parts).functions,
     row_is_call=True,
     shows="One call each: prompt, completion and logprobs, messages where the tracer kept all of them (an "
     "answer's tool calls are in other spans). Spans of one rollout are read together.",

@@ -20,14 +20,14 @@ from tito_audit.formats._update import with_values
 from tito_audit.record.arrays import as_floats
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout
-from tito_audit.signature import Signature, keys, way
+from tito_audit.signature import Signature
 
 
 def _ids(row: Row) -> str:
     return "output_tokens" if is_list(row.get("output_tokens")) else "input_ids"
 
 
-def _sample(row: Row, place: Place) -> Rollout:
+def read(row: Row, place: Place) -> Rollout:
     rollout = sample_rollout(row, place, FORMAT.name, (_ids(row), "input_tokens"))
     if not rollout.turns or row.get("output_versions") is None:
         return rollout
@@ -36,7 +36,7 @@ def _sample(row: Row, place: Place) -> Rollout:
     return replace(rollout, turns=(replace(rollout.turns[0], weight_versions=tuple(named)),))
 
 
-def _updated(row: Row, before: Rollout, repaired_rollout: RepairedRollout) -> Row:
+def updated(row: Row, before: Rollout, repaired_rollout: RepairedRollout) -> Row:
     """The repaired sample, with version -1, that of a token that was not generated, for inserted ones."""
     new = updated_sample(row, before, repaired_rollout)
     versions: Any = new.get("versions")
@@ -52,10 +52,7 @@ def _updated(row: Row, before: Rollout, repaired_rollout: RepairedRollout) -> Ro
 FORMAT = Format(
     name="areal",
     title="AReaL trajectories and model responses",
-    signature=Signature.of(
-        way("input_ids", keys("versions", before=" with ")),
-        way("output_tokens", keys("output_versions", before=" with ")),
-    ),
+    signature=Signature("{input_ids} with {versions}; or {output_tokens} with {output_versions}"),
     precedence=228,
     matches=lambda row: (
         "output_versions" in row
@@ -63,8 +60,8 @@ FORMAT = Format(
         else is_list(row.get("input_ids")) and "versions" in row
     ),
     **SampleRows(
-        _sample,
-        _updated,
+        read,
+        updated,
         lambda row: batch_samples(row, _ids(row)) or (packed(row) if _ids(row) == "input_ids" else None),
     ).functions,
     shows="The training row with its mask, logprobs and the weight version of each token, padding removed; or "

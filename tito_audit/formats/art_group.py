@@ -10,14 +10,14 @@ from collections.abc import Sequence
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
+from tito_audit.formats._answers import PartRows, Thread
 from tito_audit.formats._art import is_trajectory, trajectory_parts
-from tito_audit.formats._call_log import PartRows, Thread
 from tito_audit.record.rollout import Place
 from tito_audit.record.stated import NOTHING_STATED, Stated
-from tito_audit.signature import Signature, keys, way
+from tito_audit.signature import Signature
 
 
-def _parts(row: Row, place: Place) -> Sequence[Thread]:
+def parts(row: Row, place: Place) -> Sequence[Thread]:
     if "trajectories" not in row:
         return trajectory_parts(row, row, (), place, FORMAT.name, NOTHING_STATED)
     listed = row["trajectories"]
@@ -34,17 +34,14 @@ def _parts(row: Row, place: Place) -> Sequence[Thread]:
 FORMAT = Format(
     name="art_group",
     title="ART trajectory groups (JSONL)",
-    signature=Signature.of(
-        way("trajectories[].messages_and_choices"),
-        way(keys("messages_and_choices", after=" of one trajectory")),
-    ),
+    signature=Signature("{trajectories[].messages_and_choices}; or {messages_and_choices} of one trajectory"),
     precedence=120,
     matches=lambda row: (
         any(is_trajectory(entry) for entry in row["trajectories"][:8])
         if isinstance(row.get("trajectories"), list | tuple)
         else "trajectories" not in row and isinstance(row.get("messages_and_choices"), list | tuple)
     ),
-    **PartRows(_parts).functions,
+    **PartRows(parts).functions,
     shows="Messages, tools and finish reasons; each call's prompt and completion when the server returned ids. "
     "Logprobs are not written. Additional histories are rollouts of their own.",
 )

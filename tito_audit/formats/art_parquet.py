@@ -13,8 +13,8 @@ import orjson
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
+from tito_audit.formats._answers import PartRows, Thread
 from tito_audit.formats._art import trajectory_parts
-from tito_audit.formats._call_log import PartRows, Thread
 from tito_audit.formats._columns import as_object, parsed
 from tito_audit.formats._responses import message_wire
 from tito_audit.record.json_text import rewritten_string
@@ -23,13 +23,13 @@ from tito_audit.record.nesting import parsed_by_python, parsed_json
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.record.stated import Stated, as_group
-from tito_audit.signature import Signature, way
+from tito_audit.signature import Signature
 
 _VERSION, _JSON = 2, "trajectory_json"
 _V1 = frozenset({"group_index", "reward", "metrics", "metadata", "tools", "logs", "messages"})
 
 
-def _matches(row: Row) -> bool:
+def matches(row: Row) -> bool:
     if type(row.get("format_version")) is int and "trajectory_json" in row and "group_json" in row:
         text = row["trajectory_json"]
         return isinstance(text, str) or (text is None and row.get("trajectory_index") is None)
@@ -41,7 +41,7 @@ def _matches(row: Row) -> bool:
     return isinstance(messages, list | tuple) and isinstance(messages[0], Mapping) and "trainable" in messages[0]
 
 
-def _parts(row: Row, place: Place) -> Sequence[Thread]:
+def parts(row: Row, place: Place) -> Sequence[Thread]:
     """The rollouts of a row whose `trajectory_json` is parsed."""
     stated = Stated(group=as_group(row.get("group_index")))
     if _JSON not in row:
@@ -68,7 +68,7 @@ def _parts(row: Row, place: Place) -> Sequence[Thread]:
     return trajectory_parts(row, row[_JSON], (_JSON,), place, FORMAT.name, stated)
 
 
-def _update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
+def update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
     if row.get(_JSON) is None:
         if len(repaired) != 1 or repaired[0].rollout.turns or repaired[0].rollout.training_row is not None:
             raise RecordError("the row holds no tokens and has no place for any")
@@ -99,19 +99,18 @@ def _parsed(row: Row) -> Row:
     return {**row, _JSON: as_object(value, "trajectory_json is not a trajectory (an object)")}
 
 
-_ROWS = PartRows(_parts)
+_ROWS = PartRows(parts)
 FORMAT = Format(
     name="art_parquet",
     title="ART trajectories (Parquet)",
-    signature=Signature.of(
-        way("format_version", "group_json", "trajectory_json"),
-        way("group_index", "messages[].trainable"),
+    signature=Signature(
+        "{format_version}, {group_json}, {trajectory_json}; or {group_index}, {messages[].trainable}"
     ),
     precedence=10,
-    matches=_matches,
+    matches=matches,
     read=lambda row, place: _ROWS.read(_parsed(row), place),
     sources=lambda row, rollouts: _ROWS.sources(_parsed(row), rollouts),
-    update=_update,
+    update=update,
     shows="Version 2: messages, tools and every call of a trajectory, its prompt, completion and logprobs when "
     "the server returned them, also of captured exchanges. Version 1 is text only: nothing to audit.",
 )

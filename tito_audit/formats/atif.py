@@ -13,7 +13,7 @@ from typing import Any
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
-from tito_audit.formats._beside import beside_of, spans_of, weight_versions
+from tito_audit.formats._beside import beside_of
 from tito_audit.formats._calls import (
     TOOLS_MISSING,
     calls_unknown_tools,
@@ -21,6 +21,7 @@ from tito_audit.formats._calls import (
     one_model,
     text_alone,
     turn_of_tokens,
+    within,
 )
 from tito_audit.formats._columns import as_object, flat_logprobs, is_list, other_columns, policy_of
 from tito_audit.formats._responses import text_of
@@ -32,7 +33,7 @@ from tito_audit.record.message import Message, as_message, as_tools
 from tito_audit.record.rollout import Place, Rollout, Turn
 from tito_audit.record.sources import CallSource, Counter, Sources
 from tito_audit.record.stated import Stated, Unread
-from tito_audit.signature import keys, one_way
+from tito_audit.signature import Signature
 
 _INNER = "subagent_trajectories"
 _ID_NAMES = ("prompt_token_ids", "completion_token_ids")
@@ -41,7 +42,7 @@ _EXTRA_PREFIX = "extra."
 _Wire = Mapping[str, Any]
 
 
-def _read(row: Row, place: Place) -> Sequence[Rollout]:
+def read(row: Row, place: Place) -> Sequence[Rollout]:
     return tuple(
         _rollout(trajectory, f"{path_text(path)}." if path else "", replace(place, item=item))
         for item, (path, trajectory) in enumerate(_trajectories(row, ()))
@@ -89,7 +90,7 @@ def _rollout(trajectory: Mapping[str, Any], where: str, place: Place) -> Rollout
     return Rollout(place, FORMAT.name, messages if readable else (), tools, turns=turns, stated=stated)
 
 
-def _sources(row: Row, _: Sequence[Rollout]) -> Sequence[Sources]:
+def sources(row: Row, _: Sequence[Rollout]) -> Sequence[Sources]:
     sources: list[list[CallSource]] = []
     for above, trajectory in _trajectories(row, ()):
         sources.append([])
@@ -112,7 +113,7 @@ def _sources(row: Row, _: Sequence[Rollout]) -> Sequence[Sources]:
     return of_calls(sources)
 
 
-def _totals(row: Row, before: Sequence[Rollout], after: Sequence[Rollout]) -> Iterator[Edit]:
+def totals(row: Row, before: Sequence[Rollout], after: Sequence[Rollout]) -> Iterator[Edit]:
     """Edits to `final_metrics.total_prompt_tokens`, by as much as the prompts it counts have grown."""
     for (path, trajectory), old, new in zip(_trajectories(row, ()), before, after, strict=True):
         total = object_at(trajectory, "final_metrics").get("total_prompt_tokens")
@@ -198,21 +199,20 @@ def _step_turn(call: _StepCall, where: str, answer: Message | None) -> Turn:
     extra = object_at(call.metrics, "extra")
     if call.merged:
         return Turn(None, None, message_index=index, finish_reason=finish_reason(extra))
-    try:
+    with within(f"{where}.metrics"):
         prompt, completion = ((name, call.metrics.get(name)) for name in _ID_NAMES)
         others = {_EXTRA_PREFIX + name: column for name, column in other_columns(extra, ()).items()}
-        turn = turn_of_tokens(prompt, completion, lambda: flat_logprobs(call.metrics, "logprobs"), others)
-    except RecordError as error:
-        raise RecordError(f"{where}.metrics: {error}") from None
-    return replace(
-        turn,
-        message_index=index,
-        completion_text=text_alone(answer) if answer is not None and isinstance(answer.content, str) else None,
-        finish_reason=finish_reason(extra),
-        weight_versions=weight_versions(extra),
-        weight_spans=spans_of(extra, turn.completion_ids),
-        beside=beside_of(extra),
-    )
+        return turn_of_tokens(
+            prompt,
+            completion,
+            lambda: flat_logprobs(call.metrics, "logprobs"),
+            others,
+            extra,
+            message_index=index,
+            completion_text=text_alone(answer) if answer is not None and isinstance(answer.content, str) else None,
+            finish_reason=finish_reason(extra),
+            beside=beside_of(extra),
+        )
 
 
 def _answer(step: _Wire, where: str) -> dict[str, Any]:
@@ -256,10 +256,10 @@ def _results(step: _Wire, where: str) -> Sequence[Any]:
 FORMAT = Format(
     name="atif",
     title="ATIF trajectories (Harbor)",
-    signature=one_way(keys("schema_version", after=" that starts with `ATIF-v`"), "agent", "steps"),
+    signature=Signature("{schema_version} that starts with `ATIF-v`, {agent}, {steps}"),
     precedence=30,
     matches=lambda row: (text_of(row.get("schema_version")) or "").startswith("ATIF-v"),
-    **call_rows(_read, _sources, gone=ABSENT, only_numbers=True, totals=_totals),
+    **call_rows(read, sources, gone=ABSENT, only_numbers=True, totals=totals),
     shows="Messages, tools and every call whose step has ids, of sub-agents too. Parsed arguments hide how a "
     "call was spelled; steps copied from elsewhere and sums over several calls are not audited; most coding "
     "agents log no ids.",

@@ -19,10 +19,10 @@ from tito_audit.formats._update import at_most_one_each, updated_row
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.record.sources import Source
-from tito_audit.signature import keys, one_way
+from tito_audit.signature import Signature
 
 
-def _read(row: Row, place: Place) -> Sequence[Rollout]:
+def read(row: Row, place: Place) -> Sequence[Rollout]:
     tokens = row["tokens"]
     if tokens is None or not len(tokens):
         raise RecordError("the group is empty: `tokens` holds no sample")
@@ -58,10 +58,10 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
     )
 
 
-def _update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
+def update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
     if not repaired:
         return ()
-    before = _read(row, repaired[0].rollout.place)
+    before = read(row, repaired[0].rollout.place)
     old = [
         {name: value[index] for name, value in row.items() if is_list(value) and index < len(value)}
         for index in range(len(before))
@@ -96,7 +96,7 @@ def _per_sample(row: Row, name: str, count: int) -> list[Raw | None]:
 FORMAT = Format(
     name="atropos_group",
     title="Atropos groups (ScoredDataGroup)",
-    signature=one_way("tokens", "masks", keys("scores", after=", each one list per sample")),
+    signature=Signature("{tokens}, {masks}, {scores}, each one list per sample"),
     precedence=100,
     matches=lambda row: (
         {"tokens", "masks", "scores"} <= row.keys()
@@ -106,9 +106,9 @@ FORMAT = Format(
             else is_list(row["scores"])
         )
     ),
-    read=_read,
+    read=read,
     sources=lambda row, rollouts: sources_in(Samples((), _source), rollouts),
-    update=_update,
+    update=update,
     shows="Each sample's training row, its mask (labels or 0/1) and logprobs; messages when the run included "
     "them. No calls, so nothing proves what was sampled; no tools, no model name.",
 )

@@ -14,10 +14,10 @@ from tito_audit.formats._columns import is_list
 from tito_audit.formats._kit import sample
 from tito_audit.formats._update import updated_row
 from tito_audit.record.rollout import Place, Rollout
-from tito_audit.signature import keys, one_way
+from tito_audit.signature import Signature
 
 
-def _read(row: Row, place: Place) -> Rollout:
+def read(row: Row, place: Place) -> Rollout:
     trained = sample_row(
         row["tokens"],
         ("masks", row["masks"]),
@@ -33,13 +33,13 @@ def _read(row: Row, place: Place) -> Rollout:
 FORMAT = Format(
     name="atropos_item",
     title="Atropos items (ScoredDataItem)",
-    signature=one_way("tokens", keys("masks", after=" as flat lists"), keys("scores", after=" as a number")),
+    signature=Signature("{tokens}, {masks} as flat lists, {scores} as a number"),
     precedence=110,
     matches=lambda row: (
         {"tokens", "masks", "scores"} <= row.keys()
         and not is_list(row["scores"])
         and (row["tokens"] is None or (is_list(row["tokens"]) and not any(map(is_list, row["tokens"][:1]))))
     ),
-    **sample(_read, partial(updated_row, ids="tokens")).functions,
+    **sample(read, partial(updated_row, ids="tokens")).functions,
     shows="One training row with its mask (labels or 0/1) and logprobs; messages when the run included them.",
 )

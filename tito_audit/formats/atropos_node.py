@@ -17,7 +17,7 @@ from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
 from tito_audit.formats._atropos import sample_row
 from tito_audit.formats._beside import version_spans
-from tito_audit.formats._calls import finish_reason, stated_facts, with_finishes
+from tito_audit.formats._calls import finish_reason, stated_facts, with_finishes, within
 from tito_audit.formats._columns import as_object, equal_values, is_list, other_columns
 from tito_audit.formats._responses import text_of
 from tito_audit.formats._update import at, at_most_one_each, object_at, plain_sources, updated_row
@@ -28,19 +28,19 @@ from tito_audit.record.prefix import common_ends
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout, TrainingRow
 from tito_audit.record.sources import Sources
-from tito_audit.signature import Signature, keys, way
+from tito_audit.signature import Signature
 
 _COLUMNS = ("tokens", "masked_tokens", "logprobs")
 _KEYS = {"full_text", *_COLUMNS}
 
 
-def _read(row: Row, place: Place) -> Sequence[Rollout]:
+def read(row: Row, place: Place) -> Sequence[Rollout]:
     nodes = [row] if _is_node(row) else _nodes(row)
     for index, node in enumerate(nodes):
         as_object(node, f"nodes[{index}] is not a node (an object)")
     rollouts = []
     for index, node in enumerate(nodes):
-        try:
+        with within("" if node is row else f"nodes[{index}]"):
             trained = sample_row(
                 node.get("tokens"),
                 ("masked_tokens", node.get("masked_tokens")),
@@ -48,8 +48,6 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
                 other_columns(node, _COLUMNS),
                 "tokens",
             )
-        except RecordError as error:
-            raise RecordError(str(error) if node is row else f"nodes[{index}]: {error}") from None
         stated, metadata = stated_facts(row).overlaid(stated_facts(node)), node.get("metadata")
         if isinstance(metadata, Mapping):
             # The server had no ids: 0, 1, 2, … are placeholders.
@@ -97,7 +95,7 @@ def _places(row: Row) -> list[list[Path]]:
     return places
 
 
-def _sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
+def sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
     columns = [rollout.training_row.columns if rollout.training_row is not None else () for rollout in rollouts]
     return [
         Sources({column.name: plain_sources((*path, column.name) for path in places) for column in own})
@@ -105,10 +103,10 @@ def _sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
     ]
 
 
-def _update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
+def update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
     if not repaired:
         return ()
-    before = _read(row, repaired[0].rollout.place)
+    before = read(row, repaired[0].rollout.place)
     edits: dict[Path, Row] = {}
     for old, part, places in zip(before, at_most_one_each(before, repaired), _places(row), strict=True):
         was, now = old.training_row, part.rollout.training_row
@@ -163,15 +161,12 @@ def _is_node(value: object) -> bool:
 FORMAT = Format(
     name="atropos_node",
     title="Atropos sequence nodes (managed server state)",
-    signature=Signature.of(
-        way("full_text", "tokens", "masked_tokens", "logprobs"),
-        way(keys("nodes", "sequences", after=" of them")),
-    ),
+    signature=Signature("{full_text}, {tokens}, {masked_tokens}, {logprobs}; or {nodes|sequences} of them"),
     precedence=80,
     matches=lambda row: _is_node(row) or any(map(_is_node, _nodes(row)[:1])),
-    read=_read,
-    sources=_sources,
-    update=_update,
+    read=read,
+    sources=sources,
+    update=update,
     shows="The sampled ids of each sequence with labels and logprobs. No messages or tools, so no template can "
     "be applied; placeholder ids are recognized by `metadata.dummy_tokens`.",
 )

@@ -8,16 +8,20 @@ logprobs. ai-dynamo/dynamo `lib/llm/src/protocols/openai/nvext.rs` (`NvExtRespon
 
 from __future__ import annotations
 
-from tito_audit.formats._responses import has_nvext_ids
-from tito_audit.formats._responses_read import format_of_answers
-from tito_audit.signature import Signature, way
+from tito_audit.formats._answers import format_of_answers
+from tito_audit.formats._responses import nvext_parts
+from tito_audit.signature import Signature
 
 FORMAT = format_of_answers(
     "dynamo",
-    has_nvext_ids,
+    lambda logged: any(
+        part.get("completion_token_ids") is not None
+        for response in logged.responses
+        for _, part in nvext_parts(response)
+    ),
     title="Dynamo responses",
-    signature=Signature.of(
-        way("nvext.completion_token_ids", "choices"), way("engine_data.completion_token_ids", "choices")
+    signature=Signature(
+        "{nvext.completion_token_ids}, {choices}; or {engine_data.completion_token_ids}, {choices}"
     ),
     precedence=235,
     shows="The call's completion and logprobs; its prompt where the worker adds `engine_data` or the request was "

@@ -21,13 +21,13 @@ from tito_audit.record.build import training_row
 from tito_audit.record.prefix import common_ends
 from tito_audit.record.rollout import Place, Rollout, TrainingRow
 from tito_audit.record.stated import Unread
-from tito_audit.signature import keys, one_way
+from tito_audit.signature import Signature
 
 _IDS, _WEIGHTS = "token_ids", "token_weights"
 _TARGETS, _LOSS = "training_target_token_ids", "training_loss_weights"
 
 
-def _read(row: Row, place: Place) -> Rollout:
+def read(row: Row, place: Place) -> Rollout:
     ids, stated = ids_or_none(row[_IDS], _IDS), stated_facts(row)
     if ids is None:
         return Rollout(place, FORMAT.name, stated=stated.without_ids())
@@ -36,15 +36,12 @@ def _read(row: Row, place: Place) -> Rollout:
         notice = "Samples with images were not read: the ids of an image are no tokens."
         return Rollout(place, FORMAT.name, stated=replace(stated, notice=notice))
     trained = training_row(
-        ids,
-        mask=column_of(row, _WEIGHTS),
-        other=other_columns(row, (_IDS, _WEIGHTS, _TARGETS, _LOSS)),
-        whole=True,
+        ids, mask=column_of(row, _WEIGHTS), other=other_columns(row, (_IDS, _WEIGHTS, _TARGETS, _LOSS)), whole=True
     )
     return Rollout(place, FORMAT.name, training_row=trained, stated=stated)
 
 
-def _written(row: Row, old: TrainingRow, new: TrainingRow) -> Row:
+def written(row: Row, old: TrainingRow, new: TrainingRow) -> Row:
     """The sample with its new ids and weights, and those of its targets; the text of a new token is unknown."""
     flat = updated_row(row, old, new, _IDS)
     size, width = len(old.token_ids), len(new.token_ids)
@@ -72,10 +69,10 @@ def _written(row: Row, old: TrainingRow, new: TrainingRow) -> Row:
 FORMAT = Format(
     name="fireworks",
     title="Fireworks rendered samples",
-    signature=one_way("token_ids", "token_weights", keys("training_loss_weights", before=" and ")),
+    signature=Signature("{token_ids}, {token_weights} and {training_loss_weights}"),
     precedence=197,
     matches=lambda row: _WEIGHTS in row and _LOSS in row and is_list(row.get(_IDS)),
-    **sample(_read, _written, "a rendered sample").functions,
+    **sample(read, written, "a rendered sample").functions,
     shows="The training row of supervised fine-tuning, with its mask from the weights. No messages, tools or "
     "logprobs: nothing in it was sampled. Samples with images are not read.",
 )

@@ -16,7 +16,7 @@ from tito_audit.formats._columns import first_text, parsed
 from tito_audit.formats._kit import calls
 from tito_audit.record.message import Message, as_message, as_messages, as_tools
 from tito_audit.record.rollout import Place, Rollout
-from tito_audit.signature import keys, one_way
+from tito_audit.signature import Signature
 
 VERSION = "tito_audit_gateway"
 """The key that every line has; its value is the version of the format."""
@@ -24,7 +24,7 @@ _PROMPT, _COMPLETION = "prompt_token_ids", "completion_token_ids"
 _TAKEN = (_PROMPT, _COMPLETION, "logprobs", "messages", "template_messages", "tools")
 
 
-def _read_one(row: Row, place: Place) -> Rollout:
+def read(row: Row, place: Place) -> Rollout:
     # What the template was given, and the answer; none for a completion of text or ids.
     name = "template_messages" if row.get("template_messages") is not None else "messages"
     sent, answer = as_messages(parsed(row, name), name), parsed(row, "response_message")
@@ -56,11 +56,11 @@ def _read_one(row: Row, place: Place) -> Rollout:
     )
 
 
-_ROWS = calls(_read_one, "messages", "prompt")
+_ROWS = calls(read, "messages", "prompt")
 FORMAT = Format(
     name="gateway",
     title="Gateway of tito-audit",
-    signature=one_way(VERSION, keys(_COMPLETION, "closed")),
+    signature=Signature("{tito_audit_gateway}, {completion_token_ids|closed}"),
     precedence=5,
     matches=lambda row: VERSION in row and (_COMPLETION in row or "closed" in row),
     read=lambda row, place: () if "closed" in row and _COMPLETION not in row else _ROWS.read(row, place),

@@ -23,15 +23,7 @@ from tito_audit.formats._calls import (
     updated_call,
     with_finishes,
 )
-from tito_audit.formats._columns import (
-    FLAT_IDS,
-    first_filled,
-    first_list,
-    holds_ids,
-    is_list,
-    is_messages,
-    parsed,
-)
+from tito_audit.formats._columns import FLAT_IDS, first_filled, first_list, holds_ids, is_list, is_messages, parsed
 from tito_audit.formats._flat import flat_row, split_row
 from tito_audit.formats._kit import SampleRows, packed, updated_sample, with_training_row
 from tito_audit.formats._text_logs import text_log
@@ -41,13 +33,13 @@ from tito_audit.record.message import Message, as_messages, as_tools
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout, TrainingRow, Turn
 from tito_audit.record.sources import CallSource, Sources
-from tito_audit.signature import KeyWay, Signature, keys, way
+from tito_audit.signature import Signature
 
 _CALL_COUNTS = ("num_calls", "num_turns")
 _CALL_KEYS = {*PROMPT_IDS, *COMPLETION_IDS}
 
 
-def _matches(row: Row) -> bool:
+def matches(row: Row) -> bool:
     for name in (*FLAT_IDS, *COMPLETION_IDS):
         if name in row and (row[name] is None or is_list(row[name])):
             return True
@@ -60,7 +52,7 @@ def _matches(row: Row) -> bool:
     return text_log(row) is None
 
 
-def _read_one(row: Row, place: Place) -> Rollout:
+def read(row: Row, place: Place) -> Rollout:
     messages, prompt_only = _conversation(row)
     turns: tuple[Turn, ...] = ()
     trained: TrainingRow | None = None
@@ -97,7 +89,7 @@ def _read_one(row: Row, place: Place) -> Rollout:
     )
 
 
-def _updated(row: Row, before: Rollout, repaired_rollout: RepairedRollout) -> Row:
+def updated(row: Row, before: Rollout, repaired_rollout: RepairedRollout) -> Row:
     """The row with one repaired rollout; called once for each part of a fork."""
     name = _calls_name(row)
     if name is None:
@@ -203,10 +195,10 @@ def _calls_name(row: Row) -> str | None:
     return None
 
 
-_ROWS = SampleRows(_read_one, _updated, lambda row: packed(row) if _calls_name(row) is None else None, forks=True)
+_ROWS = SampleRows(read, updated, lambda row: packed(row) if _calls_name(row) is None else None, forks=True)
 
 
-def _sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
+def sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
     sources_of_rollouts, calls = _ROWS.sources(row, rollouts), _calls_name(row)
     if calls is None:
         return sources_of_rollouts
@@ -219,15 +211,11 @@ def _sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
 FORMAT = Format(
     name="generic",
     title="Generic columns",
-    signature=Signature.of(
-        way(keys("token_ids", "tokens", "input_ids")),
-        KeyWay(words="prompt and completion ids"),
-        way(keys("calls", after=" of them")),
-    ),
+    signature=Signature("{token_ids|tokens|input_ids}; or prompt and completion ids; or {calls} of them"),
     precedence=270,
-    matches=_matches,
+    matches=matches,
     read=_ROWS.read,
-    sources=_sources,
+    sources=sources,
     update=_ROWS.update,
     row_is_call=True,
     shows="Whatever columns there are: training row, mask, logprobs, calls, messages, tools; each sample of a "

@@ -14,7 +14,7 @@ from typing import Any
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
-from tito_audit.formats._calls import real_name, turn_of_tokens
+from tito_audit.formats._calls import real_name, turn_of_tokens, within
 from tito_audit.formats._columns import (
     Raw,
     as_object,
@@ -32,7 +32,7 @@ from tito_audit.record.edits import Edit, Path
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.record.sources import CallSource, Sources
 from tito_audit.record.stated import Stated
-from tito_audit.signature import KeyWay, Signature, keys, way
+from tito_audit.signature import Signature
 
 _COUNTS = ("n_input_tokens", "n_output_tokens", "rollout_details")
 _PROMPTS, _COMPLETIONS, _LOGPROBS = "prompt_token_ids", "completion_token_ids", "logprobs"
@@ -57,7 +57,7 @@ class _Detail:
         return {name: value for name, value in lists.items() if is_list(value) and len(value) == size}
 
 
-def _matches(row: Row) -> bool:
+def matches(row: Row) -> bool:
     result, steps = row.get("agent_result"), row.get("step_results")
     if isinstance(result, Mapping):
         return any(name in result for name in _COUNTS)
@@ -70,7 +70,7 @@ def _matches(row: Row) -> bool:
     return _is_lists(row.get(_COMPLETIONS)) and (_PROMPTS not in row or _is_lists(row[_PROMPTS]))
 
 
-def _read(row: Row, place: Place) -> Sequence[Rollout]:
+def read(row: Row, place: Place) -> Sequence[Rollout]:
     model = real_name(object_at(row, "agent_info", "model_info"))
     stated = Stated(model=model, group=first_text(row, ("task_name",)))
     rollouts = []
@@ -78,7 +78,7 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
         turns = []
         for number, (prompt, completion) in enumerate(zip(detail.prompts, detail.completions, strict=True)):
             at, other = detail.logprobs[number], {}
-            try:
+            with within(f"{path_text(detail.path)}.call {number}".lstrip(".")):
                 scored = {} if at is None else {_LOGPROBS: detail.value[_LOGPROBS][at]}
                 for name, values in detail.extra.items():
                     entries, policy = values[number], policy_of(name)
@@ -90,9 +90,6 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
                         other[f"extra.{name}"] = entries, policy
                 logprobs = partial(flat_logprobs, scored, _LOGPROBS)
                 turns.append(turn_of_tokens((_PROMPTS, prompt), (_COMPLETIONS, completion), logprobs, other))
-            except RecordError as error:
-                where = f"{path_text(detail.path)}." if detail.path else ""
-                raise RecordError(f"{where}call {number}: {error}") from None
         rollouts.append(Rollout(replace(place, item=item), FORMAT.name, turns=tuple(turns), stated=stated))
     if any(turn for rollout in rollouts for turn in rollout.turns):
         return tuple(rollouts)
@@ -175,7 +172,7 @@ def _matched(completions: Sequence[int], logprobs: Sequence[int]) -> list[int] |
     return matched if len(matched) == len(logprobs) else None
 
 
-def _sources(row: Row, _: Sequence[Rollout]) -> Sequence[Sources]:
+def sources(row: Row, _: Sequence[Rollout]) -> Sequence[Sources]:
     calls: list[list[CallSource]] = []
     for detail in _details(row):
         calls.append([])
@@ -195,7 +192,7 @@ def _sources(row: Row, _: Sequence[Rollout]) -> Sequence[Sources]:
     return of_calls(calls)
 
 
-def _totals(row: Row, before: Sequence[Rollout], after: Sequence[Rollout]) -> Iterator[Edit]:
+def totals(row: Row, before: Sequence[Rollout], after: Sequence[Rollout]) -> Iterator[Edit]:
     """Edits to an agent's `n_input_tokens`, if it counts the prompts of its conversations."""
     details = list(_details(row))
     for holder in dict.fromkeys(detail.path[:-2] for detail in details if detail.path):
@@ -213,13 +210,10 @@ def _is_lists(value: object) -> bool:
 FORMAT = Format(
     name="harbor",
     title="Harbor trial results (rollout details)",
-    signature=Signature.of(
-        way(keys("agent_result", "step_results"), keys("rollout_details", before=" with ")),
-        KeyWay(words="lists of lists of ids"),
-    ),
+    signature=Signature("{agent_result|step_results} with {rollout_details}; or lists of lists of ids"),
     precedence=220,
-    matches=_matches,
-    **call_rows(_read, _sources, totals=_totals),
+    matches=matches,
+    **call_rows(read, sources, totals=totals),
     shows="Every call of each conversation, sub-agents after the main one, with its complete prompt and "
     "logprobs. No messages or tools: they are in the trial's ATIF trajectory.",
 )

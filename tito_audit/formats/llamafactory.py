@@ -23,7 +23,7 @@ from tito_audit.formats._update import with_values
 from tito_audit.record.arrays import Mask
 from tito_audit.record.prefix import common_ends
 from tito_audit.record.repaired import RepairedRollout
-from tito_audit.signature import one_way, optional
+from tito_audit.signature import Signature
 
 _NAME = "llamafactory"
 _IDS, _LABELS, _SEEN, _POSITIONS = "input_ids", "labels", "attention_mask", "position_ids"
@@ -76,7 +76,7 @@ def _targets(labels: NDArray[Any], ids: NDArray[Any]) -> Mask:
     return alone if len(set(labels[alone].tolist())) == 1 and (alone == other).all() else np.zeros_like(alone)
 
 
-def _update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
+def update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
     """The row with its repaired samples, and with its padding visible again."""
     bare = _without_targets(row)
     hiding = _hiding_padding(bare)
@@ -107,15 +107,12 @@ _ROWS = SampleRows(lambda row, place: sample_rollout(row, place, _NAME, (_IDS,))
 FORMAT = Format(
     name=_NAME,
     title="LLaMA-Factory tokenized sets",
-    signature=one_way(
-        *(_IDS, _LABELS, optional("images", before=", "), optional("videos", before=", ")),
-        optional("audios", before=" and "),
-    ),
+    signature=Signature("{input_ids}, {labels}, {images?}, {videos?} and {audios?}"),
     precedence=196,
     matches=lambda row: {_LABELS, *_MEDIA} <= row.keys() and is_list(row.get(_IDS)),
     read=lambda row, place: _ROWS.read(_hiding_padding(_without_targets(row)), place),
     sources=lambda row, rollouts: _ROWS.sources(_hiding_padding(_without_targets(row)), rollouts),
-    update=_update,
+    update=update,
     shows="The row for SFT, with its mask from the labels; each sample of a packed row. No messages, tools or "
     "logprobs: nothing in it was sampled. Pairs of its preference stages are `preference_pair`.",
 )

@@ -15,10 +15,10 @@ from tito_audit.formats._columns import is_list, parsed
 from tito_audit.formats._kit import calls
 from tito_audit.record.message import as_messages, as_tools
 from tito_audit.record.rollout import Place, Rollout
-from tito_audit.signature import keys, one_way
+from tito_audit.signature import Signature
 
 
-def _read(row: Row, place: Place) -> Rollout:
+def read(row: Row, place: Place) -> Rollout:
     messages = as_messages(parsed(row, "messages"), "messages")
     (index,) = answer_indices(messages, 1)
     turn = call_turn({**row, "messages": None}, message_index=index)
@@ -32,16 +32,14 @@ def _read(row: Row, place: Place) -> Rollout:
 FORMAT = Format(
     name="marin",
     title="Marin rollouts, written as JSON",
-    signature=one_way(
-        keys("prompt_tokens", after=" (a list)"), "response_tokens", "response_logprobs", "token_rewards"
-    ),
+    signature=Signature("{prompt_tokens} (a list), {response_tokens}, {response_logprobs}, {token_rewards}"),
     precedence=210,
     matches=lambda row: (
         {"prompt_tokens", "response_tokens"} <= row.keys()
         # As a number it is a usage count.
         and (is_list(row["prompt_tokens"]) or ("token_rewards" in row and row["prompt_tokens"] is None))
     ),
-    **calls(_read, "messages").functions,
+    **calls(read, "messages").functions,
     shows="One call with its logprobs and rewards. The framework may have looked these ids up from text, so "
     "they are no proof of what was sampled; no messages are kept.",
 )

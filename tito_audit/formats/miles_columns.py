@@ -13,13 +13,13 @@ from tito_audit.formats._kit import sample
 from tito_audit.formats._slime_samples import sample_row, updated_sample
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.record.stated import NOTHING_STATED
-from tito_audit.signature import keys, one_way
+from tito_audit.signature import Signature
 
 # A repaired file has the column `tito_audit` too.
 _COLUMNS = {"sample_index", "response_length", "total_length", "tokens", "loss_mask", "rollout_log_probs"}
 
 
-def _read(row: Row, place: Place) -> Rollout:
+def read(row: Row, place: Place) -> Rollout:
     tokens, total = row["tokens"], row["total_length"]
     size = len(tokens) if is_list(tokens) else 0
     if tokens is not None and (type(total) is not int or total != size):
@@ -33,15 +33,10 @@ def _read(row: Row, place: Place) -> Rollout:
 FORMAT = Format(
     name="miles_columns",
     title="miles dashboard columns",
-    signature=one_way(
-        keys("sample_index", before="exactly ", after=", the two lengths"),
-        "tokens",
-        "loss_mask",
-        "rollout_log_probs",
-    ),
+    signature=Signature("exactly {sample_index}, the two lengths, {tokens}, {loss_mask}, {rollout_log_probs}"),
     precedence=20,
     matches=lambda row: row.keys() - {"tito_audit"} == _COLUMNS and lists_or_null(row, "tokens"),
-    **sample(_read, updated_sample, "a sample").functions,
+    **sample(read, updated_sample, "a sample").functions,
     shows="The training row, its mask and its logprobs, no text. The messages are in `trajectory/*.jsonl`, and "
     "the same ids in `rollout_data/*.pt`, which a repair of this file does not touch.",
 )

@@ -13,16 +13,16 @@ from typing import Any, TypeAlias
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
-from tito_audit.formats._calls import same_messages, written_once
+from tito_audit.formats._answers import ONE_CALL, choice_sources, rollouts_of
+from tito_audit.formats._calls import same_messages, within, written_once
 from tito_audit.formats._columns import as_logged, as_object, ids_or_none, is_list, same_ids
-from tito_audit.formats._responses_read import ONE_CALL, choice_sources, rollouts_of
 from tito_audit.formats._update import object_at, of_calls, with_list, with_values
 from tito_audit.formats._writer import changes_of, check_written, rewritten_calls, rollouts_before
 from tito_audit.record.arrays import Ids
 from tito_audit.record.prefix import starts_with
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout, Turn
-from tito_audit.signature import keys, one_way
+from tito_audit.signature import Signature
 
 _NAME = "miles_session"
 _RECORD = partial(rollouts_of, name=_NAME)
@@ -36,7 +36,7 @@ _CallRecord: TypeAlias = tuple[int, tuple[Rollout, ...]]
 """The number of a record that is a call, and the record read by itself; its first rollout is the session's."""
 
 
-def _read(row: Row, place: Place) -> Sequence[Rollout]:
+def read(row: Row, place: Place) -> Sequence[Rollout]:
     calls = _calls(row, place)
     last = calls[-1][1][0] if calls else Rollout(place, _NAME)
     in_place = []
@@ -74,10 +74,8 @@ def _calls(row: Row, place: Place) -> list[_CallRecord]:
         status = record.get("status_code")
         if isinstance(status, int | float | str) and status not in (200, "200"):
             continue  # an error returned to the agent
-        try:
+        with within(f"records[{number}]"):
             rollouts = _RECORD(record, place)
-        except RecordError as error:
-            raise RecordError(f"records[{number}]: {error}") from None
         if rollouts and rollouts[0].turns:
             calls.append((number, tuple(rollouts)))
     return calls
@@ -100,8 +98,8 @@ def _trimmed(row: Row, running: Ids, turn: Turn) -> int | None:
     return less if 0 <= less <= allowed and starts_with(seen, running) else None
 
 
-def _update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
-    (before,) = rollouts_before(row, repaired, _read)
+def update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
+    (before,) = rollouts_before(row, repaired, read)
     rows = []
     for part in repaired:
         changes, numbers, new = changes_of(before, part), part.turns_from, row
@@ -120,7 +118,7 @@ def _update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
             ]
             new = with_values(row, {"records": with_list(row["records"], records)})
             new = with_values(new, _with_running(row, before.turns[-1], part.rollout.turns[-1]))
-            (again,) = _read(new, before.place)
+            (again,) = read(new, before.place)
             check_written(again, part, before)
         rows.append(new)
     return tuple(rows)
@@ -165,7 +163,7 @@ def _with_running(row: Row, before: Turn, after: Turn) -> Mapping[str, Any]:
 FORMAT = Format(
     name=_NAME,
     title="miles sessions",
-    signature=one_way("session_id", keys("records", before=" + ", after=" of requests and answers"), "metadata"),
+    signature=Signature("{session_id} + {records} of requests and answers, {metadata}"),
     precedence=160,
     matches=lambda row: (
         {"session_id", "records"} <= row.keys()
@@ -174,7 +172,7 @@ FORMAT = Format(
             or (is_list(row["records"]) and all("response" in object_at(record) for record in row["records"][:1]))
         )
     ),
-    read=_read,
+    read=read,
     sources=lambda row, rollouts: of_calls(
         [
             [
@@ -183,7 +181,7 @@ FORMAT = Format(
             ]
         ]
     ),
-    update=_update,
+    update=update,
     shows="Messages, tools and every call: its prompt, what was sampled, logprobs, weight versions. The running "
     "sequence is compared with the last call; the server's own verdict is stated, not trusted.",
 )

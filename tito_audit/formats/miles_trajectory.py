@@ -15,19 +15,19 @@ from tito_audit.record.message import as_messages
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.record.stated import Unread
-from tito_audit.signature import absent, one_way
+from tito_audit.signature import Signature
 
 _TOKENS = "dashboard_columns/rollout_ID.parquet"
 
 
-def _read(row: Row, place: Place) -> Rollout:
+def read(row: Row, place: Place) -> Rollout:
     facts = {name: row[name] for name in ("sample_index", "status") if isinstance(row[name], int | str)}
     stated = stated_facts(row).with_facts(**facts).without_ids()
     stated = stated.not_read(Unread.IDS, f"they are in {_TOKENS}, by sample_index")
     return Rollout(place, FORMAT.name, as_messages(row["messages"], "messages"), stated=stated)
 
 
-def _written(row: Row, before: Rollout, repaired_rollout: RepairedRollout) -> Row:
+def written(row: Row, before: Rollout, repaired_rollout: RepairedRollout) -> Row:
     if repaired_rollout.rollout.turns or repaired_rollout.rollout.training_row is not None:
         raise RecordError(f"a line of messages holds no ids; they are in {_TOKENS} next to it")
     return row
@@ -36,14 +36,14 @@ def _written(row: Row, before: Rollout, repaired_rollout: RepairedRollout) -> Ro
 FORMAT = Format(
     name="miles_trajectory",
     title="miles conversations",
-    signature=one_way("sample_index", "group_index", "status", "messages", absent("tokens")),
+    signature=Signature("{sample_index}, {group_index}, {status}, {messages}, no {tokens}"),
     precedence=180,
     matches=lambda row: (
         {"sample_index", "group_index", "status"} <= row.keys()
         and "tokens" not in row
         and lists_or_null(row, "messages")
     ),
-    **SampleRows(_read, _written).functions,
+    **SampleRows(read, written).functions,
     shows="Messages only. Their tokens are in Parquet next to it, `dashboard_columns/rollout_ID.parquet`, on "
     "the same `sample_index`.",
 )

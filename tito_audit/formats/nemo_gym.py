@@ -52,7 +52,7 @@ from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout, Turn
 from tito_audit.record.sources import CallSource, Sources
 from tito_audit.record.stated import Stated, Unread, as_group
-from tito_audit.signature import Signature, keys, way
+from tito_audit.signature import Signature
 
 # The model calls of a NeMo-Gym row, and the row written back.
 
@@ -195,7 +195,7 @@ class _LocatedRow:
 
 def updated_rows(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
     """The row with its repaired rollout, or a row for each part of a fork; the same object if nothing changed."""
-    (rollout,) = rollouts_before(row, repaired, _read)
+    (rollout,) = rollouts_before(row, repaired, read)
     changes = [changes_of(rollout, part) for part in repaired]
     if len(repaired) == 1 and not changes[0] and len(repaired[0].turns_from) == len(rollout.turns):
         return (row,)
@@ -215,7 +215,7 @@ def updated_rows(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]
                 raise RecordError("a part of the rollout has no calls, so it has no row")
             new = with_edits(new, list(_stripped(log_row, numbers)))
             new = with_edits(new, list(_cut(log_row, new, numbers)))
-        (again,) = _read(new, rollout.place)
+        (again,) = read(new, rollout.place)
         check_written(again, part, rollout)
         rows.append(new)
     return tuple(rows)
@@ -367,7 +367,7 @@ def _ids(item: Item, name: str) -> Ids | None:
     return None if value is None else as_ids(value, name)
 
 
-def _matches(row: Row) -> bool:
+def matches(row: Row) -> bool:
     if "responses_create_params" in row:
         response = row.get("response", row)
         return isinstance(response, dict | Mapping) and isinstance(response.get("output"), Sequence)
@@ -376,7 +376,7 @@ def _matches(row: Row) -> bool:
     return "object" in row and is_response_object(row) and _any_holds_ids(row["output"])
 
 
-def _read(row: Row, place: Place) -> Sequence[Rollout]:
+def read(row: Row, place: Place) -> Sequence[Rollout]:
     layout = layout_of(row)
     messages = layout.messages
     turns: tuple[Turn, ...] = ()
@@ -458,13 +458,10 @@ def _any_holds_ids(values: object) -> bool:
 FORMAT = Format(
     name="nemo_gym",
     title="NeMo-Gym rollouts",
-    signature=Signature.of(
-        way("responses_create_params", keys("response.output", before=" + ")),
-        way(keys("generation_token_ids", before="messages with ")),
-    ),
+    signature=Signature("{responses_create_params} + {response.output}; or messages with {generation_token_ids}"),
     precedence=50,
-    matches=_matches,
-    read=_read,
+    matches=matches,
+    read=read,
     sources=call_sources,
     update=updated_rows,
     shows="Messages, tools and every call: its complete prompt, what was sampled, its logprobs. No tokenizer "

@@ -25,7 +25,7 @@ from tito_audit.record.arrays import Ids
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.record.stated import Stated
-from tito_audit.signature import one_way
+from tito_audit.signature import Signature
 
 _VERSION = 3
 _ROUTING = "routed_experts"
@@ -33,7 +33,7 @@ _PARTS = ("tool_calls", "reasoning_content", "reasoning")
 """What a chat message holds besides its text."""
 
 
-def _read(row: Row, place: Place) -> Rollout:
+def read(row: Row, place: Place) -> Rollout:
     version = row.get("schema_version", _VERSION)
     if type(version) is not int or version < 1:
         raise RecordError("schema_version is not a version of a token capture; versions start at 1")
@@ -47,19 +47,16 @@ def _read(row: Row, place: Place) -> Rollout:
     # Without ids if nothing was captured.
     prompt, completion = ((name, row.get(name)) for name in TOKEN_KEYS[:2])
     logprobs = row.get("generation_log_probs")
-    turn = turn_of_tokens(
-        prompt,
-        completion,
-        lambda: None if logprobs is None else ("generation_log_probs", logprobs),
-        other_columns(row, {*TOKEN_KEYS, "output_items"}),
-    )
     items = row["output_items"]
     answers = [step for step in steps([] if items is None else list(items), "output_items") if step.is_call]
     cut = any(text_of(item.get("status")) == "incomplete" for step in answers for item in step.items)
     # The decoded completion, if the answer is only text.
     plain = len(answers) == 1 and not any(item.get(part) for item in answers[0].items for part in _PARTS)
-    turn = replace(
-        turn,
+    turn = turn_of_tokens(
+        prompt,
+        completion,
+        lambda: None if logprobs is None else ("generation_log_probs", logprobs),
+        other_columns(row, {*TOKEN_KEYS, "output_items"}),
         completion_text=text_alone(answers[0].message) if plain else None,
         finish_reason="length" if cut else None,
         beside=beside_of(row),
@@ -67,7 +64,7 @@ def _read(row: Row, place: Place) -> Rollout:
     return Rollout(place, FORMAT.name, turns=(turn,), stated=stated)
 
 
-def _written(row: Row, before: Rollout, repaired_rollout: RepairedRollout) -> Row:
+def written(row: Row, before: Rollout, repaired_rollout: RepairedRollout) -> Row:
     """The line with its repaired call, and with the facts about its new tokens."""
     line = _CALLS.write_one(row, before, repaired_rollout)
     old, new = before.turns[0].seen_ids, repaired_rollout.rollout.turns[0].seen_ids
@@ -91,14 +88,14 @@ def _digest(ids: Ids) -> str:
     return hashlib.sha256(b"nemo-gym-tokens" + header + ids.astype(">u8").tobytes()).hexdigest()
 
 
-_CALLS = calls(_read, "output_items")
+_CALLS = calls(read, "output_items")
 FORMAT = Format(
     name="nemo_gym_tokens",
     title="NeMo-Gym token capture",
-    signature=one_way("model_call_id", "generation_token_ids", "output_items"),
+    signature=Signature("{model_call_id}, {generation_token_ids}, {output_items}"),
     precedence=60,
     matches=lambda row: "model_call_id" in row and lists_or_null(row, "generation_token_ids", "output_items"),
-    **replace(_CALLS, write_one=_written).functions,
+    **replace(_CALLS, write_one=written).functions,
     row_is_call=True,
     shows="One call per line: its complete prompt, what was sampled, its logprobs and its text. What it was "
     "sent is in the rollout row with the same rollout id. State files next to the log hold its old "

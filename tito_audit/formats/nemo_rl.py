@@ -26,7 +26,7 @@ from tito_audit.record.column import MovePolicy
 from tito_audit.record.message import Message, as_messages
 from tito_audit.record.rollout import Padding, Place, Rollout, TrainingRow
 from tito_audit.record.stated import Unread
-from tito_audit.signature import keys, one_way
+from tito_audit.signature import Signature
 
 _IDS = ("token_ids", "input_ids")
 _MASK = ("token_loss_mask", "token_mask")
@@ -39,7 +39,7 @@ _POLICIES = {
 }
 
 
-def _matches(row: Row) -> bool:
+def matches(row: Row) -> bool:
     if any(name in row for name in _MASK) and any(name in row for name in _IDS):
         return any(name in row for name in (*_SAMPLE_MASK, "input_lengths"))
     # Text only: `idx` is the one value that is not wrapped.
@@ -51,7 +51,7 @@ def _matches(row: Row) -> bool:
     )
 
 
-def _read(row: Row, place: Place) -> Rollout:
+def read(row: Row, place: Place) -> Rollout:
     values = _unwrapped(row)
     # Messages where the dump keeps roles (validation); else its texts as a stated fact.
     messages: tuple[Message, ...] = ()
@@ -93,7 +93,7 @@ def _read(row: Row, place: Place) -> Rollout:
     return Rollout(place, FORMAT.name, messages, training_row=with_finishes(trained, values), stated=stated)
 
 
-def _written(row: Row, old: TrainingRow, new: TrainingRow) -> Row:
+def written(row: Row, old: TrainingRow, new: TrainingRow) -> Row:
     """The row with its repaired columns, in lists of one if they were before."""
     values = _unwrapped(row)
     if new.padding.left:
@@ -137,14 +137,10 @@ def _is_wrapped(value: object) -> bool:
 FORMAT = Format(
     name="nemo_rl",
     title="NeMo-RL training dumps",
-    signature=one_way(
-        "token_ids",
-        keys("token_loss_mask", before=" + "),
-        keys("sample_loss_mask", before=" + ", after=", each value a list of one"),
-    ),
+    signature=Signature("{token_ids} + {token_loss_mask} + {sample_loss_mask}, each value a list of one"),
     precedence=90,
-    matches=_matches,
-    **sample(_read, _written).functions,
+    matches=matches,
+    **sample(read, written).functions,
     shows="The training row with its mask and logprobs. There are no roles, tools or model, so tokens can be "
     "checked and templates cannot; distillation and validation dumps hold no ids.",
 )

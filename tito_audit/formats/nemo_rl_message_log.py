@@ -36,7 +36,7 @@ from tito_audit.record.message import Message, as_messages, as_tools
 from tito_audit.record.rollout import Padding, Place, Rollout, TrainingRow
 from tito_audit.record.sources import Source, Sources
 from tito_audit.record.stated import Stated, Unread
-from tito_audit.signature import keys, one_way
+from tito_audit.signature import Signature
 
 _MASK = "token_loss_mask"
 _LOGPROBS = "generation_logprobs"
@@ -48,14 +48,14 @@ _MARKER = re.compile(r"<\|[^|<>\s]{1,40}\|>|<｜[^｜<>\s]{1,40}｜>|<start_of_t
 """Turn markers of common templates; a prompt that holds one was rendered before it was logged."""
 
 
-def _matches(row: Row) -> bool:
+def matches(row: Row) -> bool:
     log = row.get("message_log")
     if not isinstance(log, Sequence) or isinstance(log, str) or not log:
         return False
     return all(isinstance(entry, Mapping) and "role" in entry for entry in _unwrapped(log))
 
 
-def _read(row: Row, place: Place) -> Rollout:
+def read(row: Row, place: Place) -> Rollout:
     log = _unwrapped(row["message_log"])
     tools = as_tools(row.get("tools"), "tools")
     messages, facts = _messages(log)
@@ -92,7 +92,7 @@ def _read(row: Row, place: Place) -> Rollout:
     return Rollout(place, FORMAT.name, messages, tools, training_row=with_finishes(trained, row), stated=stated)
 
 
-def _written(row: Row, old: TrainingRow, new: TrainingRow) -> Row:
+def written(row: Row, old: TrainingRow, new: TrainingRow) -> Row:
     """The row with its messages' slices of the repaired training row."""
     if new.padding != Padding():
         raise RecordError("messages have no padding: nothing in them would tell padding from tokens")
@@ -193,7 +193,7 @@ def _unwrapped(log: Sequence[Any]) -> Sequence[Any]:
     return log[0] if len(log) == 1 and isinstance(log[0], list) else log
 
 
-def _sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
+def sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
     log = row["message_log"]
     inside: Path = ("message_log",) if _unwrapped(log) is log else ("message_log", 0)
     columns: dict[str, tuple[Source, ...]] = {}
@@ -203,17 +203,15 @@ def _sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
     return [Sources(columns) for _ in rollouts]
 
 
-_ROWS = sample(_read, _written, "a conversation")
+_ROWS = sample(read, written, "a conversation")
 FORMAT = Format(
     name="nemo_rl_message_log",
     title="NeMo-RL message logs",
-    signature=one_way(
-        "message_log", keys("token_ids", before=": messages with "), "token_loss_mask", "generation_logprobs"
-    ),
+    signature=Signature("{message_log}: messages with {token_ids}, {token_loss_mask}, {generation_logprobs}"),
     precedence=92,
-    matches=_matches,
+    matches=matches,
     read=_ROWS.read,
-    sources=_sources,
+    sources=sources,
     update=_ROWS.update,
     shows="The training row put together from its messages, with mask and logprobs. Messages are rendered "
     "only when their contents are bodies, not text that a template already wrote.",

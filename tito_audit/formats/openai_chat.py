@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 from tito_audit.format import Format, Row
+from tito_audit.formats._answers import ONE_CALL, choice_sources, request_facts, rollouts_of
 from tito_audit.formats._calls import text_alone
 from tito_audit.formats._responses import (
     ITEMS_UNREAD,
-    Item,
     chat_tools,
     exchange,
     filled_list,
@@ -25,17 +26,16 @@ from tito_audit.formats._responses import (
     token_texts,
     unread_types,
 )
-from tito_audit.formats._responses_read import ONE_CALL, choice_sources, request_facts, rollouts_of
 from tito_audit.formats._text_logs import notice_of_text
 from tito_audit.formats._update import object_at, of_calls
 from tito_audit.formats._writer import call_rows
-from tito_audit.record.rollout import Place, Rollout, TokenText, Turn
+from tito_audit.record.rollout import Place, Rollout, Turn
 from tito_audit.record.sources import CallSource, Layout, Source, Sources
 from tito_audit.record.stated import Unread
-from tito_audit.signature import keys, one_way
+from tito_audit.signature import Signature
 
 
-def _matches(row: Row) -> bool:
+def matches(row: Row) -> bool:
     logged = exchange(row)
     # A Responses object with NeMo-Gym's ids on its items is not read here.
     return logged is not None and not any(
@@ -45,7 +45,7 @@ def _matches(row: Row) -> bool:
     )
 
 
-def _read(row: Row, place: Place) -> Sequence[Rollout]:
+def read(row: Row, place: Place) -> Sequence[Rollout]:
     logged = exchange(row)
     if logged is None or not all(is_response_object(response) for response in logged.responses):
         rollouts, notice = rollouts_of(row, place, FORMAT.name), notice_of_text(row, FORMAT.name)
@@ -75,6 +75,12 @@ def _read_response(request: Mapping[str, Any], response: Mapping[str, Any], plac
     for index, step in enumerate(whole):
         if index >= len(before) and step.is_call:
             text = text_alone(step.message)
+            # Reasoning and tool calls have no logprobs, so the tokens of such an answer would have gaps.
+            parts = [
+                token_texts(object_at(part).get("logprobs"))
+                for item in (step.items if text is not None else ())
+                for part in filled_list(item.get("content"))
+            ]
             turn = Turn(
                 prompt_ids=None,
                 completion_ids=None,
@@ -83,8 +89,7 @@ def _read_response(request: Mapping[str, Any], response: Mapping[str, Any], plac
                 finish_reason="length"
                 if any(text_of(i.get("status")) == "incomplete" for i in step.items)
                 else None,
-                # Reasoning and tool calls have no logprobs, so the tokens of such an answer would have gaps.
-                token_texts=_token_texts(step.items) if text is not None else None,
+                token_texts=tuple(chain(*filter(None, parts))) or None if None not in parts else None,
             )
             turns = (*turns, turn)
     if not any(turn.token_texts for turn in turns):
@@ -94,19 +99,7 @@ def _read_response(request: Mapping[str, Any], response: Mapping[str, Any], plac
     return Rollout(place, FORMAT.name, messages, tools, turns=turns, stated=stated)
 
 
-def _token_texts(items: Sequence[Item]) -> tuple[TokenText, ...] | None:
-    """The tokens of every content part of a call; None if a part has none."""
-    tokens: list[TokenText] = []
-    for item in items:
-        for part in filled_list(item.get("content")):
-            texts = token_texts(part.get("logprobs")) if isinstance(part, Mapping) else None
-            if texts is None:
-                return None
-            tokens.extend(texts)
-    return tuple(tokens) or None
-
-
-def _sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
+def sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
     logged = exchange(row)
     if logged is None or not all(is_response_object(response) for response in logged.responses):
         return choice_sources(row, rollouts)
@@ -133,10 +126,10 @@ def _sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
 FORMAT = Format(
     name="openai_chat",
     title="OpenAI responses",
-    signature=one_way(keys("choices[].message", "object", value="response", after=", without token ids")),
+    signature=Signature("{choices[].message|object: response}, without token ids"),
     precedence=250,
-    matches=_matches,
-    **call_rows(_read, _sources, stays=ONE_CALL),
+    matches=matches,
+    **call_rows(read, sources, stays=ONE_CALL),
     row_is_call=True,
     shows="Token strings with logprobs when they were asked for: ids are looked up from their bytes and "
     "marked as a guess. Without logprobs there is text only and nothing to audit.",

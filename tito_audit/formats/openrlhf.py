@@ -22,12 +22,12 @@ from tito_audit.formats._update import updated_row, with_values
 from tito_audit.record.arrays import Mask
 from tito_audit.record.build import training_row
 from tito_audit.record.rollout import Place, Rollout, TrainingRow
-from tito_audit.signature import keys, one_way
+from tito_audit.signature import Signature
 
 _IDS, _RANGES, _LOGPROBS = "observation_tokens", "action_ranges", "rollout_log_probs"
 
 
-def _read(row: Row, place: Place) -> Rollout:
+def read(row: Row, place: Place) -> Rollout:
     ids = ids_or_none(row[_IDS], _IDS)
     if ids is None:
         return Rollout(place, FORMAT.name, stated=stated_facts(row).without_ids())
@@ -59,7 +59,7 @@ def _ranges(value: Any) -> Sequence[tuple[int, int]]:
     return [(start, end) for start, end in ranges]
 
 
-def _written(row: Row, old: TrainingRow, new: TrainingRow) -> Row:
+def written(row: Row, old: TrainingRow, new: TrainingRow) -> Row:
     """The response with its repaired row; actions without feedback between them stay apart."""
     was = _sampled(row)
     flat = updated_row({**row, _RANGES: was}, old, new, _IDS)
@@ -81,10 +81,10 @@ def _written(row: Row, old: TrainingRow, new: TrainingRow) -> Row:
 FORMAT = Format(
     name="openrlhf",
     title="OpenRLHF executor responses",
-    signature=one_way("observation_tokens", keys("action_ranges", before=" and ")),
+    signature=Signature("{observation_tokens} and {action_ranges}"),
     precedence=195,
     matches=lambda row: is_list(row.get(_IDS)) and is_list(row.get(_RANGES)),
-    **sample(_read, _written, "a response").functions,
+    **sample(read, written, "a response").functions,
     shows="The training row, with its mask from the ranges, and its logprobs. No calls, messages, tools or model; "
     "the framework writes no log itself.",
 )

@@ -41,10 +41,10 @@ from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout, TrainingRow, Turn
 from tito_audit.record.sources import Source
 from tito_audit.record.stated import PairSide
-from tito_audit.signature import KeyWay, Signature, absent, keys, way
+from tito_audit.signature import Signature
 
 _PROMPT, _ANSWER, _WHOLE, _LABELS, _SEEN = "prompt_ids", "completion_ids", "input_ids", "labels", "attention_mask"
-"""Columns of one side, as `_read_side` reads them."""
+"""Columns of one side, as `read` reads them."""
 _PAIR = ("chosen", "rejected")
 _KTO = ("completion",)
 
@@ -95,7 +95,7 @@ def _shape(row: Row) -> _Shape | None:
     return None
 
 
-def _split(row: Row) -> Samples | None:
+def split(row: Row) -> Samples | None:
     """Each side of the row as a row of its own, under our names."""
     shape = _shape(row)
     if shape is None:
@@ -130,7 +130,7 @@ def _conversation(row: Row, name: str) -> dict[str, Any]:
     return {"prompt_text": prompt, "text": first_text(row, (name,))} if isinstance(prompt, str) else {}
 
 
-def _read_side(row: Row, place: Place) -> Rollout:
+def read(row: Row, place: Place) -> Rollout:
     sent = as_messages(row.get("sent"), "prompt")
     messages = sent + as_messages(row.get("answer"), row["side"])
     try:
@@ -212,7 +212,7 @@ def _halves(row: Row) -> tuple[Ids, Ids, bool]:
     return trained.token_ids[: int(trained.loss_mask.argmax())], trained.token_ids[trained.loss_mask], False
 
 
-def _updated(row: Row, before: Rollout, repaired_rollout: RepairedRollout) -> Row:
+def updated(row: Row, before: Rollout, repaired_rollout: RepairedRollout) -> Row:
     trained = repaired_rollout.rollout.training_row
     if _LABELS not in row and before.turns and trained is not None:
         if trained is before.turns[0].as_row:
@@ -224,23 +224,19 @@ def _updated(row: Row, before: Rollout, repaired_rollout: RepairedRollout) -> Ro
     return new
 
 
-_ROWS = SampleRows(_read_side, _updated, _split)
+_ROWS = SampleRows(read, updated, split)
 
 FORMAT = Format(
     name="preference_pair",
     title="Preference pairs and KTO rows",
-    signature=Signature.of(
-        way("chosen_input_ids", "chosen_labels", "rejected_input_ids", "rejected_labels"),
-        way("input_ids", "labels", "rejected_input_ids", "rejected_labels"),
-        way("input_ids", "labels", "rejected_ids", "rejected_labels"),
-        way("prompt_ids", "chosen_ids", "rejected_ids"),
-        way("prompt_input_ids", "chosen_input_ids", "rejected_input_ids"),
-        way("chosen_ids", "rejected_ids", absent("prompt_ids")),
-        way("chosen_input_ids", "rejected_input_ids", absent("prompt_input_ids")),
-        way("input_ids_chosen", "input_ids_rejected"),
-        KeyWay(words="`prompt_ids`, `completion_ids` and a `label` that is true or false"),
-        way("completion_input_ids", "completion_labels", keys("label", value="true")),
-        way("input_ids", "labels", "kto_tags"),
+    signature=Signature(
+        "{chosen_input_ids}, {chosen_labels}, {rejected_input_ids}, {rejected_labels}; or {input_ids}, {labels}, "
+        "{rejected_input_ids}, {rejected_labels}; or {input_ids}, {labels}, {rejected_ids}, {rejected_labels}; or "
+        "{prompt_ids}, {chosen_ids}, {rejected_ids}; or {prompt_input_ids}, {chosen_input_ids}, "
+        "{rejected_input_ids}; or {chosen_ids}, {rejected_ids}, no {prompt_ids}; or {chosen_input_ids}, "
+        "{rejected_input_ids}, no {prompt_input_ids}; or {input_ids_chosen}, {input_ids_rejected}; or "
+        "`prompt_ids`, `completion_ids` and a `label` that is true or false; or {completion_input_ids}, "
+        "{completion_labels}, {label: true}; or {input_ids}, {labels}, {kto_tags}"
     ),
     precedence=255,
     # What a sampler scored is a rollout, whatever else is beside it.

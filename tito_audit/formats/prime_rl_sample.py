@@ -24,6 +24,7 @@ from tito_audit.formats._columns import (
     is_given,
     is_list,
     lists_of_lengths,
+    names_in,
     plain,
 )
 from tito_audit.formats._kit import sample
@@ -32,17 +33,9 @@ from tito_audit.record.build import training_row
 from tito_audit.record.column import MovePolicy
 from tito_audit.record.rollout import Place, Rollout, TrainingRow
 from tito_audit.record.sources import Source, Sources
-from tito_audit.signature import Signature, way
+from tito_audit.signature import Signature
 
-_FLAT_MARKERS = (
-    "temperatures",
-    "rl_weights",
-    "ce_weights",
-    "ref_kl_weights",
-    "mm_token_type_ids",
-    "mm_refs",
-    "mm_kwargs",
-)
+_FLAT_MARKERS = names_in("temperatures rl_weights ce_weights ref_kl_weights mm_token_type_ids mm_refs mm_kwargs")
 _SPLIT_MARKERS = ("completion_temperatures", "teacher_logprobs", "advantage", "prompt_mask")
 _JOINED = {"token_ids": ("prompt_ids", "completion_ids"), "mask": ("prompt_mask", "completion_mask")}
 """Columns of a flat sample, and the columns of a split one that they are joined from."""
@@ -50,7 +43,7 @@ _PARTS = tuple(name for names in _JOINED.values() for name in names)
 _UNREBUILT = ("routed_experts", "mm_token_type_ids")
 
 
-def _read(row: Row, place: Place) -> Rollout:
+def read(row: Row, place: Place) -> Rollout:
     stated = model_facts(row).with_facts(env_name=first_text(row, ("env_name",)))
     # The row of a sample; of one that is a prompt and a completion, the logprobs are the completion's.
     flat = _is_flat(row)
@@ -80,7 +73,7 @@ def _read(row: Row, place: Place) -> Rollout:
     return Rollout(place, FORMAT.name, training_row=with_finishes(trained, row), stated=stated)
 
 
-def _written(row: Row, old: TrainingRow, new: TrainingRow) -> Row:
+def written(row: Row, old: TrainingRow, new: TrainingRow) -> Row:
     """The sample with its repaired row; a split sample gets its two parts."""
     if _is_flat(row):
         return updated_row(row, old, new, "token_ids")
@@ -116,7 +109,7 @@ def _is_flat(row: Row) -> bool:
     )
 
 
-def _sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
+def sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
     own = _ROWS.sources(row, rollouts)
     if _is_flat(row):
         return own
@@ -124,13 +117,13 @@ def _sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
     return [replace(sources, columns={**sources.columns, "mask": mask}) for sources in own]
 
 
-_ROWS = sample(_read, _written)
+_ROWS = sample(read, written)
 FORMAT = Format(
     name="prime_rl_sample",
     title="prime-rl training samples",
-    signature=Signature.of(
-        way("token_ids", "mask", "logprobs", "temperatures"),
-        way("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "completion_logprobs"),
+    signature=Signature(
+        "{token_ids}, {mask}, {logprobs}, {temperatures}; or {prompt_ids}, {prompt_mask}, {completion_ids}, "
+        "{completion_mask}, {completion_logprobs}"
     ),
     precedence=75,
     matches=lambda row: (
@@ -143,7 +136,7 @@ FORMAT = Format(
         )
     ),
     read=_ROWS.read,
-    sources=_sources,
+    sources=sources,
     update=_ROWS.update,
     shows="The sequence with mask, logprobs and weights, where samples are saved as JSON. No text or tools. The "
     "msgpack files of the file transport (`rank_*.bin`) are not read.",

@@ -17,12 +17,12 @@ from tito_audit.formats._kit import sample
 from tito_audit.formats._update import updated_row
 from tito_audit.record.build import training_row
 from tito_audit.record.rollout import Place, Rollout
-from tito_audit.signature import one_way
+from tito_audit.signature import Signature
 
 _MASK, _LOGPROBS = "loss_mask", "inference_logprobs"
 
 
-def _read(row: Row, place: Place) -> Rollout:
+def read(row: Row, place: Place) -> Rollout:
     version = row.get("schema_version")
     if isinstance(version, int) and version > 1:
         raise RecordError(f"schema_version is {version}; only version 1 of token exports is known")
@@ -44,10 +44,10 @@ def _read(row: Row, place: Place) -> Rollout:
 FORMAT = Format(
     name="prime_rl_tokens",
     title="prime-rl token exports",
-    signature=one_way("export_sequence_idx", "token_ids", "loss_mask", "inference_logprobs"),
+    signature=Signature("{export_sequence_idx}, {token_ids}, {loss_mask}, {inference_logprobs}"),
     precedence=70,
     matches=lambda row: type(row.get("export_sequence_idx")) is int and {_MASK, "token_ids"} <= row.keys(),
-    **sample(_read, partial(updated_row, ids="token_ids")).functions,
+    **sample(read, partial(updated_row, ids="token_ids")).functions,
     shows="The trained sequence with mask, the sampler's logprobs and all that the trainer computed. No text, "
     "tools or model: only merged and split tokens, masks and logprobs can be checked.",
 )

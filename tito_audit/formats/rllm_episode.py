@@ -13,14 +13,16 @@ from typing import Any
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
-from tito_audit.formats._beside import beside_of, spans_of, weight_versions
+from tito_audit.formats._beside import beside_of
 from tito_audit.formats._calls import (
     TOOLS_MISSING,
     calls_unknown_tools,
     finish_reason,
     model_facts,
+    place_in,
     text_alone,
     turn_of_tokens,
+    within,
 )
 from tito_audit.formats._columns import as_objects, filled, flat_logprobs, is_list, other_columns
 from tito_audit.formats._update import copies_of, object_at, of_calls, plain_sources
@@ -30,7 +32,7 @@ from tito_audit.record.message import Message, as_messages
 from tito_audit.record.rollout import Place, Rollout, Turn
 from tito_audit.record.sources import CallSource, Sources
 from tito_audit.record.stated import Stated, Unread
-from tito_audit.signature import keys, one_way
+from tito_audit.signature import Signature
 
 _PROMPT, _RESPONSE = "prompt_ids", "response_ids"
 _ROUTING = "routing_matrices"
@@ -39,7 +41,7 @@ _PICTURED = "they hold parts that are not tokens, such as images"
 """Why such prompts are not read."""
 
 
-def _matches(row: Row) -> bool:
+def matches(row: Row) -> bool:
     trajectories = row.get("trajectories")
     if not isinstance(trajectories, list | tuple):
         return False
@@ -48,7 +50,7 @@ def _matches(row: Row) -> bool:
     return isinstance(trajectories[0], Mapping) and "steps" in trajectories[0]
 
 
-def _read(row: Row, place: Place) -> Sequence[Rollout]:
+def read(row: Row, place: Place) -> Sequence[Rollout]:
     stated = model_facts(row)
     if isinstance(row.get("id"), str):
         stated = replace(stated, group=row["id"].rpartition(":")[0] or row["id"]).with_facts(id=row["id"])
@@ -133,11 +135,7 @@ def _turn(
     """The call of a step; if `messages` is None, its messages are left out and its text stays."""
     answer = conversation[-1] if conversation and conversation[-1].role == "assistant" else None
     sent = conversation if answer is None else conversation[:-1]
-    in_place = answer is not None and messages is not None and len(conversation) <= len(messages)
-    in_place = in_place and all(
-        a is b or a.wire == b.wire for a, b in zip(messages or (), conversation, strict=False)
-    )
-    try:
+    with within(where):
         scored = step.get("logprobs")
         turn = turn_of_tokens(
             (_PROMPT, None if _is_multimodal(step.get(_PROMPT)) else step.get(_PROMPT)),
@@ -145,24 +143,18 @@ def _turn(
             # An empty list is a step's default and means the same as null.
             lambda: flat_logprobs(step, "logprobs") if filled(scored) else None,
             other_columns(step, _TAKEN),
+            step,
+            completion_text=None if answer is None else text_alone(answer),
+            finish_reason=finish_reason(object_at(step, "model_output")) or finish_reason(step),
+            beside=beside_of(step),
+            **({} if messages is None else place_in(messages, sent, answer)),
         )
         if scored is not None and not is_list(scored):
             raise RecordError("column 'logprobs' is not a list of numbers")
-    except RecordError as error:
-        raise RecordError(f"{where}: {error}") from None
-    return replace(
-        turn,
-        message_index=len(conversation) - 1 if in_place else None,
-        prompt_messages=None if in_place or messages is None or not sent else sent,
-        completion_text=None if answer is None else text_alone(answer),
-        finish_reason=finish_reason(object_at(step, "model_output")) or finish_reason(step),
-        weight_versions=weight_versions(step),
-        weight_spans=spans_of(step, turn.completion_ids),
-        beside=beside_of(step),
-    )
+    return turn
 
 
-def _sources(row: Row, _: Sequence[Rollout]) -> Sequence[Sources]:
+def sources(row: Row, _: Sequence[Rollout]) -> Sequence[Sources]:
     calls: list[list[CallSource]] = []
     for item, trajectory in enumerate(row["trajectories"]):
         calls.append([])
@@ -195,15 +187,10 @@ def _is_multimodal(value: object) -> bool:
 FORMAT = Format(
     name="rllm_episode",
     title="rLLM episodes",
-    signature=one_way(
-        "trajectories",
-        keys("steps", before=" whose entries have "),
-        keys("prompt_ids", before=", with "),
-        keys("response_ids", before=" and "),
-    ),
+    signature=Signature("{trajectories} whose entries have {steps}, with {prompt_ids} and {response_ids}"),
     precedence=130,
-    matches=_matches,
-    **call_rows(_read, _sources),
+    matches=matches,
+    **call_rows(read, sources),
     shows="Messages and every call of each trajectory, with its complete prompt, logprobs and advantages. Tools "
     "are in the gateway's traces only; evaluations and the training-time logger keep no ids.",
 )

@@ -16,9 +16,9 @@ import numpy as np
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
+from tito_audit.formats._answers import usage_of
 from tito_audit.formats._calls import TOOLS_MISSING, calls_unknown_tools, model_facts, turn_at
 from tito_audit.formats._columns import filled, first_text, is_list
-from tito_audit.formats._responses_read import usage_of
 from tito_audit.formats._update import copies_of, object_at, of_calls, plain_sources
 from tito_audit.formats._writer import call_rows
 from tito_audit.record.arrays import as_floats
@@ -27,7 +27,7 @@ from tito_audit.record.message import as_message, as_messages, as_tools
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.record.sources import CallSource, Counter, Layout, Source, Sources
 from tito_audit.record.stated import Unread
-from tito_audit.signature import one_way
+from tito_audit.signature import Signature
 
 _PROMPT, _COMPLETION = "prompt_token_ids", "completion_token_ids"
 _PROMPT_NAMES = ("prompt_token_ids", "prompt_ids", "prompt", "input_ids")
@@ -36,7 +36,7 @@ _ROUTING = ("routing_matrices", "routed_experts")
 _TAKEN = (_PROMPT, _COMPLETION, "logprobs", "prompt_delta_token_ids", "messages")
 
 
-def _read(row: Row, place: Place) -> Sequence[Rollout]:
+def read(row: Row, place: Place) -> Sequence[Rollout]:
     request = object_at(row, "raw_request")
     answer = row["response_message"]
     sent = as_messages(row.get("messages"), "messages")
@@ -82,7 +82,7 @@ def _disagreement(row: Row) -> str | None:
     return None
 
 
-def _sources(row: Row, _: Sequence[Rollout]) -> Sequence[Sources]:
+def sources(row: Row, _: Sequence[Rollout]) -> Sequence[Sources]:
     parts = {name: row[name] for name in ("raw_request", "raw_response") if isinstance(row.get(name), Mapping)}
     scored = [Source(("logprobs",))] if is_list(row.get("logprobs")) else []
     gone = [*scored]
@@ -113,7 +113,7 @@ def _sources(row: Row, _: Sequence[Rollout]) -> Sequence[Sources]:
     return of_calls([[call]])
 
 
-def _counts(row: Row, before: Sequence[Rollout], after: Sequence[Rollout]) -> Iterator[Edit]:
+def counts(row: Row, before: Sequence[Rollout], after: Sequence[Rollout]) -> Iterator[Edit]:
     """Edits to `token_counts`, whose keys are the gateway's own."""
     counts = object_at(row, "token_counts")
     old, new = before[0].turns[0].prompt_ids, after[0].turns[0].prompt_ids
@@ -133,13 +133,13 @@ def _counts(row: Row, before: Sequence[Rollout], after: Sequence[Rollout]) -> It
 FORMAT = Format(
     name="rllm_gateway",
     title="rLLM gateway traces",
-    signature=one_way("trace_id", "prompt_token_ids", "completion_token_ids", "response_message"),
+    signature=Signature("{trace_id}, {prompt_token_ids}, {completion_token_ids}, {response_message}"),
     precedence=140,
     matches=lambda row: (
         {_COMPLETION, "response_message"} <= row.keys()
         and (row["response_message"] is None or isinstance(row["response_message"], Mapping))
     ),
-    **call_rows(_read, _sources, totals=_counts),
+    **call_rows(read, sources, totals=counts),
     row_is_call=True,
     shows="One call with its messages, tools, logprobs and weight version. Records kept as deltas have no whole "
     "prompt. Calls of one session are read together.",

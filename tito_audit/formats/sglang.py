@@ -6,17 +6,17 @@ differ, `output_ids` is read and the difference reported. sgl-project/sglang.
 
 from __future__ import annotations
 
-from tito_audit.formats._responses import has_meta_info
-from tito_audit.formats._responses_read import format_of_answers
-from tito_audit.signature import keys, one_way
+from collections.abc import Mapping
+
+from tito_audit.formats._answers import format_of_answers
+from tito_audit.formats._responses import first_choices
+from tito_audit.signature import Signature
 
 FORMAT = format_of_answers(
     "sglang",
-    has_meta_info,
+    lambda logged: any(isinstance(choice.get("meta_info"), Mapping) for choice in first_choices(logged)),
     title="SGLang responses",
-    signature=one_way(
-        "meta_info", keys("output_token_logprobs", before=" with ", after=", at the top or on `choices[]`")
-    ),
+    signature=Signature("{meta_info} with {output_token_logprobs}, at the top or on `choices[]`"),
     precedence=230,
     shows="The call's completion, logprobs and weight version; its prompt only when the request's "
     "`input_ids` or the prompt's scores were logged. Rows of one conversation are read together.",

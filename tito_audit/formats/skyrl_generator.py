@@ -27,13 +27,13 @@ from tito_audit.record.arrays import as_floats
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.record.sources import Sources
-from tito_audit.signature import keys, one_way
+from tito_audit.signature import Signature
 
 _IDS, _PROMPT, _MASK, _LOGPROBS = "response_ids", "prompt_token_ids", "loss_masks", "rollout_logprobs"
 _LAST, _OWNER = "is_last_step", "trajectory_ids"
 
 
-def _sample(row: Row, place: Place) -> Rollout:
+def read_sample(row: Row, place: Place) -> Rollout:
     rollout = sample_rollout(row, place, FORMAT.name, (_IDS, _PROMPT))
     reason, owner = row.get("stop_reasons"), row.get(_OWNER)
     turns = rollout.turns
@@ -61,7 +61,7 @@ def _trajectories(samples: Sequence[Row]) -> list[list[int]]:
     return trajectories
 
 
-def _split(row: Row) -> Samples | None:
+def split(row: Row) -> Samples | None:
     """The samples of a batch; steps of a trajectory end with what was sampled, before the observation."""
     samples = batch_samples(row, _IDS)
     if samples is None:
@@ -134,7 +134,7 @@ def _conversations(rollouts: Sequence[Rollout], row: Row) -> list[list[int]]:
     return sorted(conversations)
 
 
-def _read(row: Row, place: Place) -> Sequence[Rollout]:
+def read(row: Row, place: Place) -> Sequence[Rollout]:
     samples = _ROWS.read(row, place)
     rollouts = []
     for item, steps in enumerate(_conversations(samples, row)):
@@ -146,7 +146,7 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
     return rollouts
 
 
-def _sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
+def sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
     samples = _ROWS.read(row, rollouts[0].place)
     sources = _ROWS.sources(row, samples)
     return [
@@ -159,7 +159,7 @@ def _sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
     ]
 
 
-def _update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
+def update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
     """The row with each call of a trajectory in the sample of its step."""
     if not repaired:
         return ()
@@ -178,20 +178,16 @@ def _update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
     return _ROWS.update(row, parts)
 
 
-_ROWS = SampleRows(_sample, updated_sample, _split)
+_ROWS = SampleRows(read_sample, updated_sample, split)
 FORMAT = Format(
     name="skyrl_generator",
     title="SkyRL generator output",
-    signature=one_way(
-        "prompt_token_ids",
-        keys("response_ids", before=" and ", after=", each one list per sample"),
-        keys("loss_masks", before=", with "),
-    ),
+    signature=Signature("{prompt_token_ids} and {response_ids}, each one list per sample, with {loss_masks}"),
     precedence=222,
     matches=lambda row: is_batch(row, _IDS) and is_batch(row, _PROMPT),
-    read=_read,
-    sources=_sources,
-    update=_update,
+    read=read,
+    sources=sources,
+    update=update,
     shows="Each sample's training row with its mask and logprobs, or its one call where all of the response is "
     "trained. With step-wise training, the calls of a trajectory are one rollout. No messages, tools or model; an "
     "end token added by hand has logprob 0.",

@@ -16,13 +16,13 @@ from tito_audit.formats._update import object_at
 from tito_audit.record.message import as_messages, as_tools
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.record.speakers import GIVEN_SPEAKERS, speaker_of
-from tito_audit.signature import keys, one_way
+from tito_audit.signature import Signature
 
 _FINISH = {"completed": "stop", "truncated": "length", "aborted": "abort"}
 """`status` as servers' finish reasons (`Sample.update_from_meta_info`); others do not say why a call ended."""
 
 
-def _matches(row: Row) -> bool:
+def matches(row: Row) -> bool:
     if not {"tokens", "response_length"} <= row.keys():
         return False
     tokens, length, mask = row["tokens"], row["response_length"], row.get("loss_mask")
@@ -34,7 +34,7 @@ def _matches(row: Row) -> bool:
     return not filled(tokens) or not is_list(mask) or len(mask) == length or len(mask) != len(tokens)
 
 
-def _read(row: Row, place: Place) -> Rollout:
+def read(row: Row, place: Place) -> Rollout:
     metadata = object_at(row, "metadata")
     logged = [parsed(row, "messages"), metadata.get("messages")]
     # Messages without an answer are only the prompt, from which the row was not rendered.
@@ -69,12 +69,10 @@ def _read(row: Row, place: Place) -> Rollout:
 FORMAT = Format(
     name="slime",
     title="slime and miles samples",
-    signature=one_way(
-        "tokens", keys("response_length", before=" + "), keys("loss_mask", after=" over the response or null")
-    ),
+    signature=Signature("{tokens} + {response_length}, {loss_mask} over the response or null"),
     precedence=190,
-    matches=_matches,
-    **sample(_read, updated_sample, "a sample").functions,
+    matches=matches,
+    **sample(read, updated_sample, "a sample").functions,
     shows="The training row, its mask and its logprobs; a null mask trains the whole response. No calls; "
     "messages and tools only where `metadata` keeps them. Torch files need the extra `torch`.",
 )

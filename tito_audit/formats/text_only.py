@@ -24,7 +24,7 @@ from tito_audit.formats._update import object_at
 from tito_audit.record.message import Message, as_messages, as_tools
 from tito_audit.record.nesting import parsed_json
 from tito_audit.record.rollout import Place, Rollout
-from tito_audit.signature import KeyWay, Signature, keys, way
+from tito_audit.signature import Signature
 
 _SHARED_ROLES = {"human": "user", "gpt": "assistant", "function_call": "assistant", "observation": "tool"}
 """Roles of ShareGPT, by their names in chat form."""
@@ -32,7 +32,7 @@ _ASKED = ("prompt", "prompts", "question", "query", "instruction")
 _WROTE = ("completion", "completions", "response", "responses", "answer", "output", "text")
 
 
-def _matches(row: Row) -> bool:
+def matches(row: Row) -> bool:
     if known_text(row) is not None:
         return True
     if TOKEN_COLUMNS.isdisjoint(row) and _shared(row) is not None:
@@ -49,7 +49,7 @@ def _matches(row: Row) -> bool:
     )
 
 
-def _read(row: Row, place: Place) -> Rollout:
+def read(row: Row, place: Place) -> Rollout:
     stated = replace(stated_facts(row), ids_wanted=False, notice=notice_of_text(row, FORMAT.name))
     prompt, wrote = (
         next((value for name in names if is_messages(value := parsed(row, name))), None)
@@ -140,25 +140,16 @@ def _is_text(value: Any) -> bool:
 FORMAT = Format(
     name="text_only",
     title="Text without token ids",
-    signature=Signature.of(
-        way(
-            keys("prompt", "question"),
-            keys("completion", "response", before=", and ", after=", as text or messages, without ids"),
-        ),
-        way(keys("conversations", after=", in ShareGPT form")),
-        way("gts", "output"),
-        way("step", "completion", "advantages"),
-        way("gen_step", "prompt", "completion"),
-        way("input_prompt", "output_response"),
-        way("head_version", "completion"),
-        way("schema_version", "traj_idx"),
-        way("trace_id", "branches"),
-        way("chosen", keys("rejected", before=" and ", after=", as text or messages")),
-        KeyWay(words="the keys of a transcript, trace or evaluation log named on the right"),
+    signature=Signature(
+        "{prompt|question}, and {completion|response}, as text or messages, without ids; or {conversations}, in "
+        "ShareGPT form; or {gts}, {output}; or {step}, {completion}, {advantages}; or {gen_step}, {prompt}, "
+        "{completion}; or {input_prompt}, {output_response}; or {head_version}, {completion}; or {schema_version},"
+        " {traj_idx}; or {trace_id}, {branches}; or {chosen} and {rejected}, as text or messages; or the keys of a"
+        " transcript, trace or evaluation log named on the right"
     ),
     precedence=280,
-    matches=_matches,
-    **SampleRows(_read, lambda row, before, part: row).functions,
+    matches=matches,
+    **SampleRows(read, lambda row, before, part: row).functions,
     shows="Nothing: no ids were recorded. A notice says what it is and what to log instead: text logs of verl, "
     "TRL, ms-swift, SkyRL, AReaL and tinker-cookbook; annotations of prime-rl; logs of SWE-agent, mini-SWE-agent, "
     "OpenHands, inspect_ai and terminal-bench; LiteLLM, Langfuse and OpenTelemetry; transcripts of Claude Code "

@@ -29,14 +29,14 @@ from tito_audit.record.message import as_messages, as_tools
 from tito_audit.record.prefix import common_ends
 from tito_audit.record.rollout import Padding, Place, Rollout, TrainingRow
 from tito_audit.record.sources import Source, Sources
-from tito_audit.signature import keys, one_way
+from tito_audit.signature import Signature
 
 _TARGETS = "target_tokens"
 _NOT_SAMPLED = 0.0
 """What every column of numbers holds where nothing was sampled."""
 
 
-def _read(row: Row, place: Place) -> Rollout:
+def read(row: Row, place: Place) -> Rollout:
     inputs = row["loss_fn_inputs"]
     stated = stated_facts(row)
     messages = as_messages(parsed(row, "messages"), "messages")
@@ -152,7 +152,7 @@ def _is_table(value: Any) -> bool:
     return is_list(shape) and len(shape) > 1
 
 
-def _written(row: Row, old: TrainingRow, new: TrainingRow) -> Row:
+def written(row: Row, old: TrainingRow, new: TrainingRow) -> Row:
     """The datum with its repaired columns and both copies of its ids."""
     if new.padding != Padding():
         raise RecordError("a datum has no padding: nothing in it would tell padding from tokens")
@@ -224,11 +224,11 @@ def _input_edits(value: Any, old: Ids, new: Ids) -> Iterator[Edit]:
         yield Edit((*path, number, "tokens"), as_logged(ids, value[number]["tokens"]))
 
 
-_ROWS = sample(_read, _written, "a datum")
+_ROWS = sample(read, written, "a datum")
 FORMAT = Format(
     name="tinker",
     title="tinker datums",
-    signature=one_way("model_input", keys("loss_fn_inputs.target_tokens", before=" and ")),
+    signature=Signature("{model_input} and {loss_fn_inputs.target_tokens}"),
     precedence=200,
     matches=lambda row: "model_input" in row and _TARGETS in object_at(row, "loss_fn_inputs"),
     read=_ROWS.read,

@@ -24,25 +24,22 @@ from tito_audit.formats._writer import call_rows
 from tito_audit.record.arrays import Ids, as_ids
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.record.sources import CallSource, Sources
-from tito_audit.signature import one_way
+from tito_audit.signature import Signature
 
 _PROMPT, _DELTA, _COMPLETION, _LOGPROBS = "ob_tokens", "ob_is_delta", "ac_tokens", "ac_logprobs"
 _TRAJECTORY = ("run_id", "run_attempt", "split", "iteration", "group_idx", "traj_idx")
 _STEP = "step_idx"
 
 
-def _read(row: Row, place: Place) -> Sequence[Rollout]:
+def read(row: Row, place: Place) -> Sequence[Rollout]:
     # What a prompt adds to another is no prompt, nor is one that lacks its images.
     whole = not row[_DELTA] and not row.get("has_images")
+    version = row.get("sampling_client_step")
     turn = turn_of_tokens(
         (_PROMPT, row[_PROMPT] if whole else None),
         (_COMPLETION, row[_COMPLETION]),
-        lambda: None if row.get(_LOGPROBS) is None else column_of(row, _LOGPROBS),
+        lambda: column_of(row, _LOGPROBS),
         {},
-    )
-    version = row.get("sampling_client_step")
-    turn = replace(
-        turn,
         prompt_text=first_text(row, ("ob_text",)) if whole else None,
         completion_text=first_text(row, ("ac_text",)),
         finish_reason=first_text(row, ("stop_reason",)),
@@ -61,7 +58,7 @@ def _trajectory(row: Row) -> str | None:
     return "/".join(map(str, names))
 
 
-def _sources(row: Row, _: Sequence[Rollout]) -> Sequence[Sources]:
+def sources(row: Row, _: Sequence[Rollout]) -> Sequence[Sources]:
     scored = plain_sources([(_LOGPROBS,)] if is_list(row.get(_LOGPROBS)) else [])
     call = CallSource(prompts=plain_sources([(_PROMPT,)]), logprobs=scored, columns={_LOGPROBS: scored})
     return of_calls([[call]])
@@ -70,7 +67,7 @@ def _sources(row: Row, _: Sequence[Rollout]) -> Sequence[Sources]:
 # Steps of one trajectory
 
 
-def _whole(rows: Sequence[Row]) -> Sequence[Row]:
+def whole(rows: Sequence[Row]) -> Sequence[Row]:
     """The steps with whole prompts; a step stays as it is if the one before it is missing or there are two."""
     numbers: list[Any] = [row.get(_STEP) for row in rows]
     if len(set(numbers)) < len(numbers):
@@ -89,7 +86,7 @@ def _whole(rows: Sequence[Row]) -> Sequence[Row]:
     return whole
 
 
-def _stored(new: Sequence[Row], old: Sequence[Row]) -> Sequence[Row]:
+def stored(new: Sequence[Row], old: Sequence[Row]) -> Sequence[Row]:
     """The steps as rows: one that held what its prompt adds does so again if it continues the step before."""
     stored = list(new)
     places = {row[_STEP]: place for place, row in enumerate(new)}
@@ -111,13 +108,13 @@ def _stored(new: Sequence[Row], old: Sequence[Row]) -> Sequence[Row]:
 FORMAT = Format(
     name="tinker_tokendb",
     title="tinker-cookbook Token DB segments",
-    signature=one_way("ob_tokens", "ob_is_delta", "ac_tokens"),
+    signature=Signature("{ob_tokens}, {ob_is_delta}, {ac_tokens}"),
     precedence=205,
     matches=lambda row: {_PROMPT, _DELTA, _COMPLETION} <= row.keys() and is_list(row[_COMPLETION]),
-    **call_rows(_read, _sources, only_numbers=True),
+    **call_rows(read, sources, only_numbers=True),
     row_is_call=True,
     conversation=", ".join(_TRAJECTORY),
-    steps=Steps(_trajectory, _whole, _stored),
+    steps=Steps(_trajectory, whole, stored),
     shows="One call: its prompt, completion, logprobs and weight version. Rows of one trajectory are read "
     "together, and prompts that hold what they add to the step before become whole; in rows that are read alone "
     "or belong to a filtered group they have no prompt, nor have steps with images. No messages, tools or mask.",

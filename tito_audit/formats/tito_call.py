@@ -11,10 +11,10 @@ from tito_audit.formats._columns import lists_or_null, parsed
 from tito_audit.formats._kit import calls
 from tito_audit.record.message import as_messages, as_tools
 from tito_audit.record.rollout import Place, Rollout
-from tito_audit.signature import one_way
+from tito_audit.signature import Signature
 
 
-def _read(row: Row, place: Place) -> Rollout:
+def read(row: Row, place: Place) -> Rollout:
     messages = as_messages(parsed(row, "messages"), "messages")
     # Messages that do not end with an answer are the call's prompt.
     answered = bool(messages) and messages[-1].sampled
@@ -30,10 +30,10 @@ def _read(row: Row, place: Place) -> Rollout:
 FORMAT = Format(
     name="tito_call",
     title="Token-in, token-out provider, one call",
-    signature=one_way("input_ids", "output_ids", "logprobs", "finish_reason"),
+    signature=Signature("{input_ids}, {output_ids}, {logprobs}, {finish_reason}"),
     precedence=260,
     matches=lambda row: lists_or_null(row, "input_ids", "output_ids"),
-    **calls(_read, "messages").functions,
+    **calls(read, "messages").functions,
     row_is_call=True,
     shows="One call: its complete prompt, what was sampled, its logprobs. Messages if the caller added them.",
 )

@@ -26,13 +26,13 @@ from tito_audit.formats._update import updated_row
 from tito_audit.record.build import training_row
 from tito_audit.record.message import as_messages, as_tools
 from tito_audit.record.rollout import Place, Rollout
-from tito_audit.signature import absent, keys, one_way
+from tito_audit.signature import Signature
 
 _OTHERS = ("rollout_log_probs", "response", "group_index", "status")
 """Two of these identify the format; `tokens` and `loss_mask` alone are too common."""
 
 
-def _read_one(row: Row, place: Place) -> Rollout:
+def read(row: Row, place: Place) -> Rollout:
     ids = ids_or_none(row["tokens"], "tokens")
     mask = row["loss_mask"]
     trained = None
@@ -60,9 +60,7 @@ def _read_one(row: Row, place: Place) -> Rollout:
 FORMAT = Format(
     name="tito_sample",
     title="Token-in, token-out stack, one sample",
-    signature=one_way(
-        "tokens", keys("loss_mask", after=" over all of them"), "rollout_log_probs", absent("response_length")
-    ),
+    signature=Signature("{tokens}, {loss_mask} over all of them, {rollout_log_probs}, no {response_length}"),
     precedence=265,
     matches=lambda row: (
         "response_length" not in row
@@ -73,7 +71,7 @@ FORMAT = Format(
         and len(row["loss_mask"]) == len(row["tokens"])
         and not any(map(is_list, row["tokens"][:1]))
     ),
-    **replace(sample(_read_one, partial(updated_row, ids="tokens")), split=packed).functions,
+    **replace(sample(read, partial(updated_row, ids="tokens")), split=packed).functions,
     shows="The training row, its mask of weights and its logprobs, placed by their length. No calls; the "
     "prompt and the response are kept as text.",
 )

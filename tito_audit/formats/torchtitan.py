@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from tito_audit.format import Format, Row
-from tito_audit.formats._calls import TOOLS_MISSING, stated_facts, text_alone, turn_of_tokens
+from tito_audit.formats._calls import TOOLS_MISSING, place_in, stated_facts, text_alone, turn_of_tokens
 from tito_audit.formats._columns import as_objects, column_of, filled, is_list, other_columns
 from tito_audit.formats._update import object_at, of_calls, plain_sources
 from tito_audit.formats._writer import call_rows
@@ -21,7 +21,7 @@ from tito_audit.record.message import Message, as_messages
 from tito_audit.record.rollout import Place, Rollout, Turn
 from tito_audit.record.sources import CallSource, Sources
 from tito_audit.record.stated import Unread
-from tito_audit.signature import keys, one_way
+from tito_audit.signature import Signature
 
 _PROMPT, _COMPLETION, _LOGPROBS = "prompt_token_ids", "completion_token_ids", "completion_logprobs"
 _SENT, _ANSWER = "prompt_messages", "completion_message"
@@ -29,7 +29,7 @@ _ENDS = {"truncated_length": "length", "error_abort": "abort"}
 """Statuses that say why the last turn ended."""
 
 
-def _read(row: Row, place: Place) -> Sequence[Rollout]:
+def read(row: Row, place: Place) -> Sequence[Rollout]:
     entries = as_objects(row["turns"], "turns is not a list of turns (objects)")
     stated = stated_facts(row)
     conversations: list[tuple[Message, ...]] = []
@@ -56,27 +56,20 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
 
 def _turn(entry: Mapping[str, Any], conversation: tuple[Message, ...], messages: Sequence[Message]) -> Turn:
     answered = bool(conversation) and entry.get(_ANSWER) is not None and conversation[-1].role == "assistant"
-    in_place = answered and [message.wire for message in messages[: len(conversation)]] == [
-        message.wire for message in conversation
-    ]
-    sent = conversation[:-1] if answered else conversation
+    sent, answer = (conversation[:-1], conversation[-1]) if answered else (conversation, None)
     versions = [entry.get(name) for name in ("min_policy_version", "max_policy_version")]
-    turn = turn_of_tokens(
+    return turn_of_tokens(
         (_PROMPT, entry.get(_PROMPT)),
         (_COMPLETION, entry.get(_COMPLETION)),
         lambda: column_of(entry, _LOGPROBS),
         other_columns(entry, (_PROMPT, _COMPLETION, _LOGPROBS, _SENT, "env_messages", "metrics")),
-    )
-    return replace(
-        turn,
-        message_index=len(conversation) - 1 if in_place else None,
-        prompt_messages=None if in_place or not sent else sent,
-        completion_text=text_alone(conversation[-1]) if answered else None,
+        completion_text=None if answer is None else text_alone(answer),
         weight_versions=tuple(dict.fromkeys(str(version) for version in versions if version is not None)),
+        **place_in(messages, sent, answer),
     )
 
 
-def _sources(row: Row, _: Sequence[Rollout]) -> Sequence[Sources]:
+def sources(row: Row, _: Sequence[Rollout]) -> Sequence[Sources]:
     calls = []
     for number, entry in enumerate(row["turns"]):
         columns = {
@@ -89,11 +82,8 @@ def _sources(row: Row, _: Sequence[Rollout]) -> Sequence[Sources]:
 FORMAT = Format(
     name="torchtitan",
     title="torchtitan rollout samples",
-    signature=one_way(
-        "turns",
-        keys("completion_message", before=" whose entries have "),
-        keys("prompt_messages", before=" and "),
-        keys("reward_breakdown", before="; "),
+    signature=Signature(
+        "{turns} whose entries have {completion_message} and {prompt_messages}; {reward_breakdown}"
     ),
     precedence=145,
     matches=lambda row: (
@@ -101,7 +91,7 @@ FORMAT = Format(
         and "reward_breakdown" in row
         and (not row["turns"] or {_SENT, _ANSWER} <= object_at(row, "turns", 0).keys())
     ),
-    **call_rows(_read, _sources),
+    **call_rows(read, sources),
     shows="Every call of a rollout with its complete prompt, logprobs and weight versions, if the recorder has "
     "`log_tensors` and `log_logprobs`; messages where no tool is called, since tools are not logged. No mask: "
     "what was sampled is trained.",

@@ -23,7 +23,7 @@ from tito_audit.formats._update import with_values
 from tito_audit.record.arrays import Mask, as_floats
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout
-from tito_audit.signature import Signature, keys, way
+from tito_audit.signature import Signature
 
 _PROMPT, _IDS = "prompt_ids", "completion_ids"
 _MARKERS = ("sampling_per_token_logps", "old_per_token_logps")
@@ -32,7 +32,7 @@ _TOOL_MASKS = ("tool_mask", "env_mask")
 _SEEN = {_PROMPT: "prompt_mask", _IDS: "completion_mask"}
 
 
-def _sample(row: Row, place: Place) -> Rollout:
+def read(row: Row, place: Place) -> Rollout:
     prompt = row.get("prompt", row.get("prompts"))
     return sample_rollout(_plain(row), place, FORMAT.name, (_IDS, _PROMPT), prompt=prompt)
 
@@ -71,7 +71,7 @@ def _visible(row: Row) -> tuple[Mask, Mask]:
     return prompt, np.arange(len(ids)) < end
 
 
-def _updated(row: Row, before: Rollout, repaired_rollout: RepairedRollout) -> Row:
+def updated(row: Row, before: Rollout, repaired_rollout: RepairedRollout) -> Row:
     """A sample with its repaired columns, padded to their old widths."""
     plain = _plain(row)
     new = updated_sample(plain, before, repaired_rollout)
@@ -89,19 +89,9 @@ def _updated(row: Row, before: Rollout, repaired_rollout: RepairedRollout) -> Ro
 FORMAT = Format(
     name="trl_rollout",
     title="TRL rollout_func output and trainer buffers",
-    signature=Signature.of(
-        way(
-            "prompt_ids",
-            keys("completion_ids", before=" and ", after=", each one list per completion"),
-            keys("logprobs", before=", with "),
-        ),
-        way(
-            "prompt_ids",
-            "prompt_mask",
-            "completion_ids",
-            "completion_mask",
-            keys("sampling_per_token_logps", "old_per_token_logps", before=" and "),
-        ),
+    signature=Signature(
+        "{prompt_ids} and {completion_ids}, each one list per completion, with {logprobs}; or {prompt_ids}, "
+        "{prompt_mask}, {completion_ids}, {completion_mask} and {sampling_per_token_logps|old_per_token_logps}"
     ),
     precedence=224,
     matches=lambda row: (
@@ -110,7 +100,7 @@ FORMAT = Format(
         else all(is_list(row.get(name)) for name in (_PROMPT, _IDS, *_SEEN.values()))
         and any(name in row for name in _MARKERS)
     ),
-    **batch(_sample, _updated, _IDS).functions,
+    **batch(read, updated, _IDS).functions,
     shows="Each completion with its prompt and logprobs, or its training row where an `env_mask` or `tool_mask` "
     "leaves tokens out; the prompt's messages where they were saved. No model or tools.",
 )

@@ -16,7 +16,15 @@ import numpy as np
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
 from tito_audit.formats._beside import beside_of
-from tito_audit.formats._calls import model_facts, text_alone, turn_of_tokens, with_finishes, written_once
+from tito_audit.formats._calls import (
+    model_facts,
+    place_in,
+    text_alone,
+    turn_of_tokens,
+    with_finishes,
+    within,
+    written_once,
+)
 from tito_audit.formats._columns import (
     as_object,
     equal_values,
@@ -39,7 +47,7 @@ from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout, TrainingRow, Turn
 from tito_audit.record.sources import CallSource, Counter, Sources
 from tito_audit.record.stated import as_group
-from tito_audit.signature import one_way, optional
+from tito_audit.signature import Signature
 
 _IDS = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "completion_logprobs")
 _UNREBUILT = ("routed_experts", "prompt_attribution")
@@ -60,7 +68,7 @@ class _Step:
     """True if the prompt was cut to the model's limit, so that ids and messages differ."""
 
 
-def _matches(row: Row) -> bool:
+def matches(row: Row) -> bool:
     if "example_id" not in row or "completion" not in row or "prompt" not in row:
         return False
     completion = row["completion"]
@@ -74,8 +82,21 @@ def _matches(row: Row) -> bool:
     )
 
 
-def _read(row: Row, place: Place) -> Sequence[Rollout]:
-    steps = _steps(row)
+def read(row: Row, place: Place) -> Sequence[Rollout]:
+    logged = row.get("trajectory")
+    if logged is not None and not isinstance(logged, list | tuple):
+        raise RecordError("trajectory is not a list of steps")
+    steps: list[_Step] = []
+    for number, step in enumerate(logged or ()):
+        where = f"trajectory[{number}]"
+        step = as_object(step, f"{where} is not a step (an object)")
+        tokens = step.get("tokens")
+        if tokens is not None:
+            tokens = as_object(tokens, f"{where}.tokens is not an object with the ids of the step")
+        answers = chat_messages(step.get("completion"), f"{where}.completion")
+        answer = next((message for message in answers if message.role == "assistant"), None)
+        prompt = chat_messages(step.get("prompt"), f"{where}.prompt")
+        steps.append(_Step(step, where, prompt, answer, tokens or {}, bool((tokens or {}).get("overlong_prompt"))))
     # The conversation of the last step; the row's own copy of it if there are no steps.
     last = steps[-1] if steps else None
     if last is not None and last.prompt and last.answer is not None:
@@ -91,7 +112,7 @@ def _read(row: Row, place: Place) -> Sequence[Rollout]:
     return (Rollout(place, FORMAT.name, messages, tools, turns=turns, training_row=trained, stated=stated),)
 
 
-def _update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
+def update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
     if not repaired:
         return ()
     if len(repaired) > 1:
@@ -100,52 +121,28 @@ def _update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
         )
     stays = "a step of a trajectory cannot be left out: later steps repeat its answer"
     row_stays = "the masks of the steps say what was sampled, so the loss mask cannot be changed by itself"
-    return (rewritten_calls(row, repaired, _read, _sources, totals=_totals, stays=stays, row_stays=row_stays),)
-
-
-def _steps(row: Row) -> list[_Step]:
-    logged = row.get("trajectory")
-    if logged is not None and not isinstance(logged, list | tuple):
-        raise RecordError("trajectory is not a list of steps")
-    steps = []
-    for number, step in enumerate(logged or ()):
-        where = f"trajectory[{number}]"
-        step = as_object(step, f"{where} is not a step (an object)")
-        tokens = step.get("tokens")
-        if tokens is not None:
-            tokens = as_object(tokens, f"{where}.tokens is not an object with the ids of the step")
-        answers = chat_messages(step.get("completion"), f"{where}.completion")
-        answer = next((message for message in answers if message.role == "assistant"), None)
-        prompt = chat_messages(step.get("prompt"), f"{where}.prompt")
-        steps.append(_Step(step, where, prompt, answer, tokens or {}, bool((tokens or {}).get("overlong_prompt"))))
-    return steps
+    return (rewritten_calls(row, repaired, read, sources, totals=totals, stays=stays, row_stays=row_stays),)
 
 
 def _turn(step: _Step, messages: Sequence[Message]) -> Turn:
-    index = len(step.prompt)
     # Truncated too if the trainer did it afterwards.
     cut = step.wire.get("is_truncated") is True or step.tokens.get("is_truncated") is True
-    in_place = step.answer is not None and index < len(messages) and not step.cut
-    in_place = in_place and [m.wire for m in messages[: index + 1]] == [
-        m.wire for m in (*step.prompt, *((step.answer,) if step.answer else ()))
-    ]
     text = step.wire.get("completion")
     if not isinstance(text, str) and step.answer is not None:
         text = text_alone(step.answer)
     turn = Turn(
         prompt_ids=None,
         completion_ids=None,
-        message_index=index if in_place else None,
-        prompt_messages=None if in_place or step.cut or not step.prompt else step.prompt,
         prompt_text=first_text(step.wire, ("prompt",)),
         completion_text=text if isinstance(text, str) and not step.cut else None,
         finish_reason="length"
         if cut
         else first_text(object_at(step.wire, "response", "message"), ("finish_reason",)),
+        **({} if step.cut else place_in(messages, step.prompt, step.answer)),
     )
     if not _has_ids(step):
         return turn
-    try:
+    with within(f"{step.where}.tokens"):
         ids: Any = step.tokens.get("completion_ids")
         logprobs: Any = step.tokens.get("completion_logprobs")
         call = turn_of_tokens(
@@ -167,8 +164,6 @@ def _turn(step: _Step, messages: Sequence[Message]) -> Turn:
                 raise RecordError(f"completion_mask has {len(values)} entries for {size} completion ids")
             kind, fit, encoding = ColumnRole.LOSS_MASK, Alignment.CALL, MaskEncoding.BINARY
             columns = (*columns, Column("completion_mask", kind, values, fit, encoding=encoding))
-    except RecordError as error:
-        raise RecordError(f"{step.where}.tokens: {error}") from None
     return replace(
         turn,
         prompt_ids=call.prompt_ids,
@@ -219,7 +214,7 @@ def _row_if_masks_differ(steps: Sequence[_Step], turns: Sequence[Turn]) -> Train
     return training_row(last, mask=("completion_mask", whole), logprobs=("completion_logprobs", logprobs))
 
 
-def _sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
+def sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
     (rollout,) = rollouts
     calls = []
     for number, turn in enumerate(rollout.turns):
@@ -250,7 +245,7 @@ def _is_copy(value: Any, of: Any) -> bool:
     return is_list(value) and of is not None and equal_values(of, value)
 
 
-def _totals(row: Row, before: Sequence[Rollout], after: Sequence[Rollout]) -> Iterator[Edit]:
+def totals(row: Row, before: Sequence[Rollout], after: Sequence[Rollout]) -> Iterator[Edit]:
     """Edits to the row's counts: the tokens of all prompts, and those the last call saw but no call sampled.
 
     `legacy/utils/usage_utils.py` (`compute_context_token_metrics`).
@@ -272,14 +267,12 @@ def _has_ids(step: _Step) -> bool:
 FORMAT = Format(
     name="verifiers_results",
     title="verifiers results (before v1)",
-    signature=one_way(
-        "example_id", "prompt", "completion", "is_completed", optional("trajectory[].tokens", before="; ids in ")
-    ),
+    signature=Signature("{example_id}, {prompt}, {completion}, {is_completed}; ids in {trajectory[].tokens?}"),
     precedence=170,
-    matches=_matches,
-    read=_read,
-    sources=_sources,
-    update=_update,
+    matches=matches,
+    read=read,
+    sources=sources,
+    update=update,
     shows="Messages, tools and, where the run kept its trajectory, every call with its prompt, its logprobs and "
     "how it ended. By default no trajectory is kept and there are no ids.",
 )

@@ -40,13 +40,13 @@ from tito_audit.record.column import Alignment, Column, ColumnRole
 from tito_audit.record.message import Message
 from tito_audit.record.rollout import Place, Rollout, Turn
 from tito_audit.record.stated import Stated, as_group
-from tito_audit.signature import Signature, keys, way
+from tito_audit.signature import Signature
 
 _KNOWN = ("token_ids", "mask", "logprobs", "semantic_parents", "tools")
 _UPLOADED = {"trajectory", "problem_id", "sample_id", "info"}
 
 
-def _matches(row: Row) -> bool:
+def matches(row: Row) -> bool:
     episode = episode_of(row)
     traces = episode.get("traces")
     if isinstance(traces, list | tuple):
@@ -58,7 +58,7 @@ def _matches(row: Row) -> bool:
     return row.keys() >= _UPLOADED and isinstance(row["trajectory"], str)
 
 
-def _read(row: Row, place: Place) -> Sequence[Rollout]:
+def read(row: Row, place: Place) -> Sequence[Rollout]:
     episode = episode_of(row)
     if episode is row and "traces" not in row and "nodes" not in row:
         # The rollout of an uploaded sample whose episode was too large to be included: only messages.
@@ -212,16 +212,12 @@ def _is_graph(nodes: object) -> bool:
 FORMAT = Format(
     name="verifiers_v1",
     title="verifiers v1 and prime-rl traces",
-    signature=Signature.of(
-        way("traces", keys("nodes", before=" of ")),
-        way("nodes", keys("calls", before=" + "), before=", or "),
-        way("info", keys("native_wrapper", before=" with a ")),
-    ),
+    signature=Signature("{traces} of {nodes}, or {nodes} + {calls}; or {info} with a {native_wrapper}"),
     precedence=40,
-    matches=_matches,
-    read=_read,
+    matches=matches,
+    read=read,
     sources=node_sources,
-    update=partial(updated_rows, read=_read),
+    update=partial(updated_rows, read=read),
     shows="Messages, tools and every call, with what it was given on its branch, its logprobs, how it ended and "
     "the policy's version. Branches are separate sequences. Only the mask says what was sampled, so it is "
     "trusted.",

@@ -21,7 +21,7 @@ from tito_audit.formats._update import with_values
 from tito_audit.record.arrays import Mask, as_floats, as_ids
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout
-from tito_audit.signature import keys, one_way
+from tito_audit.signature import Signature
 
 _PROMPTS, _RESPONSES, _SEEN = "prompts", "responses", "attention_mask"
 _NAMES = {"prompt_ids": _PROMPTS, "response_ids": _RESPONSES}
@@ -34,7 +34,7 @@ def _is_ids(value: object) -> bool:
     return value is None or (is_list(value) and all(isinstance(entry, int | np.integer) for entry in value[:4]))
 
 
-def _sample(row: Row, place: Place) -> Rollout:
+def read(row: Row, place: Place) -> Rollout:
     return sample_rollout(_plain(row), place, FORMAT.name, tuple(_NAMES), prompt=row.get("raw_prompt"))
 
 
@@ -85,7 +85,7 @@ def _size(row: Row, name: str) -> int:
     return 0 if value is None else len(value)
 
 
-def _updated(row: Row, before: Rollout, repaired_rollout: RepairedRollout) -> Row:
+def updated(row: Row, before: Rollout, repaired_rollout: RepairedRollout) -> Row:
     """A sample with its repaired columns, padded to their old widths."""
     plain = _plain(row)
     new = updated_sample(plain, before, repaired_rollout)
@@ -137,12 +137,7 @@ def _positions(seen: NDArray[np.bool_]) -> NDArray[np.int64]:
 FORMAT = Format(
     name="verl_batch",
     title="verl batches (DataProto as lists)",
-    signature=one_way(
-        "prompts",
-        keys("responses", before=" and ", after=" of ids"),
-        keys("attention_mask", before=", with "),
-        keys("response_mask", before=" and "),
-    ),
+    signature=Signature("{prompts} and {responses} of ids, with {attention_mask} and {response_mask}"),
     precedence=226,
     matches=lambda row: (
         all(is_list(row.get(name)) for name in (_PROMPTS, _RESPONSES))
@@ -152,7 +147,7 @@ FORMAT = Format(
             else _is_ids(row[_RESPONSES]) and _is_ids(row[_PROMPTS])
         )
     ),
-    **batch(_sample, _updated, _RESPONSES).functions,
+    **batch(read, updated, _RESPONSES).functions,
     shows="Each sample's training row with its mask, logprobs and what the trainer computed, padding removed; "
     "or its one call. The logs that verl itself writes hold text only.",
 )

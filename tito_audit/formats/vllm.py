@@ -6,18 +6,33 @@ The ids are there if the request set `return_token_ids`, or are strings `token_i
 
 from __future__ import annotations
 
-from tito_audit.formats._responses import has_server_ids
-from tito_audit.formats._responses_read import format_of_answers
-from tito_audit.signature import KeyWay, Signature, keys, way
+from tito_audit.formats._answers import format_of_answers
+from tito_audit.formats._responses import Exchange, first_choices, is_token_id
+from tito_audit.formats._update import object_at
+from tito_audit.signature import Signature
+
+
+def holds_ids(logged: Exchange) -> bool:
+    """Whether an answer has ids in their own list, or as token strings."""
+    if any(response.get("prompt_token_ids") is not None for response in logged.responses):
+        return True
+    for choice in first_choices(logged):
+        logprobs = object_at(choice, "logprobs")
+        first = object_at(logprobs, "content", 0)
+        tokens = [first.get("token")] if first else logprobs.get("tokens")
+        if choice.get("token_ids") is not None or choice.get("prompt_token_ids") is not None:
+            return True
+        if isinstance(tokens, list | tuple) and tokens and is_token_id(tokens[0]):
+            return True
+    return False
+
 
 FORMAT = format_of_answers(
     "vllm",
-    has_server_ids,
+    holds_ids,
     title="vLLM responses",
-    signature=Signature.of(
-        way("choices[].token_ids"),
-        way("prompt_token_ids", keys("choices", before=" beside ")),
-        KeyWay(words="token strings `token_id:N`"),
+    signature=Signature(
+        "{choices[].token_ids}; or {prompt_token_ids} beside {choices}; or token strings `token_id:N`"
     ),
     precedence=240,
     shows="The call's completion and logprobs, its prompt if the answer or the request holds it; messages "

@@ -1,9 +1,13 @@
-"""A logged answer as rollouts: one for each choice, all with the request's messages."""
+"""Logged answers as calls: each choice a rollout of its own, or calls that continue each other as threads.
+
+`format_of_answers` is for rows that hold an answer and maybe its request, `PartRows` for rows that hold threads of
+calls, each a `LoggedCall`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -12,7 +16,7 @@ import numpy as np
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row
 from tito_audit.formats._beside import beside_of, version_spans
-from tito_audit.formats._calls import real_name, stop_string, text_alone
+from tito_audit.formats._calls import real_name, same_messages, stop_string, text_alone
 from tito_audit.formats._columns import alternatives, first_text
 from tito_audit.formats._responses import (
     FLOOR,
@@ -30,14 +34,15 @@ from tito_audit.formats._responses import (
     scores_of,
 )
 from tito_audit.formats._update import at, object_at, of_calls, plain_sources, same_as
-from tito_audit.formats._writer import call_rows, logged_logprobs
+from tito_audit.formats._writer import RowFunctions, call_rows, logged_logprobs, rewritten_calls
 from tito_audit.record.arrays import Ids, as_ids, empty_ids
 from tito_audit.record.build import call_columns
 from tito_audit.record.edits import Path
-from tito_audit.record.message import Message, as_message, as_messages, as_tools, without_arrays
+from tito_audit.record.message import Message, ToolSpec, as_message, as_messages, as_tools, without_arrays
+from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout, Turn, Usage
 from tito_audit.record.sources import CallSource, Counter, Layout, Source, Sources
-from tito_audit.record.stated import Stated, as_group
+from tito_audit.record.stated import NOTHING_STATED, Stated, as_group
 from tito_audit.signature import Signature
 
 _ID_KEYS = ("token_ids", "output_ids", "prompt_token_ids")
@@ -48,24 +53,13 @@ _PARTS = ("", "meta_info", "usage")
 """Where prompt data may be: the answer or choice itself, and the objects in it."""
 
 
-@dataclass(frozen=True, slots=True)
-class ChoiceCall:
-    """One choice of an answer."""
-
-    turn: Turn
-    """Has neither `message_index` nor `prompt_messages`."""
-    message: Message | None
-    """None for a completion, and for a message of another role."""
-    disagreement: str | None
-    """How two copies of its ids differ."""
-    wants_ids: bool
-    """False if it has neither ids nor tokens as text, and no column for them."""
-
-
 def choice_call(
     request: Mapping[str, Any], response: Mapping[str, Any], choice: Mapping[str, Any], number: int = 0
-) -> ChoiceCall:
-    """The call that wrote choice `number` of an answer; `response` may be the choice itself."""
+) -> tuple[Turn, str, bool]:
+    """The call that wrote choice `number` of an answer, with its message; `response` may be the choice itself.
+
+    Then how two copies of its ids differ; and False if it has no ids, no tokens as text, and no column for them.
+    """
     tokens = generated(choice, response)
     logged = choice.get("message")
     message = None
@@ -77,7 +71,7 @@ def choice_call(
     turn = replace(turn, answer=answer, usage=usage_of(request, response, choice, tokens.ids))
     scores = object_at(choice, "meta_info").get("output_token_logprobs")
     wants_ids = not nothing or scores is not None or any(choice.get(key) is not None for key in _ID_KEYS)
-    return ChoiceCall(turn, answer, tokens.disagreement, wants_ids)
+    return turn, tokens.disagreement or "", wants_ids
 
 
 def rollouts_of(row: Row, place: Place, name: str) -> Sequence[Rollout]:
@@ -90,14 +84,13 @@ def rollouts_of(row: Row, place: Place, name: str) -> Sequence[Rollout]:
     answers = list(all_choices(logged))
     rollouts = []
     for item, (response, choice, number, _) in enumerate(answers):
-        call = choice_call(logged.request, response, choice, number)
-        messages = (*before, call.message) if before and call.message is not None else ()
-        stated = replace(request_facts(logged.request, response), copies_disagree=call.disagreement or "")
+        turn, odd, wants_ids = choice_call(logged.request, response, choice, number)
+        messages = (*before, turn.answer) if before and turn.answer is not None else ()
+        stated = replace(request_facts(logged.request, response), copies_disagree=odd)
         if len(answers) > 1:
             stated = replace(stated, group=as_group(response.get("id")))
-        if not call.wants_ids:
-            stated = stated.without_ids()
-        turns = (replace(call.turn, message_index=len(before) if messages else None),) if call.wants_ids else ()
+        turns = (replace(turn, message_index=len(before) if messages else None),) if wants_ids else ()
+        stated = stated if wants_ids else stated.without_ids()
         own = replace(place, item=item)
         rollouts.append(replace(base, place=own, messages=messages, turns=turns, stated=stated))
     return tuple(rollouts)
@@ -326,3 +319,143 @@ def choice_source(row: Row, logged: Exchange, above: Path, path: Path, turn: Tur
             for holder in holders
         ),
     )
+
+
+# Threads: calls of one conversation, each where its row stores it
+
+FindSource = Callable[[], CallSource]
+"""Finds where a call is in its row; called only when something has to be written."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedCall:
+    """One model call with its request."""
+
+    turn: Turn
+    """Without `message_index` and `prompt_messages`."""
+    source: FindSource
+    prompt: tuple[Message, ...] = ()
+    """() if the log does not say what it was sent."""
+    answer: Message | None = None
+    tools: tuple[ToolSpec, ...] = ()
+    template_kwargs: Mapping[str, object] = field(default_factory=dict)
+    stated: Stated = NOTHING_STATED
+    wants_ids: bool = True
+    """False if the log has neither ids nor a column for them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Thread:
+    """One rollout of a row, and where each of its calls is stored."""
+
+    rollout: Rollout
+    sources: tuple[FindSource, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PartRows:
+    """The `read`, `sources` and `update` of a format whose rows hold threads of calls."""
+
+    parts: Callable[[Row, Place], Sequence[Thread]]
+    """The threads of a row; their items are not numbered yet."""
+
+    def read(self, row: Row, place: Place) -> Sequence[Rollout]:
+        """One rollout for each thread."""
+        rollouts = (part.rollout for part in self.parts(row, place))
+        return tuple(replace(rollout, place=replace(place, item=item)) for item, rollout in enumerate(rollouts))
+
+    def sources(self, row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
+        """Where the row stores the calls of each thread."""
+        return of_calls([source() for source in part.sources] for part in self.parts(row, rollouts[0].place))
+
+    def update(self, row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
+        """The row with its repaired threads; RecordError for a fork."""
+        items = [part.rollout.place.item for part in repaired]
+        if len(set(items)) != len(items):
+            raise RecordError("this format holds each conversation once and cannot hold the parts of a fork")
+        stays = "this format cannot leave out a call of a conversation"
+        return (rewritten_calls(row, repaired, self.read, self.sources, stays=stays),)
+
+    @property
+    def functions(self) -> RowFunctions:
+        """What a format takes from here."""
+        return RowFunctions(read=self.read, sources=self.sources, update=self.update)
+
+
+def chat_calls(
+    root: Row, request: Mapping[str, Any], response: Mapping[str, Any], request_path: Path, path: Path
+) -> list[LoggedCall]:
+    """One call for each choice of a chat answer or completion at `path` of the row; [] if it has none."""
+    listed = response.get("choices")
+    if isinstance(listed, list | tuple) and not listed:
+        return []
+    logged = Exchange(request, (response,), (request_path,), (path,))
+    fields, before = request_fields(request), request_messages(request)
+    calls = []
+    for number, choice in enumerate(choices(response)):
+        at = path if choice is response else (*path, "choices", number)
+        turn, odd, wants_ids = choice_call(request, response, choice, number)
+        source = partial(choice_source, root, logged, path, at, turn)
+        stated = replace(request_facts(request, response), copies_disagree=odd)
+        calls.append(LoggedCall(turn, source, before, turn.answer, stated=stated, wants_ids=wants_ids, **fields))
+    return calls
+
+
+def threads(exchanges: Sequence[Sequence[LoggedCall]]) -> list[list[LoggedCall]]:
+    """Calls grouped into possible conversations, in order; each exchange is given as a list of its choices.
+
+    Calls with other models, tools or template arguments belong to another agent. Of several choices, the one
+    that a later call was sent (else the first) continues the conversation; each other one is a thread by itself.
+    """
+
+    def context(call: LoggedCall) -> tuple[Any, ...]:
+        return call.stated.model, call.stated.attempt, call.tools, call.template_kwargs
+
+    lines: list[list[Sequence[LoggedCall]]] = []
+    for answered in filter(None, exchanges):
+        line = next((line for line in lines if context(line[0][0]) == context(answered[0])), None)
+        if line is None:
+            lines.append(line := [])
+        line.append(answered)
+    main: list[list[LoggedCall]] = []
+    alternatives: list[list[LoggedCall]] = []
+    for line in lines:
+        main.append([])
+        for number, answered in enumerate(line):
+            at = _continued(answered, line[number + 1 :])
+            main[-1].append(answered[at])
+            alternatives += [[call] for n, call in enumerate(answered) if n != at]
+    return [*main, *alternatives]
+
+
+def part_of(calls: Sequence[LoggedCall], place: Place, name: str, stated: Stated) -> Thread:
+    """The rollout of one thread: its messages are the last call's, and calls that fit into them have an index."""
+    last = calls[-1]
+    messages = last.prompt if last.answer is None or not last.prompt else (*last.prompt, last.answer)
+    # Facts that only one call states and that apply to all.
+    copies = next((call.stated.copies_disagree for call in calls if call.stated.copies_disagree), "")
+    facts = replace(last.stated, copies_disagree=copies).overlaid(stated)
+    rollout = Rollout(place, name, messages, last.tools, last.template_kwargs, stated=facts)
+    if not any(call.wants_ids for call in calls):
+        return Thread(replace(rollout, stated=facts.without_ids()), ())
+    turns: list[Turn] = []
+    limit = len(messages)
+    for call in reversed(calls):
+        index = len(call.prompt)
+        fits = call.answer is not None and 0 < index < limit
+        if fits and call.answer is not None and same_messages(messages[: index + 1], (*call.prompt, call.answer)):
+            limit = index
+            turns.append(replace(call.turn, message_index=index))
+        else:
+            turns.append(replace(call.turn, prompt_messages=call.prompt or None))
+    return Thread(replace(rollout, turns=tuple(reversed(turns))), tuple(call.source for call in calls))
+
+
+def _continued(exchange: Sequence[LoggedCall], after: Sequence[Sequence[LoggedCall]]) -> int:
+    """The first choice whose answer a later call was sent; else the first."""
+    for number, call in enumerate(exchange if len(exchange) > 1 else ()):
+        if call.answer is not None and call.prompt:
+            conversation = (*call.prompt, call.answer)
+            if any(same_messages(later[0].prompt[: len(conversation)], conversation) for later in after):
+                return number
+    return 0
