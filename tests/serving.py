@@ -5,8 +5,12 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
+import time
+import urllib.error
+import urllib.request
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +19,8 @@ from aiohttp import web
 from openai import OpenAI
 
 from tests import toy
+from tests.command import run
+from tests.world import TOY
 from tito_audit.errors import ProviderError
 from tito_audit.parser import ParseOptions, ParserRun, Reads
 from tito_audit.parsers import parser_named, start_answer
@@ -25,7 +31,34 @@ from tito_audit.serve.gateway import Gateway
 from tito_audit.sessions.engine import Conversations, Limits
 from tito_audit.tokens.tokenizer import Tokenizer
 
-_CLIENTS: list[OpenAI] = []
+_CLIENTS: dict[Any, Any] = {}
+
+TOOLS: list[Any] = [
+    {
+        "type": "function",
+        "function": {
+            "name": "weather",
+            "description": "Look up the weather",
+            "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+        },
+    }
+]
+FLAT: list[Any] = [{"type": "function", **TOOLS[0]["function"]}]
+"""The tools as the Responses API has them."""
+SCHEMAS: list[Any] = [
+    {
+        "name": "weather",
+        "description": "Look up the weather",
+        "input_schema": TOOLS[0]["function"]["parameters"],
+        "cache_control": {"type": "ephemeral"},
+    }
+]
+"""The tools as the Messages API has them."""
+ASK: Any = {"role": "user", "content": "What is the weather in Oslo?"}
+CALL = '<tool_call>\n{"name": "weather",  "arguments": {"city":   "Oslo"}}\n</tool_call><|im_end|>'
+SAID = "<think>\n\n</think>\n\nIt rains in Oslo.<|im_end|>"
+PLAIN = "It rains in Oslo, and it is 7 degrees.<|im_end|>"
+THOUGHT = "<think>\nHm, Oslo.\n</think>\n\nLet me look. "
 
 
 class Scripted:
@@ -136,6 +169,11 @@ def hermes(options: ParseOptions) -> ParserRun:
     return start_answer(parser_named("qwen3", Reads.REASONING), parser_named("hermes", Reads.TOOLS), options)
 
 
+def plain(options: ParseOptions) -> ParserRun:
+    """Answers that are content and nothing else."""
+    return start_answer(options=options)
+
+
 def make_gateway(
     log: Path,
     answers: Sequence[str | ProviderError],
@@ -181,19 +219,57 @@ def served(gateway: Gateway, options: HttpOptions | None = None) -> Iterator[str
         gateway.log.close()
 
 
-def client(address: str, path: str = "", key: str = "none", **more: Any) -> OpenAI:
-    """An OpenAI client of a gateway, which never asks twice; it is closed when its gateway is."""
-    made = OpenAI(base_url=f"{address}{path}/v1", api_key=key, max_retries=0, timeout=20, **more)
-    _CLIENTS.append(made)
-    return made
+def client(address: str, path: str = "", key: str = "none", kind: Any = OpenAI, **more: Any) -> Any:
+    """A client of a gateway, which never asks twice; those of one package share connections."""
+    if kind not in _CLIENTS:
+        _CLIENTS[kind] = kind(base_url=address, api_key=key, max_retries=0, timeout=20)
+    base = f"{address}{path}/v1" if kind is OpenAI else f"{address}{path}"
+    return _CLIENTS[kind].with_options(base_url=base, api_key=key, **more)
 
 
 def close_clients() -> None:
-    """Close all clients that were made."""
+    """Close the connections of all clients."""
     while _CLIENTS:
-        _CLIENTS.pop().close()
+        _CLIENTS.popitem()[1].close()
 
 
 def logged(log: Path) -> list[dict[str, Any]]:
     """The lines of a log."""
     return [orjson.loads(line) for line in log.read_bytes().splitlines()]
+
+
+def check_chain(rows: Sequence[dict[str, Any]]) -> None:
+    """Each call continues the one before it, ids and all."""
+    assert [row["branch"] for row in rows] == ["start", *["continues"] * (len(rows) - 1)], [
+        row["fork"] for row in rows
+    ]
+    for before, row in pairwise(rows):
+        seen = before["prompt_token_ids"] + before["completion_token_ids"]
+        assert row["prompt_token_ids"][: len(seen)] == seen
+        assert row["parent"] == {"call_id": before["call_id"], "choice": 0}
+        assert row["thread_id"] == before["thread_id"]
+
+
+def codes_of(log: Path, *arguments: str, passes: str = "note") -> list[str]:
+    """The codes of what a scan finds, but for notes or what else passes."""
+    _, out, _ = run("scan", str(log), "-t", str(TOY), *arguments, "--report", "json")
+    found = orjson.loads(out)["findings"]
+    return sorted({one["code"] for one in found if one["severity"] not in ("note", passes)})
+
+
+def asked(address: str, path: str, body: Any = None, method: str | None = None, **headers: str) -> tuple[int, Any]:
+    """Status and object of a request without a client's package."""
+    data = None if body is None else body if isinstance(body, bytes) else orjson.dumps(body)
+    request = urllib.request.Request(address + path, data, headers, method=method)
+    try:
+        with urllib.request.urlopen(request, timeout=20) as answer:
+            return answer.status, orjson.loads(answer.read())
+    except urllib.error.HTTPError as error:
+        return error.code, orjson.loads(error.read())
+
+
+def until(holds: Callable[[], Any], seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.01)

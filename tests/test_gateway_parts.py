@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from tests.serving import client, logged, make_gateway, served
+from tests.serving import PLAIN, asked, client, codes_of, logged, make_gateway, plain, served
 from tests.tables import stored
-from tests.test_gateway import PLAIN, asked, errors_of, plain
 from tests.toy import toy_tokenizer
 from tito_audit.render.renderer import make_renderer
 from tito_audit.sessions.content import as_served, takes_parts
@@ -54,7 +53,7 @@ def test_text_parts_are_given_in_the_form_that_the_template_reads(tmp_path: Path
         assert rows[0]["messages"] == history[:1], "as the client sent them"
         if template is None:
             assert rows[0]["template_messages"] == [{"role": "user", "content": written}]
-            assert errors_of(log) == []
+            assert codes_of(log) == []
 
 
 WANTS = (
@@ -109,7 +108,7 @@ def test_texts_are_given_as_parts_where_the_template_writes_nothing_for_a_text(t
         assert contents[2:] == ["Two", [{"type": "text", "text": "Three"}]]
         file = tmp_path / "wants.jinja"
         file.write_text(template, "utf-8")
-        assert errors_of(log, "--chat-template", str(file)) == []
+        assert codes_of(log, "--chat-template", str(file)) == []
 
 
 def test_parts_that_are_no_text_are_refused_by_kind(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from tests.gateway.process import Process, gateway
 from tests.recording_proxy import Proxy, recording
-from tests.test_gateway_responses import one_chain
+from tests.serving import check_chain
 from tests.tiers import crossed, examples
 from tests.vllm.agent import FREE, LOOP, TOOLS, Row, Step
 from tests.vllm.server import VllmServer
@@ -232,7 +232,7 @@ def test_an_agent_at_a_seed_samples_the_same_ids_by_each_api(
     if kind == "tools":
         assert sum(map(len, told["chat"])) == 6 * len(seeds)
         for lines in sessions.values():
-            one_chain(lines)
+            check_chain(lines)
     clean(log, vllm_server)
 
 
@@ -268,7 +268,7 @@ def test_a_forced_call_is_parsed_each_time_and_the_next_prompt_continues_it(
     assert len(sessions) == tries
     for lines in sessions.values():
         assert len(lines) == 2
-        one_chain(lines)
+        check_chain(lines)
         assert lines[0]["finish_reason"] == "tool_calls"
         assert lines[0]["forced"]["syntax"] == ("json" if how == "as a list" else "template")
         ids = lines[0]["completion_token_ids"]
