@@ -71,7 +71,7 @@ def check_rows(rows: list[Any], agent: Client, provider: Scripted, before: int) 
         assert answer.usage == (len(row["prompt_token_ids"]), len(row["completion_token_ids"]))
         assert (said["content"] or "") == answer.says["text"]
         assert answer.says["reasoning"] in (said.get("reasoning_content", ""), "")
-        assert [call["id"] for call in said.get("tool_calls", ())] == [call_id for call_id, *_ in answer.calls]
+        assert [call["id"] for call in said.get("tool_calls", ())] == [call["id"] for call in answer.calls]
     roles = [message["role"] for message in rows[-1]["messages"] if message["role"] != "system"] if rows else []
     calls, expected = 0, []
     for turn in agent.history[:-1]:

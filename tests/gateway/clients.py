@@ -8,7 +8,7 @@ gave it, and to another API as what it says.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -17,8 +17,106 @@ from anthropic import Anthropic
 from openai import APIError
 
 from tests.serving import FLAT, SCHEMAS, TOOLS, client
+from tito_audit.serve.messages import Messages as Signing
 
+Message = dict[str, Any]
 THINKING: Any = {"type": "enabled", "budget_tokens": 1024}
+
+
+# A chat's message in the forms of the other APIs, and back
+
+
+def items_of(message: Message) -> list[Message]:
+    """A message of a chat as items of a response."""
+    text, thought = message.get("content"), message.get("reasoning_content")
+    if message["role"] == "tool":
+        return [{"type": "function_call_output", "call_id": message["tool_call_id"], "output": text}]
+    calls = message.get("tool_calls") or []
+    content = [{"type": "reasoning_text", "text": thought}]
+    items: list[Message] = [{"type": "reasoning", "summary": [], "content": content}] if thought else []
+    if text or not (thought or calls):
+        items.append({"role": message["role"], "content": text or ""})
+    return items + [{"type": "function_call", "call_id": call["id"], **call["function"]} for call in calls]
+
+
+def from_items(items: Sequence[Message]) -> Message:
+    """The items of an answer as a message of a chat."""
+    message: Message = {"role": "assistant", "content": None}
+    for item in items:
+        if item["type"] == "function_call":
+            _call(message, item["call_id"], item["name"], item["arguments"])
+        else:
+            name = "content" if item["type"] == "message" else "reasoning_content"
+            message[name] = (message.get(name) or "") + item["content"][0]["text"]
+    return message
+
+
+def blocks_of(message: Message) -> list[Message]:
+    """A message of a chat as content blocks."""
+    text, thought = message.get("content") or "", message.get("reasoning_content")
+    if message["role"] == "tool":
+        return [{"type": "tool_result", "tool_use_id": message["tool_call_id"], "content": text}]
+    signed = {"type": "thinking", "thinking": thought, "signature": Signing().signed(thought or "")}
+    blocks = [signed] if thought else []
+    if text or message["role"] == "user":
+        blocks.append({"type": "text", "text": text})
+    for call in message.get("tool_calls") or []:
+        value, name = json.loads(call["function"]["arguments"]), call["function"]["name"]
+        blocks.append({"type": "tool_use", "id": call["id"], "name": name, "input": value})
+    return blocks
+
+
+def from_blocks(blocks: Sequence[Message]) -> Message:
+    """Content blocks as a message of a chat."""
+    message: Message = {"role": "assistant", "content": None}
+    for block in blocks:
+        if block["type"] == "text":
+            message["content"] = (message["content"] or "") + block["text"]
+        elif block["type"] == "thinking":
+            message["reasoning_content"] = block["thinking"]
+        else:
+            _call(message, block["id"], block["name"], json.dumps(block["input"]))
+    return message
+
+
+def _call(message: Message, call_id: str | None, name: str = "", arguments: str = "") -> Message:
+    """Add a call to a message."""
+    function = {"name": name, "arguments": arguments}
+    call: Message = {"id": call_id, "type": "function", "function": function}
+    message.setdefault("tool_calls", []).append(call)
+    return call
+
+
+def add_delta(message: Message, delta: Mapping[str, Any]) -> None:
+    """The message with one more delta of a stream."""
+    for name, value in delta.items():
+        if name == "tool_calls":
+            for part in value or []:
+                calls = message.setdefault("tool_calls", [])
+                call = calls[part["index"]] if part["index"] < len(calls) else _call(message, None)
+                call["id"] = part.get("id") or call["id"]
+                for key, text in (part.get("function") or {}).items():
+                    call["function"][key] += text or ""
+        elif name == "role" or value is None:
+            message.setdefault(name, value)
+        elif isinstance(value, str):
+            message[name] = (message.get(name) or "") + value
+
+
+def added_up(pieces: Sequence[Any]) -> Message:
+    """The message that the chunks of one chat answer add up to."""
+    message: Message = {"role": "assistant"}
+    for piece in pieces:
+        add_delta(message, piece.choices[0].delta.model_dump(exclude_unset=True))
+    return message
+
+
+def as_sent_back(message: Any) -> Message:
+    """A chat answer as agents put it into their history."""
+    return message.model_dump(exclude_none=True, include={"role", "content", "tool_calls"})
+
+
+# Clients
 
 
 @dataclass(frozen=True)
@@ -28,33 +126,24 @@ class Answer:
     api: str
     native: Any
     """As its client puts it into a history: a list of messages, items or blocks."""
-    says: dict[str, Any]
-    """Text, reasoning, calls as names and objects, and why it ended (`stop`, `calls`, `length`)."""
-    calls: tuple[tuple[str, str, str], ...]
-    """Id, name and arguments of each call."""
+    message: Message
+    """The same as a message of a chat."""
+    why: str
+    """`stop`, `calls` or `length`."""
     usage: tuple[int, int]
     id: str
 
+    @property
+    def calls(self) -> list[Message]:
+        return self.message.get("tool_calls") or []
 
-def as_sent_back(message: Any) -> dict[str, Any]:
-    """A chat answer as agents put it into their history."""
-    return message.model_dump(exclude_none=True, include={"role", "content", "tool_calls"})
-
-
-def added_up(pieces: Sequence[Any]) -> dict[str, Any]:
-    """The message that the deltas of one chat answer add up to."""
-    message: dict[str, Any] = {"role": "assistant", "content": "", "reasoning_content": ""}
-    for piece in pieces:
-        delta = piece.choices[0].delta
-        message["content"] += delta.content or ""
-        message["reasoning_content"] += getattr(delta, "reasoning_content", None) or ""
-        for call in delta.tool_calls or ():
-            calls = message.setdefault("tool_calls", [])
-            if call.id is not None:
-                calls.append({"id": call.id, "type": "function", "function": {"name": "", "arguments": ""}})
-            calls[call.index]["function"]["name"] += call.function.name or ""
-            calls[call.index]["function"]["arguments"] += call.function.arguments or ""
-    return message
+    @property
+    def says(self) -> dict[str, Any]:
+        """What it says, whichever API it came by."""
+        functions = [call["function"] for call in self.calls]
+        calls = [[function["name"], json.loads(function["arguments"])] for function in functions]
+        text, thought = self.message.get("content") or "", self.message.get("reasoning_content") or ""
+        return {"text": text, "reasoning": thought, "calls": calls, "why": self.why}
 
 
 class Client:
@@ -62,7 +151,6 @@ class Client:
 
     api = ""
     """The endpoint's name in the log."""
-    path = ""
     tools: Any = ()
     shows_reasoning = True
 
@@ -82,51 +170,41 @@ class Client:
         """The events or chunks of an answer, one after the other."""
         raise NotImplementedError
 
-    def foreign(self, answer: Answer) -> list[Any]:
-        """What an answer of another API says, as this one has it."""
-        raise NotImplementedError
-
-    def result(self, call_id: str, text: str) -> dict[str, Any]:
+    def converted(self, message: Message) -> list[Any]:
+        """A message of a chat as this API has it."""
         raise NotImplementedError
 
     def written(self) -> list[Any]:
         """The history as this API has it."""
         out: list[Any] = []
-        calls: Any = ()
+        calls: list[Message] = []
         for turn in self.history:
             if isinstance(turn, Answer):
                 calls = turn.calls
-                out += turn.native if turn.api == self.api else self.foreign(turn)
+                out += turn.native if turn.api == self.api else self.converted(turn.message)
             elif "result" in turn:
-                out += [self.result(call_id, turn["result"]) for call_id, *_ in calls]
+                for call in calls:
+                    out += self.converted({"role": "tool", "tool_call_id": call["id"], "content": turn["result"]})
             else:
                 ((role, text),) = turn.items()
-                out.append({"role": "user" if role == "user" else "assistant", "content": text})
+                out.append({"role": role, "content": text})
         return out
-
-    def read(
-        self, native: Any, text: str, thought: str, calls: Sequence[Any], why: str, usage: Any, answer_id: str
-    ) -> Answer:
-        objects = [[name, json.loads(arguments)] for _, name, arguments in calls]
-        says = {"text": text, "reasoning": thought, "calls": objects, "why": why}
-        return Answer(self.api, native, says, tuple(calls), usage, answer_id)
 
     def check_error(self, error: Any, status: int, broken: bool) -> None:
         """An error has its status, in the form and with the type of this API; that of a broken stream need not."""
         if broken:
             return
         kinds = {429: "rate_limit_error", 404: "not_found_error"}
+        kind = kinds.get(status, "server_error" if status >= 500 else "invalid_request_error")
         assert error.status_code == status
         assert error.body.keys() == {"message", "type", "param", "code"}
-        assert error.body["type"] == kinds.get(
-            status, "server_error" if status >= 500 else "invalid_request_error"
-        )
+        assert error.body["type"] == kind
 
 
 class Chat(Client):
     """Chat completions."""
 
-    api, path, tools = "chat.completions", "/v1/chat/completions", TOOLS
+    api, tools = "chat.completions", TOOLS
 
     def asking(self, system: str = "", **fields: Any) -> dict[str, Any]:
         first = [{"role": "system", "content": system}] if system else []
@@ -142,41 +220,29 @@ class Chat(Client):
             assert last.choices == []
         else:
             last = client(self.address).chat.completions.create(**self.asking(**fields))
-            ((why, said),) = ((choice.finish_reason, choice.message) for choice in last.choices)
-            message = {**as_sent_back(said), "reasoning_content": getattr(said, "reasoning_content", "")}
-        thought = message.pop("reasoning_content")
-        calls = [
-            (call["id"], call["function"]["name"], call["function"]["arguments"])
-            for call in message.get("tool_calls", ())
-        ]
+            (choice,) = last.choices
+            message, why = choice.message.to_dict(), choice.finish_reason
+        sent_back = {name: message[name] for name in ("role", "content", "tool_calls") if message.get(name)}
         usage = (last.usage.prompt_tokens, last.usage.completion_tokens)
-        why = "calls" if why == "tool_calls" else why
-        return self.read([message], message.get("content") or "", thought or "", calls, why, usage, last.id)
+        native = [{"content": "", **sent_back}]
+        return Answer(self.api, native, message, "calls" if why == "tool_calls" else why, usage, last.id)
 
-    def foreign(self, answer: Answer) -> list[Any]:
-        calls = [
-            {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
-            for call_id, name, arguments in answer.calls
-        ]
-        return [{"role": "assistant", "content": answer.says["text"], **({"tool_calls": calls} if calls else {})}]
-
-    def result(self, call_id: str, text: str) -> dict[str, Any]:
-        return {"role": "tool", "tool_call_id": call_id, "content": text}
+    def converted(self, message: Message) -> list[Any]:
+        return [message]
 
 
 class Responses(Client):
     """Responses: by the whole history, by the response before, with reasoning sealed, or without ids of items."""
 
-    api, path, tools = "responses", "/v1/responses", FLAT
-    how = "history"
+    api, tools = "responses", FLAT
 
     def __init__(self, address: str, history: list[Any], how: str = "history") -> None:
         super().__init__(address, history)
         self.how = how
 
     def asking(self, system: str = "", **fields: Any) -> dict[str, Any]:
-        items, before = self.written(), [turn for turn in self.history if isinstance(turn, Answer)]
-        asking: dict[str, Any] = {"model": "toy", "input": items, **fields}
+        before = [turn for turn in self.history if isinstance(turn, Answer)]
+        asking: dict[str, Any] = {"model": "toy", "input": self.written(), **fields}
         if "max_tokens" in asking:
             asking["max_output_tokens"] = asking.pop("max_tokens")
         if system:
@@ -194,17 +260,15 @@ class Responses(Client):
     def whole(self, streams: bool, fields: dict[str, Any]) -> Answer:
         if streams:
             with client(self.address).responses.stream(**self.asking(**fields)) as stream:
-                last: Any = list(stream)[-1]
+                last: Any = list(stream)[-1]  # the package knows no final response that was cut
             if last.type == "response.failed":
                 raise APIError(last.response.error.message, None, body=None)
             response = last.response
         else:
             response = client(self.address).responses.create(**self.asking(**fields))
         items = [item.to_dict() for item in response.output]
-        thought = "".join(item["content"][0]["text"] for item in items if item["type"] == "reasoning")
-        calls = [
-            (item["call_id"], item["name"], item["arguments"]) for item in items if item["type"] == "function_call"
-        ]
+        message = from_items(items)
+        assert response.output_text == (message["content"] or "")
         for item in items:
             item.pop("parsed_arguments", None)
             if self.how == "not stored" and item["type"] == "reasoning":
@@ -213,26 +277,18 @@ class Responses(Client):
                 del item["id"]
         usage = (response.usage.input_tokens, response.usage.output_tokens)
         assert response.usage.total_tokens == sum(usage)
-        why = "length" if response.status == "incomplete" else "calls" if calls else "stop"
-        return self.read(items, response.output_text, thought, calls, why, usage, response.id)
+        ended = "calls" if "tool_calls" in message else "stop"
+        why = "length" if response.status == "incomplete" else ended
+        return Answer(self.api, items, message, why, usage, response.id)
 
-    def foreign(self, answer: Answer) -> list[Any]:
-        return [
-            {"role": "assistant", "content": answer.says["text"]},
-            *(
-                {"type": "function_call", "call_id": call_id, "name": name, "arguments": arguments}
-                for call_id, name, arguments in answer.calls
-            ),
-        ]
-
-    def result(self, call_id: str, text: str) -> dict[str, Any]:
-        return {"type": "function_call_output", "call_id": call_id, "output": text}
+    def converted(self, message: Message) -> list[Any]:
+        return items_of(message)
 
 
 class Messages(Client):
     """Anthropic's Messages, with and without thinking."""
 
-    api, path, tools = "messages", "/v1/messages", SCHEMAS
+    api, tools = "messages", SCHEMAS
     asked = 0
 
     def __init__(self, address: str, history: list[Any], thinks: bool = False) -> None:
@@ -245,8 +301,6 @@ class Messages(Client):
         if system:  # With the line that Claude Code changes from call to call.
             billing = {"type": "text", "text": f"x-anthropic-billing-header: cch={self.asked};"}
             asking["system"] = [billing, {"type": "text", "text": system, "cache_control": {"type": "ephemeral"}}]
-        if "stop" in asking:
-            asking["stop_sequences"] = asking.pop("stop")
         return {**asking, "thinking": THINKING} if self.shows_reasoning else asking
 
     def written(self) -> list[Any]:
@@ -264,40 +318,22 @@ class Messages(Client):
         return client(self.address, kind=Anthropic).messages.create(**self.asking(**fields), stream=True)
 
     def whole(self, streams: bool, fields: dict[str, Any]) -> Answer:
+        messages = client(self.address, kind=Anthropic).messages
         if streams:
-            with client(self.address, kind=Anthropic).messages.stream(**self.asking(**fields)) as stream:
-                message: Any = stream.get_final_message()
+            with messages.stream(**self.asking(**fields)) as stream:
+                answer: Any = stream.get_final_message()
         else:
-            message = client(self.address, kind=Anthropic).messages.create(**self.asking(**fields))
-            assert message._request_id == message.id
-        blocks = [block.to_dict(exclude_none=True) for block in message.content]
-        calls = [
-            (block["id"], block["name"], json.dumps(block["input"]))
-            for block in blocks
-            if block["type"] == "tool_use"
-        ]
-        texts, thoughts = (
-            "".join(block[kind] for block in blocks if block["type"] == kind) for kind in ("text", "thinking")
-        )
-        why = {"tool_use": "calls", "max_tokens": "length", "end_turn": "stop"}.get(
-            message.stop_reason, message.stop_reason
-        )
-        usage = (message.usage.input_tokens, message.usage.output_tokens)
-        return self.read(
-            [{"role": "assistant", "content": blocks}], texts, thoughts, calls, why, usage, message.id
-        )
+            answer = messages.create(**self.asking(**fields))
+            assert answer._request_id == answer.id
+        blocks = [block.to_dict(exclude_none=True) for block in answer.content]
+        why = {"tool_use": "calls", "max_tokens": "length"}.get(answer.stop_reason, "stop")
+        usage = (answer.usage.input_tokens, answer.usage.output_tokens)
+        native = [{"role": "assistant", "content": blocks}]
+        return Answer(self.api, native, from_blocks(blocks), why, usage, answer.id)
 
-    def foreign(self, answer: Answer) -> list[Any]:
-        calls = [
-            {"type": "tool_use", "id": call_id, "name": name, "input": json.loads(arguments)}
-            for call_id, name, arguments in answer.calls
-        ]
-        texts = [{"type": "text", "text": answer.says["text"]}] if answer.says["text"] else []
-        return [{"role": "assistant", "content": [*texts, *calls]}]
-
-    def result(self, call_id: str, text: str) -> dict[str, Any]:
-        block = {"type": "tool_result", "tool_use_id": call_id, "content": text}
-        return {"role": "user", "content": [block]}
+    def converted(self, message: Message) -> list[Any]:
+        role = "user" if message["role"] == "tool" else message["role"]
+        return [{"role": role, "content": blocks_of(message)}]
 
     def check_error(self, error: Any, status: int, broken: bool) -> None:
         kinds = {429: "rate_limit_error", 404: "not_found_error", 413: "request_too_large", 504: "timeout_error"}
