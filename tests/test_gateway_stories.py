@@ -72,6 +72,11 @@ def check_rows(rows: list[Any], agent: Client, provider: Scripted, before: int) 
         assert (said["content"] or "") == answer.says["text"]
         assert answer.says["reasoning"] in (said.get("reasoning_content", ""), "")
         assert [call["id"] for call in said.get("tool_calls", ())] == [call["id"] for call in answer.calls]
+    if agent.api != "chat.completions" and agent.shows_reasoning and answers:
+        sent_back = [message for message in rows[-1]["messages"] if message["role"] == "assistant"]
+        for row, message in zip(rows, sent_back, strict=False):
+            names = ("content", "reasoning_content")
+            assert [row["response_message"].get(name) for name in names] == [message.get(name) for name in names]
     roles = [message["role"] for message in rows[-1]["messages"] if message["role"] != "system"] if rows else []
     calls, expected = 0, []
     for turn in agent.history[:-1]:

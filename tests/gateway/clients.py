@@ -206,6 +206,11 @@ class Chat(Client):
 
     api, tools = "chat.completions", TOOLS
 
+    def __init__(self, address: str, history: list[Any], keeps_reasoning: bool = False) -> None:
+        super().__init__(address, history)
+        kept = ("reasoning_content",) if keeps_reasoning else ()
+        self.sent_back = ("role", "content", "tool_calls", *kept)
+
     def asking(self, system: str = "", **fields: Any) -> dict[str, Any]:
         first = [{"role": "system", "content": system}] if system else []
         return {"model": "toy", "messages": [*first, *self.written()], **fields}
@@ -222,7 +227,7 @@ class Chat(Client):
             last = client(self.address).chat.completions.create(**self.asking(**fields))
             (choice,) = last.choices
             message, why = choice.message.to_dict(), choice.finish_reason
-        sent_back = {name: message[name] for name in ("role", "content", "tool_calls") if message.get(name)}
+        sent_back = {name: message[name] for name in self.sent_back if message.get(name)}
         usage = (last.usage.prompt_tokens, last.usage.completion_tokens)
         native = [{"content": "", **sent_back}]
         return Answer(self.api, native, message, "calls" if why == "tool_calls" else why, usage, last.id)
