@@ -1,8 +1,9 @@
 """The same calls and the same sampled tokens for two managed servers: Atropos' and ours.
 
 They stand in `tests/data/tables/managed.toml`. A scenario is plain data, so that a Python that has Atropos can
-read it too: `calls`, each with `messages` or a `prompt`, and the `answers` that the model gives (`ids`, `logprobs`,
-`finish`). In messages and prompts `{"answer": [call, choice]}` stands for what the client was given for that call.
+read it too: `calls`, each with `messages` or a `prompt`, and the `answers` that the model gives (`ids`,
+`logprobs`, `finish`). In messages and prompts `{"answer": [call, choice]}` stands for what the client was given
+for that call.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ import orjson
 from aiohttp import web
 from openai import OpenAI
 
-from tests import toy
+from tests import scripted, toy
 from tests.command import run
 from tests.world import TOY
 from tito_audit.errors import ProviderError
@@ -61,16 +61,13 @@ PLAIN = "It rains in Oslo, and it is 7 degrees.<|im_end|>"
 THOUGHT = "<think>\nHm, Oslo.\n</think>\n\nLet me look. "
 
 
-class Scripted:
-    """A provider whose answers are written down: texts, in tokens that no encoder would choose."""
+class Scripted(scripted.Scripted):
+    """The same in tokens that no encoder would choose, and token by token where it streams."""
 
-    model: str | None = "toy"
+    model = "toy"
 
     def __init__(self, tokenizer: Tokenizer, answers: Sequence[str | ProviderError], *, seed: int = 0) -> None:
-        self.name = "scripted"
-        self.answers = list(answers)
-        self.prompts: list[tuple[int, ...]] = []
-        self.asked: list[SamplingParams] = []
+        super().__init__(answers)
         self.sampled: list[tuple[int, ...]] = []
         self.pause = 0.0
         """Seconds before each piece of a stream."""
@@ -83,57 +80,47 @@ class Scripted:
         self._tokenizer = tokenizer
         self._dice = random.Random(seed)
 
-    async def generate(self, input_ids: Sequence[int], sampling: SamplingParams) -> GenerationResult:
-        (one,) = await self.generate_n(input_ids, sampling)
-        return one
+    def _ask(self, input_ids: Sequence[int], sampling: SamplingParams) -> None:
+        super()._ask(tuple(input_ids), sampling)
 
     async def generate_n(self, input_ids: Sequence[int], sampling: SamplingParams) -> tuple[GenerationResult, ...]:
-        self.prompts.append(tuple(input_ids))
-        self.asked.append(sampling)
+        self._ask(input_ids, sampling)
         self.closed_early += 1
         await asyncio.sleep(self.pause)
         self.closed_early -= 1
         return tuple(self._result(input_ids, sampling) for _ in range(sampling.n))
 
     async def stream(self, input_ids: Sequence[int], sampling: SamplingParams) -> AsyncIterator[GenerationChunk]:
-        self.prompts.append(tuple(input_ids))
-        self.asked.append(sampling)
+        self._ask(input_ids, sampling)
         results = [self._result(input_ids, sampling) for _ in range(sampling.n)]
         own = [list(self._pieces(index, one)) for index, one in enumerate(results)]
         turns = [index for index, pieces in enumerate(own) for _ in pieces]
         self._dice.shuffle(turns)
-        pieces = [own[index].pop(0) for index in turns]
         self.closed_early += 1
-        for number, piece in enumerate(pieces):
+        for number, index in enumerate(turns):
             if number == self.fails_after:
                 self.closed_early -= 1
                 raise ProviderError("the server broke off", status=None)
             await asyncio.sleep(3600 if number == self.stays_after else self.pause)
-            yield piece
+            yield own[index].pop(0)
         self.closed_early -= 1
 
     async def score(self, ids: Sequence[int], *, start: int = 0, top: int = 0) -> ScoredTokens:
         raise ProviderError("not here")
-
-    async def close(self) -> None:
-        return None
 
     def _result(self, input_ids: Sequence[int], sampling: SamplingParams) -> GenerationResult:
         said = self.answers.pop(0)
         if isinstance(said, ProviderError):
             raise said
         ids = self._split(self._tokenizer.encode(said).tolist())
-        most = sampling.max_tokens
-        why = "stop"
-        if most is not None and len(ids) > most:
-            ids, why = ids[:most], "length"
+        whole = sampling.max_tokens is None or len(ids) <= sampling.max_tokens
+        ids = ids if whole else ids[: sampling.max_tokens]
         self.sampled.append(tuple(ids))
         logprobs = tuple(round(-self._dice.random(), 3) for _ in ids)
         each = zip(ids, logprobs, strict=True)
         top = tuple(((token, value), (0, -9.0))[: sampling.top_logprobs] for token, value in each)
-        return GenerationResult(
-            tuple(input_ids), tuple(ids), logprobs, top if sampling.top_logprobs else None, why
-        )
+        shown = top if sampling.top_logprobs else None
+        return GenerationResult(tuple(input_ids), tuple(ids), logprobs, shown, "stop" if whole else "length")
 
     def _split(self, ids: list[int]) -> list[int]:
         """The same bytes, with some tokens sampled in two."""
@@ -154,14 +141,10 @@ class Scripted:
     def _pieces(self, index: int, result: GenerationResult) -> Iterator[GenerationChunk]:
         size = len(result.output_ids)
         for at in range(size):
-            last = at == size - 1
-            yield GenerationChunk(
-                index,
-                result.output_ids[at : at + 1],
-                result.logprobs[at : at + 1],
-                None if result.top_logprobs is None else result.top_logprobs[at : at + 1],
-                result.finish_reason if last else None,
-            )
+            here, tops = slice(at, at + 1), result.top_logprobs
+            reason = result.finish_reason if at == size - 1 else None
+            shown = None if tops is None else tops[here]
+            yield GenerationChunk(index, result.output_ids[here], result.logprobs[here], shown, reason)
 
 
 def hermes(options: ParseOptions) -> ParserRun:

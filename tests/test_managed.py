@@ -145,8 +145,8 @@ def test_samples_of_one_prompt_are_nodes_of_their_own():
         assert node.metadata["finish_reason"] == "stop"
         assert node.metadata["weight_version"] == "7"
     assert nodes[0].logprobs != nodes[3].logprobs
-    assert provider.sampling[0].temperature == 0.7
-    assert (provider.sampling[0].n, provider.sampling[0].max_tokens) == (4, 512)
+    assert provider.asked[0].temperature == 0.7
+    assert (provider.asked[0].n, provider.asked[0].max_tokens) == (4, 512)
 
 
 def test_a_prompt_that_continues_a_node_replaces_it_and_keeps_the_ids_that_were_sampled():
@@ -300,7 +300,7 @@ def test_parameters_reach_the_provider():
         )
 
     _, provider = managing(["4"], work)
-    (sampling,) = provider.sampling
+    (sampling,) = provider.asked
     assert (sampling.max_tokens, sampling.stop, sampling.top_p, sampling.seed) == (7, ("x",), 0.9, 3)
     assert (sampling.min_p, sampling.stop_token_ids, sampling.top_logprobs) == (0.1, (5,), 2)
     assert sampling.extra == {"repetition_penalty": 1.1, "ignore_eos": True}

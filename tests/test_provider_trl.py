@@ -13,6 +13,7 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ pytest.importorskip("aiohttp")
 
 from aiohttp import web
 
+from tests import replay
 from tests.command import run
 from tests.replay import serving
 from tests.serving import client, logged, make_gateway, served
@@ -32,7 +34,7 @@ from tests.trl_server.serve import SamplingParams as EngineParams
 from tests.world import TOY
 from tito_audit import managed_server, open_provider
 from tito_audit.errors import ProviderError
-from tito_audit.provider import ProviderOptions, SamplingParams, TokenProvider
+from tito_audit.provider import SamplingParams, TokenProvider
 from tito_audit.providers.trl import TRLProvider
 
 TRL = os.environ.get("TITO_AUDIT_TRL")
@@ -114,20 +116,7 @@ def real_server(log: Path, workers: int) -> Iterator[str]:
             os.killpg(process.pid, 9)
 
 
-async def asked_of(url: str, work: Any, **options: Any) -> Any:
-    provider = open_provider(f"trl={url}/", ProviderOptions(**options))
-    try:
-        return await work(provider)
-    finally:
-        await provider.close()
-
-
-def asked(server: Any, work: Any, **options: Any) -> Any:
-    async def run() -> Any:
-        async with serving(server) as url:
-            return await asked_of(url, work, **options)
-
-    return asyncio.run(run())
+asked = partial(replay.asked, "trl")
 
 
 async def exercised(provider: TRLProvider) -> dict[str, Any]:
@@ -192,8 +181,15 @@ def test_ids_go_in_and_ids_and_logprobs_come_out() -> None:
 @pytest.mark.parametrize("workers", [1, 2])
 def test_the_app_of_trl_itself_answers_the_same(workers: int, tmp_path: Path) -> None:
     log = tmp_path / "engine.jsonl"
+
+    async def run(provider: Any) -> Any:
+        try:
+            return await exercised(provider)
+        finally:
+            await provider.close()
+
     with real_server(log, workers) as url:
-        check_exercised(asyncio.run(asked_of(url, exercised)))
+        check_exercised(asyncio.run(run(open_provider(f"trl={url}/"))))
     calls = [json.loads(line) for line in log.read_text().splitlines()]
     assert sorted(len(prompts) for prompts, _ in calls)[-1] == 8 // workers
     assert calls[0][1]["temperature"] == 0.7
@@ -271,23 +267,10 @@ def test_trl_1_0_does_not_score() -> None:
         asked(server, lambda provider: provider.score([1, 2]))
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"prompt_ids": [[9, 9]]}, "belongs to another prompt"),
-        ({"completion_ids": [[4, 5]]}, "do not belong to 2 tokens"),
-        ({"completion_ids": [["a"]]}, "completion_ids are not token ids"),
-        ({"completion_ids": []}, "completion_ids has 0 rows"),
-        ({"logprobs": None}, "it has no logprobs"),
-        ({"logprobs": [[[None], [None], [None]]]}, "token 0: the logprob is null"),
-        ({"logprobs": [[[-0.5], [0.5], [-0.5]]]}, "above 0"),
-        ({"logprobs": [[[-0.5, -0.1], [-0.5], [-0.5]]]}, "do not belong to 3 tokens"),
-        ({"logprob_token_ids": [[[4], [6], [6]]]}, "do not belong to 3 tokens"),
-    ],
-)
-def test_an_answer_that_is_not_whole_is_refused(changes: dict[str, Any], message: str) -> None:
+@pytest.mark.parametrize(*table(__file__, "not_whole"))
+def test_an_answer_that_is_not_whole_is_refused(changes: str, message: str) -> None:
     with pytest.raises(ProviderError, match=message):
-        asked(Server(**changes), lambda provider: provider.generate([1, 2, 3], PARAMETERS))
+        asked(Server(**json.loads(changes)), lambda provider: provider.generate([1, 2, 3], PARAMETERS))
 
 
 @pytest.mark.parametrize("extra", [{"n": 2}, {"max_tokens": 3}, {"seed": 3}, {"logprobs": 2}])
