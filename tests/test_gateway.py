@@ -16,7 +16,7 @@ import openai
 import orjson
 import pytest
 
-from tests.gateway.clients import added_up, as_sent_back
+from tests.gateway.clients import Chat, added_up, as_sent_back
 from tests.serving import (
     ASK,
     CALL,
@@ -113,7 +113,7 @@ def test_sessions_are_named_by_header_or_path_or_found_by_history(tmp_path: Path
             model="toy", messages=edited
         )
         assert fork.headers["X-Tito-Branch"] == "fork"
-        assert fork.headers["X-Tito-Fork"]
+        assert fork.headers["X-Tito-Fork"] == "edited"
         _, listed = asked(address, "/sessions")
     assert [one["session_id"] for one in listed["sessions"]] == ["by-path", "by-header"]
 
@@ -122,10 +122,9 @@ def test_a_session_is_read_closed_with_a_reward_and_deleted(tmp_path: Path) -> N
     log = tmp_path / "log.jsonl"
     gateway, _ = make_gateway(log, [PLAIN, PLAIN, PLAIN], start_parser=plain)
     with served(gateway) as address:
-        chat = client(address, "/s/one").chat.completions
-        first = chat.create(model="toy", messages=[ASK])
-        again: list[Any] = [ASK, as_sent_back(first.choices[0].message), {"role": "user", "content": "Sure?"}]
-        chat.create(model="toy", messages=again)
+        agent = Chat(f"{address}/s/one", [])
+        agent.tell("user", "Oslo?")
+        agent.tell("user", "Sure?")
         status, read = asked(address, "/sessions/one")
         assert status == 200
         (row,) = read["rollouts"]
@@ -140,10 +139,10 @@ def test_a_session_is_read_closed_with_a_reward_and_deleted(tmp_path: Path) -> N
         assert (status, closed["reward"]) == (200, 0.5)
         assert asked(address, "/sessions/one/close", {"reward": 1})[0] == 409
         with pytest.raises(openai.ConflictError):
-            chat.create(model="toy", messages=[ASK])
+            agent.ask(streams=False)
         assert asked(address, "/sessions/one", method="DELETE") == (200, {"session_id": "one", "deleted": True})
         assert asked(address, "/sessions/one")[0] == 404
-        assert chat.create(model="toy", messages=[ASK]).choices, "the name is free again"
+        assert agent.ask(streams=False).id, "the name is free again"
     end = logged(log)[2]
     assert (end["session_id"], end["reward"]) == ("one", 0.5)
     assert codes_of(log) == []
@@ -309,15 +308,15 @@ def test_many_calls_at_once_are_each_logged_whole(tmp_path: Path) -> None:
 
 
 def test_idle_sessions_leave_memory_and_come_back_as_forks(tmp_path: Path) -> None:
-    gateway, _ = make_gateway(tmp_path / "log.jsonl", [PLAIN, PLAIN], start_parser=plain)
+    log = tmp_path / "log.jsonl"
+    gateway, _ = make_gateway(log, [PLAIN, PLAIN], start_parser=plain)
     with served(gateway) as address:
-        chat = client(address, "/s/one").chat.completions
-        first = chat.create(model="toy", messages=[ASK])
+        agent = Chat(f"{address}/s/one", [])
+        agent.tell("user", "Oslo?")
         gateway.conversations.drop_idle(gateway.clock() + 1)
         assert asked(address, "/sessions/one")[0] == 404
-        again: list[Any] = [ASK, as_sent_back(first.choices[0].message), {"role": "user", "content": "Sure?"}]
-        answer = chat.with_raw_response.create(model="toy", messages=again)
-    assert answer.headers["X-Tito-Fork"] == "left_memory"
+        agent.tell("user", "Sure?")
+    assert logged(log)[1]["fork"]["reason"] == "left_memory"
 
 
 def test_answers_of_one_call_that_are_equal_are_samples_of_their_own(tmp_path: Path) -> None:

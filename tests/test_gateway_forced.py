@@ -94,8 +94,7 @@ def test_a_required_call_is_sampled_by_a_grammar_and_continued(tmp_path: Path, a
     with served(gateway) as address:
         agent = CLIENTS[api](address, [{"user": "Oslo?"}])
         assert agent.ask(streams=False, **more).says["why"] == "calls"
-        agent.history.append({"result": "rain"})
-        agent.ask(streams=False, tools=more["tools"])
+        agent.tell("result", "rain", tools=more["tools"])
     thought, calls = tag_of(provider, 0)["elements"][0]["elements"]
     assert (thought["begin"], thought["end"]) == ("<think>", "</think>")
     assert tag_of(provider, 0)["elements"][1] == calls, "a server that reads reasoning begins after it"

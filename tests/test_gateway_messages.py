@@ -122,8 +122,7 @@ def test_reasoning_that_a_client_did_not_ask_for_is_kept_by_the_session(tmp_path
     with served(gateway) as address:
         agent = Agent(address, [OSLO])
         agent.ask(streams=False)
-        agent.history.append({"result": "rain"})
-        agent.ask(streams=False)
+        agent.tell("result", "rain")
     assert "Hm, Oslo." in logged(log)[1]["template_messages"][1]["reasoning_content"]
 
 

@@ -72,8 +72,7 @@ def test_an_agent_gets_what_the_server_parsed_and_leaves_a_clean_log(tmp_path: P
             assert first.says["calls"] == [["weather", {"city": "Oslo"}]]
             assert (first.says["text"], first.why) == ("", "calls")
             assert first.says["reasoning"] == ("\nHm.\n" if agent.shows_reasoning else "")
-            agent.history.append({"result": "rain"})
-            assert agent.ask(streams).says["text"] == "\n\nIt rains in Oslo."
+            assert agent.tell("result", "rain", streams).says["text"] == "\n\nIt rains in Oslo."
     rows = logged(log)
     check_chain(rows[:2])
     check_chain(rows[2:])

@@ -163,6 +163,11 @@ class Client:
         self.history.append(answer)
         return answer
 
+    def tell(self, who: str, text: str, streams: bool = False, **fields: Any) -> Answer:
+        """The answer to one more turn of the history."""
+        self.history.append({who: text})
+        return self.ask(streams, **fields)
+
     def whole(self, streams: bool, fields: dict[str, Any]) -> Answer:
         raise NotImplementedError
 
