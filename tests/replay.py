@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
-from contextlib import asynccontextmanager
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,23 +21,45 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 @asynccontextmanager
-async def serving(handler: Handler) -> AsyncIterator[str]:
-    """The address of a local server that answers every request by `handler`."""
+async def serving(handler: Handler | web.Application, port: int = 0) -> AsyncIterator[str]:
+    """The address of a local server: an application, or one that answers every request by `handler`."""
 
     async def handle(request: web.Request) -> web.StreamResponse:
-        return await handler(request)
+        return await handler(request)  # type: ignore[operator]
 
-    app = web.Application(client_max_size=1 << 28)
-    app.router.add_route("*", "/{path:.*}", handle)
+    app = handler if isinstance(handler, web.Application) else web.Application(client_max_size=1 << 28)
+    if app is not handler:
+        app.router.add_route("*", "/{path:.*}", handle)
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
     await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
+    await web.TCPSite(runner, "127.0.0.1", port).start()
     try:
-        host, port = runner.addresses[0][:2]
-        yield f"http://{host}:{port}"
+        yield "http://{}:{}".format(*runner.addresses[0][:2])
     finally:
         await runner.cleanup()
+
+
+@contextmanager
+def threaded(make: Callable[[], Handler | web.Application], port: int = 0) -> Iterator[str]:
+    """The same in a thread of its own until the block ends."""
+    loop, ready, stop = asyncio.new_event_loop(), threading.Event(), asyncio.Event()
+    address: list[str] = []
+
+    async def main() -> None:
+        async with serving(make(), port) as url:
+            address.append(url)
+            ready.set()
+            await stop.wait()
+
+    thread = threading.Thread(target=lambda: loop.run_until_complete(main()))
+    thread.start()
+    try:
+        assert ready.wait(10)
+        yield address[0]
+    finally:
+        loop.call_soon_threadsafe(stop.set)
+        thread.join(20)
+        loop.close()
 
 
 def recorded(*names: str) -> list[dict[str, Any]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import threading
 import time
 import urllib.error
 import urllib.request
@@ -15,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import orjson
-from aiohttp import web
 from openai import OpenAI
 
 from tests import scripted, toy
 from tests.command import run
+from tests.replay import threaded
 from tests.world import TOY
 from tito_audit.errors import ProviderError
 from tito_audit.parser import ParseOptions, ParserRun, Reads
@@ -175,31 +174,12 @@ def make_gateway(
 @contextmanager
 def served(gateway: Gateway, options: HttpOptions | None = None) -> Iterator[str]:
     """The address of a server that runs in a thread until the block ends."""
-    loop = asyncio.new_event_loop()
-    address: list[str] = []
-    ready, stop = threading.Event(), asyncio.Event()
-
-    async def main() -> None:
-        runner = web.AppRunner(make_app(gateway, options), handler_cancellation=True, shutdown_timeout=1)
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        address.append(f"http://127.0.0.1:{runner.addresses[0][1]}")
-        ready.set()
-        await stop.wait()
-        await runner.cleanup()
-
-    thread = threading.Thread(target=lambda: loop.run_until_complete(main()))
-    thread.start()
-    assert ready.wait(10)
-    try:
-        yield address[0]
-    finally:
-        close_clients()
-        loop.call_soon_threadsafe(stop.set)
-        thread.join(10)
-        loop.close()
-        gateway.log.close()
+    with threaded(lambda: make_app(gateway, options)) as address:
+        try:
+            yield address
+        finally:
+            close_clients()
+    gateway.log.close()
 
 
 def client(address: str, path: str = "", key: str = "none", kind: Any = OpenAI, **more: Any) -> Any:

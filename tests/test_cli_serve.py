@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import signal
 import socket
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import openai
-import orjson
 import pytest
+from aiohttp import web
 
 from tests.command import run
 from tests.gateway.process import gateway, stub
 from tests.gateway.stub_upstream import MODEL
+from tests.replay import threaded
 from tests.serving import check_chain, client, close_clients, codes_of, logged, until
 from tests.tiers import DEEP, some
 from tests.tiny_model import build_tiny_model
@@ -111,32 +110,17 @@ def test_without_its_extra_it_says_what_to_install(tmp_path: Path, monkeypatch: 
     assert "pip install 'tito-audit[serve]'" in err
 
 
-class OtherServer(BaseHTTPRequestHandler):
+async def other_server(request: web.Request) -> web.StreamResponse:
     """Serves a model whose tokenizer is not ours."""
-
-    def do_GET(self) -> None:
-        self._say({"data": [{"id": MODEL, "max_model_len": 100}]})
-
-    def do_POST(self) -> None:
-        self._say({"tokens": [1, 2, 3]})
-
-    def log_message(self, format: str, *args: object) -> None:
-        return None
-
-    def _say(self, value: object) -> None:
-        data = orjson.dumps(value)
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
+    models = {"data": [{"id": MODEL, "max_model_len": 100}]}
+    return web.json_response(models if request.method == "GET" else {"tokens": [1, 2, 3]})
 
 
 @pytest.mark.parametrize("number", some([signal.SIGTERM, signal.SIGINT], 1))
 def test_a_server_may_come_up_later_a_key_is_asked_for_and_a_signal_ends_it(tmp_path: Path, number: int) -> None:
     log = tmp_path / "log.jsonl"
-    other = HTTPServer(("127.0.0.1", 0), OtherServer, bind_and_activate=False)
-    other.server_bind()  # Nobody listens yet.
-    port = other.server_address[1]
+    with socket.create_server(("127.0.0.1", 0)) as bound:
+        port = bound.getsockname()[1]
     where, key = f"vllm=http://127.0.0.1:{port}", {"TITO_AUDIT_API_KEY": "very-secret"}
     with gateway(where, TOY, log, **key) as server:
         said, address = log.with_suffix(".out"), server.address
@@ -158,12 +142,11 @@ def test_a_server_may_come_up_later_a_key_is_asked_for_and_a_signal_ends_it(tmp_
 
         assert [each.id for each in agent.models.list()] == ["default"]
         assert server.get("/health")
-        other.server_activate()
-        Thread(target=other.serve_forever).start()
-        with pytest.raises(openai.InternalServerError, match="not the tokenizer of the model"):
+        with (
+            threaded(lambda: other_server, port),
+            pytest.raises(openai.InternalServerError, match="not the tokenizer of the model"),
+        ):
             ask(MODEL)
-        other.shutdown()
-        other.server_close()
         assert log.read_bytes() == b""
         with stub(TOY, "--port", port):
             assert ask(MODEL).model == MODEL

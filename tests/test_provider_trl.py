@@ -7,7 +7,6 @@ import json
 import os
 import socket
 import subprocess
-import threading
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -27,7 +26,7 @@ from aiohttp import web
 
 from tests import replay
 from tests.command import run
-from tests.replay import serving
+from tests.replay import threaded
 from tests.serving import client, logged, make_gateway, served
 from tests.trl_server.serve import CONTEXT, END, engine_answer
 from tests.trl_server.serve import SamplingParams as EngineParams
@@ -291,32 +290,9 @@ def test_a_session_tells_which_ids_end_an_answer() -> None:
     assert told
 
 
-@contextmanager
-def threaded(server: Server) -> Iterator[str]:
-    """The address of a server in a thread of its own."""
-    loop, address, ready = asyncio.new_event_loop(), list[str](), threading.Event()
-    stop = asyncio.Event()
-
-    async def run() -> None:
-        async with serving(server) as url:
-            address.append(url)
-            ready.set()
-            await stop.wait()
-
-    thread = threading.Thread(target=lambda: loop.run_until_complete(run()))
-    thread.start()
-    assert ready.wait(10)
-    try:
-        yield address[0]
-    finally:
-        loop.call_soon_threadsafe(stop.set)
-        thread.join(10)
-        loop.close()
-
-
 def test_the_gateway_samples_from_it_and_rescore_agrees_with_its_log(tmp_path: Path) -> None:
     log = tmp_path / "calls.jsonl"
-    with threaded(Server()) as url:
+    with threaded(Server) as url:
         gateway, _ = make_gateway(log, [])
         gateway = replace(gateway, provider=open_provider(f"trl={url}"))
         with served(gateway) as address:
