@@ -17,7 +17,6 @@ from tests.gateway.stub_upstream import MODEL
 from tests.replay import threaded
 from tests.serving import check_chain, client, close_clients, codes_of, logged, until
 from tests.tiers import DEEP, some
-from tests.tiny_model import build_tiny_model
 from tests.world import TOY
 from tito_audit.rows import record_digest
 
@@ -27,17 +26,13 @@ IN_PROCESS = pytest.mark.skipif(not DEEP, reason="a process that loads torch; in
 ASK: Any = [{"role": "user", "content": "What is the weather in Oslo?"}]
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    pytest.importorskip("torch")
-    return build_tiny_model(tmp_path_factory.mktemp("model"))
-
-
 @IN_PROCESS
-def test_a_model_in_process_is_served_until_a_signal_and_leaves_a_clean_log(model: Path, tmp_path: Path) -> None:
+def test_a_model_in_process_is_served_until_a_signal_and_leaves_a_clean_log(
+    tiny_model: Path, tmp_path: Path
+) -> None:
     log = tmp_path / "log.jsonl"
     words = ("--reasoning-parser", "none", "--model-name", "m")
-    with gateway(f"hf={model}", TOY, log, *words) as server:
+    with gateway(f"hf={tiny_model}", TOY, log, *words) as server:
         said = log.with_suffix(".out").read_text()
         assert said.startswith("tito-audit: serving m at http://127.0.0.1:")
         assert "template: rewrites history" in said
@@ -57,17 +52,18 @@ def test_a_model_in_process_is_served_until_a_signal_and_leaves_a_clean_log(mode
         assert server.stop() == 0
     assert log.with_suffix(".out").read_text().count("ended;") == 1
     rows = logged(log)
-    check_chain(rows)
+    check_chain(rows[:3])
+    assert rows[3]["branch"] == "continues"
     assert [row["status"] for row in rows][:3] == ["answered"] * 3
     assert codes_of(log, passes="warning") == []
 
 
 @IN_PROCESS
-def test_an_interrupt_ends_it_as_well_and_names_are_new_each_time(model: Path, tmp_path: Path) -> None:
+def test_an_interrupt_ends_it_as_well_and_names_are_new_each_time(tiny_model: Path, tmp_path: Path) -> None:
     log = tmp_path / "log.jsonl"
     for _ in range(2):
-        with gateway(f"hf={model}", TOY, log) as server:
-            client(server.address).chat.completions.create(model=model.name, messages=ASK, max_tokens=4)
+        with gateway(f"hf={tiny_model}", TOY, log) as server:
+            client(server.address).chat.completions.create(model=tiny_model.name, messages=ASK, max_tokens=4)
             close_clients()
             server.running.send_signal(signal.SIGINT)
             assert server.running.wait(60) == 0

@@ -12,7 +12,6 @@ import pytest
 
 from tests.tables import stored, table
 from tests.tiers import examples
-from tests.tiny_model import build_tiny_model
 from tito_audit.errors import ProviderError, SetupError
 from tito_audit.provider import GenerationResult, ProviderOptions, SamplingParams, TokenProvider
 from tito_audit.providers import all_providers
@@ -27,13 +26,8 @@ PROMPT = (2000, 101, 207, 1300, 44, 99, 540)
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return build_tiny_model(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
-def provider(folder):
-    opened = HuggingFaceProvider(folder)
+def provider(tiny_model):
+    opened = HuggingFaceProvider(tiny_model)
     yield opened
     asyncio.run(opened.close())
 
@@ -62,12 +56,12 @@ def stated(model, result: GenerationResult) -> list[float]:
     return [float(table[at - 1, whole[at]]) for at in range(len(result.input_ids), len(whole))]
 
 
-def test_it_is_a_provider_that_is_found_by_its_file(provider, folder):
+def test_it_is_a_provider_that_is_found_by_its_file(provider, tiny_model):
     assert isinstance(provider, TokenProvider)
     (kind,) = [kind for kind in all_providers() if kind.name == "hf"]
-    opened = kind.open(str(folder), ProviderOptions())
-    assert opened.name == f"hf={folder}"
-    assert opened.model == folder.name
+    opened = kind.open(str(tiny_model), ProviderOptions())
+    assert opened.name == f"hf={tiny_model}"
+    assert opened.model == tiny_model.name
     asyncio.run(opened.close())
     with pytest.raises(ProviderError, match="closed"):
         generate(opened)
@@ -151,8 +145,8 @@ def test_an_end_token_of_the_model_ends_an_answer_and_stays_in_it(provider, mode
     assert (result.output_ids, result.finish_reason) == ((44, 44, 44, eos), "stop")
 
 
-def test_a_stop_text_ends_an_answer_wherever_in_a_token_it_ends(provider, folder):
-    tokenizer = load_tokenizer(str(folder))
+def test_a_stop_text_ends_an_answer_wherever_in_a_token_it_ends(provider, tiny_model):
+    tokenizer = load_tokenizer(str(tiny_model))
     (free,) = generate(provider, seed=2, max_tokens=20)
     pieces = [tokenizer.vocabulary.token_bytes(token) for token in free.output_ids]
     whole = b"".join(pieces)
@@ -378,10 +372,10 @@ def test_a_model_in_training_mode_is_refused(provider, model):
         model.eval()
 
 
-def test_weights_that_are_broken_are_an_error(folder):
+def test_weights_that_are_broken_are_an_error(tiny_model):
     import torch
 
-    broken = HuggingFaceProvider(folder)
+    broken = HuggingFaceProvider(tiny_model)
     with torch.no_grad():
         broken._model.model.lm_head.weight.fill_(float("nan"))
     with pytest.raises(ProviderError, match="NaN"):
