@@ -182,6 +182,17 @@ def served(gateway: Gateway, options: HttpOptions | None = None) -> Iterator[str
     gateway.log.close()
 
 
+@contextmanager
+def gated(
+    folder: Path, answers: Sequence[str | ProviderError], *, options: HttpOptions | None = None, **choices: Any
+) -> Iterator[tuple[str, Scripted, Path]]:
+    """The address, provider and log of a gateway that is served until the block ends."""
+    log = folder / "log.jsonl"
+    gateway, provider = make_gateway(log, answers, **choices)
+    with served(gateway, options) as address:
+        yield address, provider, log
+
+
 def client(address: str, path: str = "", key: str = "none", kind: Any = OpenAI, **more: Any) -> Any:
     """A client of a gateway, which never asks twice; those of one package share connections."""
     if kind not in _CLIENTS:

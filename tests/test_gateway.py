@@ -25,6 +25,7 @@ from tests.serving import (
     asked,
     client,
     codes_of,
+    gated,
     logged,
     make_gateway,
     plain,
@@ -76,10 +77,8 @@ def test_a_stream_adds_up_to_what_the_same_ids_are_in_one_piece(tmp_path: Path, 
 
 
 def test_several_answers_are_threads_of_their_own_and_the_one_that_goes_on_is_continued(tmp_path: Path) -> None:
-    log = tmp_path / "log.jsonl"
     texts = [f"Answer {k} it is.<|im_end|>" for k in range(3)]
-    gateway, _ = make_gateway(log, [*texts, *texts, PLAIN], start_parser=plain)
-    with served(gateway) as address:
+    with gated(tmp_path, [*texts, *texts, PLAIN], start_parser=plain) as (address, _, log):
         chat = client(address).chat.completions
         first = chat.create(model="toy", messages=[ASK], n=3)
         history = [ASK, as_sent_back(first.choices[1].message), {"role": "user", "content": "And then?"}]
@@ -96,8 +95,7 @@ def test_several_answers_are_threads_of_their_own_and_the_one_that_goes_on_is_co
 
 
 def test_sessions_are_named_by_header_or_path_or_found_by_history(tmp_path: Path) -> None:
-    gateway, _ = make_gateway(tmp_path / "log.jsonl", [PLAIN] * 4, start_parser=plain)
-    with served(gateway) as address:
+    with gated(tmp_path, [PLAIN] * 4, start_parser=plain) as (address, *_):
         ask: Any = {"model": "toy", "messages": [ASK]}
         client(address, "/s/by-path").chat.completions.create(**ask)
         headers = {"X-Session-ID": "by-header"}
@@ -119,9 +117,7 @@ def test_sessions_are_named_by_header_or_path_or_found_by_history(tmp_path: Path
 
 
 def test_a_session_is_read_closed_with_a_reward_and_deleted(tmp_path: Path) -> None:
-    log = tmp_path / "log.jsonl"
-    gateway, _ = make_gateway(log, [PLAIN, PLAIN, PLAIN], start_parser=plain)
-    with served(gateway) as address:
+    with gated(tmp_path, [PLAIN, PLAIN, PLAIN], start_parser=plain) as (address, _, log):
         agent = Chat(f"{address}/s/one", [])
         agent.tell("user", "Oslo?")
         agent.tell("user", "Sure?")
@@ -149,9 +145,7 @@ def test_a_session_is_read_closed_with_a_reward_and_deleted(tmp_path: Path) -> N
 
 
 def test_completions_of_text_continue_what_they_start_with(tmp_path: Path) -> None:
-    log = tmp_path / "log.jsonl"
-    gateway, provider = make_gateway(log, [" in the morning", " and in the evening", " at night"])
-    with served(gateway) as address:
+    with gated(tmp_path, [" in the morning", " and in the evening", " at night"]) as (address, provider, log):
         texts = client(address).completions
         first = texts.create(model="toy", prompt="It rains", logprobs=1, max_tokens=50)
         grown = "It rains" + first.choices[0].text + ", often"
@@ -219,8 +213,7 @@ def metrics_of(address: str) -> str:
 
 
 def test_a_key_may_be_any_bytes(tmp_path: Path) -> None:
-    gateway, _ = make_gateway(tmp_path / "log.jsonl", [])
-    with served(gateway, HttpOptions(api_key="schlüssel")) as address:
+    with gated(tmp_path, [], options=HttpOptions(api_key="schlüssel")) as (address, *_):
         host, port = address.removeprefix("http://").split(":")
         for key, status in ((b"\xff\xfe", b"401"), ("schlüssel".encode(), b"200")):
             with socket.create_connection((host, int(port)), timeout=10) as wire:
@@ -260,8 +253,7 @@ def raw(address: str, body: Any) -> bytes:
 
 
 def test_a_key_is_asked_for_and_compared(tmp_path: Path) -> None:
-    gateway, _ = make_gateway(tmp_path / "log.jsonl", [PLAIN])
-    with served(gateway, HttpOptions(api_key="secret")) as address:
+    with gated(tmp_path, [PLAIN], options=HttpOptions(api_key="secret")) as (address, *_):
         with pytest.raises(openai.AuthenticationError):
             client(address, key="other").models.list()
         assert client(address, key="secret").models.list().data[0].id == "toy"
@@ -271,8 +263,10 @@ def test_a_key_is_asked_for_and_compared(tmp_path: Path) -> None:
 
 def test_the_access_log_and_metrics_hold_nothing_of_a_prompt_or_a_name(tmp_path: Path) -> None:
     lines: list[str] = []
-    gateway, _ = make_gateway(tmp_path / "log.jsonl", [PLAIN, PLAIN], start_parser=plain)
-    with served(gateway, HttpOptions(access_log=lines.append)) as address:
+    with gated(tmp_path, [PLAIN, PLAIN], start_parser=plain, options=HttpOptions(access_log=lines.append)) as (
+        address,
+        *_,
+    ):
         client(address, "/s/my-name").chat.completions.create(model="toy", messages=[ASK])
         asked(address, "/v1/chat/completions?key=hidden", {"messages": []})
         metrics = metrics_of(address)
@@ -320,10 +314,8 @@ def test_idle_sessions_leave_memory_and_come_back_as_forks(tmp_path: Path) -> No
 
 
 def test_answers_of_one_call_that_are_equal_are_samples_of_their_own(tmp_path: Path) -> None:
-    log = tmp_path / "log.jsonl"
     said = "A<|im_end|>"
-    gateway, _ = make_gateway(log, [said, said, said])
-    with served(gateway) as address:
+    with gated(tmp_path, [said, said, said]) as (address, _, log):
         client(address).chat.completions.create(model="toy", messages=[ASK], n=3)
     rows = logged(log)
     assert len({tuple(row["completion_token_ids"]) for row in rows}) == 1

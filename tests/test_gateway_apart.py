@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.serving import logged, make_gateway, served
+from tests.serving import gated, logged, make_gateway, served
 from tests.tiers import examples
 from tests.toy import toy_tokenizer
 from tito_audit.provider import count_waits, waiting
@@ -98,8 +98,7 @@ def test_an_answer_says_what_the_gateway_added_without_the_time_of_the_server(tm
         return waits.seconds
 
     assert 0.04 < asyncio.run(main()) < 10
-    gateway, _ = make_gateway(tmp_path / "log.jsonl", [SAID])
-    with served(gateway) as address:
+    with gated(tmp_path, [SAID]) as (address, *_):
         headers, _ = ask(address, "What is the weather?", "one")
         with urllib.request.urlopen(f"{address}/metrics", timeout=60) as answer:
             metrics = answer.read().decode()

@@ -14,7 +14,7 @@ from typing import Any
 import orjson
 import pytest
 
-from tests.serving import ASK, PLAIN, asked, codes_of, logged, make_gateway, plain, served
+from tests.serving import ASK, PLAIN, asked, codes_of, gated, logged, make_gateway, plain, served
 from tito_audit.errors import ProviderError, SetupError
 from tito_audit.parser import Delta, ParseOptions
 from tito_audit.serve.app import HttpOptions
@@ -30,8 +30,7 @@ BODY = orjson.dumps({"messages": [ASK]})
 def test_arguments_of_a_call_that_are_too_deep_to_be_read_stay_a_text(tmp_path: Path) -> None:
     call = {"function": {"name": "f", "arguments": "[" * 100_000 + "]" * 100_000}, "type": "function", "id": "a"}
     history = [ASK, {"role": "assistant", "content": None, "tool_calls": [call]}, {"role": "tool", "content": "x"}]
-    gateway, _ = make_gateway(tmp_path / "log.jsonl", [PLAIN], start_parser=plain)
-    with served(gateway) as address:
+    with gated(tmp_path, [PLAIN], start_parser=plain) as (address, *_):
         status, _ = asked(address, CHAT, {"messages": history})
     assert status == 200
 

@@ -27,6 +27,7 @@ from tests.serving import (
     check_chain,
     client,
     codes_of,
+    gated,
     logged,
     make_gateway,
     plain,
@@ -52,8 +53,7 @@ def events_of(address: str, body: Any) -> list[tuple[str, Any]]:
 
 
 def test_events_come_in_anthropics_order(tmp_path: Path) -> None:
-    gateway, _ = make_gateway(tmp_path / "log.jsonl", [THOUGHT + CALL])
-    with served(gateway) as address:
+    with gated(tmp_path, [THOUGHT + CALL]) as (address, *_):
         events = events_of(address, {"thinking": THINKING})
     assert all(name == event["type"] for name, event in events)
     names = [name for name, _ in events if name != "ping"]
@@ -74,8 +74,7 @@ def test_events_come_in_anthropics_order(tmp_path: Path) -> None:
 
 def test_pings_say_that_hidden_reasoning_is_sampled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tito_audit.serve.messages._QUIET", 0.0)
-    gateway, provider = make_gateway(tmp_path / "log.jsonl", [THOUGHT + CALL])
-    with served(gateway) as address:
+    with gated(tmp_path, [THOUGHT + CALL]) as (address, provider, _):
         names = [name for name, _ in events_of(address, {})]
     before_text = names[: names.index("content_block_start")]
     assert before_text[0] == "message_start"
@@ -84,8 +83,7 @@ def test_pings_say_that_hidden_reasoning_is_sampled(tmp_path: Path, monkeypatch:
 
 
 def test_blocks_come_in_the_order_of_the_answer_whole_and_streamed(tmp_path: Path) -> None:
-    gateway, _ = make_gateway(tmp_path / "log.jsonl", [THOUGHT + CALL] * 4)
-    with served(gateway) as address:
+    with gated(tmp_path, [THOUGHT + CALL] * 4) as (address, *_):
         for thinks in (False, True):
             for streams in (False, True):
                 answer = Agent(address, [OSLO], thinks).ask(streams)
@@ -117,9 +115,7 @@ def test_thinking_comes_back_as_it_was_and_what_was_changed_is_refused(tmp_path:
 
 
 def test_reasoning_that_a_client_did_not_ask_for_is_kept_by_the_session(tmp_path: Path) -> None:
-    log = tmp_path / "log.jsonl"
-    gateway, _ = make_gateway(log, [THOUGHT + CALL, PLAIN])
-    with served(gateway) as address:
+    with gated(tmp_path, [THOUGHT + CALL, PLAIN]) as (address, _, log):
         agent = Agent(address, [OSLO])
         agent.ask(streams=False)
         agent.tell("result", "rain")
@@ -174,9 +170,7 @@ def test_arguments_that_json_objects_do_not_keep_are_continued_as_sampled(
 
 
 def test_changed_arguments_are_a_fork(tmp_path: Path) -> None:
-    log = tmp_path / "log.jsonl"
-    gateway, _ = make_gateway(log, [CALL.replace('"Oslo"', "1.0"), PLAIN])
-    with served(gateway) as address:
+    with gated(tmp_path, [CALL.replace('"Oslo"', "1.0"), PLAIN]) as (address, _, log):
         agent = Agent(address + "/s/named", [OSLO])
         agent.ask(streams=False)
         sent_with(agent, {"city": 2})
@@ -219,8 +213,7 @@ def test_a_stop_reason_is_anthropics(tmp_path: Path, ends: str, reason: str, seq
 @pytest.mark.parametrize(*table(__file__, "choices"))
 def test_a_tool_choice_is_that_of_a_chat_completion(tmp_path: Path, choice: Any, chat: Any) -> None:
     """Whatever becomes of it: chat and messages are answered alike."""
-    gateway, _ = make_gateway(tmp_path / "log.jsonl", [CALL, CALL])
-    with served(gateway) as address:
+    with gated(tmp_path, [CALL, CALL]) as (address, *_):
         body = {"messages": [ASK], "max_tokens": 500}
         status, answer = asked(address, "/v1/chat/completions", {**body, "tools": TOOLS, "tool_choice": chat})
         found, message = asked(address, PATH, {**body, "tools": SCHEMAS, "tool_choice": choice})
@@ -231,8 +224,7 @@ def test_a_tool_choice_is_that_of_a_chat_completion(tmp_path: Path, choice: Any,
 
 
 def test_a_key_is_taken_from_either_header(tmp_path: Path) -> None:
-    gateway, _ = make_gateway(tmp_path / "log.jsonl", [])
-    with served(gateway, HttpOptions(api_key="secret")) as address:
+    with gated(tmp_path, [], options=HttpOptions(api_key="secret")) as (address, *_):
         body = {"messages": [ASK], "max_tokens": 9}
         for headers in ({}, {"x-api-key": "other"}, {"Authorization": "Bearer other"}):
             got, said = asked(address, f"{PATH}/count_tokens", body, **headers)

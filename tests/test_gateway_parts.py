@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.serving import PLAIN, asked, client, codes_of, logged, make_gateway, plain, served
+from tests.serving import PLAIN, asked, client, codes_of, gated, logged, make_gateway, plain, served
 from tests.tables import stored
 from tests.toy import toy_tokenizer
 from tito_audit.render.renderer import make_renderer
@@ -112,8 +112,7 @@ def test_texts_are_given_as_parts_where_the_template_writes_nothing_for_a_text(t
 
 
 def test_parts_that_are_no_text_are_refused_by_kind(tmp_path: Path) -> None:
-    gateway, provider = make_gateway(tmp_path / "log.jsonl", [])
-    with served(gateway) as address:
+    with gated(tmp_path, []) as (address, provider, _):
         for part, kind in (
             ({"type": "image_url", "image_url": {"url": "x"}}, "image_url"),
             ({"type": "input_audio"}, "input_audio"),

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests import serving
-from tests.serving import PLAIN, asked, logged, make_gateway, plain, served
+from tests.serving import PLAIN, asked, gated, logged, make_gateway, plain, served
 from tests.tables import stored
 from tests.tiers import examples
 from tito_audit.serve.app import HttpOptions
@@ -59,9 +59,7 @@ def of(value: Any, path: str) -> Any:
 
 @pytest.mark.parametrize("case", REACHES, ids=lambda case: case["path"])
 def test_what_a_client_asks_for_reaches_the_provider(case: dict[str, Any], tmp_path: Path) -> None:
-    log = tmp_path / "log.jsonl"
-    gateway, provider = make_gateway(log, [PLAIN], start_parser=plain)
-    with served(gateway) as address:
+    with gated(tmp_path, [PLAIN], start_parser=plain) as (address, provider, log):
         status, answer = asked(address, f"/v1/{case['path']}", body_for(case["path"], case["body"]))
     assert status == 200
     (sampling,), (row,) = provider.asked, logged(log)
@@ -81,9 +79,7 @@ def test_what_a_client_asks_for_reaches_the_provider(case: dict[str, Any], tmp_p
 
 @pytest.mark.parametrize("path", WRONG)
 def test_what_is_wrong_with_a_request_is_said_of_its_field(path: str, tmp_path: Path) -> None:
-    log = tmp_path / "log.jsonl"
-    gateway, provider = make_gateway(log, [])
-    with served(gateway, HttpOptions(max_body=8000)) as address:
+    with gated(tmp_path, [], options=HttpOptions(max_body=8000)) as (address, provider, log):
         for what, fields, status, field in WRONG[path]:
             got, said = asked(address, f"/v1/{path}", body_for(path, fields, LARGE="x" * 9000))
             assert got == status, (what, said)
@@ -107,8 +103,7 @@ def test_what_is_wrong_with_a_request_is_said_of_its_field(path: str, tmp_path: 
 @pytest.mark.parametrize("depth", [260, 500, 900, 5000])
 @pytest.mark.parametrize("path", DEEP)
 def test_what_is_nested_too_deep_is_refused_before_it_is_sampled(path: str, depth: int, tmp_path: Path) -> None:
-    gateway, provider = make_gateway(tmp_path / "log.jsonl", [])
-    with served(gateway) as address:
+    with gated(tmp_path, []) as (address, provider, _):
         for fields in DEEP[path]:
             deep = "[" * depth + "1" + "]" * depth
             status, said = asked(address, f"/v1/{path}", body_for(path, fields, DEEP=deep))

@@ -22,6 +22,7 @@ from tests.serving import (
     check_chain,
     client,
     codes_of,
+    gated,
     logged,
     make_gateway,
     plain,
@@ -110,8 +111,7 @@ def test_reasoning_that_returns_between_texts_is_read_back_as_one_answer(tmp_pat
 
 
 def test_a_response_is_stored_read_listed_and_deleted(tmp_path: Path) -> None:
-    gateway, _ = make_gateway(tmp_path / "log.jsonl", [CALL, SAID, PLAIN, PLAIN])
-    with served(gateway) as address:
+    with gated(tmp_path, [CALL, SAID, PLAIN, PLAIN]) as (address, _, _):
         responses = client(address).responses
         first = responses.create(model="toy", input="Oslo?", tools=FLAT, metadata={"task": "7"})
         second = responses.create(model="toy", input=outputs(first), previous_response_id=first.id, tools=FLAT)
@@ -139,9 +139,7 @@ def test_a_response_is_stored_read_listed_and_deleted(tmp_path: Path) -> None:
 
 
 def test_a_previous_response_names_its_session_and_keeps_no_instructions(tmp_path: Path) -> None:
-    log = tmp_path / "log.jsonl"
-    gateway, _ = make_gateway(log, [PLAIN] * 4, start_parser=plain)
-    with served(gateway) as address:
+    with gated(tmp_path, [PLAIN] * 4, start_parser=plain) as (address, _, log):
         firsts = [client(address, f"/s/{name}").responses.create(model="toy", input="Hi") for name in "ab"]
         for first in firsts:
             client(address).responses.create(model="toy", input="So?", previous_response_id=first.id)
@@ -206,8 +204,7 @@ def test_functions_in_a_namespace_are_called_by_their_own_names(tmp_path: Path, 
 def test_a_tool_that_is_no_function_is_refused_with_its_place_and_how_to_turn_it_off(
     tmp_path: Path, kind: str | None, setting: str
 ) -> None:
-    gateway, _ = make_gateway(tmp_path / "log.jsonl", [])
-    with served(gateway) as address:
+    with gated(tmp_path, []) as (address, *_):
         for tools, place in (
             ([*FLAT, {"type": kind}], "`tools[1]`"),
             ([{**SPACE, "tools": [*FLAT, {"type": kind}]}], "`tools[0].tools[1]`"),
@@ -230,7 +227,6 @@ def test_a_broken_stream_is_a_failed_response_that_is_not_stored(tmp_path: Path)
 
 
 def test_an_answer_of_nothing_is_an_empty_message(tmp_path: Path) -> None:
-    gateway, _ = make_gateway(tmp_path / "log.jsonl", ["<|im_end|>"], start_parser=plain)
-    with served(gateway) as address:
+    with gated(tmp_path, ["<|im_end|>"], start_parser=plain) as (address, *_):
         (item,) = client(address).responses.create(model="toy", input="x").output
     assert item.type == "message"
