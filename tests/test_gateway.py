@@ -153,7 +153,6 @@ def test_completions_of_text_continue_what_they_start_with(tmp_path: Path) -> No
         text = "".join(one.choices[0].text for one in pieces)
         by_ids = texts.create(model="toy", prompt=list(provider.prompts[1] + provider.sampled[1]))
     assert text == " and in the evening"
-    assert first.choices[0].logprobs is not None
     assert "".join(first.choices[0].logprobs.tokens or ()) == first.choices[0].text
     assert by_ids.choices[0].text == " at night"
     seen = provider.prompts[0] + provider.sampled[0]
@@ -176,14 +175,12 @@ def test_tokens_of_logprobs_may_be_ids_as_with_vllm(tmp_path: Path) -> None:
         parts = [part.choices[0].logprobs for part in agent.chat.completions.create(**ask, stream=True)]
         text = agent.completions.create(model="toy", prompt="It", logprobs=1, extra_body=more).choices[0]
     shown = [f"token_id:{token}" for token in provider.sampled[0]]
-    assert whole is not None
     assert [entry.token for entry in whole.content or ()] == shown
     assert all(entry.top_logprobs[0].token.startswith("token_id:") for entry in whole.content or ())
     said = bytes(byte for entry in whole.content or () for byte in entry.bytes or ())
     assert said.decode() == PLAIN
     streamed = [entry.token for part in parts if part is not None for entry in part.content or ()]
     assert streamed == [f"token_id:{token}" for token in provider.sampled[1]]
-    assert text.logprobs is not None
     assert text.logprobs.tokens == [f"token_id:{token}" for token in provider.sampled[2]]
     assert (text.logprobs.text_offset or ())[-1] == len(PLAIN.removesuffix("<|im_end|>"))
     assert "return_tokens_as_token_ids" not in provider.asked[0].extra

@@ -59,7 +59,6 @@ def tag_of(provider: Scripted, number: int = -1) -> Mapping[str, Any]:
 @pytest.mark.parametrize("parser", FORMS, ids=lambda parser: str(parser.name))
 def test_a_parser_reads_what_its_grammar_forces(parser: Parser) -> None:
     form = parser.call_form
-    assert form is not None
     one = form.begin.replace("NAME", "weather") + ARGUMENTS[form.content] + form.end
     for count in (1, 2) if form.separator is not None else (1,):
         text = (form.separator or "").join([one] * count)
@@ -73,7 +72,6 @@ def test_the_grammar_begins_a_call_as_the_template_writes_it() -> None:
     history = [ASK, {"role": "assistant", "content": None, "tool_calls": [{"function": function}]}]
     text = toy.toy_renderer("toy_bpe").render(as_messages(history, ""), TOOLS, add_generation_prompt=False)
     form = HERMES.call_form
-    assert form is not None
     assert form.begin.replace("NAME", "weather") + '{"city": "Oslo"}' + form.end in text
 
 
@@ -135,7 +133,6 @@ def test_a_named_function_is_the_only_one_of_its_grammar(tmp_path: Path) -> None
 def test_no_grammar_has_an_empty_separator(parser: Parser) -> None:
     """xgrammar before 0.1.30, which vLLM had up to 0.17, takes none."""
     made = forced_format(None, parser, {"f": None, "g": None}, "", single=False)
-    assert made is not None
     calls = made["format"]["elements"][1]
     assert calls.get("separator") != ""
     assert len(calls.get("tags") or calls["elements"]) == 2
@@ -144,10 +141,8 @@ def test_no_grammar_has_an_empty_separator(parser: Parser) -> None:
 def test_reasoning_that_the_prompt_opened_or_closed_is_known() -> None:
     for end, begin in (("<|im_start|>assistant\n<think>\n", ""), ("<|im_start|>assistant\n", "<think>")):
         made = forced_format(QWEN, HERMES, {"f": None}, end, single=True)
-        assert made is not None
         assert made["format"]["elements"][0]["elements"][0]["begin"] == begin
     closed = forced_format(QWEN, HERMES, {"f": None}, "<think>\n\n</think>\n\n", single=True)
-    assert closed is not None
     assert closed["format"]["type"] == "sequence"
 
 

@@ -22,8 +22,8 @@ from tito_audit.serve.messages import Messages
 
 IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ""}}
 VALUES = {**vars(serving), "IMAGE": IMAGE}
-RIGHT, WRONG, REACHES, WHOLE, DEEP = (
-    stored(__file__, name) for name in ("right", "wrong", "reaches", "whole", "deep")
+RIGHT, WRONG, REACHES, WHOLE, MORE, DEEP = (
+    stored(__file__, name) for name in ("right", "wrong", "reaches", "whole", "more", "deep")
 )
 ENDS = {"chat/completions": "[DONE]", "responses": "response.completed", "messages": '{"type":"message_stop"}'}
 """What a stream ends with; the object of a response comes behind it."""
@@ -164,6 +164,8 @@ def test_random_bodies_are_answered_or_refused(path: str, tmp_path: Path) -> Non
             body = {**whole, "stream": dice.random() < 0.5}
             for _ in range(dice.randint(1, 2)):
                 body = mutated(body, dice)
+            if dice.random() < 0.3 and isinstance(body, dict):
+                body = {**body, dice.choice(MORE[path]): dice.choice(JUNK)}
             status, kind, text = answered(address, path, body)
             seen[status, kind] += 1
             assert status in (200, 400, 404), (number, status, text, body)

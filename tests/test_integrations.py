@@ -53,7 +53,6 @@ def shown(log: Path | str) -> str:
 def check_kept(log: Path | str, form: str) -> None:
     """The first row of a quarantine is of this format, and has the fault of `row`."""
     result = next(iter(scan_rollouts(log)))
-    assert result.rollout is not None
     assert (result.rollout.format, [finding.code for finding in result.findings]) == (form, ["LPR504"])
     assert "error LPR504" in shown(log)
 

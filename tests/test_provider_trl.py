@@ -70,7 +70,6 @@ class Server:
             assert request.path == "/get_sequence_logprobs/"
             how = EngineParams(max_tokens=1, prompt_logprobs=body["top_logprobs"])
             (output,) = [engine_answer({"prompt_token_ids": ids}, how) for ids in body["sequences"]]
-            assert output.prompt_logprobs is not None
             answer = _columns([output.prompt_logprobs[body["prompt_lengths"][0] :]])
         return web.json_response({**answer, **self.changes})
 

@@ -131,7 +131,6 @@ def test_reasoning_that_the_client_left_out_stays_and_reasoning_that_it_changed_
         assert (prompt.branch, prompt.parent) == (Branch.CONTINUES, first)
         assert "why" in text_of(prompt)
     prompt = session.prompt(call(ASKED, say("hi", "why not"), MORE))
-    assert prompt.fork is not None
     assert (prompt.fork.reason, prompt.fork.message, prompt.kept) == (ForkReason.EDITED, 1, 0)
     assert "'why not', not 'why'" in prompt.fork.detail
 
@@ -219,7 +218,6 @@ def test_a_fork_says_why(what, messages, reason, at, words):
     answer(session, call(ASKED), f"hi{END}", say("hi"))
     answer(session, call(ASKED, say("hi"), MORE), f"two{END}", say("two"))
     prompt = session.prompt(call(*json.loads(messages)))
-    assert prompt.fork is not None
     fork = (prompt.fork.reason, -1 if prompt.fork.message is None else prompt.fork.message)
     assert (prompt.branch, *fork) == (Branch.FORK, reason, at)
     assert words in prompt.fork.detail
@@ -232,7 +230,6 @@ def test_a_fork_keeps_what_was_sampled_before_the_change():
     first = answer(session, call(ASKED), f"hi{END}", say("hi"), pieces=True)
     answer(session, call(ASKED, say("hi"), MORE), f"two{END}", say("two"))
     prompt = session.prompt(call(ASKED, say("hi"), MORE, say("Two"), MORE))
-    assert prompt.fork is not None
     assert (prompt.branch, prompt.fork.reason, prompt.fork.message) == (Branch.FORK, ForkReason.EDITED, 3)
     assert (prompt.parent, prompt.ids[: prompt.kept].tolist()) == (first, first.seen_ids.tolist())
 
@@ -241,7 +238,6 @@ def test_a_template_that_strips_reasoning_forks_and_shows_both_texts():
     session = conversations().open("s")
     answer(session, call(ASKED), f"<think>\nwhy\n</think>\n\nhi{END}", say("hi", "why"))
     prompt = session.prompt(call(ASKED, say("hi"), MORE))
-    assert prompt.fork is not None
     assert (prompt.fork.reason, prompt.fork.message) == (ForkReason.TEMPLATE_REWRITES, 1)
     assert "<think>" in prompt.fork.detail
     assert "became" in prompt.fork.detail
@@ -252,7 +248,6 @@ def test_a_template_that_never_writes_reasoning_forks():
     session = conversations(styled("never writes reasoning")).open("s")
     answer(session, call(ASKED), f"<think>\nwhy\n</think>\n\nhi{END}", say("hi", "why"))
     prompt = session.prompt(call(ASKED, say("hi"), MORE))
-    assert prompt.fork is not None
     assert prompt.fork.detail == "the template leaves the answer's reasoning out"
 
 
@@ -262,7 +257,6 @@ def test_other_tools_and_other_arguments_fork_only_where_the_template_writes_the
     history = (ASKED, say("hi"), MORE)
     tools = ({"type": "function", "function": {"name": "look", "parameters": {}}},)
     prompt = session.prompt(call(*history, tools=tools))
-    assert prompt.fork is not None
     assert prompt.fork.reason is ForkReason.TOOLS_CHANGED
     prompt = session.prompt(call(*history, template_kwargs={"enable_thinking": False}))
     assert prompt.branch is Branch.CONTINUES
@@ -271,7 +265,6 @@ def test_other_tools_and_other_arguments_fork_only_where_the_template_writes_the
     session = conversations(told).open("s")
     answer(session, call(ASKED, template_kwargs={"date": "one"}), f"hi{END}", say("hi"))
     prompt = session.prompt(call(*history, template_kwargs={"date": "two"}))
-    assert prompt.fork is not None
     assert prompt.fork.reason is ForkReason.ARGUMENTS_CHANGED
 
 
@@ -335,7 +328,6 @@ def test_an_answer_that_ended_goes_on_without_its_stop_token_as_a_fork():
     session = conversations().open("s")
     first = answer(session, call(ASKED), f"hi{END}", say("hi"))
     prompt = session.prompt(call(ASKED, say("hi"), add_generation_prompt=False))
-    assert prompt.fork is not None
     assert (prompt.branch, prompt.fork.reason) == (Branch.FORK, ForkReason.STOP_LEFT_OUT)
     assert prompt.ids.tolist() == first.seen_ids[:-1].tolist()
 
@@ -441,7 +433,6 @@ def test_two_clients_with_equal_answers_keep_their_own_sessions():
             assert fork is None or fork.reason is ForkReason.TEMPLATE_REWRITES
     edited = say("hi", "I am nobody", look('{"x": 1}', id="id-a"))
     fork = many.find(call(*asked, edited, MORE)).prompt(call(*asked, edited, MORE)).fork
-    assert fork is not None
     assert fork.reason is ForkReason.EDITED
 
 
@@ -467,7 +458,6 @@ def test_what_is_over_the_limit_leaves_memory_and_says_so():
     assert [session.id for session in many] == ["b", "c"]
     assert many.get("a") is None
     back = many.open("a").prompt(call(ASKED, say("hi a"), MORE))
-    assert back.fork is not None
     assert (back.branch, back.fork.reason) == (Branch.FORK, ForkReason.LEFT_MEMORY)
     assert many.find(call(ASKED, say("hi a"), MORE)).id not in ("a", "b", "c")
 
@@ -506,7 +496,6 @@ def test_of_too_many_answers_the_older_half_leaves_and_the_rest_is_continued():
         history += [say(f"hi {number}"), MORE]
     assert len(session.nodes) <= 8
     prompt = session.prompt(call(*history[:3]))
-    assert prompt.fork is not None
     assert prompt.fork.reason is ForkReason.LEFT_MEMORY
 
 
