@@ -231,15 +231,23 @@ def codes_of(log: Path, *arguments: str, passes: str = "note") -> list[str]:
     return sorted({one["code"] for one in found if one["severity"] not in ("note", passes)})
 
 
-def asked(address: str, path: str, body: Any = None, method: str | None = None, **headers: str) -> tuple[int, Any]:
-    """Status and object of a request without a client's package."""
+def fetched(
+    address: str, path: str, body: Any = None, method: str | None = None, **headers: str
+) -> tuple[int, Any, bytes]:
+    """Status, headers and body of an answer, without a client's package."""
     data = None if body is None else body if isinstance(body, bytes) else orjson.dumps(body)
     request = urllib.request.Request(address + path, data, headers, method=method)
     try:
-        with urllib.request.urlopen(request, timeout=20) as answer:
-            return answer.status, orjson.loads(answer.read())
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return answer.status, answer.headers, answer.read()
     except urllib.error.HTTPError as error:
-        return error.code, orjson.loads(error.read())
+        return error.code, error.headers, error.read()
+
+
+def asked(address: str, path: str, body: Any = None, method: str | None = None, **headers: str) -> tuple[int, Any]:
+    """Status and object of an answer."""
+    status, _, data = fetched(address, path, body, method, **headers)
+    return status, orjson.loads(data)
 
 
 def until(holds: Callable[[], Any], seconds: float = 60) -> None:

@@ -6,8 +6,6 @@ import asyncio
 import http.client
 import os
 import socket
-import urllib.error
-import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +23,7 @@ from tests.serving import (
     asked,
     client,
     codes_of,
+    fetched,
     gated,
     logged,
     make_gateway,
@@ -204,9 +203,7 @@ def test_a_client_that_does_not_wait_for_a_whole_answer_ends_its_generation(tmp_
 
 
 def metrics_of(address: str) -> str:
-    with urllib.request.urlopen(f"{address}/metrics", timeout=20) as answer:
-        text: str = answer.read().decode()
-    return text
+    return fetched(address, "/metrics")[2].decode()
 
 
 def test_a_key_may_be_any_bytes(tmp_path: Path) -> None:
@@ -231,7 +228,7 @@ def test_without_its_line_there_is_no_answer(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(os, "write", filled)
     with served(gateway) as address:
         status, said = asked(address, "/v1/chat/completions", {"messages": [ASK]})
-        streamed = raw(address, {"messages": [ASK], "stream": True})
+        streamed = fetched(address, "/v1/chat/completions", {"messages": [ASK], "stream": True})[2]
         is_full.clear()
         assert asked(address, "/v1/chat/completions", {"messages": [ASK]})[0] == 200
     assert status == 507
@@ -240,13 +237,6 @@ def test_without_its_line_there_is_no_answer(tmp_path: Path, monkeypatch: pytest
     assert b'"finish_reason":"stop"' not in streamed
     (row,) = logged(log)
     assert row["branch"] == "start", "what was not logged is not in the session"
-
-
-def raw(address: str, body: Any) -> bytes:
-    request = urllib.request.Request(f"{address}/v1/chat/completions", orjson.dumps(body))
-    with urllib.request.urlopen(request, timeout=20) as answer:
-        data: bytes = answer.read()
-    return data
 
 
 def test_a_key_is_asked_for_and_compared(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import urllib.request
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +26,7 @@ from tests.serving import (
     check_chain,
     client,
     codes_of,
+    fetched,
     gated,
     logged,
     make_gateway,
@@ -44,10 +44,10 @@ OSLO = {"user": "Oslo?"}
 
 def events_of(address: str, body: Any) -> list[tuple[str, Any]]:
     """The events of a stream as they are on the wire."""
-    data = json.dumps({"max_tokens": 500, "stream": True, "messages": [ASK], "tools": SCHEMAS, **body}).encode()
-    with urllib.request.urlopen(urllib.request.Request(address + PATH, data), timeout=20) as answer:
-        assert answer.headers["Content-Type"].startswith("text/event-stream")
-        lines = [event.split("\n") for event in answer.read().decode().split("\n\n") if event]
+    asking = {"max_tokens": 500, "stream": True, "messages": [ASK], "tools": SCHEMAS, **body}
+    _, headers, data = fetched(address, PATH, asking)
+    assert headers["Content-Type"].startswith("text/event-stream")
+    lines = [event.split("\n") for event in data.decode().split("\n\n") if event]
     assert all(len(event) == 2 for event in lines)
     return [(name.removeprefix("event: "), json.loads(data.removeprefix("data: "))) for name, data in lines]
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import random
 import re
-import urllib.error
-import urllib.request
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests import serving
-from tests.serving import PLAIN, asked, gated, logged, make_gateway, plain, served
+from tests.serving import PLAIN, asked, fetched, gated, logged, make_gateway, plain, served
 from tests.tables import stored
 from tests.tiers import examples
 from tito_audit.serve.app import HttpOptions
@@ -145,12 +143,8 @@ def mutated(value: Any, dice: random.Random) -> Any:
 
 def answered(address: str, path: str, body: Any) -> tuple[int, str, str]:
     """Status, type and body of an answer."""
-    request = urllib.request.Request(f"{address}/v1/{path}", json.dumps(body).encode())
-    try:
-        with urllib.request.urlopen(request, timeout=20) as answer:
-            return answer.status, answer.headers.get_content_type(), answer.read().decode()
-    except urllib.error.HTTPError as error:
-        return error.code, error.headers.get_content_type(), error.read().decode()
+    status, headers, data = fetched(address, f"/v1/{path}", json.dumps(body).encode())
+    return status, headers.get_content_type(), data.decode()
 
 
 @pytest.mark.parametrize("path", WHOLE)

@@ -147,7 +147,9 @@ class Answer:
 
 
 class Client:
-    """A client of one API; the classes below say how that is asked, and how its answers are read."""
+    """A client of one API. The classes below have `stream` (its events), `whole` (an answer, added up where it
+    streams) and `converted` (a message of a chat as that API has it).
+    """
 
     api = ""
     """The endpoint's name in the log."""
@@ -167,17 +169,6 @@ class Client:
         """The answer to one more turn of the history."""
         self.history.append({who: text})
         return self.ask(streams, **fields)
-
-    def whole(self, streams: bool, fields: dict[str, Any]) -> Answer:
-        raise NotImplementedError
-
-    def stream(self, **fields: Any) -> Any:
-        """The events or chunks of an answer, one after the other."""
-        raise NotImplementedError
-
-    def converted(self, message: Message) -> list[Any]:
-        """A message of a chat as this API has it."""
-        raise NotImplementedError
 
     def written(self) -> list[Any]:
         """The history as this API has it."""
