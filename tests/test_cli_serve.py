@@ -31,21 +31,22 @@ def test_a_model_in_process_is_served_until_a_signal_and_leaves_a_clean_log(
     tiny_model: Path, tmp_path: Path
 ) -> None:
     log = tmp_path / "log.jsonl"
-    words = ("--reasoning-parser", "none", "--model-name", "m")
+    words = ("--reasoning-parser", "none", "--model-name", "my model")
     with gateway(f"hf={tiny_model}", TOY, log, *words) as server:
+        until(lambda: "ANTHROPIC_MODEL='my model'" in log.with_suffix(".out").read_text())
         said = log.with_suffix(".out").read_text()
-        assert said.startswith("tito-audit: serving m at http://127.0.0.1:")
+        assert said.startswith("tito-audit: serving my model at http://127.0.0.1:")
         assert "template: rewrites history" in said
         assert "tool parser: hermes" in said
         history = list(ASK)
         for turn in range(3):
             answer = client(server.address).chat.completions.create(
-                model="m", messages=history, max_tokens=12, seed=turn
+                model="my model", messages=history, max_tokens=12, seed=turn
             )
             message = answer.choices[0].message.model_dump(exclude_none=True, include={"role", "content"})
             history += [message, {"role": "user", "content": "And then?"}]
         stream = client(server.address).chat.completions.create(
-            model="m", messages=history, max_tokens=3000, stream=True
+            model="my model", messages=history, max_tokens=3000, stream=True
         )
         next(iter(stream))
         close_clients()
