@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
 from typing import Any
 
+from aiohttp import web
+
 from tests import toy
+from tests.replay import threaded
 from tito_audit.record.message import as_messages
 
 
@@ -69,32 +70,10 @@ def running() -> Iterator[Server]:
     """The server, which answers while this is open."""
     script = Server()
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self._answer(None)
+    async def answer(request: web.Request) -> web.StreamResponse:
+        data = await request.read()
+        status, said = script.answered(request.path, json.loads(data) if data else None)
+        return web.json_response(said, status=status)
 
-        def do_POST(self) -> None:
-            self._answer(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-
-        def _answer(self, body: Any) -> None:
-            status, answer = script.answered(self.path, body)
-            data = json.dumps(answer).encode()
-            self.send_response(status)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
-
-        def log_message(self, format: str, *args: Any) -> None:
-            pass
-
-    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = Thread(target=http.serve_forever, args=(0.01,))
-    thread.start()
-    script.url = f"http://127.0.0.1:{http.server_address[1]}"
-    try:
+    with threaded(lambda: answer) as script.url:
         yield script
-    finally:
-        http.shutdown()
-        http.server_close()
-        thread.join()

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -12,6 +10,8 @@ from typing import Any
 
 import aiohttp
 from aiohttp import web
+
+from tests.replay import threaded
 
 Row = dict[str, Any]
 _HEADERS = ("Content-Type", "Authorization", "Accept")
@@ -65,33 +65,14 @@ class Proxy:
 @contextmanager
 def recording(upstream: str) -> Iterator[Proxy]:
     """A proxy before that server, in a thread of its own until the block ends."""
-    proxy, loop, ready, stop = Proxy(), asyncio.new_event_loop(), threading.Event(), asyncio.Event()
+    proxy = Proxy()
 
-    async def main() -> None:
-        app = web.Application(client_max_size=1 << 28)
+    async def passed(request: web.Request) -> web.StreamResponse:
         async with aiohttp.ClientSession(upstream) as session:
+            return await _passed(request, session, proxy)
 
-            async def passed(request: web.Request) -> web.StreamResponse:
-                return await _passed(request, session, proxy)
-
-            app.router.add_route("*", "/{path:.*}", passed)
-            runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=1)
-            await runner.setup()
-            await web.TCPSite(runner, "127.0.0.1", 0).start()
-            proxy.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-            ready.set()
-            await stop.wait()
-            await runner.cleanup()
-
-    thread = threading.Thread(target=lambda: loop.run_until_complete(main()))
-    thread.start()
-    try:
-        assert ready.wait(10)
+    with threaded(lambda: passed) as proxy.url:
         yield proxy
-    finally:
-        loop.call_soon_threadsafe(stop.set)
-        thread.join(20)
-        loop.close()
 
 
 async def _passed(request: web.Request, session: aiohttp.ClientSession, proxy: Proxy) -> web.StreamResponse:

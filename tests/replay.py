@@ -5,36 +5,61 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
-from contextlib import asynccontextmanager
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from aiohttp import web
 
 from tests.replay_paths import RECORDED
+from tito_audit.provider import ProviderOptions, SamplingParams
+from tito_audit.providers import open_provider
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 @asynccontextmanager
-async def serving(handler: Handler) -> AsyncIterator[str]:
-    """The address of a local server that answers every request by `handler`."""
+async def serving(handler: Handler | web.Application, port: int = 0) -> AsyncIterator[str]:
+    """The address of a local server: an application, or one that answers every request by `handler`."""
 
     async def handle(request: web.Request) -> web.StreamResponse:
-        return await handler(request)
+        return await handler(request)  # type: ignore[operator]
 
-    app = web.Application(client_max_size=1 << 28)
-    app.router.add_route("*", "/{path:.*}", handle)
+    app = handler if isinstance(handler, web.Application) else web.Application(client_max_size=1 << 28)
+    if app is not handler:
+        app.router.add_route("*", "/{path:.*}", handle)
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
     await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
+    await web.TCPSite(runner, "127.0.0.1", port).start()
     try:
-        host, port = runner.addresses[0][:2]
-        yield f"http://{host}:{port}"
+        yield "http://{}:{}".format(*runner.addresses[0][:2])
     finally:
         await runner.cleanup()
+
+
+@contextmanager
+def threaded(make: Callable[[], Handler | web.Application], port: int = 0) -> Iterator[str]:
+    """The same in a thread of its own until the block ends."""
+    loop, ready, stop = asyncio.new_event_loop(), threading.Event(), asyncio.Event()
+    address: list[str] = []
+
+    async def main() -> None:
+        async with serving(make(), port) as url:
+            address.append(url)
+            ready.set()
+            await stop.wait()
+
+    thread = threading.Thread(target=lambda: loop.run_until_complete(main()))
+    thread.start()
+    try:
+        assert ready.wait(10)
+        yield address[0]
+    finally:
+        loop.call_soon_threadsafe(stop.set)
+        thread.join(20)
+        loop.close()
 
 
 def recorded(*names: str) -> list[dict[str, Any]]:
@@ -106,3 +131,90 @@ async def in_pieces(
             await asyncio.sleep(0)
     await response.write_eof()
     return response
+
+
+class Fixed:
+    """A server that answers every call alike, a stream by events; it keeps what it was sent at `calls`."""
+
+    def __init__(
+        self,
+        body: Any = None,
+        *,
+        status: int = 200,
+        data: bytes | None = None,
+        kind: str = "application/json",
+        headers: Mapping[str, str] | None = None,
+        context: int | None = 100,
+        drop: bool = False,
+    ) -> None:
+        self.status, self.kind, self.headers, self.context = status, kind, headers, context
+        self.body, self.data, self.drop = body, data, drop
+        self.calls: list[Any] = []
+
+    async def __call__(self, request: web.Request) -> web.StreamResponse:
+        if request.path == "/v1/models":
+            return web.json_response({"data": [{"id": "m", "max_model_len": self.context}]})
+        if request.method == "GET":
+            return web.json_response({"detail": "Not Found"}, status=404)
+        self.calls.append(json.loads(await request.read()))
+        return await self.answer(request)
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        """The answer to a call; `drop` breaks the connection where a stream should end."""
+        if not self.calls[-1].get("stream"):
+            data = self.data if self.data is not None else json.dumps(self.body).encode()
+            headers = {"Content-Type": self.kind, **(self.headers or {})}
+            return web.Response(body=data, status=self.status, headers=headers)
+        data = self.data or sse(self.body)
+        if not self.drop:
+            return await in_pieces(request, data, kind="text/event-stream", seed=len(data))
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        await response.write(data)
+        assert request.transport is not None
+        request.transport.close()
+        return response
+
+
+def asked(
+    kind: str, handler: Handler, work: Callable[[Any], Awaitable[Any]], *, endpoint: str = "", **options: Any
+) -> Any:
+    """What some work with a provider of this kind returns, whose server answers by `handler`."""
+
+    async def run() -> Any:
+        async with serving(handler) as url:
+            provider = open_provider(f"{kind}={url}{endpoint}", ProviderOptions(**options))
+            try:
+                return await work(provider)
+            finally:
+                await provider.close()
+
+    return asyncio.run(run())
+
+
+def generated(kind: str, handler: Handler, ids: Iterable[int] = (5, 6, 7), **choices: Any) -> Any:
+    """The answers to a prompt."""
+    sampling = SamplingParams(**{"max_tokens": 9, **choices})
+    return asked(kind, handler, lambda provider: provider.generate_n(list(ids), sampling))
+
+
+def streamed(
+    kind: str, handler: Handler, ids: Iterable[int] = (5, 6, 7), endpoint: str = "", **choices: Any
+) -> Any:
+    """The chunks of a stream."""
+    sampling = SamplingParams(**{"max_tokens": 9, **choices})
+
+    async def work(provider: Any) -> Any:
+        return [chunk async for chunk in provider.stream(list(ids), sampling)]
+
+    return asked(kind, handler, work, endpoint=endpoint)
+
+
+def scored(kind: str, handler: Handler, ids: Iterable[int] = (5, 6, 7), **choices: Any) -> Any:
+    """The score of ids."""
+    return asked(kind, handler, lambda provider: provider.score(list(ids), **choices))
+
+
+def changed(value: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The value with some of it changed; `...` leaves out."""
+    return {key: item for key, item in {**value, **changes}.items() if item not in (..., "...")}

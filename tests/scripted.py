@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Sequence
+from typing import Any
 
 from tests.toy import toy_tokenizer
 from tito_audit.provider import GenerationChunk, GenerationResult, SamplingParams, ScoredTokens
@@ -29,12 +30,16 @@ class Scripted:
     name = "scripted"
     model: str | None = "org/toy"
 
-    def __init__(self, answers: Iterable[str | Sequence[int] | GenerationResult]) -> None:
+    def __init__(self, answers: Iterable[Any]) -> None:
         self.answers = list(answers)
-        self.prompts: list[list[int]] = []
-        self.sampling: list[SamplingParams] = []
+        self.prompts: list[Any] = []
+        self.asked: list[SamplingParams] = []
         self.closed = False
         self._given = 0
+
+    def _ask(self, input_ids: Sequence[int], sampling: SamplingParams) -> None:
+        self.prompts.append(input_ids)
+        self.asked.append(sampling)
 
     async def generate(self, input_ids: Sequence[int], sampling: SamplingParams) -> GenerationResult:
         """The next answer."""
@@ -43,8 +48,7 @@ class Scripted:
 
     async def generate_n(self, input_ids: Sequence[int], sampling: SamplingParams) -> tuple[GenerationResult, ...]:
         """The next answers. A text is given with its end token, ids as they are."""
-        self.prompts.append(list(input_ids))
-        self.sampling.append(sampling)
+        self._ask(list(input_ids), sampling)
         return tuple(self._next(input_ids) for _ in range(sampling.n))
 
     def _next(self, input_ids: Sequence[int]) -> GenerationResult:

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import random
-import threading
+import time
+import urllib.error
+import urllib.request
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import orjson
-from aiohttp import web
 from openai import OpenAI
 
-from tests import toy
+from tests import scripted, toy
+from tests.command import run
+from tests.replay import threaded
+from tests.world import TOY
 from tito_audit.errors import ProviderError
 from tito_audit.parser import ParseOptions, ParserRun, Reads
 from tito_audit.parsers import parser_named, start_answer
@@ -25,19 +30,43 @@ from tito_audit.serve.gateway import Gateway
 from tito_audit.sessions.engine import Conversations, Limits
 from tito_audit.tokens.tokenizer import Tokenizer
 
-_CLIENTS: list[OpenAI] = []
+_CLIENTS: dict[Any, Any] = {}
+
+TOOLS: list[Any] = [
+    {
+        "type": "function",
+        "function": {
+            "name": "weather",
+            "description": "Look up the weather",
+            "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+        },
+    }
+]
+FLAT: list[Any] = [{"type": "function", **TOOLS[0]["function"]}]
+"""The tools as the Responses API has them."""
+SCHEMAS: list[Any] = [
+    {
+        "name": "weather",
+        "description": "Look up the weather",
+        "input_schema": TOOLS[0]["function"]["parameters"],
+        "cache_control": {"type": "ephemeral"},
+    }
+]
+"""The tools as the Messages API has them."""
+ASK: Any = {"role": "user", "content": "What is the weather in Oslo?"}
+CALL = '<tool_call>\n{"name": "weather",  "arguments": {"city":   "Oslo"}}\n</tool_call><|im_end|>'
+SAID = "<think>\n\n</think>\n\nIt rains in Oslo.<|im_end|>"
+PLAIN = "It rains in Oslo, and it is 7 degrees.<|im_end|>"
+THOUGHT = "<think>\nHm, Oslo.\n</think>\n\nLet me look. "
 
 
-class Scripted:
-    """A provider whose answers are written down: texts, in tokens that no encoder would choose."""
+class Scripted(scripted.Scripted):
+    """The same in tokens that no encoder would choose, and token by token where it streams."""
 
-    model: str | None = "toy"
+    model = "toy"
 
     def __init__(self, tokenizer: Tokenizer, answers: Sequence[str | ProviderError], *, seed: int = 0) -> None:
-        self.name = "scripted"
-        self.answers = list(answers)
-        self.prompts: list[tuple[int, ...]] = []
-        self.asked: list[SamplingParams] = []
+        super().__init__(answers)
         self.sampled: list[tuple[int, ...]] = []
         self.pause = 0.0
         """Seconds before each piece of a stream."""
@@ -50,57 +79,47 @@ class Scripted:
         self._tokenizer = tokenizer
         self._dice = random.Random(seed)
 
-    async def generate(self, input_ids: Sequence[int], sampling: SamplingParams) -> GenerationResult:
-        (one,) = await self.generate_n(input_ids, sampling)
-        return one
+    def _ask(self, input_ids: Sequence[int], sampling: SamplingParams) -> None:
+        super()._ask(tuple(input_ids), sampling)
 
     async def generate_n(self, input_ids: Sequence[int], sampling: SamplingParams) -> tuple[GenerationResult, ...]:
-        self.prompts.append(tuple(input_ids))
-        self.asked.append(sampling)
+        self._ask(input_ids, sampling)
         self.closed_early += 1
         await asyncio.sleep(self.pause)
         self.closed_early -= 1
         return tuple(self._result(input_ids, sampling) for _ in range(sampling.n))
 
     async def stream(self, input_ids: Sequence[int], sampling: SamplingParams) -> AsyncIterator[GenerationChunk]:
-        self.prompts.append(tuple(input_ids))
-        self.asked.append(sampling)
+        self._ask(input_ids, sampling)
         results = [self._result(input_ids, sampling) for _ in range(sampling.n)]
         own = [list(self._pieces(index, one)) for index, one in enumerate(results)]
         turns = [index for index, pieces in enumerate(own) for _ in pieces]
         self._dice.shuffle(turns)
-        pieces = [own[index].pop(0) for index in turns]
         self.closed_early += 1
-        for number, piece in enumerate(pieces):
+        for number, index in enumerate(turns):
             if number == self.fails_after:
                 self.closed_early -= 1
                 raise ProviderError("the server broke off", status=None)
             await asyncio.sleep(3600 if number == self.stays_after else self.pause)
-            yield piece
+            yield own[index].pop(0)
         self.closed_early -= 1
 
     async def score(self, ids: Sequence[int], *, start: int = 0, top: int = 0) -> ScoredTokens:
         raise ProviderError("not here")
-
-    async def close(self) -> None:
-        return None
 
     def _result(self, input_ids: Sequence[int], sampling: SamplingParams) -> GenerationResult:
         said = self.answers.pop(0)
         if isinstance(said, ProviderError):
             raise said
         ids = self._split(self._tokenizer.encode(said).tolist())
-        most = sampling.max_tokens
-        why = "stop"
-        if most is not None and len(ids) > most:
-            ids, why = ids[:most], "length"
+        whole = sampling.max_tokens is None or len(ids) <= sampling.max_tokens
+        ids = ids if whole else ids[: sampling.max_tokens]
         self.sampled.append(tuple(ids))
         logprobs = tuple(round(-self._dice.random(), 3) for _ in ids)
         each = zip(ids, logprobs, strict=True)
         top = tuple(((token, value), (0, -9.0))[: sampling.top_logprobs] for token, value in each)
-        return GenerationResult(
-            tuple(input_ids), tuple(ids), logprobs, top if sampling.top_logprobs else None, why
-        )
+        shown = top if sampling.top_logprobs else None
+        return GenerationResult(tuple(input_ids), tuple(ids), logprobs, shown, "stop" if whole else "length")
 
     def _split(self, ids: list[int]) -> list[int]:
         """The same bytes, with some tokens sampled in two."""
@@ -121,19 +140,20 @@ class Scripted:
     def _pieces(self, index: int, result: GenerationResult) -> Iterator[GenerationChunk]:
         size = len(result.output_ids)
         for at in range(size):
-            last = at == size - 1
-            yield GenerationChunk(
-                index,
-                result.output_ids[at : at + 1],
-                result.logprobs[at : at + 1],
-                None if result.top_logprobs is None else result.top_logprobs[at : at + 1],
-                result.finish_reason if last else None,
-            )
+            here, tops = slice(at, at + 1), result.top_logprobs
+            reason = result.finish_reason if at == size - 1 else None
+            shown = None if tops is None else tops[here]
+            yield GenerationChunk(index, result.output_ids[here], result.logprobs[here], shown, reason)
 
 
 def hermes(options: ParseOptions) -> ParserRun:
     """Reasoning of Qwen3 and tool calls of Hermes."""
     return start_answer(parser_named("qwen3", Reads.REASONING), parser_named("hermes", Reads.TOOLS), options)
+
+
+def plain(options: ParseOptions) -> ParserRun:
+    """Answers that are content and nothing else."""
+    return start_answer(options=options)
 
 
 def make_gateway(
@@ -154,46 +174,84 @@ def make_gateway(
 @contextmanager
 def served(gateway: Gateway, options: HttpOptions | None = None) -> Iterator[str]:
     """The address of a server that runs in a thread until the block ends."""
-    loop = asyncio.new_event_loop()
-    address: list[str] = []
-    ready, stop = threading.Event(), asyncio.Event()
-
-    async def main() -> None:
-        runner = web.AppRunner(make_app(gateway, options), handler_cancellation=True, shutdown_timeout=1)
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        address.append(f"http://127.0.0.1:{runner.addresses[0][1]}")
-        ready.set()
-        await stop.wait()
-        await runner.cleanup()
-
-    thread = threading.Thread(target=lambda: loop.run_until_complete(main()))
-    thread.start()
-    assert ready.wait(10)
-    try:
-        yield address[0]
-    finally:
-        close_clients()
-        loop.call_soon_threadsafe(stop.set)
-        thread.join(10)
-        loop.close()
-        gateway.log.close()
+    with threaded(lambda: make_app(gateway, options)) as address:
+        try:
+            yield address
+        finally:
+            close_clients()
+    gateway.log.close()
 
 
-def client(address: str, path: str = "", key: str = "none", **more: Any) -> OpenAI:
-    """An OpenAI client of a gateway, which never asks twice; it is closed when its gateway is."""
-    made = OpenAI(base_url=f"{address}{path}/v1", api_key=key, max_retries=0, timeout=20, **more)
-    _CLIENTS.append(made)
-    return made
+@contextmanager
+def gated(
+    folder: Path, answers: Sequence[str | ProviderError], *, options: HttpOptions | None = None, **choices: Any
+) -> Iterator[tuple[str, Scripted, Path]]:
+    """The address, provider and log of a gateway that is served until the block ends."""
+    log = folder / "log.jsonl"
+    gateway, provider = make_gateway(log, answers, **choices)
+    with served(gateway, options) as address:
+        yield address, provider, log
+
+
+def client(address: str, path: str = "", key: str = "none", kind: Any = OpenAI, **more: Any) -> Any:
+    """A client of a gateway, which never asks twice; those of one package share connections."""
+    if kind not in _CLIENTS:
+        _CLIENTS[kind] = kind(base_url=address, api_key=key, max_retries=0, timeout=20)
+    base = f"{address}{path}/v1" if kind is OpenAI else f"{address}{path}"
+    return _CLIENTS[kind].with_options(base_url=base, api_key=key, **more)
 
 
 def close_clients() -> None:
-    """Close all clients that were made."""
+    """Close the connections of all clients."""
     while _CLIENTS:
-        _CLIENTS.pop().close()
+        _CLIENTS.popitem()[1].close()
 
 
 def logged(log: Path) -> list[dict[str, Any]]:
     """The lines of a log."""
     return [orjson.loads(line) for line in log.read_bytes().splitlines()]
+
+
+def check_chain(rows: Sequence[dict[str, Any]]) -> None:
+    """Each call continues the one before it, ids and all."""
+    assert [row["branch"] for row in rows] == ["start", *["continues"] * (len(rows) - 1)], [
+        row["fork"] for row in rows
+    ]
+    for before, row in pairwise(rows):
+        seen = before["prompt_token_ids"] + before["completion_token_ids"]
+        assert row["prompt_token_ids"][: len(seen)] == seen
+        assert row["parent"] == {"call_id": before["call_id"], "choice": 0}
+        assert row["thread_id"] == before["thread_id"]
+
+
+def codes_of(log: Path, *arguments: str, passes: str = "note") -> list[str]:
+    """The codes of what a scan finds, but for notes or what else passes."""
+    _, out, _ = run("scan", str(log), "-t", str(TOY), *arguments, "--report", "json")
+    found = orjson.loads(out)["findings"]
+    return sorted({one["code"] for one in found if one["severity"] not in ("note", passes)})
+
+
+def fetched(
+    address: str, path: str, body: Any = None, method: str | None = None, **headers: str
+) -> tuple[int, Any, bytes]:
+    """Status, headers and body of an answer, without a client's package."""
+    data = None if body is None else body if isinstance(body, bytes) else orjson.dumps(body)
+    request = urllib.request.Request(address + path, data, headers, method=method)
+    try:
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return answer.status, answer.headers, answer.read()
+    except urllib.error.HTTPError as error:
+        return error.code, error.headers, error.read()
+
+
+def asked(address: str, path: str, body: Any = None, method: str | None = None, **headers: str) -> tuple[int, Any]:
+    """Status and object of an answer."""
+    status, _, data = fetched(address, path, body, method, **headers)
+    return status, orjson.loads(data)
+
+
+def until(holds: Callable[[], Any], seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.01)

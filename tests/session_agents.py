@@ -303,7 +303,6 @@ class Agent:
             if self.style is not None and appends:
                 assert prompt.branch is Branch.CONTINUES, prompt.fork
             if prompt.branch is Branch.CONTINUES:
-                assert prompt.parent is not None
                 same = prompt.parent.seen_ids.tolist() == base.prompt + base.output
                 assert same or prompt.alike, "the client cannot tell the two apart"
             else:
@@ -331,7 +330,6 @@ class Agent:
 
     def _check_rewritten(self, prompt: Prompt, base: Held, text: str) -> None:
         """Whether a fork of an unchanged history is the template's doing."""
-        assert prompt.fork is not None
         assert prompt.fork.reason in (ForkReason.TEMPLATE_REWRITES, ForkReason.NO_PLACE), prompt.fork
         reasoning = base.history[-1].get("reasoning_content") or ""
         kept = reasoning.strip() in base.closed[len(base.text) :]

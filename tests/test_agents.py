@@ -257,7 +257,7 @@ def test_a_rollout_that_runs_out_of_tokens_is_truncated_and_no_answer_is_longer(
     sample, provider = run_agent(asks, Game("No. " * 30), max_length=60)
     check_columns(sample, provider)
     assert (sample.status, sample.error, len(sample.turns)) == (SampleStatus.TRUNCATED, None, 1)
-    assert provider.sampling[0].max_tokens == 60 - len(provider.prompts[0])
+    assert provider.asked[0].max_tokens == 60 - len(provider.prompts[0])
 
 
 def test_an_answer_that_was_cut_makes_the_sample_truncated() -> None:
@@ -417,7 +417,7 @@ def test_sampling_fills_what_the_agent_leaves_out() -> None:
     sampling = SamplingParams(temperature=1.0, top_p=0.9, max_tokens=7, extra={"min_tokens": 1})
     sample, provider = run_agent(agent, lambda text: 1.0, ["4"], prompt=QUESTION, sampling=sampling)
     assert sample.reward == 1.0
-    how = provider.sampling[0]
+    how = provider.asked[0]
     assert (how.temperature, how.top_p, how.max_tokens, how.extra) == (0.2, 0.9, 7, {"min_tokens": 1})
 
 
@@ -543,7 +543,6 @@ def test_a_sampled_token_that_the_row_changes_is_found(monkeypatch: pytest.Monke
 
     def changed(node: Any, *arguments: Any, **more: Any) -> Sample:
         sample: Sample = whole(node, *arguments, **more)
-        assert sample.rollout_log_probs is not None
         sample.rollout_log_probs[-1] -= 1
         return sample
 

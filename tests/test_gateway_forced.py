@@ -9,9 +9,24 @@ from typing import Any
 import pytest
 
 from tests import toy
-from tests.serving import Scripted, client, logged, make_gateway, served
-from tests.test_gateway import ASK, CALL, SAID, TOOLS, as_sent_back, asked, plain
-from tests.test_gateway_responses import FLAT, clean, one_chain, outputs
+from tests.gateway.clients import CLIENTS
+from tests.serving import (
+    ASK,
+    CALL,
+    FLAT,
+    SAID,
+    SCHEMAS,
+    TOOLS,
+    Scripted,
+    asked,
+    check_chain,
+    client,
+    codes_of,
+    logged,
+    make_gateway,
+    plain,
+    served,
+)
 from tito_audit.parser import ParseOptions, Parser, Reads
 from tito_audit.parsers import all_parsers, forced_format, parse_answer, parser_named
 from tito_audit.record.message import as_messages
@@ -19,6 +34,8 @@ from tito_audit.serve.gateway import Gateway
 
 HERMES, QWEN = parser_named("hermes", Reads.TOOLS), parser_named("qwen3", Reads.REASONING)
 OTHER: Any = {"type": "function", "function": {"name": "other", "parameters": {"type": "object"}}}
+FLAT_OTHER: Any = {"type": "function", **OTHER["function"]}
+SCHEMA_OTHER: Any = {"name": "other", "input_schema": {"type": "object"}}
 FORMS = [parser for parser in all_parsers() if parser.call_form is not None]
 ARGUMENTS = {"json_schema": '{"city": "Oslo"}', "qwen_xml_parameter": "<parameter=city>\nOslo\n</parameter>"}
 
@@ -42,7 +59,6 @@ def tag_of(provider: Scripted, number: int = -1) -> Mapping[str, Any]:
 @pytest.mark.parametrize("parser", FORMS, ids=lambda parser: str(parser.name))
 def test_a_parser_reads_what_its_grammar_forces(parser: Parser) -> None:
     form = parser.call_form
-    assert form is not None
     one = form.begin.replace("NAME", "weather") + ARGUMENTS[form.content] + form.end
     for count in (1, 2) if form.separator is not None else (1,):
         text = (form.separator or "").join([one] * count)
@@ -56,46 +72,42 @@ def test_the_grammar_begins_a_call_as_the_template_writes_it() -> None:
     history = [ASK, {"role": "assistant", "content": None, "tool_calls": [{"function": function}]}]
     text = toy.toy_renderer("toy_bpe").render(as_messages(history, ""), TOOLS, add_generation_prompt=False)
     form = HERMES.call_form
-    assert form is not None
     assert form.begin.replace("NAME", "weather") + '{"city": "Oslo"}' + form.end in text
 
 
-@pytest.mark.parametrize("api", ["chat", "responses"])
-def test_a_required_call_is_sampled_by_a_grammar_and_continued(tmp_path: Path, api: str) -> None:
+@pytest.mark.parametrize(
+    ("api", "more"),
+    [
+        ("chat", {"tools": [*TOOLS, OTHER], "tool_choice": "required"}),
+        (
+            "responses, previous",
+            {"tools": [*FLAT, FLAT_OTHER], "tool_choice": "required", "parallel_tool_calls": False},
+        ),
+        ("messages", {"tools": [*SCHEMAS, SCHEMA_OTHER], "tool_choice": {"type": "any"}}),
+    ],
+)
+def test_a_required_call_is_sampled_by_a_grammar_and_continued(tmp_path: Path, api: str, more: Any) -> None:
     log = tmp_path / "log.jsonl"
     gateway, provider = forced_gateway(log, ["<think>\nHm.\n</think>\n\n" + CALL, SAID])
     with served(gateway) as address:
-        agent = client(address)
-        if api == "chat":
-            first = agent.chat.completions.create(
-                model="toy", messages=[ASK], tools=[*TOOLS, OTHER], tool_choice="required"
-            )
-            assert first.choices[0].finish_reason == "tool_calls"
-            history: Any = [ASK, as_sent_back(first.choices[0].message), {"role": "tool", "content": "rain"}]
-            agent.chat.completions.create(model="toy", messages=history, tools=[*TOOLS, OTHER])
-        else:
-            tools: Any = [*FLAT, {"type": "function", **OTHER["function"]}]
-            response = agent.responses.create(
-                model="toy", input=ASK["content"], tools=tools, tool_choice="required", parallel_tool_calls=False
-            )
-            agent.responses.create(
-                model="toy", input=outputs(response), tools=tools, previous_response_id=response.id
-            )
+        agent = CLIENTS[api](address, [{"user": "Oslo?"}])
+        assert agent.ask(streams=False, **more).says["why"] == "calls"
+        agent.tell("result", "rain", tools=more["tools"])
     thought, calls = tag_of(provider, 0)["elements"][0]["elements"]
     assert (thought["begin"], thought["end"]) == ("<think>", "</think>")
     assert tag_of(provider, 0)["elements"][1] == calls, "a server that reads reasoning begins after it"
     tags = calls["elements"][1]
-    assert (tags["at_least_one"], tags["stop_after_first"]) == (True, api == "responses")
+    assert (tags["at_least_one"], tags["stop_after_first"]) == (True, api == "responses, previous")
     assert [tag["begin"] for tag in tags["tags"]] == [
         f'<tool_call>\n{{"name": "{name}", "arguments": ' for name in ("weather", "other")
     ]
     assert tags["tags"][0]["content"]["json_schema"] == TOOLS[0]["function"]["parameters"]
     rows = logged(log)
-    one_chain(rows)
+    check_chain(rows)
     assert rows[0]["forced"] == {"functions": ["weather", "other"], "syntax": "template"}
     assert "forced" not in rows[1]
     assert provider.asked[1].extra == {}
-    clean(log)
+    assert codes_of(log) == []
 
 
 def test_a_named_function_is_the_only_one_of_its_grammar(tmp_path: Path) -> None:
@@ -121,7 +133,6 @@ def test_a_named_function_is_the_only_one_of_its_grammar(tmp_path: Path) -> None
 def test_no_grammar_has_an_empty_separator(parser: Parser) -> None:
     """xgrammar before 0.1.30, which vLLM had up to 0.17, takes none."""
     made = forced_format(None, parser, {"f": None, "g": None}, "", single=False)
-    assert made is not None
     calls = made["format"]["elements"][1]
     assert calls.get("separator") != ""
     assert len(calls.get("tags") or calls["elements"]) == 2
@@ -130,10 +141,8 @@ def test_no_grammar_has_an_empty_separator(parser: Parser) -> None:
 def test_reasoning_that_the_prompt_opened_or_closed_is_known() -> None:
     for end, begin in (("<|im_start|>assistant\n<think>\n", ""), ("<|im_start|>assistant\n", "<think>")):
         made = forced_format(QWEN, HERMES, {"f": None}, end, single=True)
-        assert made is not None
         assert made["format"]["elements"][0]["elements"][0]["begin"] == begin
     closed = forced_format(QWEN, HERMES, {"f": None}, "<think>\n\n</think>\n\n", single=True)
-    assert closed is not None
     assert closed["format"]["type"] == "sequence"
 
 

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
-from tests.serving import client, logged, make_gateway, served
+from tests.serving import PLAIN, asked, client, codes_of, gated, logged, make_gateway, plain, served
 from tests.tables import stored
-from tests.test_gateway import PLAIN, asked, errors_of, plain
 from tests.toy import toy_tokenizer
 from tito_audit.render.renderer import make_renderer
 from tito_audit.sessions.content import as_served, takes_parts
@@ -32,29 +32,38 @@ def with_parts(*texts: str, role: str = "user") -> dict[str, Any]:
     return {"role": role, "content": [{"type": "text", "text": text, "cache_control": {}} for text in texts]}
 
 
-def test_text_parts_are_given_in_the_form_that_the_template_reads(tmp_path: Path) -> None:
-    for name, template, written in (("text", None, "One\nTwo"), ("parts", PARTS, "[One][Two]")):
-        log = tmp_path / f"{name}.jsonl"
-        gateway, provider = make_gateway(log, [PLAIN, PLAIN], start_parser=plain)
-        if template is not None:
-            renderer = make_renderer(gateway.tokenizer, chat_template=template)
-            gateway.conversations = Conversations(gateway.tokenizer, renderer)
-        with served(gateway) as address:
-            chat = client(address).chat.completions
-            history: list[Any] = [with_parts("One", "Two")]
-            first = chat.create(model="toy", messages=history)
-            answer = with_parts(first.choices[0].message.content or "", role="assistant")
-            history += [answer, with_parts("More")]
-            chat.create(model="toy", messages=history)
-        prompt = gateway.tokenizer.vocabulary.text(np.array(provider.prompts[0], np.int32))
-        assert f"user\n{written}<|im_end|>" in prompt
-        assert "cache_control" not in prompt
-        rows = logged(log)
-        assert [row["branch"] for row in rows] == ["start", "continues"]
-        assert rows[0]["messages"] == history[:1], "as the client sent them"
-        if template is None:
-            assert rows[0]["template_messages"] == [{"role": "user", "content": written}]
-            assert errors_of(log) == []
+def talked(
+    folder: Path, template: str | None, messages: list[Any], more: list[Any]
+) -> tuple[list[str], list[Any]]:
+    """The prompts and lines of two calls, the second of which goes on; the log has what the client sent."""
+    gateway, provider = make_gateway(folder / "log.jsonl", [PLAIN, PLAIN], start_parser=plain)
+    if template is not None:
+        renderer = make_renderer(gateway.tokenizer, chat_template=template)
+        gateway.conversations = Conversations(gateway.tokenizer, renderer)
+    with served(gateway) as address:
+        chat = client(address).chat.completions
+        text = chat.create(model="toy", messages=messages).choices[0].message.content
+        history = [*messages, *({"role": "assistant", "content": text} if turn is None else turn for turn in more)]
+        chat.create(model="toy", messages=history)
+    rows = logged(folder / "log.jsonl")
+    assert [row["branch"] for row in rows] == ["start", "continues"]
+    assert (rows[0]["messages"], rows[1]["messages"]) == (messages, history)
+    return [gateway.tokenizer.vocabulary.text(np.array(ids, np.int32)) for ids in provider.prompts], rows
+
+
+@pytest.mark.parametrize(
+    ("template", "written"), [(None, "One\nTwo"), (PARTS, "[One][Two]")], ids=["text", "parts"]
+)
+def test_text_parts_are_given_in_the_form_that_the_template_reads(
+    tmp_path: Path, template: str | None, written: str
+) -> None:
+    said = with_parts(PLAIN.removesuffix("<|im_end|>"), role="assistant")
+    (prompt, _), (first, _) = talked(tmp_path, template, [with_parts("One", "Two")], [said, with_parts("More")])
+    assert f"user\n{written}<|im_end|>" in prompt
+    assert "cache_control" not in prompt
+    if template is None:
+        assert first["template_messages"] == [{"role": "user", "content": written}]
+        assert codes_of(tmp_path / "log.jsonl", passes="warning") == []
 
 
 WANTS = (
@@ -71,50 +80,32 @@ def test_texts_stay_texts_where_the_template_would_print_a_list() -> None:
     assert as_served(renderer) is renderer
     wants = make_renderer(toy_tokenizer(), chat_template=WANTS)
     served = as_served(wants)
-    assert served is not None
     assert served.wraps_texts
 
 
-def test_texts_are_given_as_parts_where_the_template_writes_nothing_for_a_text(tmp_path: Path) -> None:
-    for name, template in (("wants", WANTS), ("either", EITHER)):
-        log = tmp_path / f"{name}.jsonl"
-        gateway, provider = make_gateway(log, [PLAIN, PLAIN], start_parser=plain)
-        renderer = make_renderer(gateway.tokenizer, chat_template=template)
-        gateway.conversations = Conversations(gateway.tokenizer, renderer)
-        with served(gateway) as address:
-            chat = client(address).chat.completions
-            history: list[Any] = [{"role": "user", "content": "One"}]
-            first = chat.create(model="toy", messages=history)
-            history += [
-                {"role": "assistant", "content": first.choices[0].message.content},
-                {"role": "tool", "content": "Two", "tool_call_id": "x"},
-                {"role": "user", "content": "Three"},
-            ]
-            chat.create(model="toy", messages=history)
-        first_prompt, prompt = (
-            gateway.tokenizer.vocabulary.text(np.array(ids, np.int32)) for ids in provider.prompts
-        )
-        assert first_prompt == "<|im_start|>user\nOne<|im_end|>\n<|im_start|>assistant\n"
-        added = "tool\nTwo<|im_end|>\n<|im_start|>user\nThree<|im_end|>\n<|im_start|>assistant\n"
-        assert prompt.startswith(first_prompt)
-        assert prompt.endswith(added)
-        rows = logged(log)
-        assert [row["branch"] for row in rows] == ["start", "continues"]
-        assert rows[1]["messages"] == history, "as the client sent them"
-        if name == "either":
-            assert "template_messages" not in rows[1]
-            continue
-        contents = [message["content"] for message in rows[1]["template_messages"]]
-        assert contents[0] == [{"type": "text", "text": "One"}]
-        assert contents[2:] == ["Two", [{"type": "text", "text": "Three"}]]
-        file = tmp_path / "wants.jinja"
-        file.write_text(template, "utf-8")
-        assert errors_of(log, "--chat-template", str(file)) == []
+@pytest.mark.parametrize("template", [WANTS, EITHER], ids=["wants", "either"])
+def test_texts_are_given_as_parts_where_the_template_writes_nothing_for_a_text(
+    tmp_path: Path, template: str
+) -> None:
+    more = [None, {"role": "tool", "content": "Two", "tool_call_id": "x"}, {"role": "user", "content": "Three"}]
+    (first, prompt), (_, row) = talked(tmp_path, template, [{"role": "user", "content": "One"}], more)
+    assert first == "<|im_start|>user\nOne<|im_end|>\n<|im_start|>assistant\n"
+    added = "tool\nTwo<|im_end|>\n<|im_start|>user\nThree<|im_end|>\n<|im_start|>assistant\n"
+    assert prompt.startswith(first)
+    assert prompt.endswith(added)
+    if template is EITHER:
+        assert "template_messages" not in row
+        return
+    contents = [message["content"] for message in row["template_messages"]]
+    assert contents[0] == [{"type": "text", "text": "One"}]
+    assert contents[2:] == ["Two", [{"type": "text", "text": "Three"}]]
+    file = tmp_path / "wants.jinja"
+    file.write_text(template, "utf-8")
+    assert codes_of(tmp_path / "log.jsonl", "--chat-template", str(file), passes="warning") == []
 
 
 def test_parts_that_are_no_text_are_refused_by_kind(tmp_path: Path) -> None:
-    gateway, provider = make_gateway(tmp_path / "log.jsonl", [])
-    with served(gateway) as address:
+    with gated(tmp_path, []) as (address, provider, _):
         for part, kind in (
             ({"type": "image_url", "image_url": {"url": "x"}}, "image_url"),
             ({"type": "input_audio"}, "input_audio"),

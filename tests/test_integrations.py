@@ -50,6 +50,13 @@ def shown(log: Path | str) -> str:
     return page
 
 
+def check_kept(log: Path | str, form: str) -> None:
+    """The first row of a quarantine is of this format, and has the fault of `row`."""
+    result = next(iter(scan_rollouts(log)))
+    assert (result.rollout.format, [finding.code for finding in result.findings]) == (form, ["LPR504"])
+    assert "error LPR504" in shown(log)
+
+
 # The gate
 
 
@@ -308,10 +315,7 @@ def test_nemo_rl_masks_failing_samples_before_the_policy_is_trained(
     assert results["all_mb_metrics"]["loss"] == [0.5]
     assert results["all_mb_metrics"]["tito/failing_rows"] == [1.0]
     assert results["all_mb_metrics"]["tito/mismatch/rows"] == [0.0]
-    (result,) = scan_rollouts(log)
-    assert result.rollout is not None
-    assert (result.rollout.format, [finding.code for finding in result.findings]) == ("nemo_rl", ["LPR504"])
-    assert "error LPR504" in shown(log)
+    check_kept(log, "nemo_rl")
 
 
 class TrainingSample(msgspec.Struct, array_like=True, gc=False, omit_defaults=True):
@@ -369,13 +373,7 @@ def test_prime_rl_does_not_send_failing_samples(
     )
     asyncio.run(Orchestrator().finalize_train_batch(batch))
     assert (sent, logged) == ([7], [(1.0, 7)])
-    (result,) = scan_rollouts(log)
-    assert result.rollout is not None
-    assert (result.rollout.format, [finding.code for finding in result.findings]) == (
-        "prime_rl_sample",
-        ["LPR504"],
-    )
-    assert "error LPR504" in shown(log)
+    check_kept(log, "prime_rl_sample")
     for sample in batch.samples[:2]:
         sample.logprobs[15] = 0.5
     with pytest.raises(GateError, match=r"^step 7: 2 of 7"):
@@ -444,10 +442,7 @@ def test_verl_masks_failing_rows_of_a_batch_before_the_actor_is_updated(tmp_path
         assert run["trained"] == [False, *[True] * 7]
         assert run["metrics"]["tito/failing_rows"] == 1.0
         assert run["stopped"] == "step 2: 8 of 8 rows fail (100 %), more than max_rate=0.2 allows"
-        (result, *_) = scan_rollouts(run["log"])
-        assert result.rollout is not None
-        assert (result.rollout.format, [f.code for f in result.findings]) == ("verl_batch", ["LPR504"])
-        assert "error LPR504" in shown(run["log"])
+        check_kept(run["log"], "verl_batch")
 
 
 def test_importing_the_package_imports_no_trainer_and_no_torch() -> None:

@@ -15,7 +15,9 @@ import numpy as np
 import pytest
 
 from tests.command import run
+from tests.managed_scenarios import STORIES, planned, play
 from tests.scripted import END, Scripted, ids_of, spelled
+from tests.tables import table
 from tests.tiers import some
 from tests.toy import TOKENIZERS, toy_tokenizer
 from tito_audit import SequenceNode, as_group, managed_server
@@ -89,6 +91,36 @@ def group_file(folder: Path, nodes: Sequence[SequenceNode], **more: Any) -> Path
     return path
 
 
+@pytest.mark.parametrize("name", STORIES)
+def test_nodes_hold_what_was_sampled_once_and_pass_a_scan(name, tmp_path):
+    story, scenario = STORIES[name], planned(name)
+    if "refused" in story:
+        with pytest.raises(ProviderError):
+            asyncio.run(play(scenario))
+        return
+    nodes, provider = asyncio.run(play(scenario, **story.get("choices", {})))
+    assert all(is_aligned(node) and node.full_text == text_of(node.tokens) for node in nodes)
+    for prompt, call in zip(provider.prompts, scenario["calls"], strict=True):
+        for answer in call["answers"]:
+            whole = [*prompt, *answer["ids"]]
+            assert any(node.tokens[: len(whole)] == whole for node in nodes)
+    if "trained" in story:
+        assert [trained(node).replace(END, "$") for node in nodes] == story["trained"]
+    for key, values in story.get("nodes", {}).items():
+        assert [node.metadata.get(key) or "" for node in nodes] == values
+    if "parents" in story:
+        keys = {node.metadata["key"]: node for node in nodes}
+        parents = [keys.get(node.metadata["parent"]) for node in nodes]
+        assert [trained(one).replace(END, "$") if one else "" for one in parents] == story["parents"]
+        assert all(
+            not one or node.tokens[: len(one.tokens)] == one.tokens
+            for node, one in zip(nodes, parents, strict=True)
+        )
+    log = tmp_path / "nodes.jsonl"
+    log.write_text(json.dumps({"nodes": [node.model_dump() for node in nodes]}) + "\n")
+    assert scanned(log) == scanned(group_file(tmp_path, nodes)) == (0, {})
+
+
 def test_samples_of_one_prompt_are_nodes_of_their_own():
     async def work(managed):
         answer = await managed.chat_completion(messages=[ASKED], n=4, max_tokens=512, temperature=0.7)
@@ -113,8 +145,8 @@ def test_samples_of_one_prompt_are_nodes_of_their_own():
         assert node.metadata["finish_reason"] == "stop"
         assert node.metadata["weight_version"] == "7"
     assert nodes[0].logprobs != nodes[3].logprobs
-    assert provider.sampling[0].temperature == 0.7
-    assert (provider.sampling[0].n, provider.sampling[0].max_tokens) == (4, 512)
+    assert provider.asked[0].temperature == 0.7
+    assert (provider.asked[0].n, provider.asked[0].max_tokens) == (4, 512)
 
 
 def test_a_prompt_that_continues_a_node_replaces_it_and_keeps_the_ids_that_were_sampled():
@@ -138,73 +170,6 @@ def test_a_prompt_that_continues_a_node_replaces_it_and_keeps_the_ids_that_were_
     assert is_aligned(node)
     assert node.metadata["branch"] == "continues"
     assert node.metadata["kept"] == len(one.tokens)
-
-
-def test_branches_of_a_later_turn_train_what_they_share_once():
-    async def work(managed):
-        first = await managed.chat_completion(messages=[ASKED])
-        await managed.chat_completion(messages=turned(ASKED, first, THANKS), n=3)
-        return managed.get_state()["nodes"]
-
-    nodes, _ = managing(["4.", "a", "b", "c"], work)
-    assert [trained(node) for node in nodes] == [f"4.{END}a{END}", f"b{END}", f"c{END}"]
-    assert all(is_aligned(node) for node in nodes)
-    assert nodes[1].tokens[: nodes[1].metadata["kept"]] == nodes[0].tokens[: nodes[0].metadata["kept"]]
-
-
-def test_branches_may_train_what_they_share_each():
-    async def work(managed):
-        first = await managed.chat_completion(messages=[ASKED])
-        await managed.chat_completion(messages=turned(ASKED, first, THANKS), n=2)
-        return managed.get_state()["nodes"]
-
-    nodes, _ = managing(["4.", "a", "b"], work, train_once=False)
-    assert [trained(node) for node in nodes] == [f"4.{END}a{END}", f"4.{END}b{END}"]
-    assert all(is_aligned(node) for node in nodes)
-
-
-def test_a_branch_inside_a_conversation_keeps_its_ids_and_is_a_node_of_its_own():
-    async def work(managed):
-        first = await managed.chat_completion(messages=[ASKED])
-        history = turned(ASKED, first, THANKS)
-        await managed.chat_completion(messages=history)
-        await managed.chat_completion(messages=[*history[:2], {"role": "user", "content": "Why?"}])
-        return managed.get_state()["nodes"]
-
-    nodes, provider = managing([spelled("4.") + ids_of(END), "Welcome.", "Because."], work)
-    assert [trained(node) for node in nodes] == [f"4.{END}Welcome.{END}", f"Because.{END}"]
-    shared = nodes[1].metadata["kept"]
-    assert provider.prompts[2][:shared] == nodes[0].tokens[:shared]
-
-
-def test_contexts_that_have_nothing_in_common_stay_apart():
-    async def work(managed):
-        await managed.chat_completion(messages=[ASKED], n=2)
-        await managed.chat_completion(messages=[{"role": "user", "content": "And 3 + 3?"}])
-        return managed.get_state()["nodes"]
-
-    nodes, _ = managing(["4", "5", "6"], work)
-    assert [trained(node) for node in nodes] == [f"{one}{END}" for one in "456"]
-    assert [node.metadata["branch"] for node in nodes] == ["start", "start", "fork"]
-    assert nodes[2].metadata["fork"] == "new_conversation"
-
-
-def test_reasoning_that_the_template_drops_forks_and_both_sequences_stay():
-    reasoned = "<think>\nTwo and two.\n</think>\n\n4."
-
-    async def work(managed):
-        first = await managed.chat_completion(messages=[ASKED])
-        without = {"role": "assistant", "content": first.choices[0].message.content}
-        await managed.chat_completion(messages=[ASKED, without, THANKS])
-        return first, managed.get_state()["nodes"]
-
-    (first, nodes), provider = managing([reasoned, "Welcome."], work, reasoning_parser="qwen3")
-    assert first.choices[0].message.content.strip() == "4."
-    assert "Two and two." in first.choices[0].message.reasoning_content
-    assert [trained(node) for node in nodes] == [reasoned + END, f"Welcome.{END}"]
-    assert nodes[1].metadata["branch"] == "fork"
-    assert nodes[1].metadata["fork"] == "template_rewrites"
-    assert "Two and two" not in text_of(provider.prompts[1])
 
 
 def test_a_tool_call_with_odd_spacing_keeps_its_ids_when_its_result_comes():
@@ -266,56 +231,6 @@ def test_text_completions_continue_by_text_and_by_ids():
     assert is_aligned(node)
 
 
-def test_text_completions_of_several_choices_are_nodes():
-    async def work(managed):
-        answer = await managed.completion(prompt="Hi", n=3, logprobs=1)
-        return answer, managed.get_state()["nodes"]
-
-    (answer, nodes), _ = managing(["a", "b", "a"], work)
-    assert [choice.text for choice in answer.choices] == ["a", "b", "a"]
-    assert answer.choices[0].logprobs.tokens == ["a", END]
-    assert answer.choices[0].logprobs.token_logprobs == nodes[0].logprobs[-2:]
-    assert answer.choices[0].logprobs.text_offset == [2, 3]
-    assert [trained(node) for node in nodes] == [f"a{END}", f"b{END}", f"a{END}"]
-
-
-def test_a_tree_keeps_every_node_with_its_parent_and_trains_each_answer_in_its_own():
-    async def work(managed):
-        first = await managed.chat_completion(messages=[ASKED], n=2)
-        for choice in (0, 1):
-            await managed.chat_completion(messages=turned(ASKED, first, THANKS, choice=choice), n=2)
-        return managed.get_state()
-
-    state, _ = managing(["4", "5", "a", "b", "c", "d"], work, track_tree=True)
-    tree = state["sequences"]
-    assert state["tree"] == tree
-    assert state["nodes"] == list(tree.values())
-    assert [trained(node) for node in tree.values()] == [f"{one}{END}" for one in "45abcd"]
-    roots = [key for key, node in tree.items() if node.metadata["parent"] is None]
-    assert [trained(tree[key]) for key in roots] == [f"4{END}", f"5{END}"]
-    parents = [tree[node.metadata["parent"]] for node in list(tree.values())[2:]]
-    assert [trained(node) for node in parents] == [f"4{END}", f"4{END}", f"5{END}", f"5{END}"]
-    for key, node in tree.items():
-        assert node.metadata["key"] == key
-        assert is_aligned(node)
-        if node.metadata["parent"] is not None:
-            parent = tree[node.metadata["parent"]]
-            assert node.tokens[: len(parent.tokens)] == parent.tokens
-
-
-def test_answers_of_one_text_and_other_ids_stay_apart_in_a_tree():
-    answers = [ids_of("Four." + END), [*spelled("Four."), *ids_of(END)], ids_of("Four." + END)]
-
-    async def work(managed):
-        await managed.chat_completion(messages=[ASKED], n=3)
-        return managed.get_state()["sequences"]
-
-    tree, _ = managing(answers, work, track_tree=True)
-    assert len(tree) == 3
-    assert len({node.full_text for node in tree.values()}) == 1
-    assert [node.tokens[-len(ids) :] for node, ids in zip(tree.values(), answers, strict=True)] == answers
-
-
 def test_nothing_is_left_after_a_reset_or_outside_of_the_block():
     provider = Scripted(["4", "5"])
 
@@ -335,18 +250,6 @@ def test_nothing_is_left_after_a_reset_or_outside_of_the_block():
 
     assert len(asyncio.run(work())["nodes"]) == 1
     assert not provider.closed, "its owner closes it"
-
-
-def test_a_cut_answer_gets_the_end_of_its_turn_and_it_is_not_trained():
-    async def work(managed):
-        first = await managed.chat_completion(messages=[ASKED], max_tokens=2)
-        assert first.choices[0].finish_reason == "length"
-        await managed.chat_completion(messages=turned(ASKED, first, THANKS))
-        return managed.get_state()["nodes"]
-
-    (node,), provider = managing([ids_of("It is"), "Welcome."], work)
-    assert text_of(provider.prompts[1]).count(END) == 3
-    assert trained(node) == f"It isWelcome.{END}"
 
 
 def test_calls_under_way_at_the_same_time_do_not_mix():
@@ -382,22 +285,6 @@ def test_a_failure_of_the_provider_or_the_template_tracks_nothing():
     asyncio.run(work())
 
 
-@pytest.mark.parametrize(
-    ("asked", "words"),
-    [
-        ({"messages": []}, "`messages` is empty"),
-        ({"messages": [ASKED], "stream": True}, "whole answers"),
-        ({"messages": [ASKED], "tools": [TOOL], "tool_choice": "required"}, "auto or none"),
-    ],
-)
-def test_what_cannot_be_done_is_refused(asked, words):
-    async def work(managed):
-        with pytest.raises(ValueError, match=words):
-            await managed.chat_completion(**asked)
-
-    managing([], work)
-
-
 def test_parameters_reach_the_provider():
     async def work(managed):
         await managed.chat_completion(
@@ -413,10 +300,30 @@ def test_parameters_reach_the_provider():
         )
 
     _, provider = managing(["4"], work)
-    (sampling,) = provider.sampling
+    (sampling,) = provider.asked
     assert (sampling.max_tokens, sampling.stop, sampling.top_p, sampling.seed) == (7, ("x",), 0.9, 3)
     assert (sampling.min_p, sampling.stop_token_ids, sampling.top_logprobs) == (0.1, (5,), 2)
     assert sampling.extra == {"repetition_penalty": 1.1, "ignore_eos": True}
+
+
+@pytest.mark.parametrize(*table(__file__, "refused"))
+def test_what_cannot_be_done_is_refused(asked, words):
+    async def work(managed):
+        with pytest.raises(ValueError, match=words):
+            await managed.chat_completion(**{"messages": [ASKED], **json.loads(asked)})
+
+    managing([], work)
+
+
+def test_logprobs_of_a_text_are_those_of_the_nodes():
+    async def work(managed):
+        answer = await managed.completion(prompt="Hi", n=3, logprobs=1)
+        return answer.choices, managed.get_state()["nodes"]
+
+    ((first, *_), nodes), _ = managing(["a", "b", "a"], work)
+    assert first.logprobs.tokens == ["a", END]
+    assert first.logprobs.token_logprobs == nodes[0].logprobs[-2:]
+    assert first.logprobs.text_offset == [2, 3]
 
 
 def test_logprobs_of_a_chat_are_those_of_the_node():
@@ -442,23 +349,6 @@ def test_the_logprobs_of_a_prompt_are_what_the_provider_scores():
     assert by_text["prompt_topk_token_ids"][:2] == [[], [by_text["prompt_tokens"][1] + k for k in (0, 1)]]
     assert by_text["prompt_topk_logprobs"][1] == [-1.0, -2.0]
     assert len(by_messages["prompt_tokens"]) == len(by_messages["prompt_topk_logprobs"])
-
-
-def test_nodes_pass_a_scan_as_nodes_and_as_a_group(tmp_path):
-    odd = [*spelled("The answer"), *ids_of(" is 4." + END)]
-
-    async def work(managed):
-        first = await managed.chat_completion(messages=[ASKED], n=2)
-        history = turned(ASKED, first, THANKS)
-        await managed.chat_completion(messages=history, n=2)
-        return managed.get_state()
-
-    for track_tree in (False, True):
-        state, _ = managing([odd, "Four.", "You are welcome.", "Bye."], work, track_tree=track_tree)
-        nodes = tmp_path / "nodes.jsonl"
-        nodes.write_text(json.dumps({"nodes": [node.model_dump() for node in state["nodes"]]}) + "\n")
-        assert scanned(nodes) == (0, {})
-        assert scanned(group_file(tmp_path, state["nodes"])) == (0, {})
 
 
 def test_a_group_has_the_conversations_as_the_template_was_given_them(tmp_path):
@@ -612,46 +502,6 @@ def test_a_result_of_other_lengths_is_refused_and_never_padded():
         return managed.get_state()["nodes"]
 
     assert managing([short], work)[0] == []
-
-
-def test_a_last_message_of_the_assistant_is_continued():
-    begun = {"role": "assistant", "content": "It is"}
-
-    async def work(managed):
-        first = await managed.chat_completion(messages=[ASKED, begun])
-        return first, managed.get_state()["nodes"]
-
-    (first, (node,)), provider = managing([" 4."], work)
-    assert text_of(provider.prompts[0]).endswith(f"{OPENER}It is")
-    assert said(first) == [" 4."]
-    assert trained(node) == f" 4.{END}"
-
-
-def test_an_answer_that_was_cut_can_be_continued_and_its_ids_stay():
-    async def work(managed):
-        first = await managed.chat_completion(messages=[ASKED])
-        await managed.chat_completion(messages=turned(ASKED, first))
-        return managed.get_state()["nodes"]
-
-    (node,), provider = managing([spelled("It is"), " 4."], work)
-    assert provider.prompts[1] == [*provider.prompts[0], *spelled("It is")]
-    assert trained(node) == f"It is 4.{END}"
-
-
-def test_of_answers_with_one_text_each_keeps_its_own_ids_when_one_goes_on():
-    usual, odd = ids_of("Four." + END), [*spelled("Four."), *ids_of(END)]
-
-    async def work(managed):
-        first = await managed.chat_completion(messages=[ASKED], n=2)
-        await managed.chat_completion(messages=turned(ASKED, first, THANKS))
-        return managed.get_state()["nodes"]
-
-    nodes, provider = managing([usual, odd, "Welcome."], work)
-    prompt = len(provider.prompts[0])
-    assert [node.tokens[prompt:][: len(usual)] == usual for node in nodes] == [True, False]
-    assert nodes[1].tokens[prompt:][: len(odd)] == odd
-    assert sum(trained(node).count("Four.") for node in nodes) == 2
-    assert [trained(node).endswith(f"Welcome.{END}") for node in nodes] == [False, True]
 
 
 def test_without_the_openai_package_one_line_says_what_to_install(monkeypatch):

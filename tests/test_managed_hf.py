@@ -12,7 +12,6 @@ import pytest
 
 from tests.command import run
 from tests.tiers import examples
-from tests.tiny_model import build_tiny_model
 from tests.toy import toy_tokenizer
 from tito_audit import as_group, managed_server
 from tito_audit.providers import open_provider
@@ -22,11 +21,6 @@ pytestmark = pytest.mark.skipif(
 )
 
 THANKS = {"role": "user", "content": "Go on."}
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_tiny_model(tmp_path_factory.mktemp("model"))
 
 
 async def conversations(folder: Path, seeds: range, track_tree: bool) -> list[dict[str, Any]]:
@@ -53,9 +47,9 @@ async def conversations(folder: Path, seeds: range, track_tree: bool) -> list[di
 
 @pytest.mark.parametrize("track_tree", [False, True])
 def test_what_a_model_sampled_is_what_it_scores_and_the_log_is_clean(
-    model: Path, tmp_path: Path, track_tree: bool
+    tiny_model: Path, tmp_path: Path, track_tree: bool
 ) -> None:
-    found = asyncio.run(conversations(model, range(examples(2, 20)), track_tree))
+    found = asyncio.run(conversations(tiny_model, range(examples(2, 20)), track_tree))
     assert len({len(one["nodes"]) for one in found} - {0}) >= 1
     recoded = 0
     for one in found:
@@ -72,6 +66,6 @@ def test_what_a_model_sampled_is_what_it_scores_and_the_log_is_clean(
     rows = [as_group(one["nodes"], [0.0] * len(one["nodes"])) for one in found]
     log.write_text("".join(json.dumps(row) + "\n" for row in rows))
     flags = ("--select", "REC,TOK,SEQ,MSK,LPR", "--output-format", "json")
-    code, out = run("scan", log, "-t", model, *flags)[:2]
+    code, out = run("scan", log, "-t", tiny_model, *flags)[:2]
     errors = {rule: said for rule, said in json.loads(out)["summary"]["findings"].items() if said["error"]}
     assert (code, errors) == (0, {})

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 from collections import Counter
 from importlib.util import find_spec
 
 import pytest
 
-from tests.tables import table
+from tests.tables import stored, table
 from tests.tiers import examples
-from tests.tiny_model import build_tiny_model
 from tito_audit.errors import ProviderError, SetupError
 from tito_audit.provider import GenerationResult, ProviderOptions, SamplingParams, TokenProvider
 from tito_audit.providers import all_providers
@@ -26,13 +26,8 @@ PROMPT = (2000, 101, 207, 1300, 44, 99, 540)
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return build_tiny_model(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
-def provider(folder):
-    opened = HuggingFaceProvider(folder)
+def provider(tiny_model):
+    opened = HuggingFaceProvider(tiny_model)
     yield opened
     asyncio.run(opened.close())
 
@@ -61,12 +56,12 @@ def stated(model, result: GenerationResult) -> list[float]:
     return [float(table[at - 1, whole[at]]) for at in range(len(result.input_ids), len(whole))]
 
 
-def test_it_is_a_provider_that_is_found_by_its_file(provider, folder):
+def test_it_is_a_provider_that_is_found_by_its_file(provider, tiny_model):
     assert isinstance(provider, TokenProvider)
     (kind,) = [kind for kind in all_providers() if kind.name == "hf"]
-    opened = kind.open(str(folder), ProviderOptions())
-    assert opened.name == f"hf={folder}"
-    assert opened.model == folder.name
+    opened = kind.open(str(tiny_model), ProviderOptions())
+    assert opened.name == f"hf={tiny_model}"
+    assert opened.model == tiny_model.name
     asyncio.run(opened.close())
     with pytest.raises(ProviderError, match="closed"):
         generate(opened)
@@ -150,8 +145,8 @@ def test_an_end_token_of_the_model_ends_an_answer_and_stays_in_it(provider, mode
     assert (result.output_ids, result.finish_reason) == ((44, 44, 44, eos), "stop")
 
 
-def test_a_stop_text_ends_an_answer_wherever_in_a_token_it_ends(provider, folder):
-    tokenizer = load_tokenizer(str(folder))
+def test_a_stop_text_ends_an_answer_wherever_in_a_token_it_ends(provider, tiny_model):
+    tokenizer = load_tokenizer(str(tiny_model))
     (free,) = generate(provider, seed=2, max_tokens=20)
     pieces = [tokenizer.vocabulary.token_bytes(token) for token in free.output_ids]
     whole = b"".join(pieces)
@@ -245,40 +240,23 @@ def test_a_score_is_that_of_one_whole_forward_pass(provider, model, monkeypatch,
         assert [[token for token, _ in each] for each in scored.top_logprobs] == best.indices.tolist()
 
 
-SIZES = {
-    "vocab_size": 300,
-    "hidden_size": 32,
-    "intermediate_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "head_dim": 16,
-    "max_position_embeddings": 512,
-    "bos_token_id": None,
-    "eos_token_id": 3,
-    "pad_token_id": 0,
-}
-EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
-LINEAR = {f"linear_{name}": 16 for name in ("key_head_dim", "value_head_dim")} | {"linear_num_key_heads": 2}
-KINDS = [
-    ("Gemma2", SIZES | {"sliding_window": 16, "query_pre_attn_scalar": 16}),
-    ("Mamba", {name: SIZES[name] for name in ("vocab_size", "hidden_size", "num_hidden_layers", "eos_token_id")}),
-    ("Llama", SIZES),
-    ("Mistral", SIZES | {"sliding_window": 16}),
-    ("Qwen3Moe", SIZES | EXPERTS),
-    ("Cohere", {name: value for name, value in SIZES.items() if name != "head_dim"} | {"logit_scale": 0.3}),
-    ("Qwen3Next", SIZES | EXPERTS | LINEAR | {"linear_num_value_heads": 2, "num_hidden_layers": 4}),
-]
-"""Models with sliding windows, capped or scaled logits, experts, recurrence."""
+KINDS = stored(__file__, "kinds")
 
 
-@pytest.mark.parametrize(("kind", "sizes"), KINDS[: examples(2, len(KINDS))], ids=lambda one: str(one)[:9])
-def test_other_kinds_of_models_sample_and_score_the_same(kind, sizes, monkeypatch):
+def sizes_of(kind):
+    """The sizes of a small model of a kind."""
+    usual, own = {**stored(__file__, "sizes"), "bos_token_id": None}, dict(KINDS[kind])
+    left_out, only = own.pop("without", None), own.pop("only", usual)
+    return {name: size for name, size in usual.items() if name in only and name != left_out} | own
+
+
+@pytest.mark.parametrize("kind", list(KINDS)[: examples(2, len(KINDS))])
+def test_other_kinds_of_models_sample_and_score_the_same(kind, monkeypatch):
     import torch
     import transformers
 
     torch.manual_seed(0)
-    config = getattr(transformers, f"{kind}Config")(**sizes)
+    config = getattr(transformers, f"{kind}Config")(**sizes_of(kind))
     model = getattr(transformers, f"{kind}ForCausalLM")(config).eval()
     for weights in model.parameters():
         weights.data.mul_(2)
@@ -345,29 +323,12 @@ def test_concurrent_calls_give_what_they_give_alone(provider):
     assert asyncio.run(together()) == alone
 
 
-@pytest.mark.parametrize(
-    ("ids", "choices", "said"),
-    [
-        ((), {}, "no ids"),
-        ((1, 2, 60000), {}, "id 60000 at position 2"),
-        ((1, -1), {}, "id -1 at position 1"),
-        ((1,) * 4096, {}, "4096 tokens of prompt and 1 to sample"),
-        ((1,) * 4000, {"max_tokens": 97}, "4000 tokens of prompt and 97"),
-        (PROMPT, {"max_tokens": 0}, "max_tokens is 0"),
-        (PROMPT, {"n": 0}, "n is 0"),
-        (PROMPT, {"temperature": -1}, "temperature is -1"),
-        (PROMPT, {"temperature": float("nan")}, "temperature is nan"),
-        (PROMPT, {"top_p": 0.0}, "top_p is 0"),
-        (PROMPT, {"min_p": 1.5}, "min_p is 1.5"),
-        (PROMPT, {"stop_token_ids": (70_000,)}, "id 70000"),
-        (PROMPT, {"extra": {"allowed_token_ids": []}}, "allowed_token_ids is"),
-        (PROMPT, {"extra": {"logit_bias": {"x": 1}}}, "wrong type"),
-        (PROMPT, {"extra": {"best_of": 3}}, "does not support best_of"),
-    ],
-)
+@pytest.mark.parametrize(*table(__file__, "refused"))
 def test_what_cannot_be_sampled_is_refused_in_one_line(provider, ids, choices, said):
+    if isinstance(ids, str):
+        ids = PROMPT if ids == "prompt" else (1,) * int(ids.partition(" ")[0])
     with pytest.raises(ProviderError, match=said) as refused:
-        generate(provider, ids, **{"max_tokens": 1, **choices})
+        generate(provider, ids, **{"max_tokens": 1, **json.loads(choices)})
     assert refused.value.status == 400
     assert "\n" not in str(refused.value)
 
@@ -411,10 +372,10 @@ def test_a_model_in_training_mode_is_refused(provider, model):
         model.eval()
 
 
-def test_weights_that_are_broken_are_an_error(folder):
+def test_weights_that_are_broken_are_an_error(tiny_model):
     import torch
 
-    broken = HuggingFaceProvider(folder)
+    broken = HuggingFaceProvider(tiny_model)
     with torch.no_grad():
         broken._model.model.lm_head.weight.fill_(float("nan"))
     with pytest.raises(ProviderError, match="NaN"):

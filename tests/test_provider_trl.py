@@ -7,12 +7,12 @@ import json
 import os
 import socket
 import subprocess
-import threading
 import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +24,16 @@ pytest.importorskip("aiohttp")
 
 from aiohttp import web
 
+from tests import replay
 from tests.command import run
-from tests.replay import serving
+from tests.replay import threaded
 from tests.serving import client, logged, make_gateway, served
 from tests.trl_server.serve import CONTEXT, END, engine_answer
 from tests.trl_server.serve import SamplingParams as EngineParams
 from tests.world import TOY
 from tito_audit import managed_server, open_provider
 from tito_audit.errors import ProviderError
-from tito_audit.provider import ProviderOptions, SamplingParams, TokenProvider
+from tito_audit.provider import SamplingParams, TokenProvider
 from tito_audit.providers.trl import TRLProvider
 
 TRL = os.environ.get("TITO_AUDIT_TRL")
@@ -69,7 +70,6 @@ class Server:
             assert request.path == "/get_sequence_logprobs/"
             how = EngineParams(max_tokens=1, prompt_logprobs=body["top_logprobs"])
             (output,) = [engine_answer({"prompt_token_ids": ids}, how) for ids in body["sequences"]]
-            assert output.prompt_logprobs is not None
             answer = _columns([output.prompt_logprobs[body["prompt_lengths"][0] :]])
         return web.json_response({**answer, **self.changes})
 
@@ -114,20 +114,7 @@ def real_server(log: Path, workers: int) -> Iterator[str]:
             os.killpg(process.pid, 9)
 
 
-async def asked_of(url: str, work: Any, **options: Any) -> Any:
-    provider = open_provider(f"trl={url}/", ProviderOptions(**options))
-    try:
-        return await work(provider)
-    finally:
-        await provider.close()
-
-
-def asked(server: Any, work: Any, **options: Any) -> Any:
-    async def run() -> Any:
-        async with serving(server) as url:
-            return await asked_of(url, work, **options)
-
-    return asyncio.run(run())
+asked = partial(replay.asked, "trl")
 
 
 async def exercised(provider: TRLProvider) -> dict[str, Any]:
@@ -192,8 +179,15 @@ def test_ids_go_in_and_ids_and_logprobs_come_out() -> None:
 @pytest.mark.parametrize("workers", [1, 2])
 def test_the_app_of_trl_itself_answers_the_same(workers: int, tmp_path: Path) -> None:
     log = tmp_path / "engine.jsonl"
+
+    async def run(provider: Any) -> Any:
+        try:
+            return await exercised(provider)
+        finally:
+            await provider.close()
+
     with real_server(log, workers) as url:
-        check_exercised(asyncio.run(asked_of(url, exercised)))
+        check_exercised(asyncio.run(run(open_provider(f"trl={url}/"))))
     calls = [json.loads(line) for line in log.read_text().splitlines()]
     assert sorted(len(prompts) for prompts, _ in calls)[-1] == 8 // workers
     assert calls[0][1]["temperature"] == 0.7
@@ -240,7 +234,8 @@ def test_a_cancelled_call_is_not_sent_and_leaves_the_others_alone() -> None:
     assert [body["prompts"] for _, body in server.bodies] == [[[2]]]
 
 
-def test_one_provider_serves_several_event_loops() -> None:
+def test_one_provider_serves_several_event_loops(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("random.uniform", lambda *_: 0.0)  # between two tries to reach a server
     provider = open_provider("trl=http://127.0.0.1:1")
 
     async def fails() -> None:
@@ -271,23 +266,10 @@ def test_trl_1_0_does_not_score() -> None:
         asked(server, lambda provider: provider.score([1, 2]))
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"prompt_ids": [[9, 9]]}, "belongs to another prompt"),
-        ({"completion_ids": [[4, 5]]}, "do not belong to 2 tokens"),
-        ({"completion_ids": [["a"]]}, "completion_ids are not token ids"),
-        ({"completion_ids": []}, "completion_ids has 0 rows"),
-        ({"logprobs": None}, "it has no logprobs"),
-        ({"logprobs": [[[None], [None], [None]]]}, "token 0: the logprob is null"),
-        ({"logprobs": [[[-0.5], [0.5], [-0.5]]]}, "above 0"),
-        ({"logprobs": [[[-0.5, -0.1], [-0.5], [-0.5]]]}, "do not belong to 3 tokens"),
-        ({"logprob_token_ids": [[[4], [6], [6]]]}, "do not belong to 3 tokens"),
-    ],
-)
-def test_an_answer_that_is_not_whole_is_refused(changes: dict[str, Any], message: str) -> None:
+@pytest.mark.parametrize(*table(__file__, "not_whole"))
+def test_an_answer_that_is_not_whole_is_refused(changes: str, message: str) -> None:
     with pytest.raises(ProviderError, match=message):
-        asked(Server(**changes), lambda provider: provider.generate([1, 2, 3], PARAMETERS))
+        asked(Server(**json.loads(changes)), lambda provider: provider.generate([1, 2, 3], PARAMETERS))
 
 
 @pytest.mark.parametrize("extra", [{"n": 2}, {"max_tokens": 3}, {"seed": 3}, {"logprobs": 2}])
@@ -308,32 +290,9 @@ def test_a_session_tells_which_ids_end_an_answer() -> None:
     assert told
 
 
-@contextmanager
-def threaded(server: Server) -> Iterator[str]:
-    """The address of a server in a thread of its own."""
-    loop, address, ready = asyncio.new_event_loop(), list[str](), threading.Event()
-    stop = asyncio.Event()
-
-    async def run() -> None:
-        async with serving(server) as url:
-            address.append(url)
-            ready.set()
-            await stop.wait()
-
-    thread = threading.Thread(target=lambda: loop.run_until_complete(run()))
-    thread.start()
-    assert ready.wait(10)
-    try:
-        yield address[0]
-    finally:
-        loop.call_soon_threadsafe(stop.set)
-        thread.join(10)
-        loop.close()
-
-
 def test_the_gateway_samples_from_it_and_rescore_agrees_with_its_log(tmp_path: Path) -> None:
     log = tmp_path / "calls.jsonl"
-    with threaded(Server()) as url:
+    with threaded(Server) as url:
         gateway, _ = make_gateway(log, [])
         gateway = replace(gateway, provider=open_provider(f"trl={url}"))
         with served(gateway) as address:

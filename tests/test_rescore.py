@@ -53,7 +53,6 @@ def prompt() -> list[int]:
 def test_logprobs_of_the_same_model_agree(tmp_path, prompt):
     log = log_of(tmp_path, [{"calls": [call(prompt, token_ids(["4", "!", END]))]}])
     (one,), run = rescored(log)
-    assert one.agreement is not None
     assert (one.agreement.tokens, one.agreement.size, one.agreement.disagrees) == (3, 0, False)
     assert not run.summary.failed
 
@@ -62,7 +61,6 @@ def test_logprobs_of_another_model_do_not(tmp_path, prompt):
     ids = token_ids([*SAMPLED[:-1], *SAMPLED])
     values = [value - 0.4 for value in logprobs([*prompt, *ids], len(prompt))]
     (one,), run = rescored(log_of(tmp_path, [{"calls": [call(prompt, ids, values)]}]))
-    assert one.agreement is not None
     assert one.agreement.mean == pytest.approx(0.4)
     assert one.agreement.k1 == pytest.approx(-0.4)
     assert one.agreement.k3 == pytest.approx(math.exp(0.4) - 1 - 0.4)
@@ -85,7 +83,6 @@ def test_what_explains_a_disagreement_is_said_only_if_it_explains_all(tmp_path, 
     ids = token_ids([*SAMPLED[:-1]] * 3)
     values = changed(logprobs([*prompt, *ids], len(prompt)))
     (one,), _ = rescored(log_of(tmp_path, [{"calls": [call(prompt, ids, values)]}]))
-    assert one.agreement is not None
     assert one.agreement.disagrees
     assert words in one.explanation
     assert bool(words) is bool(one.explanation)
@@ -194,7 +191,6 @@ def test_a_row_without_calls_is_priced_against_what_the_template_writes(tmp_path
     assert price.sampled == pytest.approx(sum(logprobs(row, start)[:5]))
     assert price.other == pytest.approx(logprobs(other, start)[0])
     assert price.behind.tokens == 2
-    assert one.agreement is not None
     assert (one.agreement.tokens, one.agreement.size) == (7, 0)
 
 
@@ -249,7 +245,6 @@ def test_a_longer_sequence_beyond_the_context_leaves_the_shorter_ones(tmp_path, 
     log = log_of(tmp_path, [{"calls": [call(prompt, first), call(again, token_ids(["9", END]))]}])
     (one,), run = rescored(log, Formula(context=len(prompt) + 3))
     assert [missed.turn for missed in one.unscored] == [1]
-    assert one.agreement is not None
     assert one.agreement.tokens == 3
     assert run.summary.failed
 

@@ -22,7 +22,6 @@ from tests.rescoring import OPEN, TOY, Formula, call, log_of, rescored, sampled_
 from tests.tables import table
 from tests.test_rescore import NEXT, SAMPLED, canonical
 from tests.tiers import DEEP
-from tests.tiny_model import build_tiny_model
 from tito_audit.errors import ProviderError, SetupError
 from tito_audit.providers.hf import HuggingFaceProvider
 from tito_audit.rescore.journal import ScoreJournal
@@ -35,18 +34,12 @@ GUIDE = Path(__file__).resolve().parents[1] / "docs" / "rescore.md"
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    """The folder of a tiny model."""
-    return build_tiny_model(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
-def forward(model):
+def forward(tiny_model):
     """The logprobs `[T]` of ids by one plain forward pass; the first is 0."""
     import torch
     from transformers import AutoModelForCausalLM
 
-    loaded = AutoModelForCausalLM.from_pretrained(model).eval()
+    loaded = AutoModelForCausalLM.from_pretrained(tiny_model).eval()
 
     def logprobs(ids: list[int]) -> list[float]:
         with torch.no_grad():
@@ -89,8 +82,8 @@ def command(log, model, *more, code=0):
     return found[1]
 
 
-def test_prices_are_those_of_plain_forward_passes(tmp_path, model, rows, prompt, forward):
-    said = json.loads(command(log_of(tmp_path, rows), model, "-r", "json"))
+def test_prices_are_those_of_plain_forward_passes(tmp_path, tiny_model, rows, prompt, forward):
+    said = json.loads(command(log_of(tmp_path, rows), tiny_model, "-r", "json"))
     mine, theirs = forward([*prompt, *token_ids(SAMPLED)]), forward([*prompt, *canonical(SAMPLED)])
     (price,) = [one for one in said["rollouts"][0]["prices"] if one["finding"]["code"].startswith("TOK")]
     start, last = len(prompt), len(prompt) + len(SAMPLED) - 2
@@ -101,32 +94,32 @@ def test_prices_are_those_of_plain_forward_passes(tmp_path, model, rows, prompt,
     assert [one["item"] for one in said["rollouts"]] == [0, 0]
 
 
-def test_the_page_says_what_drift_costs(tmp_path, model, rows):
-    page = command(log_of(tmp_path, rows), model)
+def test_the_page_says_what_drift_costs(tmp_path, tiny_model, rows):
+    page = command(log_of(tmp_path, rows), tiny_model)
     assert "Recorded logprobs agree with the model" in page
     assert "TOK101 merge" in page
     assert "SEQ301 merge" in page
     assert "1 sampled token without a recorded logprob" in page
 
 
-def test_logprobs_of_another_temperature_fail_and_are_explained(tmp_path, model, prompt):
+def test_logprobs_of_another_temperature_fail_and_are_explained(tmp_path, tiny_model, prompt):
     import torch
     from transformers import AutoModelForCausalLM
 
-    loaded = AutoModelForCausalLM.from_pretrained(model).eval()
+    loaded = AutoModelForCausalLM.from_pretrained(tiny_model).eval()
     ids = token_ids(["4", "!", "9", "3", "2", "4", "4"] * 6)
     with torch.no_grad():
         table = (loaded(torch.tensor([[*prompt, *ids]])).logits[0].float() / 0.5).log_softmax(-1)
     values = [float(table[len(prompt) + at - 1, token]) for at, token in enumerate(ids)]
-    page = command(log_of(tmp_path, [{"calls": [call(prompt, ids, values)]}]), model, code=1)
+    page = command(log_of(tmp_path, [{"calls": [call(prompt, ids, values)]}]), tiny_model, code=1)
     assert "Recorded logprobs disagree with the model" in page
     assert "those at temperature 0.5" in page
 
 
-def test_gaps_are_filled_and_what_is_stated_stays(tmp_path, model, rows, prompt, forward):
+def test_gaps_are_filled_and_what_is_stated_stays(tmp_path, tiny_model, rows, prompt, forward):
     log, out = log_of(tmp_path, rows), tmp_path / "out.jsonl"
     before = hashlib.sha256(log.read_bytes()).hexdigest()
-    command(log, model, "-o", out)
+    command(log, tiny_model, "-o", out)
     assert hashlib.sha256(log.read_bytes()).hexdigest() == before
     assert sorted(path.name for path in tmp_path.iterdir()) == ["log.jsonl", "out.jsonl"]
     first, second = (json.loads(line) for line in out.read_text().splitlines())
@@ -136,50 +129,52 @@ def test_gaps_are_filled_and_what_is_stated_stays(tmp_path, model, rows, prompt,
     assert filled[1] == pytest.approx(model_said[1], abs=1e-5)
     assert [filled[0], filled[2]] == [rows[1]["calls"][0]["completion_logprobs"][at] for at in (0, 2)]
     (note,) = second["tito_audit"]["notes"]
-    assert f"hf={model}" in note
+    assert f"hf={tiny_model}" in note
     assert second["tito_audit"]["cured"] == {"rescore": ["LPR503"]}
     assert run("scan", out, "-t", TOY, "--select", "LPR")[0] == 0
 
 
-def test_stated_logprobs_are_replaced_only_with_unsafe_and_kept_beside(tmp_path, model, rows):
+def test_stated_logprobs_are_replaced_only_with_unsafe_and_kept_beside(tmp_path, tiny_model, rows):
     stated = [-0.5, None, -0.25]
     rows[1]["calls"][0]["completion_logprobs"] = stated
     log, out = log_of(tmp_path, rows[1:]), tmp_path / "out.jsonl"
-    command(log, model, "-o", out)
+    command(log, tiny_model, "-o", out)
     kept = json.loads(out.read_text())["calls"][0]
     assert [kept["completion_logprobs"][at] for at in (0, 2)] == [-0.5, -0.25]
     assert "recorded_logprobs" not in kept
-    command(log, model, "-o", out, "--unsafe", "--force")
+    command(log, tiny_model, "-o", out, "--unsafe", "--force")
     replaced = json.loads(out.read_text())["calls"][0]
     assert replaced["recorded_logprobs"] == stated
     assert replaced["completion_logprobs"][0] != -0.5
-    again = json.loads(command(out, model, "-r", "json"))
+    again = json.loads(command(out, tiny_model, "-r", "json"))
     assert again["summary"]["agreement"]["largest"] < 1e-4
 
 
-def test_a_row_without_a_column_gets_one(tmp_path, model, prompt, forward):
+def test_a_row_without_a_column_gets_one(tmp_path, tiny_model, prompt, forward):
     ids = [*prompt, *token_ids(["4", "!", "<|im_end|>"])]
     row = {"token_ids": ids, "loss_mask": [0] * len(prompt) + [1, 1, 1]}
     log, out = log_of(tmp_path, [row]), tmp_path / "out.jsonl"
-    command(log, model, "-o", out)
+    command(log, tiny_model, "-o", out)
     values = json.loads(out.read_text())["logprobs"]
     assert values[: len(prompt)] == [None] * len(prompt)
     assert values[len(prompt) :] == pytest.approx(forward(ids)[len(prompt) :], abs=1e-5)
 
 
-def test_a_row_with_an_id_that_no_vocabulary_has_stays_as_it_is(tmp_path, model, prompt):
+def test_a_row_with_an_id_that_no_vocabulary_has_stays_as_it_is(tmp_path, tiny_model, prompt):
     gaps = call(prompt, token_ids(["4", "!"]))
     bad = {**call(prompt, [5, 6]), "completion_ids": [-1, 6]}
     log, out = log_of(tmp_path, [{"calls": [bad]}, {"calls": [gaps]}]), tmp_path / "out.jsonl"
-    code, _, err = run("rescore", log, "--provider", f"hf={model}", "-t", TOY, "-o", out)
+    code, _, err = run("rescore", log, "--provider", f"hf={tiny_model}", "-t", TOY, "-o", out)
     assert code == 1, err
     assert out.read_text().splitlines()[0] == log.read_text().splitlines()[0]
 
 
-def test_the_repair_of_that_name_does_the_same(tmp_path, model, rows):
+def test_the_repair_of_that_name_does_the_same(tmp_path, tiny_model, rows):
     log, out, other = log_of(tmp_path, rows), tmp_path / "out.jsonl", tmp_path / "other.jsonl"
-    command(log, model, "-o", out)
-    code, page, said = run("repair", log, "-o", other, "--with", "rescore", "--provider", f"hf={model}", "-t", TOY)
+    command(log, tiny_model, "-o", out)
+    code, page, said = run(
+        "repair", log, "-o", other, "--with", "rescore", "--provider", f"hf={tiny_model}", "-t", TOY
+    )
     assert code in (0, 1), said
     assert "rescore" in page
     assert other.read_text() == out.read_text()
@@ -192,19 +187,19 @@ def test_the_repair_needs_a_model(tmp_path, rows):
 
 
 @pytest.mark.parametrize(*table(__file__, "what_cannot_run_is_said_in_one_message"))
-def test_what_cannot_run_is_said_in_one_message(tmp_path, model, rows, flags, words):
+def test_what_cannot_run_is_said_in_one_message(tmp_path, tiny_model, rows, flags, words):
     log = log_of(tmp_path, rows)
-    given = [flag.replace("{model}", str(model)).replace("{log}", str(log)) for flag in flags]
+    given = [flag.replace("{model}", str(tiny_model)).replace("{log}", str(log)) for flag in flags]
     code, out, said = run("rescore", log, "-t", TOY, *given)
     assert (code, out) == (2, "")
     assert words in said
     assert "Traceback" not in said
 
 
-def test_the_html_page_has_no_script_and_shows_hostile_text_as_text(tmp_path, model, rows, forward):
+def test_the_html_page_has_no_script_and_shows_hostile_text_as_text(tmp_path, tiny_model, rows, forward):
     log = log_of(tmp_path, rows, "<img src=x onerror=alert(1)>\u202e.jsonl")
     page = tmp_path / "page.html"
-    command(log, model, "-r", f"html={page}", "-q")
+    command(log, tiny_model, "-r", f"html={page}", "-q")
     text = page.read_text(encoding="utf-8")
     assert "<script" not in text
     assert "<img" not in text
@@ -216,24 +211,24 @@ def test_the_html_page_has_no_script_and_shows_hostile_text_as_text(tmp_path, mo
     assert "http://" not in text.replace("http://www.w3.org", "")
 
 
-def test_the_json_object_follows_its_schema(tmp_path, model, rows):
+def test_the_json_object_follows_its_schema(tmp_path, tiny_model, rows):
     jsonschema = pytest.importorskip("jsonschema")
     from importlib.resources import files
 
     schema = json.loads(files("tito_audit").joinpath("schemas", "rescore.schema.json").read_text())
-    said = json.loads(command(log_of(tmp_path, [*rows, "nothing"]), model, "-r", "json", code=1))
+    said = json.loads(command(log_of(tmp_path, [*rows, "nothing"]), tiny_model, "-r", "json", code=1))
     jsonschema.Draft202012Validator.check_schema(schema)
     jsonschema.Draft202012Validator(schema).validate(said)
     assert said["summary"]["rows_unreadable"] == 1
 
 
-def test_the_guide_shows_what_the_command_prints(tmp_path, model, monkeypatch):
+def test_the_guide_shows_what_the_command_prints(tmp_path, tiny_model, monkeypatch):
     """Words and whole numbers as they are; logprobs differ in their last digits from machine to machine."""
     shown = GUIDE.read_text(encoding="utf-8").partition("--worst 2\n```\n\n```text\n")[2].partition("```")[0]
-    provider = HuggingFaceProvider(model)
+    provider = HuggingFaceProvider(tiny_model)
     log_of(tmp_path, asyncio.run(sampled_rows(provider)), "drifted.jsonl")
     asyncio.run(provider.close())
-    (tmp_path / "tiny").symlink_to(model)
+    (tmp_path / "tiny").symlink_to(tiny_model)
     monkeypatch.chdir(tmp_path)
     flags = ["--provider", "hf=tiny", "-t", "tiny", "--worst", "2"]
     code, page, _ = run("rescore", "drifted.jsonl", *flags, env={"COLUMNS": "100"})
@@ -275,10 +270,20 @@ def test_a_run_that_died_goes_on_with_what_it_scored(tmp_path, prompt):
 
 @pytest.mark.skipif(not DEEP, reason="a process that loads torch; in the deep tier")
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGINT])
-def test_a_run_that_is_killed_writes_the_same_in_the_end(tmp_path, model, rows, prompt, end):
+def test_a_run_that_is_killed_writes_the_same_in_the_end(tmp_path, tiny_model, rows, prompt, end):
     several = [{"calls": [call([*prompt, at], token_ids(SAMPLED), [None] * len(SAMPLED))]} for at in range(60)]
     log, out, other = log_of(tmp_path, several), tmp_path / "out.jsonl", tmp_path / "other.jsonl"
-    words = [sys.executable, "-m", "tito_audit", "rescore", str(log), "--provider", f"hf={model}", "-t", str(TOY)]
+    words = [
+        sys.executable,
+        "-m",
+        "tito_audit",
+        "rescore",
+        str(log),
+        "--provider",
+        f"hf={tiny_model}",
+        "-t",
+        str(TOY),
+    ]
     killed = subprocess.Popen([*words, "-o", str(out), "-j", "1", "-q"], stderr=subprocess.PIPE, env=os.environ)
     scores, waited = tmp_path / "out.jsonl.scores", time.monotonic() + 60
     while time.monotonic() < waited and (not scores.exists() or scores.read_bytes().count(b"\n") < 5):
@@ -289,7 +294,7 @@ def test_a_run_that_is_killed_writes_the_same_in_the_end(tmp_path, model, rows, 
     assert b"Traceback" not in said
     assert not out.exists()
     assert scores.exists()
-    command(log, model, "-o", out, "--resume", "-q")
-    command(log, model, "-o", other, "-q")
+    command(log, tiny_model, "-o", out, "--resume", "-q")
+    command(log, tiny_model, "-o", other, "-q")
     assert not scores.exists()
     assert out.read_text() == other.read_text()

@@ -16,6 +16,7 @@ from tests.command import run
 from tests.prompt_server import Server, ids_of, running, written
 from tests.rescoring import TOY, log_of
 from tests.scripted import Scripted
+from tests.tables import table
 from tito_audit.rescore.prompts import PromptRun, Question
 from tito_audit.settings.model import Settings
 
@@ -42,12 +43,17 @@ def row_of(
     return {"messages": list(messages), "calls": list(calls)}
 
 
-def asked(tmp_path: Path, server: Server, rows: Sequence[Any], *more: Any, code: int = 0) -> Any:
-    """The JSON report of a run."""
-    log = log_of(tmp_path, rows)
-    result = run("rescore", log, "--prompts", "--provider", f"vllm={server.url}", "-t", TOY, "-f", "json", *more)
+def page_of(folder: Path, server: Server, rows: Sequence[Any], *more: Any, code: int = 0) -> str:
+    """What a run prints; what it says, where it fails."""
+    words = ("--prompts", "--provider", f"vllm={server.url}")
+    result = run("rescore", log_of(folder, rows), *words, *more)
     assert result[0] == code, result
-    return json.loads(result[1])
+    return result[2] if code == 2 else result[1]
+
+
+def asked(folder: Path, server: Server, rows: Sequence[Any], *more: Any, code: int = 0) -> Any:
+    """The JSON report of a run."""
+    return json.loads(page_of(folder, server, rows, "-t", TOY, "-f", "json", *more, code=code))
 
 
 def counts(report: Any) -> dict[str, tuple[int, int]]:
@@ -88,16 +94,21 @@ def test_a_template_that_strips_reasoning_is_named_with_its_place(tmp_path: Path
     assert sent["reasoning"] == sent["reasoning_content"] == "Two and two."
 
 
-def test_a_prompt_that_keeps_sampled_tokens_passes_where_the_server_would_merge_them(
-    tmp_path: Path, server: Server
-) -> None:
+def kept_tokens() -> tuple[dict[str, Any], list[Any], list[int]]:
+    """A call whose answer was sampled letter by letter, the history behind it, and a prompt that keeps it."""
     first = call(written(ASKED))
     first["completion_ids"] = [token for text in "required" for token in ids_of(text)] + ids_of("<|im_end|>")
     first["completion_logprobs"] = [-0.7 - at / 10 for at in range(len(first["completion_ids"]))]
     assert first["completion_ids"] != ids_of("required<|im_end|>")
     history = [*ASKED, {"role": "assistant", "content": "required"}, {"role": "user", "content": "Sure?"}]
     later = written(history)[len(first["prompt_ids"]) + len(ids_of("required<|im_end|>")) :]
-    kept = [*first["prompt_ids"], *first["completion_ids"], *later]
+    return first, history, [*first["prompt_ids"], *first["completion_ids"], *later]
+
+
+def test_a_prompt_that_keeps_sampled_tokens_passes_where_the_server_would_merge_them(
+    tmp_path: Path, server: Server
+) -> None:
+    first, history, kept = kept_tokens()
     messages = [*history, {"role": "assistant", "content": "4"}]
     report = asked(tmp_path, server, [row_of(first, call(kept), messages=messages)])
     assert counts(report)["sent as messages"] == (2, 0)
@@ -113,12 +124,8 @@ def test_a_prompt_that_keeps_sampled_tokens_passes_where_the_server_would_merge_
 
 def test_a_prompt_that_keeps_the_tokens_of_another_rollout_passes(tmp_path: Path, server: Server) -> None:
     """A second answer to one prompt, a fork or a retry is a rollout of its own, and keeps what came before."""
-    first = call(written(ASKED))
-    first["completion_ids"] = [token for text in "required" for token in ids_of(text)] + ids_of("<|im_end|>")
-    first["completion_logprobs"] = [-0.7 - at / 10 for at in range(len(first["completion_ids"]))]
-    history = [*ASKED, {"role": "assistant", "content": "required"}, {"role": "user", "content": "Sure?"}]
-    later = written(history)[len(first["prompt_ids"]) + len(ids_of("required<|im_end|>")) :]
-    kept = call([*first["prompt_ids"], *first["completion_ids"], *later], message_index=3)
+    first, history, ids = kept_tokens()
+    kept = call(ids, message_index=3)
     rows = [
         row_of(first, messages=[*ASKED, {"role": "assistant", "content": "required"}]),
         row_of(kept, messages=[*history, {"role": "assistant", "content": "4"}]),
@@ -140,37 +147,11 @@ def test_a_server_that_adds_to_ids_is_found(tmp_path: Path, server: Server) -> N
     assert differs["server"] == [written(ASKED)[0]]
 
 
-@pytest.mark.parametrize(
-    ("fields", "values", "replayed"),
-    [
-        (GREEDY, None, 2),
-        ({"sampling": GREEDY}, None, 2),
-        ({"request": {**GREEDY, "tool_choice": "required"}}, None, 0),
-        ({**GREEDY, "logit_bias": {"5": 9}}, None, 0),
-        ({**GREEDY, "repetition_penalty": 1.0}, None, 2),
-        ({"temperature": 1.0}, None, 0),
-        ({}, [-0.1, -0.2], 2),
-        ({}, [-0.1, -0.9], 1),
-        ({}, [-0.9, -0.1], 0),
-        ({}, [0.0, 0.0], 0),
-        ({}, [0.9, 0.8], 0),
-        ({"structured_outputs": {"regex": "4"}}, [-0.1, -0.2], 0),
-        ({"request": {"temperature": 1.0, "extra_body": {"guided_regex": "4"}}}, [-0.1, -0.2], 0),
-        ({**GREEDY, "response_format": {"type": "json_object"}}, None, 0),
-        ({**GREEDY, "response_format": {"type": "text"}}, None, 2),
-        ({**GREEDY, "text": {"format": {"type": "json_schema"}}}, None, 0),
-        ({**GREEDY, "tool_choice": {"type": "auto"}}, None, 2),
-        ({**GREEDY, "tool_choice": {"type": "any"}}, None, 0),
-        ({**GREEDY, "tools": [{"type": "function", "function": {"name": "f", "strict": True}}]}, None, 0),
-        ({**GREEDY, "tools": [{"type": "function", "name": "f", "strict": False}]}, None, 2),
-        ({**GREEDY, "forced": {"names": ["f"], "syntax": "template"}}, None, 0),
-        ({**GREEDY, "tools": 5, "text": [], "extra_body": "x", "response_format": 7, "request": [1]}, None, 2),
-    ],
-)
+@pytest.mark.parametrize(*table(__file__, "replayed"))
 def test_only_what_was_certainly_greedy_is_replayed(
-    tmp_path: Path, server: Server, fields: Any, values: Any, replayed: int
+    tmp_path: Path, server: Server, fields: str, values: list[float], replayed: int
 ) -> None:
-    logged = call(written(ASKED), **fields)
+    logged = call(written(ASKED), **json.loads(fields))
     logged["completion_logprobs"] = values or logged["completion_logprobs"]
     report = asked(tmp_path, server, [row_of(logged)])
     assert report["summary"]["replayed"] == replayed
@@ -205,26 +186,20 @@ def test_what_is_not_compared_is_said(tmp_path: Path, server: Server) -> None:
     ]
     assert skipped["the log does not hold the messages of the call"] == ("sent as messages", 1, 1)
     assert ("sent as ids", 1, 1) in skipped.values()
-    log = log_of(tmp_path, rows)
-    code, page, _ = run("rescore", log, "--prompts", "--provider", f"vllm={server.url}", "-t", TOY)
-    assert code == 0
+    page = page_of(tmp_path, server, rows, "-t", TOY)
     assert "could not be made" in page
     assert "does not render messages" in page
 
 
 def test_a_log_of_which_nothing_can_be_compared_is_an_error(tmp_path: Path, server: Server) -> None:
-    log = log_of(tmp_path, [{"token_ids": [1, 2, 3], "loss_mask": [0, 1, 1]}])
-    code, _, err = run("rescore", log, "--prompts", "--provider", f"vllm={server.url}", "-t", TOY)
-    assert code == 2
-    assert "No prompt was compared" in err
+    rows = [{"token_ids": [1, 2, 3], "loss_mask": [0, 1, 1]}]
+    assert "No prompt was compared" in page_of(tmp_path, server, rows, "-t", TOY, code=2)
 
 
 def test_the_page_names_place_cause_and_tokens_and_escapes_them(tmp_path: Path, server: Server) -> None:
     server.render = lambda body: ids_of("<|im_start|>user\n2+2?\x1b[31m<|im_end|>\n<|im_start|>assistant\n")
-    log = log_of(tmp_path, [row_of(call(written(ASKED)))])
-    code, page, _ = run("rescore", log, "--prompts", "--provider", f"vllm={server.url}", "-t", TOY)
-    assert code == 1
-    assert f"{log}:0 turn 0 prompt" in page.replace("\n", "")
+    page = page_of(tmp_path, server, [row_of(call(written(ASKED)))], "-t", TOY, code=1)
+    assert f"{tmp_path / 'log.jsonl'}:0 turn 0 prompt" in page.replace("\n", "")
     assert "sent as messages" in page
     assert "\x1b[31m" not in page
 
@@ -232,9 +207,7 @@ def test_the_page_names_place_cause_and_tokens_and_escapes_them(tmp_path: Path, 
 def test_without_a_tokenizer_the_place_is_still_named(tmp_path: Path, server: Server) -> None:
     prompt = written(ASKED)
     server.render = lambda body: [*prompt[:2], 7, 8, *prompt[3:]]
-    log = log_of(tmp_path, [row_of(call(prompt))])
-    code, out, _ = run("rescore", log, "--prompts", "--provider", f"vllm={server.url}", "-f", "json")
-    assert code == 1
+    out = page_of(tmp_path, server, [row_of(call(prompt))], "-f", "json", code=1)
     (differs,) = json.loads(out)["differences"]
     assert (differs["start"], differs["end"]) == (2, 3)
     assert (differs["recorded"], differs["server"]) == ([prompt[2]], [7, 8])
@@ -248,11 +221,8 @@ def test_with_a_tokenizer_that_did_not_write_the_log_no_cause_is_named(tmp_path:
     server.render = lambda body: [*prompt[:2], 7, 8, *prompt[3:]]
     logged = call(prompt, text, message_index=1)
     rows = [row_of(logged, messages=[*question, {"role": "assistant", "content": text}])] * 16
-    log = log_of(tmp_path, rows)
-    flags = ("-t", TOY.with_name("toy_metaspace"), "-f", "json")
-    code, out, _ = run("rescore", log, "--prompts", "--provider", f"vllm={server.url}", *flags)
-    assert code == 1
-    assert {each["what"] for each in json.loads(out)["differences"]} == {
+    report = asked(tmp_path, server, rows, "-t", TOY.with_name("toy_metaspace"), code=1)
+    assert {each["what"] for each in report["differences"]} == {
         "other tokens; the tokenizer of -t did not write this log"
     }
 
@@ -263,12 +233,8 @@ def test_the_json_object_follows_its_schema(tmp_path: Path, server: Server) -> N
     jsonschema.Draft202012Validator.check_schema(schema)
     server.render = lambda body: [*written(body["messages"]), 5]
     rows: list[Any] = [row_of(call(written(ASKED), **GREEDY)), {"token_ids": [1, 2], "loss_mask": [0, 1]}]
-    for more, code in ((("-t", TOY), 1), ((), 1)):
-        log = log_of(tmp_path, rows)
-        words = ("--prompts", "--provider", f"vllm={server.url}", "-f", "json")
-        result = run("rescore", log, *words, *more)
-        assert result[0] == code, result
-        report = json.loads(result[1])
+    for more in (("-t", TOY), ()):
+        report = json.loads(page_of(tmp_path, server, rows, "-f", "json", *more, code=1))
         assert report["differences"]
         assert report["summary"]["skipped"]
         jsonschema.Draft202012Validator(schema).validate(report)

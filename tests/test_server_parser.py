@@ -12,7 +12,9 @@ import pytest
 
 from tests import toy
 from tests.command import run
-from tests.serving import Scripted, client, logged, make_gateway, served
+from tests.gateway.clients import CLIENTS
+from tests.serving import ASK, SAID, TOOLS, Scripted, check_chain, client, logged, make_gateway, served
+from tests.world import TOY
 from tito_audit.errors import ProviderError
 from tito_audit.parser import Parsed, ParsedCall, ParseOptions, Reads
 from tito_audit.parsers import parse_answer, parser_named
@@ -20,14 +22,10 @@ from tito_audit.provider import GenerationResult
 from tito_audit.serve.gateway import Gateway
 from tito_audit.tokens.text_stream import decoded
 
-TOY = toy.TOKENIZERS / "toy_bpe"
-TOOLS: list[Any] = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
-ASK: Any = {"role": "user", "content": "What is the weather in Oslo?"}
 CALL = (
     "<think>\nHm.\n</think>\n\n"
     '<tool_call>\n{"name": "weather",  "arguments": {"city":   "Oslo"}}\n</tool_call><|im_end|>'
 )
-SAID = "<think>\n\n</think>\n\nIt rains in Oslo.<|im_end|>"
 
 
 class Parsing(Scripted):
@@ -63,39 +61,26 @@ def parsing_gateway(log: Path, answers: list[str]) -> tuple[Gateway, Parsing]:
     return gateway, provider
 
 
-def pieces_of(stream: Any) -> list[Any]:
-    return [piece.choices[0].delta for piece in stream if piece.choices]
-
-
-@pytest.mark.parametrize("streams", [False, True])
-def test_an_agent_gets_what_the_server_parsed_and_leaves_a_clean_log(tmp_path: Path, streams: bool) -> None:
+@pytest.mark.parametrize("api", CLIENTS)
+def test_an_agent_gets_what_the_server_parsed_and_leaves_a_clean_log(tmp_path: Path, api: str) -> None:
     log = tmp_path / "log.jsonl"
-    gateway, provider = parsing_gateway(log, [CALL, SAID])
-    history: list[Any] = [ASK]
+    gateway, provider = parsing_gateway(log, [CALL, SAID] * 2)
     with served(gateway) as address:
-        agent = client(address)
-        if streams:
-            deltas = pieces_of(
-                agent.chat.completions.create(model="toy", messages=history, tools=TOOLS, stream=True)
-            )
-            (call,) = [call for delta in deltas for call in delta.tool_calls or ()]
-            assert "".join(getattr(delta, "reasoning_content", None) or "" for delta in deltas) == "\nHm.\n"
-        else:
-            (choice,) = agent.chat.completions.create(model="toy", messages=history, tools=TOOLS).choices
-            assert choice.finish_reason == "tool_calls"
-            assert choice.message.content is None
-            assert choice.message.reasoning_content == "\nHm.\n"  # type: ignore[attr-defined]
-            (call,) = choice.message.tool_calls
-        assert (call.function.name, call.function.arguments) == ("weather", '{"city": "Oslo"}')
-        function = {"name": "weather", "arguments": call.function.arguments}
-        answer = {"role": "assistant", "tool_calls": [{"id": call.id, "type": "function", "function": function}]}
-        history += [answer, {"role": "tool", "tool_call_id": call.id, "content": "rain"}]
-        said = agent.chat.completions.create(model="toy", messages=history, tools=TOOLS).choices[0].message
-    assert said.content == "\n\nIt rains in Oslo."
-    assert [row["branch"] for row in logged(log)] == ["start", "continues"], "what was sampled is what goes on"
-    assert [row["completion_token_ids"] for row in logged(log)] == [list(ids) for ids in provider.sampled]
-    assert [request["tools"] for request in provider.requests] == [TOOLS, TOOLS]
-    assert provider.requests[0]["messages"] == [ASK]
+        for streams in (False, True):
+            agent = CLIENTS[api](f"{address}/s/{streams}", [{"user": "Oslo?"}])
+            first = agent.ask(streams)
+            assert first.says["calls"] == [["weather", {"city": "Oslo"}]]
+            assert (first.says["text"], first.why) == ("", "calls")
+            assert first.says["reasoning"] == ("\nHm.\n" if agent.shows_reasoning else "")
+            assert agent.tell("result", "rain", streams).says["text"] == "\n\nIt rains in Oslo."
+    rows = logged(log)
+    check_chain(rows[:2])
+    check_chain(rows[2:])
+    (call,) = rows[0]["response_message"]["tool_calls"]
+    assert call["function"]["arguments"] == '{"city": "Oslo"}', "as the server writes it"
+    assert [tuple(row["completion_token_ids"]) for row in rows] == provider.sampled
+    assert [request["tools"] for request in provider.requests] == [TOOLS] * 4
+    assert provider.requests[0]["messages"] == [{"role": "user", "content": "Oslo?"}]
 
 
 def test_without_tools_the_server_is_told_of_none(tmp_path: Path) -> None:

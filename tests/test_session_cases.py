@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from datetime import datetime
 from typing import Any
 
 import pytest
 
 from tests.session_agents import STYLES, Style
+from tests.tables import table
 from tests.toy import toy_renderer, toy_tokenizer
 from tito_audit.errors import RecordError, RenderError
 from tito_audit.provider import GenerationResult
@@ -70,77 +72,23 @@ def text_of(prompt: Prompt) -> str:
     return toy_tokenizer().vocabulary.text(prompt.ids)
 
 
-SAME = [
-    ("null content is no content", say(None), say("")),
-    ("a single part of text is that text", say("hi"), say([{"type": "text", "text": "hi"}])),
-    (
-        "an answer in several parts is their text",
-        say("hi you"),
-        say([{"type": "text", "text": p} for p in ("hi", " you")]),
-    ),
-    (
-        "keys without a value say nothing",
-        say("hi"),
-        {**say("hi"), "refusal": None, "audio": None, "tool_calls": None},
-    ),
-    ("what a server adds says nothing", say("hi"), {**say("hi"), "annotations": [], "name": "bot"}),
-    (
-        "arguments are compared as JSON",
-        say(None, None, look('{"a":1,"b":[1, 2]}')),
-        say("", None, look('{ "b": [1,2], "a": 1 }')),
-    ),
-    ("a number is its value", say(None, None, look('{"a":2.50}')), say(None, None, look('{"a":25e-1}'))),
-    (
-        "arguments may come back as an object",
-        say(None, None, look('{"a":2.5}')),
-        say(None, None, look({"a": 2.5})),
-    ),
-    ("the ids of calls are names", say(None, None, look("{}", id="x")), say(None, None, look("{}", id="y"))),
-    ("broken arguments are compared as text", say(None, None, look('{"a":')), say(None, None, look('{"a":'))),
-    (
-        "escapes are what they stand for",
-        say(None, None, look('{"a":"\\u00e9"}')),
-        say(None, None, look('{"a":"é"}')),
-    ),
-]
-OTHER = [
-    ("a space more", say("hi"), say("hi ")),
-    ("another name", say(None, None, look("{}")), say(None, None, look("{}", name="find"))),
-    ("1 is not 1.0", say(None, None, look('{"a":1}')), say(None, None, look('{"a":1.0}'))),
-    ("1 is not true", say(None, None, look('{"a":1}')), say(None, None, look('{"a":true}'))),
-    (
-        "long numbers are exact",
-        say(None, None, look('{"a":0.1000000000000000055}')),
-        say(None, None, look('{"a":0.1}')),
-    ),
-    (
-        "whole numbers are exact",
-        say(None, None, look(f'{{"a":{2**53}}}')),
-        say(None, None, look(f'{{"a":{2**53 + 1}}}')),
-    ),
-    (
-        "a repeated key is not the last of them",
-        say(None, None, look('{"a":1,"a":2}')),
-        say(None, None, look('{"a":2}')),
-    ),
-    ("one call more", say(None, None, look("{}")), say(None, None, look("{}"), look("{}"))),
-    ("another order of calls", say(None, None, look("1"), look("2")), say(None, None, look("2"), look("1"))),
-    (
-        "a part that is no text",
-        say("hi"),
-        say([{"type": "text", "text": "hi"}, {"type": "image_url", "image_url": {}}]),
-    ),
-]
+def wire(text: str) -> dict[str, Any]:
+    """An answer of the tables."""
+    own = json.loads(text)
+    calls = [
+        look(one) if not isinstance(one, list) else look(one[2], one[1], one[0]) for one in own.pop("calls", ())
+    ]
+    return {**say(own.pop("content", None), own.pop("reasoning_content", None), *calls), **own}
 
 
-@pytest.mark.parametrize(("what", "given", "sent"), SAME, ids=[case[0] for case in SAME])
+@pytest.mark.parametrize(*table(__file__, "same"))
 def test_an_answer_that_comes_back_is_the_same_answer(what, given, sent):
-    assert keys(given) == keys(sent)
+    assert keys(wire(given)) == keys(wire(sent))
 
 
-@pytest.mark.parametrize(("what", "given", "sent"), OTHER, ids=[case[0] for case in OTHER])
+@pytest.mark.parametrize(*table(__file__, "other"))
 def test_an_answer_that_was_changed_is_another(what, given, sent):
-    assert keys(given) != keys(sent)
+    assert keys(wire(given)) != keys(wire(sent))
 
 
 def keys(wire: dict[str, Any]) -> list[bytes]:
@@ -183,7 +131,6 @@ def test_reasoning_that_the_client_left_out_stays_and_reasoning_that_it_changed_
         assert (prompt.branch, prompt.parent) == (Branch.CONTINUES, first)
         assert "why" in text_of(prompt)
     prompt = session.prompt(call(ASKED, say("hi", "why not"), MORE))
-    assert prompt.fork is not None
     assert (prompt.fork.reason, prompt.fork.message, prompt.kept) == (ForkReason.EDITED, 1, 0)
     assert "'why not', not 'why'" in prompt.fork.detail
 
@@ -213,24 +160,11 @@ def test_the_ids_of_tool_calls_tell_answers_apart_that_look_the_same():
         assert (prompt.parent, prompt.alike) == (node, 0)
 
 
-CUT = [
-    ("in its text", "hi th", say("hi th"), "hi th<|im_end|>\n<|im_start|>user"),
-    (
-        "in its reasoning",
-        "<think>\nwhy th",
-        say(None, "why th"),
-        "why th\n</think>\n\n<|im_end|>\n<|im_start|>user",
-    ),
-    ("before it began", "", say(None), "assistant\n<|im_end|>\n<|im_start|>user"),
-    ("in a tool call", '<tool_call>\n{"na', say('<tool_call>\n{"na'), '{"na<|im_end|>\n<|im_start|>user'),
-]
-
-
-@pytest.mark.parametrize(("where", "text", "said", "expected"), CUT, ids=[case[0] for case in CUT])
+@pytest.mark.parametrize(*table(__file__, "cut"))
 def test_an_answer_that_was_cut_gets_the_end_that_the_template_writes(where, text, said, expected):
     session = conversations(styled("appends")).open("s")
-    first = answer(session, call(ASKED), text, said, pieces=True, finish="length")
-    prompt = session.prompt(call(ASKED, said, MORE))
+    first = answer(session, call(ASKED), text, wire(said), pieces=True, finish="length")
+    prompt = session.prompt(call(ASKED, wire(said), MORE))
     assert (prompt.branch, prompt.parent) == (Branch.CONTINUES, first)
     assert expected in text_of(prompt)
 
@@ -278,41 +212,14 @@ def test_an_answer_that_spells_a_stop_token_ends_where_it_ends():
     assert prompt.added == "\n<|im_start|>tool\nseen<|im_end|>\n<|im_start|>assistant\n"
 
 
-FORKS = [
-    (
-        "an answer was edited",
-        [ASKED, say("ho"), MORE],
-        ForkReason.EDITED,
-        1,
-        "'assistant: ho', not 'assistant: hi'",
-    ),
-    (
-        "a question was edited",
-        [{**ASKED, "content": "Hello"}, say("hi"), MORE],
-        ForkReason.EDITED,
-        0,
-        "user: Hello",
-    ),
-    ("messages are left out", [MORE, say("two"), MORE], ForkReason.SHORTENED, 0, "messages 0 to 1 are left out"),
-    ("it is about something else", [MORE], ForkReason.NEW_CONVERSATION, None, "holds no answer"),
-    (
-        "it was summed up",
-        [MORE, say("in short"), MORE],
-        ForkReason.NEW_CONVERSATION,
-        None,
-        "the answer in the history was not given in this session",
-    ),
-]
-
-
-@pytest.mark.parametrize(("what", "messages", "reason", "at", "words"), FORKS, ids=[case[0] for case in FORKS])
+@pytest.mark.parametrize(*table(__file__, "forks"))
 def test_a_fork_says_why(what, messages, reason, at, words):
     session = conversations().open("s")
     answer(session, call(ASKED), f"hi{END}", say("hi"))
     answer(session, call(ASKED, say("hi"), MORE), f"two{END}", say("two"))
-    prompt = session.prompt(call(*messages))
-    assert prompt.fork is not None
-    assert (prompt.branch, prompt.fork.reason, prompt.fork.message) == (Branch.FORK, reason, at)
+    prompt = session.prompt(call(*json.loads(messages)))
+    fork = (prompt.fork.reason, -1 if prompt.fork.message is None else prompt.fork.message)
+    assert (prompt.branch, *fork) == (Branch.FORK, reason, at)
     assert words in prompt.fork.detail
     assert prompt.parent is None
     assert prompt.ids.tolist() == toy_tokenizer().encode(prompt.added).tolist()
@@ -323,7 +230,6 @@ def test_a_fork_keeps_what_was_sampled_before_the_change():
     first = answer(session, call(ASKED), f"hi{END}", say("hi"), pieces=True)
     answer(session, call(ASKED, say("hi"), MORE), f"two{END}", say("two"))
     prompt = session.prompt(call(ASKED, say("hi"), MORE, say("Two"), MORE))
-    assert prompt.fork is not None
     assert (prompt.branch, prompt.fork.reason, prompt.fork.message) == (Branch.FORK, ForkReason.EDITED, 3)
     assert (prompt.parent, prompt.ids[: prompt.kept].tolist()) == (first, first.seen_ids.tolist())
 
@@ -332,7 +238,6 @@ def test_a_template_that_strips_reasoning_forks_and_shows_both_texts():
     session = conversations().open("s")
     answer(session, call(ASKED), f"<think>\nwhy\n</think>\n\nhi{END}", say("hi", "why"))
     prompt = session.prompt(call(ASKED, say("hi"), MORE))
-    assert prompt.fork is not None
     assert (prompt.fork.reason, prompt.fork.message) == (ForkReason.TEMPLATE_REWRITES, 1)
     assert "<think>" in prompt.fork.detail
     assert "became" in prompt.fork.detail
@@ -343,7 +248,6 @@ def test_a_template_that_never_writes_reasoning_forks():
     session = conversations(styled("never writes reasoning")).open("s")
     answer(session, call(ASKED), f"<think>\nwhy\n</think>\n\nhi{END}", say("hi", "why"))
     prompt = session.prompt(call(ASKED, say("hi"), MORE))
-    assert prompt.fork is not None
     assert prompt.fork.detail == "the template leaves the answer's reasoning out"
 
 
@@ -353,7 +257,6 @@ def test_other_tools_and_other_arguments_fork_only_where_the_template_writes_the
     history = (ASKED, say("hi"), MORE)
     tools = ({"type": "function", "function": {"name": "look", "parameters": {}}},)
     prompt = session.prompt(call(*history, tools=tools))
-    assert prompt.fork is not None
     assert prompt.fork.reason is ForkReason.TOOLS_CHANGED
     prompt = session.prompt(call(*history, template_kwargs={"enable_thinking": False}))
     assert prompt.branch is Branch.CONTINUES
@@ -362,7 +265,6 @@ def test_other_tools_and_other_arguments_fork_only_where_the_template_writes_the
     session = conversations(told).open("s")
     answer(session, call(ASKED, template_kwargs={"date": "one"}), f"hi{END}", say("hi"))
     prompt = session.prompt(call(*history, template_kwargs={"date": "two"}))
-    assert prompt.fork is not None
     assert prompt.fork.reason is ForkReason.ARGUMENTS_CHANGED
 
 
@@ -426,7 +328,6 @@ def test_an_answer_that_ended_goes_on_without_its_stop_token_as_a_fork():
     session = conversations().open("s")
     first = answer(session, call(ASKED), f"hi{END}", say("hi"))
     prompt = session.prompt(call(ASKED, say("hi"), add_generation_prompt=False))
-    assert prompt.fork is not None
     assert (prompt.branch, prompt.fork.reason) == (Branch.FORK, ForkReason.STOP_LEFT_OUT)
     assert prompt.ids.tolist() == first.seen_ids[:-1].tolist()
 
@@ -457,20 +358,7 @@ def committed(session: Session, text: str, sampled: str, given: str, **how: Any)
     return node
 
 
-TEXTS = [
-    ("the client has no stop token and writes it", f"ab{END}", "ab", f"Q: ab{END}\nQ", Branch.CONTINUES, 0),
-    ("the client has the stop token", f"ab{END}", f"ab{END}", f"Q: ab{END}\nQ", Branch.CONTINUES, 0),
-    ("the client leaves it out", f"ab{END}", "ab", "Q: ab and on", Branch.FORK, 1),
-    ("the answer was cut", "ab", "ab", "Q: ab and on", Branch.CONTINUES, 0),
-    ("the client writes the stop text again", "ab\nQ", "ab", "Q: ab\nQ: more", Branch.CONTINUES, 0),
-    ("the client leaves the stop text out", "ab\nQ", "ab", "Q: ab.", Branch.FORK, 2),
-    ("an answer without text", "", "", "Q: more", Branch.CONTINUES, 0),
-]
-
-
-@pytest.mark.parametrize(
-    ("what", "sampled", "given", "then", "branch", "less"), TEXTS, ids=[case[0] for case in TEXTS]
-)
+@pytest.mark.parametrize(*table(__file__, "texts"))
 def test_a_text_prompt_goes_on_from_the_answer_that_it_starts_with(what, sampled, given, then, branch, less):
     session = conversations(None).open("s")
     node = committed(session, "Q: ", sampled, given, pieces=True)
@@ -545,7 +433,6 @@ def test_two_clients_with_equal_answers_keep_their_own_sessions():
             assert fork is None or fork.reason is ForkReason.TEMPLATE_REWRITES
     edited = say("hi", "I am nobody", look('{"x": 1}', id="id-a"))
     fork = many.find(call(*asked, edited, MORE)).prompt(call(*asked, edited, MORE)).fork
-    assert fork is not None
     assert fork.reason is ForkReason.EDITED
 
 
@@ -571,7 +458,6 @@ def test_what_is_over_the_limit_leaves_memory_and_says_so():
     assert [session.id for session in many] == ["b", "c"]
     assert many.get("a") is None
     back = many.open("a").prompt(call(ASKED, say("hi a"), MORE))
-    assert back.fork is not None
     assert (back.branch, back.fork.reason) == (Branch.FORK, ForkReason.LEFT_MEMORY)
     assert many.find(call(ASKED, say("hi a"), MORE)).id not in ("a", "b", "c")
 
@@ -610,7 +496,6 @@ def test_of_too_many_answers_the_older_half_leaves_and_the_rest_is_continued():
         history += [say(f"hi {number}"), MORE]
     assert len(session.nodes) <= 8
     prompt = session.prompt(call(*history[:3]))
-    assert prompt.fork is not None
     assert prompt.fork.reason is ForkReason.LEFT_MEMORY
 
 

@@ -7,16 +7,16 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import anthropic
-import openai
 import pytest
 
+from tests.gateway.clients import Answer, Chat, Client, Messages, Responses
 from tests.gateway.process import Process, gateway
 from tests.recording_proxy import Proxy, recording
-from tests.test_gateway_responses import one_chain
+from tests.serving import check_chain, close_clients
 from tests.tiers import crossed, examples
 from tests.vllm.agent import FREE, LOOP, TOOLS, Row, Step
 from tests.vllm.server import VllmServer
@@ -44,129 +44,57 @@ THINKS = {"logit_bias": {str(OPENS): 40.0, str(CLOSES): 36.0}}
 """`<think>` and `</think>` made likely: random weights hardly ever begin to reason, or end it."""
 
 
+APIS: Mapping[str, Callable[..., Client]] = {
+    "chat": partial(Chat, keeps_reasoning=True),
+    "responses": Responses,
+    "messages": partial(Messages, thinks=True),
+}
+
+
+def chosen(api: str, name: str) -> Any:
+    """A tool choice as an API has it."""
+    if api == "messages":
+        return {"type": "any"} if name == "required" else {"type": "tool", "name": name}
+    named = {"name": name} if api == "responses" else {"function": {"name": name}}
+    return name if name == "required" else {"type": "function", **named}
+
+
 @dataclass(slots=True)
 class Talk:
     """A conversation; each turn says a text, or gives it as the result of all calls of the answer before."""
 
+    api: str
     address: str
     session: str
     tools: Sequence[Row] = TOOLS
     streams: bool = False
     history: list[Any] = field(default_factory=list)
-    waits: list[str] = field(default_factory=list)
 
     def turn(self, says: str, choice: str | None, limit: int, extra: Row) -> Sequence[tuple[str, Any]]:
         """The calls of the next answer: names and arguments."""
-        raise NotImplementedError
-
-
-class Chat(Talk):
-    """By chat completions."""
-
-    def turn(self, says: str, choice: str | None, limit: int, extra: Row) -> Sequence[tuple[str, Any]]:
-        self.history = self.history or [{"role": "system", "content": SYSTEM}]
-        results = [{"role": "tool", "tool_call_id": call, "content": says} for call in self.waits]
-        self.history += results or [{"role": "user", "content": says}]
-        named: Any = {"type": "function", "function": {"name": choice}}
-        ask: Any = {
-            "model": "tiny",
-            "messages": self.history,
-            "tools": self.tools,
-            "tool_choice": choice if choice in (None, "required") else named,
-            "temperature": 1.0,
-            "max_completion_tokens": limit,
-            "extra_body": extra,
-        }
-        ask = {name: value for name, value in ask.items() if value is not None}
-        with openai.OpenAI(
-            base_url=f"{self.address}/s/{self.session}/v1", api_key="none", max_retries=0
-        ) as client:
-            if self.streams:
-                with client.chat.completions.stream(**ask) as stream:
-                    for _event in stream:
-                        pass
-                    answer: Any = stream.current_completion_snapshot
-            else:
-                answer = client.chat.completions.create(**ask)
-        message = answer.choices[0].message.to_dict()
-        calls = message.get("tool_calls") or ()
-        self.waits = [call["id"] for call in calls]
-        names = ("role", "content", "tool_calls", "reasoning_content")
-        self.history.append({name: message[name] for name in names if message.get(name) is not None})
-        return [(call["function"]["name"], json.loads(call["function"]["arguments"])) for call in calls]
-
-
-class Responses(Talk):
-    """By responses, each with all items before it."""
-
-    def turn(self, says: str, choice: str | None, limit: int, extra: Row) -> Sequence[tuple[str, Any]]:
-        results = [{"type": "function_call_output", "call_id": call, "output": says} for call in self.waits]
-        self.history += results or [{"role": "user", "content": says}]
-        ask: Any = {
-            "model": "tiny",
-            "instructions": SYSTEM,
-            "input": self.history,
-            "tools": [{"type": "function", **tool["function"]} for tool in self.tools],
-            "tool_choice": choice if choice in (None, "required") else {"type": "function", "name": choice},
-            "temperature": 1.0,
-            "max_output_tokens": limit,
-            "extra_body": extra,
-        }
-        ask = {name: value for name, value in ask.items() if value is not None}
-        with openai.OpenAI(
-            base_url=f"{self.address}/s/{self.session}/v1", api_key="none", max_retries=0
-        ) as client:
-            if self.streams:
-                with client.responses.stream(**ask) as stream:
-                    *_, last = stream
-                    answer: Any = last.response  # the package knows no final one that was cut
-            else:
-                answer = client.responses.create(**ask)
-        items = [item.to_dict() for item in answer.output]
-        for item in items:
-            item.pop("parsed_arguments", None)
-        calls = [item for item in items if item["type"] == "function_call"]
-        self.waits = [call["call_id"] for call in calls]
-        self.history += items
-        return [(call["name"], json.loads(call["arguments"])) for call in calls]
-
-
-class Messages(Talk):
-    """By messages, with thinking."""
-
-    def turn(self, says: str, choice: str | None, limit: int, extra: Row) -> Sequence[tuple[str, Any]]:
-        results = [{"type": "tool_result", "tool_use_id": call, "content": says} for call in self.waits]
-        self.history.append({"role": "user", "content": results or says})
+        agent = APIS[self.api](f"{self.address}/s/{self.session}", self.history)
+        waits = self.history and isinstance(self.history[-1], Answer) and self.history[-1].calls
+        self.history.append({"result" if waits else "user": says})
         functions = [tool["function"] for tool in self.tools]
-        ask: Any = {
-            "model": "tiny",
-            "system": SYSTEM,
-            "messages": self.history,
-            "tools": [
+        tools: Any = {
+            "chat": self.tools,
+            "responses": [{"type": "function", **one} for one in functions],
+            "messages": [
                 {"name": one["name"], "description": one["description"], "input_schema": one["parameters"]}
                 for one in functions
             ],
-            "tool_choice": {"type": "any"} if choice == "required" else {"type": "tool", "name": choice},
-            "thinking": {"type": "enabled", "budget_tokens": 1024},
-            "max_tokens": limit,
-            "extra_body": {"temperature": 1.0, **extra},
         }
-        if choice is None:
-            del ask["tool_choice"]
-        url = f"{self.address}/s/{self.session}"
-        with anthropic.Anthropic(base_url=url, api_key="none", max_retries=0) as client:
-            if self.streams:
-                with client.messages.stream(**ask) as stream:
-                    answer: Any = stream.get_final_message()
-            else:
-                answer = client.messages.create(**ask)
-        self.history.append({"role": "assistant", "content": [block.to_dict() for block in answer.content]})
-        calls = [block for block in answer.content if block.type == "tool_use"]
-        self.waits = [call.id for call in calls]
-        return [(call.name, call.input) for call in calls]
-
-
-APIS: Mapping[str, Callable[..., Talk]] = {"chat": Chat, "responses": Responses, "messages": Messages}
+        answer = agent.ask(
+            self.streams,
+            system=SYSTEM,
+            model="tiny",
+            tools=tools[self.api],
+            max_tokens=limit,
+            timeout=600,
+            extra_body={"temperature": 1.0, **extra},
+            **({} if choice is None else {"tool_choice": chosen(self.api, choice)}),
+        )
+        return [(name, arguments) for name, arguments in answer.says["calls"]]
 
 
 @contextmanager
@@ -174,6 +102,7 @@ def before(server: VllmServer, log: Path, *words: object) -> Iterator[tuple[Proc
     """A gateway, and what it asks the server."""
     with recording(server.url) as proxy, gateway(f"vllm={proxy.url}", server.model, log, *words) as process:
         yield process, proxy
+        close_clients()
         assert process.stop() == 0
 
 
@@ -211,9 +140,9 @@ def test_an_agent_at_a_seed_samples_the_same_ids_by_each_api(
     seeds = range(examples(1, 5))
     told = defaultdict(list)
     with before(vllm_server, log, *WORDS) as (process, proxy):
-        for api, talks in APIS.items():
+        for api in APIS:
             for seed in seeds:
-                talk = talks(process.address, f"{api}-{seed}", streams=streams)
+                talk = Talk(api, process.address, f"{api}-{seed}", streams=streams)
                 for number, step in enumerate(steps):
                     held = {"structured_outputs": {"regex": step.form}} if step.form is not None else {}
                     extra = {"seed": 100 * seed + number, **held}
@@ -232,7 +161,7 @@ def test_an_agent_at_a_seed_samples_the_same_ids_by_each_api(
     if kind == "tools":
         assert sum(map(len, told["chat"])) == 6 * len(seeds)
         for lines in sessions.values():
-            one_chain(lines)
+            check_chain(lines)
     clean(log, vllm_server)
 
 
@@ -255,7 +184,7 @@ def test_a_forced_call_is_parsed_each_time_and_the_next_prompt_continues_it(
     with before(vllm_server, log, *words) as (process, proxy):
         for number in range(tries):
             api = list(APIS)[number % 3]
-            talk = APIS[api](process.address, f"{api}-{number}", SMALL, streams=number % 2 == 1)
+            talk = Talk(api, process.address, f"{api}-{number}", SMALL, streams=number % 2 == 1)
             calls = talk.turn("Is it warm in Oslo?", choice, 3000, {"seed": number, **more})
             assert len(calls) == 1 or (calls and choice == "required"), number
             for name, arguments in calls:
@@ -268,7 +197,7 @@ def test_a_forced_call_is_parsed_each_time_and_the_next_prompt_continues_it(
     assert len(sessions) == tries
     for lines in sessions.values():
         assert len(lines) == 2
-        one_chain(lines)
+        check_chain(lines)
         assert lines[0]["finish_reason"] == "tool_calls"
         assert lines[0]["forced"]["syntax"] == ("json" if how == "as a list" else "template")
         ids = lines[0]["completion_token_ids"]

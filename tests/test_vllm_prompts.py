@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.command import run, written
-from tests.test_vllm_apis import APIS, SMALL, THINKS, WORDS, before
+from tests.test_vllm_apis import APIS, SMALL, THINKS, WORDS, Talk, before
 from tests.tiers import some
 from tests.vllm.agent import FREE, HELD, LOOP, TOOLS, Agent, Row
 from tests.vllm.claims import direct_log, served
@@ -70,8 +70,8 @@ def test_the_server_has_the_prompts_that_each_api_leads_to(vllm_server: VllmServ
     """With reasoning, tool calls and results; the first call of a conversation is forced."""
     log = tmp_path / "log.jsonl"
     with before(vllm_server, log, *WORDS) as (process, _):
-        for api, talks in APIS.items():
-            talk = talks(process.address, api, SMALL)
+        for api in APIS:
+            talk = Talk(api, process.address, api, SMALL)
             talk.turn("Is it warm in Oslo?", "look", 3000, {"seed": 1, **THINKS})
             talk.turn("It is 7 degrees.", None, 16, {"seed": 2, "temperature": 0.0})
             talk.turn("Sure?", None, 16, {"seed": 3, "temperature": 0.0})

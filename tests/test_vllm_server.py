@@ -56,7 +56,6 @@ def test_the_server_is_gone_soon_after_a_run_that_was_killed(tmp_path: Path) -> 
         "with running(Path(sys.argv[1])) as server: print(server.url, flush=True); time.sleep(600)"
     )
     with subprocess.Popen([sys.executable, "-c", user, str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE) as run:
-        assert run.stdout is not None
         health = f"{run.stdout.readline().decode().strip()}/health"
         urllib.request.urlopen(health).close()
         os.kill(run.pid, signal.SIGKILL)

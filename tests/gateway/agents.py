@@ -18,10 +18,8 @@ import openai
 from anthropic import AsyncAnthropic
 from openai import AsyncOpenAI
 
+from tests.gateway.clients import Message, add_delta, blocks_of, from_blocks, from_items, items_of
 from tests.gateway.script import CITIES, WORDS
-from tito_audit.serve.messages import Messages
-
-Message = dict[str, Any]
 
 
 def tool(name: str, about: str) -> dict[str, Any]:
@@ -335,7 +333,10 @@ class Agent:
                     message: Any = await stream.get_final_message()
             else:
                 message = await other.messages.create(model=self.model, **asking)
-        call.answers, call.finish = [_as_chat(message.content)], [_FINISH[message.stop_reason]]
+        call.answers, call.finish = (
+            [from_blocks([block.to_dict() for block in message.content])],
+            [_FINISH[message.stop_reason]],
+        )
         call.id, call.done = message.id, True
 
     async def _by_responses(self, client: AsyncOpenAI, call: Call, items: list[dict[str, Any]]) -> None:
@@ -357,7 +358,7 @@ class Agent:
             assert response.status != "failed", response.error
         else:
             response = await client.responses.create(model=self.model, **asking)
-        answer = _from_items(response.output)
+        answer = from_items([item.to_dict() for item in response.output])
         stopped = "tool_calls" if answer.get("tool_calls") else "stop"
         call.answers = [answer]
         call.finish = [stopped if response.status == "completed" else "length"]
@@ -371,7 +372,7 @@ class Agent:
             call.id = chunk.id
             for choice in chunk.choices:
                 added = choice.delta.model_dump(exclude_unset=True)
-                _add(parts.setdefault(choice.index, {"role": "assistant"}), added)
+                add_delta(parts.setdefault(choice.index, {"role": "assistant"}), added)
                 finish[choice.index] = choice.finish_reason or finish.get(choice.index)
         call.answers = [parts[number] for number in sorted(parts)]
         call.finish = [finish[number] for number in sorted(parts)]
@@ -423,7 +424,7 @@ def _as_messages(body: dict[str, Any]) -> dict[str, Any] | None:
             return None  # two messages would be one
         if not turns or turns[-1]["role"] != role:
             turns.append({"role": role, "content": [], "ended": False})
-        turns[-1]["content"] += _blocks(message)
+        turns[-1]["content"] += blocks_of(message)
         turns[-1]["ended"] = message["role"] == "user"
     if len(system) > 1 or body.get("n", 1) > 1:
         return None
@@ -446,87 +447,7 @@ def _as_items(body: dict[str, Any]) -> list[dict[str, Any]] | None:
     roles = [message["role"] for message in body["messages"]]
     if body.get("n", 1) > 1 or any(pair == ("assistant", "assistant") for pair in pairwise(roles)):
         return None
-    items: list[dict[str, Any]] = []
-    for message in body["messages"]:
-        text = message.get("content")
-        if message["role"] == "tool":
-            output = {"call_id": message["tool_call_id"], "output": text}
-            items.append({"type": "function_call_output", **output})
-            continue
-        if thought := message.get("reasoning_content"):
-            items.append(
-                {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": thought}]}
-            )
-        calls = message.get("tool_calls") or []
-        if text or not (thought or calls):
-            items.append({"role": message["role"], "content": text or ""})
-        items += [{"type": "function_call", "call_id": one["id"], **one["function"]} for one in calls]
-    return items
-
-
-def _from_items(items: list[Any]) -> Message:
-    """The items of an answer as the message of a chat."""
-    message: Message = {"role": "assistant", "content": None}
-    for item in items:
-        if item.type == "function_call":
-            function = {"name": item.name, "arguments": item.arguments}
-            call = {"id": item.call_id, "type": "function", "function": function}
-            message.setdefault("tool_calls", []).append(call)
-        else:
-            name = "content" if item.type == "message" else "reasoning_content"
-            message[name] = (message.get(name) or "") + item.content[0].text
-    return message
-
-
-def _blocks(message: Message) -> list[dict[str, Any]]:
-    """A message of a chat as content blocks."""
-    text = message.get("content") or ""
-    if message["role"] == "tool":
-        return [{"type": "tool_result", "tool_use_id": message["tool_call_id"], "content": text}]
-    blocks: list[dict[str, Any]] = []
-    if thought := message.get("reasoning_content"):
-        blocks.append({"type": "thinking", "thinking": thought, "signature": Messages().signed(thought)})
-    if text or message["role"] == "user":
-        blocks.append({"type": "text", "text": text})
-    for call in message.get("tool_calls") or []:
-        value = json.loads(call["function"]["arguments"])
-        name = call["function"]["name"]
-        blocks.append({"type": "tool_use", "id": call["id"], "name": name, "input": value})
-    return blocks
-
-
-def _as_chat(blocks: list[Any]) -> Message:
-    """Content blocks as the message of a chat."""
-    message: Message = {"role": "assistant", "content": None}
-    for block in blocks:
-        if block.type == "text":
-            message["content"] = (message["content"] or "") + block.text
-        elif block.type == "thinking":
-            message["reasoning_content"] = block.thinking
-        else:
-            function = {"name": block.name, "arguments": json.dumps(block.input)}
-            call = {"id": block.id, "type": "function", "function": function}
-            message.setdefault("tool_calls", []).append(call)
-    return message
-
-
-def _add(message: Message, delta: Message) -> None:
-    """The message with one more delta of a stream."""
-    for name, value in delta.items():
-        if name == "tool_calls":
-            calls = message.setdefault("tool_calls", [])
-            for one in value or []:
-                while len(calls) <= one["index"]:
-                    calls.append({"id": None, "type": "function", "function": {"name": "", "arguments": ""}})
-                call = calls[one["index"]]
-                call["id"] = one.get("id") or call["id"]
-                function = one.get("function") or {}
-                call["function"]["name"] += function.get("name") or ""
-                call["function"]["arguments"] += function.get("arguments") or ""
-        elif name == "role" or value is None:
-            message.setdefault(name, value)
-        elif isinstance(value, str):
-            message[name] = (message.get(name) or "") + value
+    return [item for message in body["messages"] for item in items_of(message)]
 
 
 def _respelled(arguments: str, dice: random.Random) -> str:

@@ -72,7 +72,7 @@ def stub(tokenizer: Path, *words: object, **knobs: object) -> Iterator[Process]:
 
 @contextmanager
 def gateway(
-    upstream: str, tokenizer: Path, log: Path, *words: object, said: Path | None = None
+    upstream: str, tokenizer: Path, log: Path, *words: object, said: Path | None = None, **env: str
 ) -> Iterator[Process]:
     """`tito-audit serve` before that upstream; it is killed if it still runs at the end."""
     said = said or log.with_suffix(".out")
@@ -82,7 +82,7 @@ def gateway(
     with said.open("ab") as out:
         begin = out.tell()
         running = subprocess.Popen(
-            [str(word) for word in command], cwd=ROOT, stdout=out, stderr=out, env=environment
+            [str(word) for word in command], cwd=ROOT, stdout=out, stderr=out, env={**environment, **env}
         )
     try:
         yield Process(running, _address(running, said, begin))

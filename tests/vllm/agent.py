@@ -16,6 +16,8 @@ from typing import Any
 
 import openai
 
+from tests.gateway.clients import add_delta
+
 Row = dict[str, Any]
 
 TOOLS: tuple[Row, ...] = (
@@ -148,27 +150,11 @@ async def _asked(client: openai.AsyncOpenAI, request: Row, *, stream: bool) -> R
 def joined(chunks: Sequence[Row]) -> Row:
     """The response that the chunks of a stream add up to, as a client adds them up."""
     choices: dict[int, Row] = {}
-    for chunk in chunks:
-        for part in chunk["choices"]:
-            _add(
-                choices.setdefault(part["index"], {"index": part["index"], "message": {"role": "assistant"}}), part
-            )
+    for part in (part for chunk in chunks for part in chunk["choices"]):
+        choice = choices.setdefault(part["index"], {"index": part["index"], "message": {"role": "assistant"}})
+        add_delta(choice["message"], {name: value for name, value in part["delta"].items() if value is not None})
+        choice["finish_reason"] = part.get("finish_reason") or choice.get("finish_reason")
     return {"id": chunks[0]["id"], "model": chunks[0]["model"], "choices": [choices[at] for at in sorted(choices)]}
-
-
-def _add(choice: Row, part: Row) -> None:
-    message, delta = choice["message"], part["delta"]
-    for name in ("content", "reasoning", "reasoning_content"):
-        if delta.get(name) is not None:
-            message[name] = (message.get(name) or "") + delta[name]
-    for call in delta.get("tool_calls") or ():
-        calls = message.setdefault("tool_calls", [])
-        if call["index"] == len(calls):
-            calls.append({"id": call["id"], "type": "function", "function": {"name": "", "arguments": ""}})
-        for name in ("name", "arguments"):
-            calls[call["index"]]["function"][name] += (call.get("function") or {}).get(name) or ""
-    if part.get("finish_reason") is not None:
-        choice["finish_reason"] = part["finish_reason"]
 
 
 async def run_all(agents: Sequence[Agent], base_url: str, *, at_once: bool = True) -> list[list[Row]]:
