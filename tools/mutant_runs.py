@@ -63,7 +63,6 @@ class Runner:
 
     def pytest_runtestloop(self, session: Any) -> bool:
         """Run every mutant; what is printed goes straight to the process's own stdout."""
-        gc.unfreeze()  # or the functions to replace are not found
         with os.fdopen(os.dup(1), "w", buffering=1) as out:
             if self.work.known is None:
                 code, said = self._forked(session, partial(self._reaching, session), 3600)
