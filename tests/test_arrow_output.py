@@ -213,7 +213,7 @@ def test_the_form_is_read_off_the_first_record_batch(tmp_path):
 def test_a_row_holds_its_part_of_a_record_batch_and_not_all_of_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, new: str
 ) -> None:
-    monkeypatch.setattr("tito_audit.storage.arrow.BATCH_BYTES", 1 << 16)
+    monkeypatch.setattr("tito_audit.storage.table_rows.BATCH_BYTES", 1 << 16)
     table = pa.table({"ids": pa.array([np.arange(10_000)] * 100)})
     path = store(tmp_path / "a.arrow", table, new)
     before = pa.total_allocated_bytes()
@@ -232,7 +232,7 @@ POOL = pa.proxy_memory_pool(pa.default_memory_pool())
 def test_a_repair_holds_two_record_batches_one_to_read_and_one_to_write(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, new: str
 ) -> None:
-    monkeypatch.setattr("tito_audit.storage.arrow.BATCH_BYTES", 1 << 20)
+    monkeypatch.setattr("tito_audit.storage.table_rows.BATCH_BYTES", 1 << 20)
     table = pa.table({"ids": pa.array([np.arange(10_000)] * 800), "text": ["a"] * 800})
     path = store(tmp_path / "a.arrow", table, new, rows=200)
     each = table.nbytes / 4

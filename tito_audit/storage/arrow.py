@@ -14,19 +14,10 @@ import numpy as np
 from tito_audit.errors import StorageError
 from tito_audit.storage import lazy_pyarrow as pa
 from tito_audit.storage.remote import RemoteFile
-from tito_audit.storage.row import RawRow
-from tito_audit.storage.sampling import RowSample, seed_of
+from tito_audit.storage.sampling import seed_of
 from tito_audit.storage.streams import Damaged
 from tito_audit.storage.table_edit import TableEdit, TableOutput, unwritable
-from tito_audit.storage.table_rows import (
-    BATCH_BYTES,
-    BATCH_ROWS,
-    first_line,
-    refuse_same_names,
-    rows_of_batch,
-    sampled_of_batch,
-    streamed,
-)
+from tito_audit.storage.table_rows import ArrowRows, Block, first_line, refuse_same_names
 
 _STREAM = b"\xff\xff\xff\xff"
 _FILE = b"ARROW1"
@@ -200,52 +191,15 @@ def open_arrow(path: Path) -> ArrowFile:
     return file
 
 
-def rows_of_arrow(
-    path: Path, limit: int, only: int | None = None, sample: RowSample | None = None
-) -> Iterator[tuple[RawRow, float]]:
-    """Each row with the share of the file read up to it, from 0 to 1.
-
-    With `only`, that row alone; with `sample`, the sampled rows.
-    """
-    index = 0
+def blocks_of_arrow(path: Path) -> Iterator[Block]:
+    """Each record batch."""
+    first, before = 0, 0.0
     with open_arrow(path) as file:
-        for whole, _, share in file.batches():
-            if only is not None and not index <= only < index + whole.num_rows:
-                index += whole.num_rows
-                continue
-            if only is not None:
-                yield from ((row, 1.0) for row in rows_of_batch(whole.slice(only - index, 1), [only], limit))
-                return
-            for row in _rows_of_whole(whole, index, limit, sample):
-                yield row, share
-            index += whole.num_rows
-            del whole  # the next is read into its place
-
-
-def _rows_of_whole(whole: Any, index: int, limit: int, sample: RowSample | None) -> Iterator[RawRow]:
-    """The rows of a record batch that begins at row `index`, which hold no more of it than their part."""
-    seed, parts = seed_of_batch(whole), list(parts_of_batch(whole))
-    for part in parts:
-        if sample is not None:
-            yield from sampled_of_batch(part, sample.among(seed, index, part.num_rows), index, limit, sample)
-        else:
-            # A part is copied, or its rows would hold all of the batch.
-            own = part if len(parts) == 1 else pa.ipc.open_stream(streamed(part)).read_next_batch()
-            yield from rows_of_batch(own, range(index, index + part.num_rows), limit)
-        index += part.num_rows
-
-
-def parts_of_batch(batch: Any) -> Iterator[Any]:
-    """A record batch in slices of about 32 MiB."""
-    each = batch.nbytes // max(batch.num_rows, 1) + 1
-    rows = min(max(BATCH_BYTES // each, 1), BATCH_ROWS)
-    for start in range(0, batch.num_rows, rows):
-        yield batch.slice(start, rows)
-
-
-def seed_of_batch(batch: Any) -> int:
-    """A seed that identifies a record batch by the sizes of its columns."""
-    return seed_of(batch.num_rows, *(column.nbytes for column in batch.columns))
+        for batch, _, after in file.batches():
+            seed = seed_of(batch.num_rows, *(column.nbytes for column in batch.columns))
+            yield Block(first, batch.num_rows, [ArrowRows.of(batch, copied=True)], seed, before, after)
+            first, before = first + batch.num_rows, after
+            del batch  # the next is read into its place
 
 
 def _is_of_arrow(error: Exception) -> bool:

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import numpy as np
-from numpy.typing import NDArray
-
-from tito_audit.storage.arrow import open_arrow, parts_of_batch, seed_of_batch
 from tito_audit.storage.documents import cut_values
-from tito_audit.storage.in_memory import MemoryPart, RowsInMemory, StreamedRows, seed_of_rows, spans
+from tito_audit.storage.in_memory import RowsInMemory
 from tito_audit.storage.inside import RowPath, Unwrapped
 from tito_audit.storage.log import Log, opened, readable
-from tito_audit.storage.parquet import batches_of, open_parquet, rows_of_groups, seed_of_group
+from tito_audit.storage.parquet import blocks_of_groups, open_parquet
 from tito_audit.storage.remote import RangedFile, RemoteFile
 from tito_audit.storage.row import RawRow, parse_row, too_long
 from tito_audit.storage.sampling import RowSample
 from tito_audit.storage.streams import Damaged, ParseRow, Piece, cut_lines, rows_of_pieces
-from tito_audit.storage.table_rows import streamed, take_rows
-from tito_audit.storage.torch_files import rows_of_torch
+from tito_audit.storage.table_rows import Block, MemoryPart, TableRows, rows_of_blocks, spans
+from tito_audit.storage.torch_files import blocks_of_torch
 
 _NEAR = 1 << 16
 """Bytes read at once while looking for the end of a line."""
@@ -119,20 +117,18 @@ def chunks_of(log: Log, size: int) -> Iterator[Chunk]:
             yield _Inside(chunk.path, chunk.limit, chunk.done, chunk, log.inside, share=log.share)
         return
     if isinstance(log.path, RowsInMemory):
-        content, limit = log.path.content, log.max_row_bytes
-        seed = seed_of_rows(content) if log.share is not None else 0
-        for first, stop in spans(content, size):
-            sampled, done = _chosen(log, seed, first, stop - first), log.size * stop // len(content)
-            numbers, part = None if sampled is None else sampled.tolist(), content.part(first, stop, sampled)
-            yield _Rows(log.path, limit, done, part, stop - first, numbers, share=log.share)
+        yield from _of_blocks(log, log.blocks(), size)
         return
     with readable(log.path), opened(log.path) as raw:
         kind, stream, between = log.look(raw)
-        if kind == "torch":
-            yield _Torch(log.path, log.max_row_bytes, log.size, share=log.share)
+        if kind == "torch":  # one pickle, so one chunk
+            yield _Blocks(log.path, log.max_row_bytes, log.size, share=log.share)
             return
         if stream is None:
-            yield from _of_arrow(log, size) if kind == "arrow" else _of_parquet(log, size)
+            try:
+                yield from _of_blocks(log, log.blocks(), size) if kind == "arrow" else _of_parquet(log, size)
+            except Damaged as damage:
+                yield Broken(log.path, log.max_row_bytes, log.size, str(damage))
             return
         try:
             start = len(between.rest())
@@ -265,22 +261,6 @@ def _of_pieces(log: Log, raw: BinaryIO, pieces: Iterator[Piece], size: int, star
 
 
 @dataclass(slots=True)
-class _Rows(Chunk):
-    """Consecutive rows in memory or of a table, or those that a sample takes; carries them to other processes."""
-
-    part: MemoryPart
-    size: int
-    numbers: list[int] | None = None
-    """The numbers of the sampled rows; None: all rows."""
-
-    def rows(self, reading: Reading) -> Iterator[RawRow]:
-        numbers = range(self.size) if self.numbers is None else self.numbers
-        rows = self.part.rows(numbers, self.limit)
-        yield from rows if reading.sample is None else reading.sample.counted(rows, 0, self.size)
-        reading.size = self.size
-
-
-@dataclass(slots=True)
 class _Inside(Chunk):
     """The rows nested in the rows of a chunk."""
 
@@ -295,37 +275,75 @@ class _Inside(Chunk):
 
 
 @dataclass(slots=True)
-class _Torch(Chunk):
-    """A Torch file: one pickle, so one chunk."""
+class _Rows(Chunk):
+    """Consecutive rows that are no text, or those that a sample takes; carries them to other processes."""
+
+    parts: list[MemoryPart] = field(default_factory=list)
+    size: int = 0
+    numbers: list[int] = field(default_factory=list)
+    """The number of each row; those that a sample leaves out have numbers too."""
 
     def rows(self, reading: Reading) -> Iterator[RawRow]:
-        for row, _ in rows_of_torch(self.path, reading.sample):
-            yield row
-            reading.size = row.index + 1
+        numbers = iter(self.numbers)
+        # Which rows are too long was checked before: a row that was sent may have lost empty buffers.
+        parts = (part.rows([*islice(numbers, len(part))], 1 << 62) for part in self.parts)
+        rows = chain.from_iterable(parts)
+        yield from rows if reading.sample is None else reading.sample.counted(rows, 0, self.size)
+        reading.size = self.size
 
 
-# Tables: row groups of Parquet, record batches of Arrow; small ones together, large ones in parts.
+def _of_blocks(log: Log, blocks: Iterable[Block], size: int) -> Iterator[Chunk]:
+    """Blocks, or their sampled rows, in chunks of about `size` bytes."""
+    sample, damage = RowSample(log.share) if log.share is not None else None, None
+    chunk, stored = _Rows(log.path, log.max_row_bytes, 0, share=log.share), 0
+    try:
+        for block in blocks:
+            passed = 0
+            for content in block.contents:
+                for start, stop in spans(content, size):
+                    sampled = None
+                    if sample is not None:
+                        sampled = sample.among(block.seed, block.first + passed + start, stop - start)
+                    part = content.part(start, stop, sampled)
+                    chunk.parts += part.within(log.max_row_bytes) if isinstance(part, TableRows) else [part]
+                    numbers = range(stop - start) if sampled is None else sampled.tolist()
+                    chunk.numbers += (chunk.size + number for number in numbers)
+                    chunk.size += stop - start
+                    stored += content.size * len(part) // len(content)
+                    done = block.before + (block.after - block.before) * (passed + stop) / block.count
+                    chunk.done = int(log.size * done)
+                    if 2 * stored >= size:
+                        yield chunk
+                        chunk, stored = _Rows(log.path, log.max_row_bytes, 0, share=log.share), 0
+                    del part
+                passed += len(content)
+                del content  # the next is read into its place
+            del block
+    except Damaged as error:
+        damage = error
+    if chunk.size:
+        yield chunk
+    if damage is not None:
+        raise damage
 
 
 def _of_parquet(log: Log, size: int) -> Iterator[Chunk]:
+    """Small row groups together, read by the process that audits them; large ones in parts."""
     remote = isinstance(log.path, RemoteFile)
     together, stored = None, 0
     with open_parquet(log.path, quick=log.quick) as file:
-        total, read = max(file.metadata.num_rows, 1), 0
-
-        def done(row: int) -> int:
-            return int(log.size * (read + row) / total)
-
-        for group in range(file.num_row_groups):
-            about = file.metadata.row_group(group)
-            if about.total_byte_size <= _GROUPS * size or (remote and file.num_row_groups >= _MANY):
+        for group, block in enumerate(blocks_of_groups(file, range(file.num_row_groups))):
+            bytes_ = file.metadata.row_group(group).total_byte_size
+            if bytes_ <= _GROUPS * size or (remote and file.num_row_groups >= _MANY):
                 if together is None:
-                    groups = range(group, group)
-                    together = _Groups(log.path, log.max_row_bytes, 0, groups, read, log.quick, share=log.share)
-                    stored = 0
-                read += about.num_rows
-                stored += about.total_byte_size
-                together.groups, together.done = range(together.groups.start, group + 1), done(0)
+                    together, stored = (
+                        _Blocks(
+                            log.path, log.max_row_bytes, 0, group, group, block.first, log.quick, share=log.share
+                        ),
+                        0,
+                    )
+                stored += bytes_
+                together.stop, together.done = group + 1, int(log.size * block.after)
                 if stored >= size or remote:
                     yield together
                     together = None
@@ -333,108 +351,35 @@ def _of_parquet(log: Log, size: int) -> Iterator[Chunk]:
             if together is not None:
                 yield together
                 together = None
-            try:
-                for batch in batches_of(file, group):
-                    chosen = _chosen(log, seed_of_group(about), read, batch.num_rows)
-                    yield from _of_batch(log, batch, chosen, size, done)
-                    read += batch.num_rows
-            except Damaged as damage:
-                yield Broken(log.path, log.max_row_bytes, log.size, str(damage))
-                return
+            yield from _of_blocks(log, [block], size)
     if together is not None:
         yield together
 
 
-def _of_arrow(log: Log, size: int) -> Iterator[Chunk]:
-    read = stored = done = 0
-    small: list[tuple[Any, Any]] = []
-
-    def at_its_end(_: int) -> int:
-        return done
-
-    with open_arrow(log.path) as file:
-        try:
-            for batch, _, share in file.batches():
-                chosen = _chosen(log, seed_of_batch(batch), read, batch.num_rows)
-                if batch.nbytes <= min(size // 2, log.max_row_bytes):
-                    small.append((batch, chosen))
-                    read += batch.num_rows
-                    stored, done = stored + batch.nbytes, int(log.size * share)
-                    if stored >= size:
-                        yield from _together(log, small, done)
-                        stored = 0
-                    continue
-                yield from _together(log, small, done)
-                stored, done, seed, part = 0, int(log.size * share), seed_of_batch(batch), None
-                for part in parts_of_batch(batch):
-                    yield from _of_batch(log, part, _chosen(log, seed, read, part.num_rows), size, at_its_end)
-                    read += part.num_rows
-                del batch, part  # the next is read into its place
-        except Damaged as damage:
-            yield from _together(log, small, done)
-            yield Broken(log.path, log.max_row_bytes, log.size, str(damage))
-            return
-        yield from _together(log, small, done)
-
-
-def _chosen(log: Log, seed: int, first: int, count: int) -> NDArray[np.int64] | None:
-    """`[N]` which of `count` rows a log's sample takes, counted from 0; None for all."""
-    return None if log.share is None else RowSample(log.share).among(seed, first, count)
-
-
-def _together(log: Log, batches: list[tuple[Any, Any]], done: int) -> Iterator[Chunk]:
-    """Record batches, each with its sampled rows or None for all, as one chunk; the list is empty afterwards."""
-    size, parts = 0, []
-    numbers: list[int] = []
-    for batch, chosen in batches:
-        parts.append(batch if chosen is None else take_rows(batch, chosen))
-        numbers += [] if chosen is None else (size + chosen).tolist()
-        size += batch.num_rows
-    batches.clear()
-    if size:
-        rows = StreamedRows(streamed(*parts).to_pybytes())
-        yield _Rows(log.path, _UNLIMITED, done, rows, size, numbers if log.share else None, share=log.share)
-
-
-def _of_batch(log: Log, batch: Any, chosen: Any, size: int, done: Callable[[int], int]) -> Iterator[Chunk]:
-    """A batch, or its sampled rows, in chunks of about `size` bytes; each reaches up to the first row of the next.
-
-    `done` says how many bytes of the file were read before a row of the batch.
-    """
-    limit, share = log.max_row_bytes, log.share
-    chosen = np.arange(batch.num_rows) if chosen is None else chosen
-    # Checked here which rows are too long: a row that was sent may have lost empty buffers.
-    alone = batch.nbytes > limit
-    small = batch.slice(0, 0) if alone else take_rows(batch, chosen)
-    each = 1 if alone else max(len(chosen) * size // max(small.nbytes, 1), 1)
-    start = before = 0
-    for stop in (*range(each, len(chosen), each), len(chosen)) if batch.num_rows else ():
-        end = int(chosen[stop]) if stop < len(chosen) else batch.num_rows
-        numbers = (chosen[start:stop] - before).tolist()
-        part = batch.slice(before + numbers[0], 1) if alone and numbers else small.slice(start, stop - start)
-        at = done(end)
-        if alone and part.nbytes > limit:
-            row = (numbers[0], None, part.nbytes, True, numbers[0])
-            left_out, last = end - before - 1, end - before - 1
-            yield RowTexts(log.path, limit, at, end - before, [row], left_out=left_out, last=last, share=share)
-        else:
-            rows = StreamedRows(streamed(part).to_pybytes())
-            those = None if share is None else numbers
-            yield _Rows(log.path, _UNLIMITED, at, rows, end - before, those, share=share)
-        start, before = stop, end
-
-
 @dataclass(slots=True)
-class _Groups(Chunk):
-    """Consecutive row groups of a Parquet file."""
+class _Blocks(Chunk):
+    """Row groups of a Parquet file, or a Torch file, read by the process that audits them."""
 
-    groups: range
-    first: int
+    start: int = 0
+    stop: int = 0
+    """Row groups."""
+    first: int = 0
     """Their first row, counted in the file."""
-    quick: bool
+    quick: bool = False
 
     def rows(self, reading: Reading) -> Iterator[RawRow]:
-        with open_parquet(self.path, quick=self.quick) as file:
-            reading.size = sum(file.metadata.row_group(group).num_rows for group in self.groups)
-            sample, before = reading.sample, self.first
-            yield from rows_of_groups(file, self.groups, self.limit, sample, before=before, threads=False)
+        with ExitStack() as stack:
+            if self.stop:
+                file = stack.enter_context(open_parquet(self.path, quick=self.quick))
+                blocks = blocks_of_groups(file, range(self.start, self.stop), self.first, threads=False)
+            else:
+                blocks = blocks_of_torch(self.path)
+            for row, _ in rows_of_blocks(
+                self._counted(blocks, reading), self.limit, reading.sample, start=self.first
+            ):
+                yield row
+
+    def _counted(self, blocks: Iterator[Block], reading: Reading) -> Iterator[Block]:
+        for block in blocks:
+            reading.size += block.count
+            yield block

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
 from tito_audit.errors import StorageError
-from tito_audit.storage.arrow import is_arrow, open_arrow, rows_of_arrow
+from tito_audit.storage.arrow import blocks_of_arrow, is_arrow, open_arrow
 from tito_audit.storage.documents import PARQUET_MAGIC, cut_values, json_kind
-from tito_audit.storage.in_memory import RowsInMemory, rows_in_memory
+from tito_audit.storage.in_memory import RowsInMemory, blocks_of_memory
 from tito_audit.storage.inside import RowPath, Unwrapped, parse_row_path
 from tito_audit.storage.number_arrays import Splicer
-from tito_audit.storage.parquet import open_parquet, rows_of_parquet
+from tito_audit.storage.parquet import blocks_of_groups, open_parquet
 from tito_audit.storage.row import RawRow, parse_row
 from tito_audit.storage.sampling import RowSample
 from tito_audit.storage.streams import (
@@ -29,7 +29,8 @@ from tito_audit.storage.streams import (
     cut_lines,
     rows_of_pieces,
 )
-from tito_audit.storage.torch_files import TORCH_HEAD, is_torch, rows_of_torch
+from tito_audit.storage.table_rows import Block, rows_of_blocks
+from tito_audit.storage.torch_files import TORCH_HEAD, blocks_of_torch, is_torch
 from tito_audit.storage.watch import is_pipe, patience, refuse_device
 
 Kind = Literal["lines", "values", "array", "parquet", "arrow", "torch", "objects", "frame"]
@@ -187,17 +188,7 @@ class Log:
     def _rows(self, raw: BinaryIO | None, sample: RowSample | None) -> Iterator[RawRow]:
         kind, stream, between = (self.kind, None, Between()) if raw is None else self.look(raw)
         if raw is None or stream is None:
-            if isinstance(self.path, RowsInMemory):
-                rows_of_binary = rows_in_memory(self.path, self.max_row_bytes, self.only, sample)
-            elif kind == "torch":
-                rows_of_binary = rows_of_torch(self.path, sample)
-            elif kind == "arrow":
-                rows_of_binary = rows_of_arrow(self.path, self.max_row_bytes, self.only, sample)
-            else:
-                rows_of_binary = rows_of_parquet(
-                    self.path, self.max_row_bytes, self.only, sample, quick=self.quick
-                )
-            for row, share in rows_of_binary:
+            for row, share in rows_of_blocks(self.blocks(), self.max_row_bytes, sample, self.only):
                 self.position = int(self.size * share)
                 yield row
             return
@@ -217,6 +208,18 @@ class Log:
         finally:
             stream.close()
         self.tail = between.rest() if self.keep_text else b""
+
+    def blocks(self) -> Iterator[Block]:
+        """The blocks of a log whose rows are no text."""
+        if isinstance(self.path, RowsInMemory):
+            yield from blocks_of_memory(self.path.content)
+        elif self.kind == "torch":
+            yield from blocks_of_torch(self.path)
+        elif self.kind == "arrow":
+            yield from blocks_of_arrow(self.path)
+        else:
+            with open_parquet(self.path, quick=self.quick) as file:
+                yield from blocks_of_groups(file, range(file.num_row_groups))
 
     def look(self, raw: BinaryIO) -> tuple[Kind, ByteStream | None, Between]:
         """The kind of the file; unless binary, its bytes from the first row on, and what came before them."""

@@ -17,47 +17,21 @@ from typing import Any, BinaryIO
 from tito_audit.errors import StorageError
 from tito_audit.storage import lazy_pyarrow as pa
 from tito_audit.storage.remote import RemoteFile
-from tito_audit.storage.row import RawRow
-from tito_audit.storage.sampling import RowSample, seed_of
+from tito_audit.storage.sampling import seed_of
 from tito_audit.storage.streams import Damaged
 from tito_audit.storage.table_edit import TableEdit, TableOutput, unwritable
 from tito_audit.storage.table_rows import (
     BATCH_BYTES,
     BATCH_ROWS,
+    ArrowRows,
+    Block,
     first_line,
     refuse_same_names,
-    rows_of_batch,
-    sampled_of_batch,
 )
 from tito_audit.terminal.words import listed
 
 _PAGES = 1 << 16
 """How much of a column chunk of a remote file is asked for first."""
-
-
-def rows_of_parquet(
-    path: Path, limit: int, only: int | None = None, sample: RowSample | None = None, *, quick: bool = False
-) -> Iterator[tuple[RawRow, float]]:
-    """Each row with the share of the rows read up to it, from 0 to 1.
-
-    With `only`, that row alone; with `sample`, the sampled rows. Row groups without any of them are not read.
-    `quick` is explained at `open_parquet`.
-    """
-    with open_parquet(path, quick=quick) as file:
-        if only is None:
-            total = max(file.metadata.num_rows, 1)
-            for row in rows_of_groups(file, range(file.num_row_groups), limit, sample):
-                yield row, (row.index + 1) / total
-            return
-        index = 0
-        for group in range(file.num_row_groups):
-            size = file.metadata.row_group(group).num_rows
-            for batch in batches_of(file, group) if index <= only < index + size else ():
-                if only < index + batch.num_rows:
-                    yield from ((row, 1.0) for row in rows_of_batch(batch.slice(only - index, 1), [only], limit))
-                    return
-                index += batch.num_rows
-            index += size
 
 
 def open_parquet(path: Path, *, quick: bool = False) -> Any:
@@ -223,31 +197,16 @@ def decoded_size(about: Any) -> int:
     return sum(max(int(chunk.total_uncompressed_size), 8 * int(chunk.num_values)) for chunk in columns)
 
 
-def rows_of_groups(
-    file: Any, groups: range, limit: int, sample: RowSample | None, *, before: int = 0, threads: bool = True
-) -> Iterator[RawRow]:
-    """The rows of row groups, or those of them that a sample takes, numbered from 0; so many are `before` them in
-    the file. Row groups of which it takes none are not read."""
-    index = 0
+def blocks_of_groups(file: Any, groups: range, first: int = 0, *, threads: bool = True) -> Iterator[Block]:
+    """Row groups, the first of which begins with row `first`; none is read before it is wanted."""
+    total = max(file.metadata.num_rows, 1)
     for group in groups:
         about = file.metadata.row_group(group)
-        seed, size = 0 if sample is None else seed_of_group(about), about.num_rows
-        if sample is not None and not len(sample.among(seed, before + index, size)):
-            index += size
-            sample.skip(index - 1, size)
-            continue
-        for batch in batches_of(file, group, threads=threads):
-            if sample is None:
-                yield from rows_of_batch(batch, range(index, index + batch.num_rows), limit)
-            else:
-                chosen = sample.among(seed, before + index, batch.num_rows)
-                yield from sampled_of_batch(batch, chosen, index, limit, sample)
-            index += batch.num_rows
-
-
-def seed_of_group(about: Any) -> int:
-    """A seed that identifies a row group by the stored sizes of its columns."""
-    return seed_of(about.num_rows, *(about.column(i).total_compressed_size for i in range(about.num_columns)))
+        stop = first + about.num_rows
+        sizes = (about.column(place).total_compressed_size for place in range(about.num_columns))
+        contents = map(ArrowRows.of, batches_of(file, group, threads=threads))
+        yield Block(first, about.num_rows, contents, seed_of(about.num_rows, *sizes), first / total, stop / total)
+        first = stop
 
 
 LARGE = 128 << 20

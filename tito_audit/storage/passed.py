@@ -24,15 +24,11 @@ from tito_audit.storage.atomic import new_file, refuse_target
 from tito_audit.storage.in_memory import (
     MISSING,
     NAME,
-    ArrowRows,
-    MemoryContent,
     Objects,
     OnceRead,
     RowsInMemory,
     SpooledObjects,
-    batch_of,
     edited,
-    spans,
     spooled_table,
 )
 from tito_audit.storage.log import Log
@@ -41,6 +37,7 @@ from tito_audit.storage.output import NestedOutput, Output
 from tito_audit.storage.remote import RemoteFile
 from tito_audit.storage.row import RawRow
 from tito_audit.storage.table_edit import Copies, TableEdit, as_text, changes_between
+from tito_audit.storage.table_rows import ArrowRows, MemoryContent, batch_of, spans
 
 Logs: TypeAlias = str | Path | Sequence[str | Path] | Any
 """A path, several paths, or rows: a list of dicts, a pandas or polars DataFrame, a pyarrow Table, RecordBatch or
