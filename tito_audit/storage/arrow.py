@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO
@@ -66,7 +67,8 @@ class ArrowFile:
         """
         codec, version = None, pa.ipc.MetadataVersion.V5
         try:
-            message = next(_record_batches(self._at_start()), None)
+            messages = pa.ipc.MessageReader.open_stream(self._at_start())
+            message = next((each for each in messages if each.type == "record batch"), None)
             if message is not None:
                 version, header = message.metadata_version, bytes(message.metadata)
                 compression = _table(header, _table(header, _table(header, 0), _HEADER), _COMPRESSION)
@@ -78,24 +80,13 @@ class ArrowFile:
             metadata_version=version, compression=codec, emit_dictionary_deltas=self.has_footer
         )
 
-    def lengths(self) -> list[int]:
-        """The number of rows of each record batch, from the headers alone; an Arrow error if they are damaged."""
-        lengths = []
-        for message in _record_batches(self._at_start()):
-            header = bytes(message.metadata)
-            try:
-                at = _field(header, _table(header, _table(header, 0), _HEADER), _LENGTH)
-                lengths.append(int(struct.unpack_from("<q", header, at)[0]) if at else 0)
-            except struct.error:
-                lengths.append(0)
-        return lengths
+    def count(self) -> int:
+        """The number of rows; an Arrow error if a record batch cannot be read."""
+        return sum(batch[0].num_rows for batch in self._read())
 
     def batches(self) -> Iterator[tuple[Any, Any, float]]:
         """Each record batch, its metadata and the share of the file read up to its end; raises Damaged."""
-        number, read = 0, self._from_stream()
-        if self._reader is not None:
-            count, batch_of = self._reader.num_record_batches, self._reader.get_batch_with_custom_metadata
-            read = ((*batch_of(place), (place + 1) / count) for place in range(count))
+        number, read = 0, self._read()
         while True:
             try:
                 batch = next(read, None)
@@ -132,15 +123,16 @@ class ArrowFile:
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
         self.close()
 
-    def _from_stream(self) -> Iterator[tuple[Any, Any, float]]:
+    def _read(self) -> Iterator[tuple[Any, Any, float]]:
+        if self._reader is not None:
+            count = self._reader.num_record_batches
+            for place in range(count):
+                yield (*self._reader.get_batch_with_custom_metadata(place), (place + 1) / count)
+            return
         stream = self._stream()
-        while True:
-            try:
-                batch = stream.read_next_batch_with_custom_metadata()
-            except StopIteration:
-                break
-            yield (*batch, self._source.tell() / self._size)
-            del batch
+        with suppress(StopIteration):
+            while True:
+                yield (*stream.read_next_batch_with_custom_metadata(), self._source.tell() / self._size)
         if self._broken is None and (end := self._source.tell()) < self._size:
             raise Damaged(
                 f"the Arrow stream ends at byte {end:,}, but the file goes on to byte {self._size:,} with "
@@ -319,16 +311,10 @@ def _has_dictionary(kind: Any) -> bool:
 
 
 # A message has a header: a flatbuffer (apache/arrow `format/Message.fbs`), tables whose first word says how far
-# back the offsets of their fields are. pyarrow reads it, but shows neither a batch's codec nor its number of rows.
+# back the offsets of their fields are. pyarrow reads it, but does not show the codec of a batch.
 
-_HEADER, _LENGTH, _COMPRESSION, _CODEC = 2, 0, 3, 0
-"""Field numbers: the header of a message; length and compression of a record batch; codec of a compression."""
-
-
-def _record_batches(source: Any) -> Iterator[Any]:
-    for message in pa.ipc.MessageReader.open_stream(source):
-        if message.type == "record batch":
-            yield message
+_HEADER, _COMPRESSION, _CODEC = 2, 3, 0
+"""Field numbers: the header of a message; compression of a record batch; codec of a compression."""
 
 
 def _table(data: bytes, table: int, field: int | None = None) -> int:

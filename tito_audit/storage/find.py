@@ -469,8 +469,8 @@ def _new_info(info: Mapping[str, Any], folder: Path, pairs: Sequence[tuple[Path,
     columns: dict[str, None] = {}
     for shard, place in pairs:
         with open_arrow(shard) as source, open_arrow(place) as written:
-            before.append(sum(source.lengths()))
-            after.append(sum(written.lengths()))
+            before.append(source.count())
+            after.append(written.count())
             columns |= dict.fromkeys(name for name in written.schema.names if name not in source.schema.names)
     new = dict(info)
     splits, name = info.get("splits"), _object(folder / _STATE).get("_split")

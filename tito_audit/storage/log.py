@@ -119,8 +119,8 @@ class Log:
             with open_parquet(self.path) as file:
                 return int(file.metadata.num_rows)
         if self.kind == "arrow":
-            with open_arrow(self.path) as table, contextlib.suppress(OSError, ValueError):
-                return sum(table.lengths())
+            with open_arrow(self.path) as table, contextlib.suppress(OSError, ValueError, Damaged):
+                return table.count()
         log = Log(self.path, self.max_row_bytes)
         log.only = -1
         return max((row.index + 1 for row in log), default=0)
