@@ -1,22 +1,28 @@
-"""chunks_of: a log split into chunks that other processes can read; together they hold each row once."""
+"""chunks_of: a log split into chunks that other processes can read; together they hold each row once.
+
+RandomAccess: a file whose rows can be read again, in any order.
+"""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack
-from dataclasses import dataclass, field
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from tito_audit.errors import StorageError
 from tito_audit.storage.documents import cut_values
 from tito_audit.storage.in_memory import RowsInMemory
 from tito_audit.storage.inside import RowPath, Unwrapped
-from tito_audit.storage.log import Log, opened, readable
+from tito_audit.storage.log import Log, open_log, opened, readable
 from tito_audit.storage.parquet import blocks_of_groups, open_parquet
 from tito_audit.storage.remote import RangedFile, RemoteFile
 from tito_audit.storage.row import RawRow, parse_row, too_long
 from tito_audit.storage.sampling import RowSample
+from tito_audit.storage.spool import CUT_OFF, Spool, entry_of, row_bytes, row_of, unpacked
 from tito_audit.storage.streams import Damaged, ParseRow, Piece, cut_lines, rows_of_pieces
 from tito_audit.storage.table_rows import Block, MemoryPart, TableRows, rows_of_blocks, spans
 from tito_audit.storage.torch_files import blocks_of_torch
@@ -134,9 +140,9 @@ def chunks_of(log: Log, size: int) -> Iterator[Chunk]:
             start = len(between.rest())
             if kind == "lines" and log.compression is None and raw.seekable() and log.path.is_file():
                 for at in range(start, max(log.size, start + 1), size):
-                    end = at + size if at + size < log.size else None
-                    done, limit = end or log.size, log.max_row_bytes
-                    yield _Lines(log.path, limit, done, at, end, at == start, log.parse, share=log.share)
+                    done, end = min(at + size, log.size), at + size if at + size < log.size else _UNLIMITED
+                    limit, first = log.max_row_bytes, at == start
+                    yield _Lines(log.path, limit, done, at, end, first, log.parse, share=log.share)
             elif kind == "lines":
                 yield from _of_pieces(log, raw, cut_lines(stream, log.max_row_bytes), size, start)
             else:
@@ -151,74 +157,59 @@ class _Lines(Chunk):
     """The lines of an uncompressed file that start inside a byte range."""
 
     start: int
-    stop: int | None
-    """None: to the end of the file, even if it has grown since."""
+    stop: int
+    """Past the end of the file: to its end, even if it has grown since."""
     first: bool
     """Whether a line starts at `start`; else the first starts after the first line end at or after `start - 1`."""
     parse: ParseRow
 
     def rows(self, reading: Reading) -> Iterator[RawRow]:
-        stop = self.stop if self.stop is not None else _UNLIMITED
-        with self.path.open("rb", buffering=0) as file:
-            if isinstance(file, RangedFile):
-                file.expect([(max(self.start - 1, 0), min(stop, file.size()))])
-            start, block = (self.start, b"") if self.first else self._first_start(file, stop)
-            lines = cut_lines(_counted(self._blocks(file, start, block, stop), reading), self.limit)
+        with self.path.open("rb") as file:
+            start, lines = self.lines(file, reading)
             yield from rows_of_pieces(
                 lines, self.limit, self.parse, lines=True, sample=reading.sample, start=start
             )
 
-    def _blocks(self, file: Any, position: int, block: bytes, stop: int) -> Iterator[bytes]:
-        """The bytes from the start of the first line (`block` is already read) to the end of the last."""
-        if position >= stop:
-            return
-        file.seek(position + len(block))
-        while position < stop or block:
-            block = block or _read(file, position, min(1 << 20, stop - position))
-            if not block:
-                return
-            position += len(block)
-            if position < stop:
-                yield block
-                block = b""
-                continue
-            # The line that starts before `stop` ends at the first line end at or after `stop - 1`.
-            end = block.find(b"\n", max(len(block) - (position - stop) - 1, 0))
-            if end >= 0:
-                yield block[: end + 1]
-                return
-            yield block
-            block = _read(file, position, _NEAR)
+    def lines(self, file: Any, reading: Reading) -> tuple[int, Iterator[Piece]]:
+        """Where the first line starts in the open file, and the lines."""
+        if isinstance(raw := file.raw, RangedFile):
+            raw.expect([(max(self.start - 1, 0), min(self.stop, raw.size()))])
+        file.seek(self.start if self.first else self.start - 1)
+        with _damaged(file):
+            for _ in () if self.first else _to_line_end(file, self.stop):
+                pass
+        return file.tell(), cut_lines(self._blocks(file, reading), self.limit)
 
-    def _first_start(self, file: Any, stop: int) -> tuple[int, bytes]:
-        """Where the first line starts, and bytes already read from there; `stop` if no line starts before it."""
-        position = self.start - 1
-        file.seek(position)
-        while position < stop - 1:
-            block = _read(file, position, _NEAR)
-            end = block.find(b"\n")
-            if end >= 0:
-                start = position + end + 1
-                return (start, block[end + 1 :]) if start < stop else (stop, b"")
-            if not block:
-                break
-            position += len(block)
-        return stop, b""
+    def _blocks(self, file: Any, reading: Reading) -> Iterator[bytes]:
+        with _damaged(file):
+            at, block = file.tell(), b"\n"
+            while at < self.stop and (block := file.read(min(1 << 20, self.stop - at))):
+                at += len(block)
+                yield _counted(block, reading)
+            for rest in () if block.endswith(b"\n") else _to_line_end(file, _UNLIMITED):
+                yield _counted(rest, reading)
 
 
-def _read(file: Any, position: int, size: int) -> bytes:
-    try:
-        block: bytes = file.read(size)
-    except OSError as error:
-        raise Damaged(f"the file cannot be read past byte {position:,} ({error})") from None
-    return block
-
-
-def _counted(blocks: Iterable[bytes], reading: Reading) -> Iterator[bytes]:
-    for block in blocks:
-        reading.size += block.count(b"\n")
-        reading.bytes += len(block)
+def _to_line_end(file: Any, stop: int) -> Iterator[bytes]:
+    """The bytes from here to the next line end, or to one past `stop`."""
+    while file.tell() < stop and (block := file.readline(_NEAR)):
         yield block
+        if block.endswith(b"\n"):
+            return
+
+
+@contextmanager
+def _damaged(file: Any) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise Damaged(f"the file cannot be read past byte {file.tell():,} ({error})") from None
+
+
+def _counted(block: bytes, reading: Reading) -> bytes:
+    reading.size += block.count(b"\n")
+    reading.bytes += len(block)
+    return block
 
 
 def _of_pieces(log: Log, raw: BinaryIO, pieces: Iterator[Piece], size: int, start: int | None) -> Iterator[Chunk]:
@@ -383,3 +374,130 @@ class _Blocks(Chunk):
         for block in blocks:
             reading.size += block.count
             yield block
+
+
+# Rows read again, in any order
+
+
+Ticket = tuple[int, int]
+"""The index of a row, and where it is: the byte offset of its line, or where it begins in the spool."""
+
+
+class RowBatch:
+    """Consecutive rows that any process can read."""
+
+    __slots__ = ()
+
+    def rows(self, parse: ParseRow) -> Iterator[tuple[int | bytes, RawRow | None]]:
+        """Each row with the byte offset of its line, or with its entry for the spool; None for a blank line."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True)
+class InPlace(RowBatch):
+    """Lines of an uncompressed file."""
+
+    chunk: _Lines
+
+    def rows(self, parse: ParseRow) -> Iterator[tuple[int, RawRow | None]]:
+        """Each line with its byte offset, numbered from 0 in the batch; None for a blank one."""
+        chunk = self.chunk
+        try:
+            with readable(chunk.path), chunk.path.open("rb") as file:
+                at, lines = chunk.lines(file, Reading(chunk))
+                for index, line in enumerate(lines):
+                    yield at, None if line.blank else line.row(index, chunk.limit, parse)
+                    at += line.size + 1
+        except Damaged as damage:
+            raise StorageError(f"{chunk.path}: {damage}.") from None
+
+
+@dataclass(frozen=True, slots=True)
+class SpooledRows(RowBatch):
+    """Rows of a file that cannot be read in place, each as `row_bytes` packs it."""
+
+    each: list[bytes]
+
+    def rows(self, parse: ParseRow) -> Iterator[tuple[bytes, RawRow]]:
+        """Each row with its entry for the spool, numbered as in the file."""
+        for data in self.each:
+            yield entry_of(data), row_of(data, parse)
+
+
+class RandomAccess:
+    """The rows of one file: lines of uncompressed JSONL are read in place, other rows are kept in a spool."""
+
+    def __init__(
+        self, path: Path, *, max_row_bytes: int, spool: Spool | None = None, parse: ParseRow = parse_row
+    ) -> None:
+        self.path = path
+        if not path.is_file():
+            raise StorageError(
+                f"{path}: this is a pipe or a device, which is not read twice; save it to a file first."
+            )
+        self._log = open_log(path, max_row_bytes=max_row_bytes)
+        self._limit = max_row_bytes
+        self.parse = parse
+        self._spool = spool or Spool()
+        # A remote row is fetched once, however often it is read.
+        local = not isinstance(path, RemoteFile)
+        self.in_place = local and self._log.kind == "lines" and self._log.compression is None
+
+    def __iter__(self) -> Iterator[tuple[Ticket, RawRow]]:
+        """Every row as `open_log` gives it, with its ticket; iterate once, over all rows."""
+        first = 0
+        for batch in self.batches(1 << 20):
+            lines = 0
+            for place, raw in batch.rows(self.parse):
+                if isinstance(place, int):
+                    lines += 1
+                if raw is not None:
+                    at = place if isinstance(place, int) else self.keep(place)
+                    yield (first + raw.index, at), replace(raw, index=first + raw.index) if first else raw
+            first += lines
+
+    def batches(self, size: int) -> Iterator[RowBatch]:
+        """All rows in batches of about `size` bytes, which any process can read; those in a spool go to `keep`."""
+        with readable(self.path):
+            if self.in_place:
+                yield from (InPlace(chunk) for chunk in chunks_of(self._log, size) if isinstance(chunk, _Lines))
+                return
+            self._log.keep_text = self._log.kind == "lines"
+            # The text is parsed later.
+            self._log.parse = lambda index, data, cut_off=False: RawRow(index, CUT_OFF if cut_off else {})
+            rows: list[bytes] = []
+            total = 0
+            for raw in self._log:
+                rows.append(row_bytes(raw))
+                total += len(rows[-1])
+                if total >= size:
+                    yield SpooledRows(rows)
+                    rows, total = [], 0
+            if rows:
+                yield SpooledRows(rows)
+
+    def keep(self, entry: bytes) -> int:
+        """Keep the entry of a row of `SpooledRows`; returns where it is."""
+        return self._spool.append(entry)
+
+    def row(self, ticket: Ticket, parse: ParseRow | None = None) -> RawRow:
+        """The row with this ticket; with its text if it is a line of JSONL."""
+        if not self.in_place:
+            return row_of(unpacked(self._spool.packed(ticket[1])), parse or self.parse)
+        with readable(self.path), self.path.open("rb") as file:
+            return line_at(file, ticket, self._limit, parse or self.parse)
+
+    def packed(self, ticket: Ticket) -> bytes | None:
+        """The row as it is in the spool; None if it is read in place."""
+        return None if self.in_place else self._spool.packed(ticket[1])
+
+
+def line_at(file: BinaryIO, ticket: Ticket, limit: int, parse: ParseRow = parse_row) -> RawRow:
+    """The row of one line of an uncompressed file, with its text."""
+    index, at = ticket
+    file.seek(at)
+    data = file.readline(min(limit + 2, sys.maxsize))
+    line = data.removesuffix(b"\n")
+    if len(line) > limit:
+        return too_long(index, len(line), limit)
+    return replace(parse(index, line, cut_off=line is data), text=line.strip())
