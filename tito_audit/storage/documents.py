@@ -138,82 +138,59 @@ def cut_values(blocks: Iterable[bytes], *, array: bool, limit: int, gaps: bool =
     What follows the end of an array comes as one last incomplete piece. With `gaps`, white space between
     elements comes too, so that all pieces and marks together are the stream.
     """
-    cutter = _Cutter(array, limit)
+    gathered, depth, carry = PieceBuffer(limit), 0, b""
+    in_string = closed = False
     for block in blocks:
-        yield from (piece for piece in cutter.feed(block) if gaps or not piece.gap)
-    yield from (piece for piece in cutter.rest() if gaps or not piece.gap)
-
-
-class _Cutter:
-    """State of the scan: nesting depth and the current piece."""
-
-    def __init__(self, array: bool, limit: int) -> None:
-        self._array = array
-        self._gathered = PieceBuffer(limit)
-        self._depth = 0
-        self._in_string = False
-        self._closed = False
-        self._carry = b""
-
-    def feed(self, block: bytes) -> Iterator[Piece]:
-        """The pieces that end in this block."""
-        if self._carry:
-            block, self._carry = self._carry + block, b""
+        block, carry = carry + block, b""
         start = position = many = 0
-        while not self._closed:
-            if self._in_string:
+        while not closed:
+            if in_string:
                 match = _IN_STRING.match(block, position)
                 position = match.end() if match else position
                 if position == len(block) or block[position] != _QUOTE:
                     # A backslash at the end of the block escapes the first byte of the next.
-                    self._carry = block[position:]
+                    carry = block[position:]
                     break
-                self._in_string = False
+                in_string = False
                 position += 1
             if many >= _DENSE:
-                position, self._depth = _passed(block, position, self._depth, int(self._array))
+                position, depth = _passed(block, position, depth, int(array))
                 many = 0
-            commas = self._array and self._depth == 1
-            bracket = (_BRACKET_OR_COMMA if commas else _BRACKET).search(block, position)
+            bracket = (_BRACKET_OR_COMMA if array and depth == 1 else _BRACKET).search(block, position)
             if bracket is None:
                 break
-            position = bracket.end()
-            cut = self._step(block[bracket.start()])
-            if cut is None:
+            position, char = bracket.end(), block[bracket.start()]
+            ends = always = char == _COMMA
+            if char == _QUOTE:
+                in_string = True
+            elif char in b"[{":
+                depth += 1
+                ends = array and depth == 1
+            elif not always:
+                depth = max(depth - 1, 0)
+                ends, always = not depth, not array
+                closed = array and ends
+            if not ends:
                 many += 1
                 continue
             many = 0
             # A document includes its closing bracket; an element ends before the comma or bracket after it.
-            end = bracket.start() if self._array else position
-            self._gathered.add(block[start:end])
-            piece = self._gathered.take(mark=block[end:position])
+            end = bracket.start() if array else position
+            gathered.add(block[start:end])
+            piece = gathered.take(mark=block[end:position])
             start = position
-            yield piece if cut or not piece.blank else replace(piece, gap=True)
-        self._gathered.add(block[start : len(block) - len(self._carry)])
-
-    def rest(self) -> Iterator[Piece]:
-        """What is left at the end of the file; a gap if that is blank."""
-        self._gathered.add(self._carry)
-        piece = self._gathered.take(complete=False)
-        # An array that was never closed is incomplete even if its last element is complete.
-        unclosed = self._array and not self._closed
-        yield piece if unclosed or not piece.blank else replace(piece, gap=True)
-
-    def _step(self, char: int) -> bool | None:
-        """None inside a piece; True where a piece ends; False where one ends unless it is blank."""
-        if char == _QUOTE:
-            self._in_string = True
-            return None
-        if char == _COMMA:
-            return True
-        if char in b"[{":
-            self._depth += 1
-            return False if self._array and self._depth == 1 else None
-        self._depth = max(self._depth - 1, 0)
-        if self._depth:
-            return None
-        self._closed = self._array
-        return not self._array
+            if always or not piece.blank:
+                yield piece
+            elif gaps:
+                yield replace(piece, gap=True)
+        gathered.add(block[start : len(block) - len(carry)])
+    gathered.add(carry)
+    piece = gathered.take(complete=False)
+    # An array that was never closed is incomplete even if its last element is complete.
+    if (array and not closed) or not piece.blank:
+        yield piece
+    elif gaps:
+        yield replace(piece, gap=True)
 
 
 def _passed(block: bytes, position: int, depth: int, least: int) -> tuple[int, int]:

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, overload
+from typing import Any, BinaryIO, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -279,7 +279,7 @@ class OnceRead(MemoryContent):
         return self.rows.part(start, stop, sampled)
 
 
-class SpooledObjects(Sequence[Any]):
+class SpooledObjects:
     """Python objects in a temporary file, each read when it is asked for."""
 
     def __init__(self, values: Iterable[Any]) -> None:
@@ -299,13 +299,7 @@ class SpooledObjects(Sequence[Any]):
     def __len__(self) -> int:
         return len(self._starts)
 
-    @overload
-    def __getitem__(self, index: int) -> Any: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Any]: ...
-    def __getitem__(self, index: int | slice) -> Any:
-        if isinstance(index, slice):
-            return [self[number] for number in range(*index.indices(len(self)))]
+    def __getitem__(self, index: int) -> Any:
         return pickle.loads(unpacked(self._spool.packed(self._starts[index])))  # written by this process
 
 

@@ -146,67 +146,62 @@ class Log:
         return outer
 
     def __iter__(self) -> Iterator[RawRow]:
-        if self.inside is not None:
-            yield from self._unwrapped(self.inside)
-            return
+        sample = RowSample(self.share) if self.share is not None else None
         last = -1
         self.position = self.left_out = 0
-        sample = RowSample(self.share) if self.share is not None else None
         try:
-            with (
-                readable(self.path),
-                contextlib.nullcontext() if isinstance(self.path, RowsInMemory) else opened(self.path) as raw,
-            ):
-                for row in self._rows(raw, sample):
+            with readable(self.path):
+                for row in self._rows(sample) if self.inside is None else self._nested(self.inside, sample):
                     last = row.index
                     if sample is not None:
                         self.left_out = sample.left_out
                     yield row
         except Damaged as damage:
+            last = last if sample is None else sample.last
             if sample is not None:
-                self.left_out, last = sample.left_out, sample.last
+                self.left_out = sample.left_out
             yield lost_row(self.path, last, str(damage))
         if sample is not None:
             self.left_out = sample.left_out
 
-    def _unwrapped(self, inside: RowPath) -> Iterator[RawRow]:
-        sample = RowSample(self.share) if self.share is not None else None
+    def _nested(self, inside: RowPath, sample: RowSample | None) -> Iterator[RawRow]:
         outer, unwrapped = self.outer(), Unwrapped(inside, sample, keep=self.keep_text)
-        self.position = self.left_out = 0
         for row in unwrapped.rows(outer):
             self.position = outer.position
-            if sample is not None:
-                self.left_out = sample.left_out
             yield row
-        if sample is not None:
-            self.left_out = sample.left_out
         self.tail, self.passed = outer.tail, unwrapped.passed
         # A pipe could not be checked before.
         if unwrapped.first_without is not None and not self.path.is_file():
             raise inside.nowhere(unwrapped.first_without, self.path)
 
-    def _rows(self, raw: BinaryIO | None, sample: RowSample | None) -> Iterator[RawRow]:
-        kind, stream, between = (self.kind, None, Between()) if raw is None else self.look(raw)
-        if raw is None or stream is None:
-            for row, share in rows_of_blocks(self.blocks(), self.max_row_bytes, sample, self.only):
-                self.position = int(self.size * share)
-                yield row
-            return
-        limit, lines, keeps = self.max_row_bytes, kind == "lines", self.keep_text and sample is None
-        parse = parse_row if not lines else self.parse if self.only is None else _only(self.only, self.parse)
-        start = 0 if keeps else len(between.rest())
-        pieces = cut_lines(stream, limit)
-        if not lines:
-            pieces = cut_values(stream, array=kind == "array", limit=limit, gaps=keeps)
-        leads = between if keeps else None
-        try:
+    def _rows(self, sample: RowSample | None) -> Iterator[RawRow]:
+        with contextlib.ExitStack() as stack:
+            raw = None if isinstance(self.path, RowsInMemory) else stack.enter_context(opened(self.path))
+            kind, stream, between = (self.kind, None, Between()) if raw is None else self.look(raw)
+            if raw is None or stream is None:
+                for row, share in rows_of_blocks(self.blocks(), self.max_row_bytes, sample, self.only):
+                    self.position = int(self.size * share)
+                    yield row
+                return
+            stack.callback(stream.close)
+            limit, lines, keeps = self.max_row_bytes, kind == "lines", self.keep_text and sample is None
+            parse = self.parse if lines else parse_row
+            if lines and self.only is not None:
+                # The others are skipped, many times faster than parsed.
+                parse = lambda index, data, cut_off=False: (  # noqa: E731
+                    self.parse(index, data, cut_off=cut_off)
+                    if index == self.only
+                    else RawRow(index, None, "the row was passed over")
+                )
+            pieces = cut_lines(stream, limit)
+            if not lines:
+                pieces = cut_values(stream, array=kind == "array", limit=limit, gaps=keeps)
+            start, leads = (0, between) if keeps else (len(between.rest()), None)
             for row in rows_of_pieces(
                 pieces, limit, parse, lines=lines, between=leads, sample=sample, start=start
             ):
                 self.position = raw.tell() if raw.seekable() else 0
                 yield row
-        finally:
-            stream.close()
         self.tail = between.rest() if self.keep_text else b""
 
     def blocks(self) -> Iterator[Block]:
@@ -283,17 +278,6 @@ def opened(path: Path) -> BinaryIO:
         raw = path.open("rb")
         raw.peek(1)
         return raw
-
-
-def _only(wanted: int, parse: ParseRow) -> ParseRow:
-    """A parser of one line that skips the others, many times faster than parsing them."""
-
-    def parsed(index: int, data: bytes, *, cut_off: bool = False) -> RawRow:
-        if index == wanted:
-            return parse(index, data, cut_off=cut_off)
-        return RawRow(index, None, "the row was passed over")
-
-    return parsed
 
 
 def lost_row(path: Path, last: int, damage: str) -> RawRow:

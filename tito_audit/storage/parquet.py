@@ -16,7 +16,8 @@ from typing import Any, BinaryIO
 
 from tito_audit.errors import StorageError
 from tito_audit.storage import lazy_pyarrow as pa
-from tito_audit.storage.remote import RemoteFile
+from tito_audit.storage._store import RemoteStatus
+from tito_audit.storage.remote import RangedFile, RemoteFile
 from tito_audit.storage.sampling import seed_of
 from tito_audit.storage.streams import Damaged
 from tito_audit.storage.table_edit import TableEdit, TableOutput, unwritable
@@ -67,40 +68,18 @@ def open_parquet(path: Path, *, quick: bool = False) -> Any:
 NOT_READ = "no page is read"
 
 
-class _NoPages(io.RawIOBase):
-    """A file of a size whose bytes cannot be read."""
-
-    def __init__(self, size: int) -> None:
-        super().__init__()
-        self._size = size
-        self._at = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
-        return self._at
-
-    def tell(self) -> int:
-        return self._at
-
-    def read(self, size: int = -1) -> bytes:
-        raise OSError(NOT_READ)
-
-
 def without_pages(metadata: Any, size: int, *, ahead: bool = False) -> Any:
     """A file of so many bytes with this footer, of which no page can be read: that is an OSError with `NOT_READ`.
 
     Before that, pyarrow's reader raises for what its accessors of a column chunk would end the process. `ahead`:
     it asks for pages before it looks at their codecs.
     """
-    return pa.parquet.ParquetFile(
-        _NoPages(size), metadata=metadata, pre_buffer=ahead, buffer_size=0 if ahead else _PAGES
-    )
+
+    def read(start: int, stop: int) -> bytes:
+        raise OSError(NOT_READ)
+
+    source = RangedFile("", RemoteStatus(size), read)
+    return pa.parquet.ParquetFile(source, metadata=metadata, pre_buffer=ahead, buffer_size=0 if ahead else _PAGES)
 
 
 def refuse_damaged(metadata: Any, size: int) -> None:
