@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tito_audit.storage import documents
-from tito_audit.storage.documents import cut_values
+from tito_audit.storage import streams
+from tito_audit.storage.streams import cut_values
 
 PARTS = [
     b"[",
@@ -34,8 +34,8 @@ def pieces(
     data: bytes, block: int, *, array: bool, dense: int, window: int
 ) -> list[tuple[bytes | None, bool, bytes]]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(documents, "_DENSE", dense)
-        patch.setattr(documents, "_WINDOW", window)
+        patch.setattr(streams, "_DENSE", dense)
+        patch.setattr(streams, "_WINDOW", window)
         blocks = [data[at : at + block] for at in range(0, len(data), block)]
         cut = cut_values(blocks, array=array, limit=1 << 20, gaps=True)
         return [(piece.data, piece.complete, piece.mark) for piece in cut]
@@ -57,13 +57,13 @@ def test_windows_give_what_single_steps_give(data: bytes, array: bool, block: in
 )
 def test_windows_are_looked_at(text: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     searches = []
-    brackets = documents._BRACKET
+    brackets = streams._BRACKET
 
     class Counted:
         def search(self, block: bytes, at: int) -> re.Match[bytes] | None:
             searches.append(at)
             return brackets.search(block, at)
 
-    monkeypatch.setattr(documents, "_BRACKET", Counted())
+    monkeypatch.setattr(streams, "_BRACKET", Counted())
     assert next(piece.data for piece in cut_values([text], array=False, limit=1 << 20)) == text
     assert len(searches) < 2_000

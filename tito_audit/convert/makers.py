@@ -22,13 +22,15 @@ import orjson
 from numpy.typing import NDArray
 
 from tito_audit.convert.rows_and_calls import column_over, known_logprobs, loss_weights
-from tito_audit.errors import RecordError
-from tito_audit.format import Row
+from tito_audit.errors import RecordError, SetupError
+from tito_audit.format import Format, Row
+from tito_audit.formats import all_formats
 from tito_audit.record.by_name import WEIGHTS, spans_of_versions
 from tito_audit.record.column import ColumnRole
 from tito_audit.record.message import Message
 from tito_audit.record.rollout import Rollout, TrainingRow, Turn
 from tito_audit.record.runs import trained_runs
+from tito_audit.unknown import unknown
 
 
 class Holds(StrEnum):
@@ -550,3 +552,28 @@ MAKERS: tuple[Maker, ...] = (
     *_SFT,
 )
 """Every form, in the order in which they are listed."""
+
+
+def all_makers() -> dict[str, tuple[Format, Maker]]:
+    """Every maker by its name for `--to`, with the format that reads its rows."""
+    return {maker.name: (form, maker) for form in all_formats() for maker in makers_of(form)}
+
+
+def makers_of(form: Format) -> tuple[Maker, ...]:
+    """The makers of a format's rows; () when they cannot be made."""
+    return tuple(maker for maker in MAKERS if maker.format == form.name)
+
+
+def maker_named(name: str) -> tuple[Format, Maker]:
+    """The format and the maker of that name; SetupError with the known names when there is none."""
+    makers = all_makers()
+    if name in makers:
+        return makers[name]
+    form = next((form for form in all_formats() if form.name == name), None)
+    if form is None:
+        raise unknown("form", name, makers, flag="--to")
+    if makers_of(form):
+        why = f"choose one of its forms: {' or '.join(maker.name for maker in makers_of(form))}."
+    else:
+        why = f"{form.title} can be read and repaired, but not made: they hold what only their own writer knows."
+    raise SetupError(f"--to {name}: {why}\nForms that can be made: {', '.join(makers)}.")

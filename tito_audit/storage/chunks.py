@@ -14,16 +14,14 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from tito_audit.errors import StorageError
-from tito_audit.storage.documents import cut_values
 from tito_audit.storage.in_memory import RowsInMemory
 from tito_audit.storage.inside import RowPath, Unwrapped
 from tito_audit.storage.log import Log, open_log, opened, readable
 from tito_audit.storage.parquet import blocks_of_groups, open_parquet
 from tito_audit.storage.remote import RangedFile, RemoteFile
-from tito_audit.storage.row import RawRow, parse_row, too_long
-from tito_audit.storage.sampling import RowSample
+from tito_audit.storage.row import RawRow, RowSample, parse_row, too_long
 from tito_audit.storage.spool import CUT_OFF, Spool, entry_of, row_bytes, row_of, unpacked
-from tito_audit.storage.streams import Damaged, ParseRow, Piece, cut_lines, rows_of_pieces
+from tito_audit.storage.streams import Damaged, ParseRow, Piece, cut_lines, cut_values, rows_of_pieces
 from tito_audit.storage.table_rows import Block, MemoryPart, TableRows, rows_of_blocks, spans
 from tito_audit.storage.torch_files import blocks_of_torch
 

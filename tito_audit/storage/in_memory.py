@@ -25,8 +25,7 @@ from tito_audit.format import Row
 from tito_audit.record.edits import ABSENT
 from tito_audit.record.edits import Path as Steps
 from tito_audit.storage import lazy_pyarrow as pa
-from tito_audit.storage.row import not_an_object
-from tito_audit.storage.sampling import seed_of
+from tito_audit.storage.row import not_an_object, seed_of
 from tito_audit.storage.spool import Spool, unpacked
 from tito_audit.storage.table_rows import ArrowRows, Block, MemoryContent, MemoryPart, PlainRows, first_line
 

@@ -12,14 +12,13 @@ from typing import Any, BinaryIO, Literal
 
 from tito_audit.errors import StorageError
 from tito_audit.storage.arrow import blocks_of_arrow, is_arrow, open_arrow
-from tito_audit.storage.documents import PARQUET_MAGIC, cut_values, json_kind
 from tito_audit.storage.in_memory import RowsInMemory, blocks_of_memory
 from tito_audit.storage.inside import RowPath, Unwrapped, parse_row_path
 from tito_audit.storage.number_arrays import Splicer
 from tito_audit.storage.parquet import blocks_of_groups, open_parquet
-from tito_audit.storage.row import RawRow, parse_row
-from tito_audit.storage.sampling import RowSample
+from tito_audit.storage.row import RawRow, RowSample, parse_row
 from tito_audit.storage.streams import (
+    PARQUET_MAGIC,
     Between,
     ByteStream,
     Compression,
@@ -27,6 +26,8 @@ from tito_audit.storage.streams import (
     ParseRow,
     compression_of,
     cut_lines,
+    cut_values,
+    json_kind,
     rows_of_pieces,
 )
 from tito_audit.storage.table_rows import Block, rows_of_blocks

@@ -18,7 +18,7 @@ from tito_audit.errors import StorageError
 from tito_audit.storage import lazy_pyarrow as pa
 from tito_audit.storage._store import RemoteStatus
 from tito_audit.storage.remote import RangedFile, RemoteFile
-from tito_audit.storage.sampling import seed_of
+from tito_audit.storage.row import seed_of
 from tito_audit.storage.streams import Damaged
 from tito_audit.storage.table_edit import TableEdit, TableOutput, unwritable
 from tito_audit.storage.table_rows import (

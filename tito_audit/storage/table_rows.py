@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from tito_audit.errors import StorageError
 from tito_audit.format import Row
 from tito_audit.storage import lazy_pyarrow as pa
-from tito_audit.storage.row import RawRow, too_long
-from tito_audit.storage.sampling import RowSample
+from tito_audit.storage.row import RawRow, RowSample, too_long
 
 BATCH_BYTES = 32 << 20
 BATCH_ROWS = 4096

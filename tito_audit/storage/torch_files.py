@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 from tito_audit.errors import StorageError
 from tito_audit.format import Row
 from tito_audit.storage.remote import RemoteFile
-from tito_audit.storage.row import RawRow
-from tito_audit.storage.sampling import seed_of
+from tito_audit.storage.row import RawRow, seed_of
 from tito_audit.storage.table_rows import Block, MemoryContent, PlainRows
 
 TORCH_HEAD = 512
