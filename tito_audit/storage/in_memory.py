@@ -203,7 +203,11 @@ class Objects(MemoryContent):
     """A sequence of objects, read as JSONL with one of them a line; as a `frame`, only its columns can change."""
 
     def __init__(
-        self, values: Sequence[Any], kind: Literal["objects", "frame"] = "objects", *, lean: bool = False
+        self,
+        values: Sequence[Any] | SpooledObjects,
+        kind: Literal["objects", "frame"] = "objects",
+        *,
+        lean: bool = False,
     ) -> None:
         """`lean`: objects lose keys without a value, as tables do."""
         self.values = values

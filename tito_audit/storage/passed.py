@@ -315,7 +315,14 @@ class MemoryOutput:
         if isinstance(content, OnceRead):
             content = content.rows
         if isinstance(content, Objects):
-            rows = self._objects(content)
+            rows: list[Any] = []
+            for number in range(len(content)):
+                for changes in self._rows.get(number, [[]]):
+                    row = content.values[number]
+                    for change in changes:
+                        text = content.kind == "frame" and change.path[0] in self._added
+                        row = edited(row, change.path, as_text(change.new) if text else change.new, change.old)
+                    rows.append(row)
             content = Objects(rows, content.kind, lean=content.lean)
             if content.kind == "frame":
                 value = self._frame(value, lambda name: [row.get(name, np.nan) for row in rows])
@@ -351,21 +358,6 @@ class MemoryOutput:
         self.result = RowsInMemory.of(str(self._path), content, value)
         if self.target is not None:
             _write(self.result, self.target, self._stack, overwrite=self._overwrite)
-
-    def _objects(self, content: Objects) -> list[Any]:
-        rows: list[Any] = []
-        for number in range(len(content)):
-            row, copies = content.values[number], self._rows.get(number)
-            if copies is None:
-                rows.append(row)
-                continue
-            for changes in copies:
-                now = row
-                for change in changes:
-                    text = content.kind == "frame" and change.path[0] in self._added
-                    now = edited(now, change.path, as_text(change.new) if text else change.new, change.old)
-                rows.append(now)
-        return rows
 
     def _frame(self, frame: Any, cells: Callable[[Any], Any]) -> Any:
         """A pandas frame with `cells(name)` in the columns that change; the others keep type and values, and rows

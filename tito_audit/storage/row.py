@@ -183,25 +183,16 @@ def repeated_key(text: bytes, value: Any) -> str | None:
             return None
     except TypeError:
         pass  # orjson did not read it
-    try:
-        json.loads(text, object_pairs_hook=_refuse_repeated)
-    except _Repeated as error:
-        return error.key
-    return None
+    repeated: list[str] = []
 
+    def note(pairs: list[tuple[str, Any]]) -> None:
+        seen: set[str] = set()
+        for key, _ in pairs:
+            repeated.extend({key} & seen)
+            seen.add(key)
 
-class _Repeated(Exception):
-    def __init__(self, key: str) -> None:
-        super().__init__(key)
-        self.key = key
-
-
-def _refuse_repeated(pairs: list[tuple[str, Any]]) -> None:
-    seen: set[str] = set()
-    for key, _ in pairs:
-        if key in seen:
-            raise _Repeated(key)
-        seen.add(key)
+    json.loads(text, object_pairs_hook=note)
+    return repeated[0] if repeated else None
 
 
 _SIMPLE = {int, float, bool, str, type(None)}

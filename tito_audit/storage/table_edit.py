@@ -114,7 +114,15 @@ def _edited(field: Any, array: Any, far: Any, changes: Sequence[Change]) -> Any:
             names = keys.to_pylist()
         return pa.MapArray.from_arrays(pa.array([0, len(keys)], pa.int32()), keys, items, type=kind)
     if is_list(kind):
-        return _edited_list(kind, array, far, changes)
+        entries, far_entries = array.flatten(), far.flatten()
+        pieces, start = [], 0
+        for place, below in sorted(_by_head(changes).items()):
+            index = int(place)
+            pieces.append(entries.slice(start, index - start))
+            pieces.append(_edited(kind.value_field, entries.slice(index, 1), far_entries, below))
+            start = index + 1
+        joined = pa.concat_arrays([*pieces, entries.slice(start)])
+        return _list_array(kind, joined, [len(joined)])
     raise ValueError(f"a value of type {kind} has no parts")
 
 
@@ -124,18 +132,6 @@ def _by_head(changes: Sequence[Change]) -> dict[str | int, list[Change]]:
     for change in changes:
         below.setdefault(change.path[0], []).append(Change(change.path[1:], change.old, change.new))
     return below
-
-
-def _edited_list(kind: Any, array: Any, far: Any, changes: Sequence[Change]) -> Any:
-    entries, far = array.flatten(), far.flatten()
-    pieces, start = [], 0
-    for place, below in sorted(_by_head(changes).items()):
-        index = int(place)
-        pieces.append(entries.slice(start, index - start))
-        pieces.append(_edited(kind.value_field, entries.slice(index, 1), far, below))
-        start = index + 1
-    joined = pa.concat_arrays([*pieces, entries.slice(start)])
-    return _list_array(kind, joined, [len(joined)])
 
 
 def _pairs(array: Any) -> tuple[Any, Any]:
