@@ -44,7 +44,14 @@ def difference(before: Rollout, after: Rollout) -> str | None:
             return "other token ids"
         if not _same_arrays(loss_weights(before.training_row), loss_weights(after.training_row)):
             return "another loss mask"
-        return None if _same_logprobs(before.training_row, after.training_row) else "other logprobs"
+        # Logprobs are equal as recorded or, where nothing was sampled, both unknown.
+        rows = before.training_row, after.training_row
+        blank = np.full(len(before.training_row.token_ids), np.nan)
+        known = [blank if values is None else values for values in map(known_logprobs, rows)]
+        same = _equal(*known)
+        if rows[0].logprobs is not None and rows[1].logprobs is not None:
+            same |= _equal(rows[0].logprobs, rows[1].logprobs)
+        return None if same.all() else "other logprobs"
     if len(before.turns) != len(after.turns):
         return f"{len(after.turns)} calls instead of {len(before.turns)}"
     for number, (old, new) in enumerate(zip(before.turns, after.turns, strict=True)):
@@ -115,16 +122,6 @@ def digest(rollouts: Sequence[Rollout]) -> int:
 def _plain_nan(values: Logprobs | None) -> Logprobs | None:
     """Logprobs with one bit pattern for every unknown entry and no negative zeros."""
     return None if values is None else np.where(np.isnan(values), np.nan, values) + 0.0
-
-
-def _same_logprobs(before: TrainingRow, after: TrainingRow) -> bool:
-    """Whether logprobs are equal as recorded or, where nothing was sampled, both unknown."""
-    old, new = known_logprobs(before), known_logprobs(after)
-    blank = np.full(len(before.token_ids), np.nan)
-    same = _equal(blank if old is None else old, blank if new is None else new)
-    if before.logprobs is not None and after.logprobs is not None:
-        same |= _equal(before.logprobs, after.logprobs)
-    return bool(same.all())
 
 
 def _equal(old: Logprobs, new: Logprobs) -> NDArray[np.bool_]:

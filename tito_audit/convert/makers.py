@@ -258,13 +258,16 @@ def calls(samples: Sequence[MakerInput]) -> Row:
 
 
 def _conversation(rollout: Rollout) -> dict[str, Any]:
+    kwargs = {"chat_template_kwargs": dict(rollout.template_kwargs)} if rollout.template_kwargs else {}
+    return _messages_and_tools(rollout) | kwargs
+
+
+def _messages_and_tools(rollout: Rollout) -> dict[str, Any]:
     columns: dict[str, Any] = {}
     if rollout.messages:
         columns["messages"] = messages_as_logged(rollout.messages)
     if rollout.tools:
         columns["tools"] = list(rollout.tools)
-    if rollout.template_kwargs:
-        columns["chat_template_kwargs"] = dict(rollout.template_kwargs)
     return columns
 
 
@@ -341,12 +344,7 @@ def slime(samples: Sequence[MakerInput]) -> Row:
         new_row.setdefault("status", status)
     before = facts.pop("metadata", None)
     metadata = {**before, **facts} if isinstance(before, Mapping) else facts
-    if sample.rollout.messages:
-        metadata["messages"] = messages_as_logged(sample.rollout.messages)
-    if sample.rollout.tools:
-        metadata["tools"] = list(sample.rollout.tools)
-    new_row["metadata"] = metadata
-    return new_row
+    return {**new_row, "metadata": metadata | _messages_and_tools(sample.rollout)}
 
 
 @_maker(
@@ -368,10 +366,7 @@ def tito_sample(samples: Sequence[MakerInput]) -> Row:
     new_row["rollout_log_probs"] = scores_as(row, 0.0)
     for name in ("group_index", "index", "reward", "status"):
         new_row[name] = facts.pop(name, None)
-    if sample.rollout.messages:
-        new_row["messages"] = messages_as_logged(sample.rollout.messages)
-    if sample.rollout.tools:
-        new_row["tools"] = list(sample.rollout.tools)
+    new_row |= _messages_and_tools(sample.rollout)
     for name, values in other_lists(row):
         new_row.setdefault(name, values)
     before = facts.pop("metadata", None)

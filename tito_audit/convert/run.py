@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -339,25 +340,15 @@ class Conversion:
                     f"{self.named}: {'the log' if len(self.logs) == 1 else 'a log'} changed while it was "
                     "converted, so nothing was written.\nConvert it again once nothing is writing to it."
                 )
-            self._compare(target.finish(), digests)
+            written = open_log(target.finish(), max_row_bytes=1 << 62) if digests else ()
+            pairs = zip_longest((digest_of(raw, self.form) for raw in written), digests, fillvalue=-1)
+            odd = next((row for row, (read, digest) in enumerate(pairs) if read != digest), None)
+            if odd is not None:
+                raise StorageError(
+                    f"{self.out}: row {odd} of {len(digests)} did not read back as written, so the file was not "
+                    "kept.\nWrite it as .jsonl, or to another disk."
+                )
         self.written = self.out
-
-    def _compare(self, draft: Path, digests: Sequence[int]) -> None:
-        """Check that a file holds the rows that were made; StorageError if not."""
-        if not digests:
-            return
-        read = 0
-        for raw in open_log(draft, max_row_bytes=1 << 62):
-            if read >= len(digests) or digest_of(raw, self.form) != digests[read]:
-                break
-            read += 1
-        else:
-            if read == len(digests):
-                return
-        raise StorageError(
-            f"{self.out}: row {read} of {len(digests)} did not read back as written, so the file was not "
-            "kept.\nWrite it as .jsonl, or to another disk."
-        )
 
     def _rows(self, tally: ConversionOutcome, flow: RowFlow) -> Iterator[tuple[Row | None, int, Place]]:
         """The proven rows of the new log, each with its digest; and None after each row of the old logs."""

@@ -24,7 +24,7 @@ from tito_audit.formats import (
     map_columns,
     pick_format,
 )
-from tito_audit.inspect.columns import Column, Item, Numbers
+from tito_audit.inspect.columns import Column, Item
 from tito_audit.inspect.roles import Role, Roles
 from tito_audit.record.column import Column as RecordColumn
 from tito_audit.record.column import ColumnRole
@@ -135,20 +135,18 @@ def packed_by(columns: Sequence[Column], items: Sequence[Item], ids: str | None)
         both = [(values, tokens) for values, tokens in pairs if values is not None and tokens is not None]
         if len(both) < 2 or any(values.dtype.kind not in "iu" for values, _ in both):
             continue
-        if all(_restarts(values) and len(values) == len(tokens) for values, tokens in both):
+        # Does it count up from 0, and again from 0?
+        steps = [(values, np.diff(values)) for values, tokens in both if len(values) == len(tokens)]
+        if len(steps) == len(both) and all(
+            len(step) and values[0] == 0 and ((step == 1) | (values[1:] == 0)).all() and (step < 0).any()
+            for values, step in steps
+        ):
             return column.path, POSITIONS
         # The lengths of the parts of a row?
         parts = (len(v) < len(ids_) and (v > 0).all() and v.sum() == len(ids_) for v, ids_ in both)
         if all(len(values) for values, _ in both) and all(parts) and max(len(v) for v, _ in both) > 1:
             return column.path, LENGTHS
     return None
-
-
-def _restarts(values: Numbers) -> bool:
-    """Whether a list counts up from 0, and again from 0."""
-    steps = np.diff(values)
-    counts = (steps == 1) | (values[1:] == 0)
-    return len(steps) > 0 and values[0] == 0 and bool(counts.all()) and bool((steps < 0).any())
 
 
 _LISTS = ("token_ids", "loss_mask", "logprobs", "prompt_ids", "completion_ids", "completion_logprobs")

@@ -65,33 +65,36 @@ def open_parquet(path: Path, *, quick: bool = False) -> Any:
     return file
 
 
-NOT_READ = "no page is read"
+_NOT_READ = "no page is read"
 
 
-def without_pages(metadata: Any, size: int, *, ahead: bool = False) -> Any:
-    """A file of so many bytes with this footer, of which no page can be read: that is an OSError with `NOT_READ`.
+def refuse_damaged(metadata: Any, size: int, *, codecs: bool = False) -> None:
+    """Raise an Arrow error, OSError or ValueError if what a footer says of a column chunk is damaged.
 
-    Before that, pyarrow's reader raises for what its accessors of a column chunk would end the process. `ahead`:
-    it asks for pages before it looks at their codecs.
+    pyarrow's reader says so before it reads a page, and none can be read here; its accessors of a column chunk
+    would end the process. `codecs`: also if a codec does not exist, group by group.
     """
 
     def read(start: int, stop: int) -> bytes:
-        raise OSError(NOT_READ)
+        raise OSError(_NOT_READ)
 
     source = RangedFile("", RemoteStatus(size), read)
-    return pa.parquet.ParquetFile(source, metadata=metadata, pre_buffer=ahead, buffer_size=0 if ahead else _PAGES)
-
-
-def refuse_damaged(metadata: Any, size: int) -> None:
-    """Raise an Arrow error, OSError or ValueError if what a footer says of a column chunk is damaged."""
-    file = without_pages(metadata, size, ahead=True)
-    try:
-        file.read_row_groups(range(metadata.num_row_groups), use_threads=False)
-    except NotImplementedError:
-        return  # a type that cannot be read, which is told where its rows are
-    except OSError as error:
-        if NOT_READ not in str(error):
-            raise
+    # One that reads ahead asks for pages before it looks at their codecs.
+    ahead = {} if codecs else {"pre_buffer": True, "buffer_size": 0}
+    file = pa.parquet.ParquetFile(
+        source, metadata=metadata, **{"pre_buffer": False, "buffer_size": _PAGES, **ahead}
+    )
+    every = range(metadata.num_row_groups)
+    for groups in ([group] for group in every) if codecs else [every]:
+        try:
+            file.read_row_groups(groups, use_threads=False)
+        except NotImplementedError:
+            if codecs:
+                raise
+            return  # a type that cannot be read, which is told where its rows are
+        except OSError as error:
+            if _NOT_READ not in str(error):
+                raise
 
 
 def _large_binary(file: Any) -> frozenset[str]:
@@ -369,10 +372,14 @@ def writer_options(path: Path, file: Any, schema: Any, added: tuple[str, ...]) -
     They do not show compression levels and page sizes, which are left to the writer. `schema` is what will be
     written: the file's, with `added` columns. ValueError or IndexError for a damaged footer.
     """
-    _refuse_odd_chunks(path, file)
+    refuse_damaged(file.metadata, path.stat().st_size, codecs=True)
     chunks = list(column_chunks(file))
     columns = [file.schema.column(place) for place in range(len(file.schema))]
     paths, stored = [column.path for column in columns], [str(column.physical_type) for column in columns]
+    for number, chunk in enumerate(chunks):  # pyarrow reads columns by their places
+        if (own := chunk.path_in_schema) != (name := paths[number % len(paths)]):
+            group = number // len(paths)
+            raise ValueError(f"row group {group}: {own!r} is at the place of the column {name!r}")
     logical = [json.loads(column.logical_type.to_json()) for column in columns]
     kinds = [str(about.get("Type")) for about in logical]
     claims = {tuple(file.metadata.row_group(group).sorting_columns) for group in range(file.num_row_groups)}
@@ -402,26 +409,6 @@ def writer_options(path: Path, file: Any, schema: Any, added: tuple[str, ...]) -
         places = {path: written.column(place).path for place, path in enumerate(paths)}
         options |= _column_options(chunks, places, added)
     return _supported(options)
-
-
-def _refuse_odd_chunks(path: Path, file: Any) -> None:
-    """OSError or ValueError if a column chunk has a codec that does not exist, or another column's path.
-
-    pyarrow ends the process where it is asked for the name of such a codec, and reads columns by their places.
-    """
-    names = [file.schema.column(place).path for place in range(len(file.schema))]
-    unread = without_pages(file.metadata, path.stat().st_size)
-    for group in range(file.num_row_groups):
-        about = file.metadata.row_group(group)
-        for place, name in enumerate(names):
-            if about.column(place).path_in_schema != name:
-                own = about.column(place).path_in_schema
-                raise ValueError(f"row group {group}: {own!r} is at the place of the column {name!r}")
-        try:
-            unread.read_row_group(group, use_threads=False)
-        except OSError as error:
-            if NOT_READ not in str(error):
-                raise
 
 
 def _supported(options: dict[str, Any]) -> dict[str, Any]:
