@@ -78,8 +78,8 @@ class RowTexts(Chunk):
     """Rows as text, without those that a sample leaves out."""
 
     size: int = 0
-    pieces: list[tuple[int, bytes | None, int, bool, int]] = field(default_factory=list)
-    """(number, text or None if too long, bytes, complete, how many before it were left out)"""
+    pieces: list[tuple[int, Piece, int]] = field(default_factory=list)
+    """(number, text, how many before it were left out)"""
     parse: ParseRow = parse_row
     left_out: int = 0
     """How many rows were left out in total."""
@@ -87,13 +87,10 @@ class RowTexts(Chunk):
     """The number of the last row, left out or not; -1 if there is none."""
 
     def rows(self, reading: Reading) -> Iterator[RawRow]:
-        for number, data, size, complete, left_out in self.pieces:
+        for number, piece, left_out in self.pieces:
             if reading.sample is not None:
                 reading.sample.left_out = left_out
-            if data is None:
-                yield too_long(number, size, self.limit)
-            else:
-                yield self.parse(number, data, cut_off=not complete)
+            yield piece.row(number, self.limit, self.parse)
         reading.size = self.size
         if reading.sample is not None:
             reading.sample.left_out, reading.sample.last = self.left_out, self.last
@@ -230,8 +227,7 @@ def _of_pieces(log: Log, raw: BinaryIO, pieces: Iterator[Piece], size: int, star
             if not lines or not piece.blank:
                 chunk.last = chunk.size
                 if sample is None or sample.takes(chunk.size, at, piece.data, piece.size):
-                    row = (chunk.size, piece.data, piece.size, piece.complete, chunk.left_out)
-                    chunk.pieces.append(row)
+                    chunk.pieces.append((chunk.size, piece, chunk.left_out))
                 else:
                     chunk.left_out += 1
             at += piece.size + 1 if lines else 1
