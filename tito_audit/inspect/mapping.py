@@ -22,12 +22,10 @@ from tito_audit.formats import (
     SEGMENTS,
     format_named,
     map_columns,
-    pick_format,
 )
 from tito_audit.inspect.columns import Column, Item
 from tito_audit.inspect.roles import Role, Roles
 from tito_audit.record.column import Column as RecordColumn
-from tito_audit.record.column import ColumnRole
 from tito_audit.record.finding import Severity
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.run.auditor import Loader
@@ -210,7 +208,7 @@ def tried(rows: Sequence[tuple[int, Row]], mapping: Mapping[str, str], file: str
         counts["calls"] += len(turns)
         counts["messages"] += any(rollout.messages for rollout in rollouts)
         counts["without_ids"] += not ids
-        misfits.update({c.name for rollout in rollouts for c in _columns(rollout) if c.alignment is None})
+        misfits.update({c.name for rollout in rollouts for c in columns_of(rollout) if c.alignment is None})
         unread.update(name for name in _LISTS if name in mapping and isinstance(row[name], int | float | str))
     return Trial(
         counts["rows"],
@@ -261,22 +259,7 @@ def scanned(
     )
 
 
-def read_logprobs(rows: Sequence[tuple[int, Row]], settings: Settings) -> set[str]:
-    """The names, in the log, of the columns that are read as the sampler's logprobs."""
-    named = settings.format or ("generic" if settings.columns else None)
-    names: set[str] = set()
-    for number, row in rows[:8]:
-        try:
-            mapped = map_columns(row, settings.columns) if settings.columns else row
-            form = format_named(named) if named is not None else pick_format(mapped)
-            rollouts = form.read(mapped, Place("", number))
-        except (AttributeError, IndexError, KeyError, TypeError, ValueError, RecordError):
-            continue
-        columns = [column for rollout in rollouts for column in _columns(rollout)]
-        names.update(column.name for column in columns if column.role is ColumnRole.LOGPROBS)
-    return {settings.columns.get(name, name) for name in names}
-
-
-def _columns(rollout: Rollout) -> Sequence[RecordColumn]:
+def columns_of(rollout: Rollout) -> Sequence[RecordColumn]:
+    """The per-token columns of a rollout."""
     columns = [column for turn in rollout.turns for column in turn.columns]
     return [*columns, *(rollout.training_row.columns if rollout.training_row is not None else ())]

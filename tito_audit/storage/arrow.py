@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -234,62 +234,44 @@ class ArrowOutput(TableOutput):
 
     def __init__(self, source: Path, out: BinaryIO, added: tuple[str, ...]) -> None:
         super().__init__(source, out, TableEdit(source, "an Arrow file", added))
-        self._file: ArrowFile | None = None
-        self._batches: Iterator[tuple[Any, Any, float]] = iter(())
-        self._next: tuple[Any, Any] | None = None
-        """The next record batch to write and its metadata; None after the last."""
-        self._first = 0
-        """The first row of that record batch, counted in the file."""
-        self._writer: Any = None
         self._dictionaries: dict[int, Any] = {}
         """By column: the dictionary written so far (format with a footer only), as an array without rows."""
 
-    def _open(self) -> None:
-        self._file = file = open_arrow(self._source)
-        self._batches = file.batches()
-        options = file.options()
-        schema = self._edit.schema(file.schema)
-        # A Python file: pyarrow would still write to one of its own when dropped unfinished.
-        if file.has_footer:
-            more = {} if file.metadata is None else {"metadata": file.metadata}
-            self._writer = pa.ipc.new_file(self._out, schema, options=options, **more)
-        else:
-            self._writer = pa.ipc.new_stream(self._out, schema, options=options)
-        self._advance()
+    def _writing(self) -> Generator[int, None, None]:
+        with open_arrow(self._source) as file:
+            options, schema, more = file.options(), self._edit.schema(file.schema), {}
+            if file.has_footer and file.metadata is not None:
+                more = {"metadata": file.metadata}
+            # A Python file: pyarrow would still write to one of its own when dropped unfinished.
+            new = pa.ipc.new_file if file.has_footer else pa.ipc.new_stream
+            writer = new(self._out, schema, options=options, **more)
+            first = 0
+            try:
+                for batch, metadata, _ in file.batches():
+                    stop = first + batch.num_rows
+                    yield stop
+                    self._write(writer, batch, metadata, first, file.has_footer)
+                    first = stop
+                    del batch  # the next is read into its place
+            except Damaged as damage:
+                raise unwritable(self._source, str(damage)) from None
+            writer.close()
 
-    def _write_batches_before(self, row: int | None) -> None:
-        while self._next is not None and (row is None or self._first + self._next[0].num_rows <= row):
-            self._first += self._write_edited(*self._next)
-            self._rows = {}
-            self._advance()
-
-    def _close(self) -> None:
-        self._writer.close()
-        if self._file is not None:
-            self._file.close()
-
-    def _advance(self) -> None:
-        self._next = None  # the next is read into its place
-        try:
-            batch = next(self._batches, None)
-        except Damaged as damage:
-            raise unwritable(self._source, str(damage)) from None
-        self._next = batch[:2] if batch is not None else None
-
-    def _write_edited(self, batch: Any, metadata: Any) -> int:
-        """Write a record batch with its changes, of which nothing is held afterwards; its number of rows."""
-        table = self._edit.table(pa.Table.from_batches([batch]), self._first, self._rows)
+    def _write(self, writer: Any, batch: Any, metadata: Any, first: int, has_footer: bool) -> None:
+        """Write a record batch with its changes, of which nothing is held afterwards."""
+        table = self._edit.table(pa.Table.from_batches([batch]), first, self._rows)
         if len(table) or not batch.num_rows:
-            columns = [self._told_apart(place, column) for place, column in enumerate(table.columns)]
+            columns = table.columns
+            if has_footer:
+                columns = [self._told_apart(place, column) for place, column in enumerate(columns)]
             # One record batch, or several if one array cannot hold it.
             parts = pa.table(columns, schema=table.schema).combine_chunks().to_batches()
             for part in parts or [pa.RecordBatch.from_pylist([], schema=table.schema)]:
-                self._writer.write_batch(part, metadata)
-        return int(batch.num_rows)
+                writer.write_batch(part, metadata)
 
     def _told_apart(self, place: int, column: Any) -> Any:
         """The column, its dictionary continued from earlier batches: the format with a footer allows only one."""
-        if self._file is None or not self._file.has_footer or not _has_dictionary(column.type):
+        if not _has_dictionary(column.type):
             return column
         before = self._dictionaries.get(place)
         chunks = column.chunks if before is None else [before, *column.chunks]

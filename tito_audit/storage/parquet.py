@@ -8,9 +8,9 @@ import math
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from inspect import signature
-from itertools import groupby, takewhile
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -217,97 +217,84 @@ class ParquetOutput(TableOutput):
 
     def __init__(self, source: Path, out: BinaryIO, added: tuple[str, ...]) -> None:
         super().__init__(source, out, TableEdit(source, "a Parquet file", added))
-        self._file: Any = None
-        self._writer: Any = None
-        self._claims: Sequence[Any] = ()
-        """The sort order that the footer claims."""
-        self._parts: list[tuple[int, int, int]] = []
-        """What is written as a row group: a row group of the source, and the first and last of its rows."""
-        self._tables: Iterator[Any] = iter(())
-        """The rows of each part, in order."""
-        self._part = 0
-        """The next part to write."""
-        self._written: list[Any] = []
-        """The footer of the written file, once it is complete."""
 
-    def abandon(self) -> None:
-        if self._file is not None:
-            self._file.close(force=True)
-
-    def _open(self) -> None:
+    def _writing(self) -> Generator[int, None, None]:
         try:
-            self._file = open_parquet(self._source)
-            schema = self._edit.schema(self._file.schema_arrow)
-            options = writer_options(self._source, self._file, schema, self._edit.added)
+            file = open_parquet(self._source)
+            schema = self._edit.schema(file.schema_arrow)
+            options = writer_options(self._source, file, schema, self._edit.added)
         except (pa.ArrowException, OSError, ValueError, IndexError) as error:
             why = f"the footer of the Parquet file cannot be read ({first_line(error)})"
             raise unwritable(self._source, why) from error
-        self._claims = options["sorting_columns"] or ()
-        self._parts = list(_parts(self._file.metadata))
-        self._tables = self._read()
-        self._writer = parquet_writer(self._out, schema, metadata_collector=self._written, **options)
+        written: list[Any] = []
+        writer = parquet_writer(self._out, schema, metadata_collector=written, **options)
+        claims, first = options["sorting_columns"] or (), 0
+        try:
+            for group in range(file.num_row_groups):
+                about = file.metadata.row_group(group)
+                parts = max(-(-decoded_size(about) // LARGE), 1)
+                size = max(-(-about.num_rows // parts), 1)
+                end = first + about.num_rows
+                stops = [min(start + size, end) for start in range(first, max(end, first + 1), size)]
+                tables = self._read(file, group, size)
+                for stop in stops:
+                    yield stop
+                    self._write(writer, file, group, next(tables), first, claims)
+                    first = stop
+            metadata = {name: text for name, text in (file.metadata.metadata or {}).items() if name != _ARROW}
+            if hasattr(writer, "add_key_value_metadata"):  # not in the oldest supported pyarrow
+                writer.add_key_value_metadata(metadata)
+            writer.close()
+            self.not_kept = list(not_kept(file.metadata, written[0]))
+        finally:
+            file.close(force=True)
 
-    def _write_batches_before(self, row: int | None) -> None:
-        while self._part < len(self._parts) and (row is None or self._parts[self._part][2] <= row):
-            self._write_part()
-
-    def _close(self) -> None:
-        metadata = {name: text for name, text in (self._file.metadata.metadata or {}).items() if name != _ARROW}
-        if hasattr(self._writer, "add_key_value_metadata"):  # not in the oldest supported pyarrow
-            self._writer.add_key_value_metadata(metadata)
-        self._writer.close()
-        self.not_kept = list(not_kept(self._file.metadata, self._written[0]))
-        self._file.close(force=True)
-
-    def _write_part(self) -> None:
-        """Write the next row group; none if all of its rows are dropped."""
-        group, first, _ = self._parts[self._part]
-        table = next(self._tables)
+    def _write(self, writer: Any, file: Any, group: int, table: Any, first: int, claims: Sequence[Any]) -> None:
+        """Write a row group; none if all of its rows are dropped. Nothing of it is held afterwards."""
         result = self._edit.table(table, first, self._rows)
-        self._check_order(group, result)
-        if len(result) or not len(table):
-            try:
-                for place, field in enumerate(result.schema):
-                    chunks = result.column(place).chunks
-                    # pyarrow cannot write views in objects that are part of a longer array.
-                    if "_view" in str(field.type) and any(chunk.offset for chunk in chunks):
-                        copies = [pa.concat_arrays([chunk.slice(0, 0), chunk]) for chunk in chunks]
-                        result = result.set_column(place, field, pa.chunked_array(copies, type=field.type))
-                self._writer.write_table(result, row_group_size=max(len(result), 1))
-            except pa.ArrowNotImplementedError as error:
+        self._check_order(file, group, result, claims)
+        if not len(result) and len(table):
+            return
+        try:
+            for place, field in enumerate(result.schema):
+                chunks = result.column(place).chunks
+                # pyarrow cannot write views in objects that are part of a longer array.
+                if "_view" in str(field.type) and any(chunk.offset for chunk in chunks):
+                    copies = [pa.concat_arrays([chunk.slice(0, 0), chunk]) for chunk in chunks]
+                    result = result.set_column(place, field, pa.chunked_array(copies, type=field.type))
+            writer.write_table(result, row_group_size=max(len(result), 1))
+        except pa.ArrowNotImplementedError as error:
+            raise StorageError(
+                f"{self._source}: row group {group} cannot be written again ({error}).\n"
+                "Write the log as JSONL, or with columns of plainer types."
+            ) from error
+
+    def _read(self, file: Any, group: int, size: int) -> Iterator[Any]:
+        """A row group in tables of `size` rows; StorageError if it cannot be read, or not be written as it is."""
+        count = file.metadata.row_group(group).num_rows
+        try:
+            waiting = file.read_row_group(group) if count <= size else file.schema_arrow.empty_table()
+            batches = batches_of(file, group) if count > size else iter(())
+            if self._has_lost_times(file, group):
                 raise StorageError(
-                    f"{self._source}: row group {group} cannot be written again ({error}).\n"
-                    "Write the log as JSONL, or with columns of plainer types."
-                ) from error
-        self._part += 1
-        self._rows = {}
+                    f"{self._source}: row group {group} holds times (INT96) outside the years 1677 to "
+                    "2262.\nThey would be written as other times, so the repaired file is not written. "
+                    "Write the log with times as INT64, or as JSONL."
+                )
+            for start in range(0, max(count, 1), size):
+                while len(waiting) < min(size, count - start):
+                    waiting = pa.concat_tables([waiting, pa.Table.from_batches([next(batches)])])
+                yield waiting.slice(0, size).unify_dictionaries() if count > size else waiting
+                waiting = waiting.slice(size)
+        except Damaged as damage:
+            raise unwritable(self._source, str(damage)) from None
+        except (pa.ArrowException, OSError, ValueError) as error:
+            why = f"row group {group} of the Parquet file cannot be read ({first_line(error)})"
+            raise unwritable(self._source, why) from error
 
-    def _read(self) -> Iterator[Any]:
-        """The rows of each part; StorageError where they cannot be read, or would be written as others."""
-        for group, parts in groupby(self._parts, lambda part: part[0]):
-            sizes = [stop - first for _, first, stop in parts]
-            try:
-                if len(sizes) == 1:
-                    tables: Iterator[Any] = iter([self._file.read_row_group(group)])
-                else:
-                    tables = _in_parts(self._file.schema_arrow, batches_of(self._file, group), sizes)
-                for number, table in enumerate(tables):
-                    if not number and self._has_lost_times(group):
-                        raise StorageError(
-                            f"{self._source}: row group {group} holds times (INT96) outside the years 1677 to "
-                            "2262.\nThey would be written as other times, so the repaired file is not written. "
-                            "Write the log with times as INT64, or as JSONL."
-                        )
-                    yield table
-            except Damaged as damage:
-                raise unwritable(self._source, str(damage)) from None
-            except (pa.ArrowException, OSError, ValueError) as error:
-                why = f"row group {group} of the Parquet file cannot be read ({first_line(error)})"
-                raise unwritable(self._source, why) from error
-
-    def _has_lost_times(self, group: int) -> bool:
+    def _has_lost_times(self, file: Any, group: int) -> bool:
         """Whether a row group holds INT96 times outside the years 1677 to 2262, which Arrow reads as others."""
-        columns = map(self._file.schema.column, range(len(self._file.schema)))
+        columns = map(file.schema.column, range(len(file.schema)))
         paths = [column.path for column in columns if column.physical_type == "INT96"]
         if not paths:
             return False
@@ -321,9 +308,9 @@ class ParquetOutput(TableOutput):
                         return True
         return False
 
-    def _check_order(self, group: int, table: Any) -> None:
+    def _check_order(self, file: Any, group: int, table: Any, claims: Sequence[Any]) -> None:
         """Raise StorageError if a change breaks the sort order that the footer claims: readers rely on it."""
-        paths = [(claim, self._file.schema.column(claim.column_index).path) for claim in self._claims]
+        paths = [(claim, file.schema.column(claim.column_index).path) for claim in claims]
         claimed = list(takewhile(lambda pair: pair[1] in table.column_names, paths))
         changed = {change.path[0] for copies in self._rows.values() for copy in copies for change in copy}
         names = [name for _, name in claimed]
@@ -343,27 +330,6 @@ class ParquetOutput(TableOutput):
                 f"{', '.join(names)}, and after the repair they would not be.\n"
                 "A reader that trusts the footer would miss rows. Write the log without sorting columns."
             )
-
-
-def _parts(metadata: Any) -> Iterator[tuple[int, int, int]]:
-    """Each row group, or its rows in equal parts if it is large; with its first row and the one after its last."""
-    before = 0
-    for group in range(metadata.num_row_groups):
-        about = metadata.row_group(group)
-        size = max(-(-about.num_rows // max(-(-decoded_size(about) // LARGE), 1)), 1)
-        for first in range(0, max(about.num_rows, 1), size):
-            yield group, before + first, before + min(first + size, about.num_rows)
-        before += about.num_rows
-
-
-def _in_parts(schema: Any, batches: Iterator[Any], sizes: Sequence[int]) -> Iterator[Any]:
-    """Batches as tables of so many rows each."""
-    waiting = schema.empty_table()
-    for size in sizes:
-        while len(waiting) < size:
-            waiting = pa.concat_tables([waiting, pa.Table.from_batches([next(batches)])])
-        yield waiting.slice(0, size).unify_dictionaries()
-        waiting = waiting.slice(size)
 
 
 def writer_options(path: Path, file: Any, schema: Any, added: tuple[str, ...]) -> dict[str, Any]:
