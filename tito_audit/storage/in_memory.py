@@ -251,11 +251,10 @@ def _weight(value: Any) -> int:
     return 6 * int(getattr(value, "size", 1)) if isinstance(getattr(value, "size", 1), int) else 6
 
 
-class OnceRead(MemoryContent):
+class OnceRead:
     """Rows that come only once, kept in a temporary file when they are first needed, and read from there."""
 
-    def __init__(self, kind: Literal["objects", "frame"], read: Callable[[], MemoryContent]) -> None:
-        self.kind = kind
+    def __init__(self, read: Callable[[], MemoryContent]) -> None:
         self._read = read
         self._failed: BaseException | None = None
         """Why the rows could not be read: a second try would miss those that have come already."""
@@ -270,16 +269,6 @@ class OnceRead(MemoryContent):
         except BaseException as error:
             self._failed = error
             raise
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    @property
-    def size(self) -> int:
-        return self.rows.size
-
-    def part(self, start: int, stop: int, sampled: NDArray[np.int64] | None = None) -> MemoryPart:
-        return self.rows.part(start, stop, sampled)
 
 
 class SpooledObjects:
@@ -358,10 +347,10 @@ class RowsInMemory(type(Path())):  # type: ignore[misc]
 
     value: Any = None
     """The rows as the caller has them."""
-    _content: MemoryContent | None = None
+    _content: MemoryContent | OnceRead | None = None
 
     @classmethod
-    def of(cls, name: str, content: MemoryContent, value: Any) -> RowsInMemory:
+    def of(cls, name: str, content: MemoryContent | OnceRead, value: Any) -> RowsInMemory:
         path: RowsInMemory = cls(name)
         path._content, path.value = content, value
         _names.add(str(path))
@@ -375,7 +364,12 @@ class RowsInMemory(type(Path())):  # type: ignore[misc]
                 f"{self}: rows in memory are read only by the process that holds them, and those forked from it.\n"
                 "Write them to a file that all processes can read, and pass its name."
             )
-        return self._content
+        return self._content.rows if isinstance(self._content, OnceRead) else self._content
+
+    @property
+    def once(self) -> bool:
+        """Whether the caller's rows come only once."""
+        return isinstance(self._content, OnceRead)
 
     def stat(self, *, follow_symlinks: bool = True) -> StatusInMemory:
         return StatusInMemory(self.content.size)
