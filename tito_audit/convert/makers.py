@@ -21,7 +21,7 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from tito_audit.convert.rows_and_calls import column_over, known_logprobs, loss_weights
+from tito_audit.convert.rows_and_calls import REWARDS, column_over, known_logprobs, loss_weights
 from tito_audit.errors import RecordError, SetupError
 from tito_audit.format import Format, Row
 from tito_audit.formats import all_formats
@@ -81,10 +81,6 @@ class Maker:
     tokens_only: bool = False
     """Whether a trainer takes its rows as they are: ids and loss mask, from messages too; nothing else has a place
     in them, so nothing counts as lost."""
-
-
-REWARDS = ("reward", "rewards", "score", "scores", "episode_reward", "final_reward")
-"""What frameworks call a rollout's reward; the first name that is present counts."""
 
 
 def reward_slots(name: str) -> dict[str, str]:

@@ -14,9 +14,15 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from tito_audit.convert.compare import CallsOfConversation, difference, digest, lost_names
 from tito_audit.convert.makers import Holds, Maker, MakerInput, maker_named
-from tito_audit.convert.rows_and_calls import as_calls, as_rows
+from tito_audit.convert.rows_and_calls import (
+    CallsOfConversation,
+    as_calls,
+    as_rows,
+    difference,
+    digest,
+    lost_names,
+)
 from tito_audit.convert.unread import row_facts
 from tito_audit.errors import RecordError, SetupError, StorageError
 from tito_audit.evidence.reference import Reference

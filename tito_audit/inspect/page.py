@@ -95,8 +95,6 @@ def inspect_rollouts(logs: Logs, settings: Settings | None = None, *, rows: int 
     return InspectedLog(inspection, replace(settings, columns=mapping), vocabulary)
 
 
-_COLUMNS = 60
-"""How many columns are shown."""
 _RELATIONS = 40
 _SAMPLE = 32
 _FIRST, _LAST = 8, 4
@@ -267,12 +265,12 @@ def _columns(inspection: Inspection) -> Iterator[RenderableType]:
     for name, wide in (("rows", True), ("type", False), ("length", True), ("role", True)):
         table.add_column(name, no_wrap=wide, overflow="fold", min_width=0 if wide else 14)
     table.add_column("values", overflow="fold", ratio=1, min_width=20)
-    # In their order; if there are too many, those with a role are chosen first.
+    # In their order; if there are more than 60, those with a role are chosen first.
     hidden = [path for path, guess in inspection.roles.items() if guess.role in (Role.MESSAGES, Role.TOOLS)]
     inside = tuple(f"{path}{joint}" for path in hidden for joint in (".", "["))
     shown = [c for c in inspection.columns if c.path in inspection.facts or not c.path.startswith(inside)]
     ranked = sorted(range(len(shown)), key=lambda i: (inspection.roles[shown[i].path].role in _PLAIN, i))
-    shown = [shown[i] for i in sorted(ranked[:_COLUMNS])]
+    shown = [shown[i] for i in sorted(ranked[:60])]
     for column in shown:
         guess = inspection.roles[column.path]
         lengths = sorted({min(column.lengths), max(column.lengths)}) if column.lengths else []

@@ -123,7 +123,7 @@ def chunks_of(log: Log, size: int) -> Iterator[Chunk]:
     with readable(log.path), opened(log.path) as raw:
         kind, stream, between = log.look(raw)
         if kind == "torch":  # one pickle, so one chunk
-            yield _Blocks(log.path, log.max_row_bytes, log.size, share=log.share)
+            yield _Groups(log.path, log.max_row_bytes, log.size, share=log.share)
             return
         if stream is None:
             try:
@@ -322,7 +322,7 @@ def _of_parquet(log: Log, size: int) -> Iterator[Chunk]:
             if bytes_ <= _GROUPS * size or (remote and file.num_row_groups >= _MANY):
                 if together is None:
                     together, stored = (
-                        _Blocks(
+                        _Groups(
                             log.path, log.max_row_bytes, 0, group, group, block.first, log.quick, share=log.share
                         ),
                         0,
@@ -342,7 +342,7 @@ def _of_parquet(log: Log, size: int) -> Iterator[Chunk]:
 
 
 @dataclass(slots=True)
-class _Blocks(Chunk):
+class _Groups(Chunk):
     """Row groups of a Parquet file, or a Torch file, read by the process that audits them."""
 
     start: int = 0

@@ -86,14 +86,14 @@ class TableRows(MemoryPart):
 
     def __reduce__(self) -> tuple[Any, ...]:
         # pyarrow itself pickles all of the table that a slice belongs to.
-        return _received, (streamed(self._taken()).to_pybytes(),)
+        return _received, (streamed(self._wanted()).to_pybytes(),)
 
     def __len__(self) -> int:
         return int(self.batch.num_rows) if self.chosen is None else len(self.chosen)
 
     def rows(self, numbers: Sequence[int], limit: int) -> Iterator[RawRow]:
         if self.batch.nbytes <= limit:
-            yield from rows_of_batch(self._taken(), numbers)
+            yield from rows_of_batch(self._wanted(), numbers)
             return
         for single, number in zip(self._singles(), numbers, strict=True):
             yield _single_row(single, number, limit)
@@ -101,7 +101,7 @@ class TableRows(MemoryPart):
     def within(self, limit: int) -> list[MemoryPart]:
         """The same rows, checked here: one that was sent may have lost empty buffers, and is shorter."""
         if self.batch.nbytes <= limit:
-            return [TableRows(self._taken())]
+            return [TableRows(self._wanted())]
         return [
             TableRows(single)
             if single.nbytes <= limit
@@ -109,7 +109,7 @@ class TableRows(MemoryPart):
             for single in self._singles()
         ]
 
-    def _taken(self) -> Any:
+    def _wanted(self) -> Any:
         if self.chosen is not None:
             return take_rows(self.batch, self.chosen)
         return _received(streamed(self.batch)).batch if self.copied else self.batch
