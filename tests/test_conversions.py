@@ -20,7 +20,7 @@ from tests.command import written
 from tests.format_cases import changed_at, differences, shown, text_of
 from tests.world import ROOT, lines_of
 from tito_audit import Settings, convert_rollouts
-from tito_audit.convert.rows import ConversionOutcome
+from tito_audit.convert.run import ConversionOutcome
 from tito_audit.errors import TitoAuditError
 
 FILE = ROOT / "tests" / "data" / "conversions.json"

@@ -36,9 +36,8 @@ from tito_audit import (
     convert_rollouts,
     read_rollouts,
 )
-from tito_audit.convert.makers import Holds
-from tito_audit.convert.rows import GROUPS, all_makers, digest_of
-from tito_audit.convert.run import Conversion
+from tito_audit.convert.makers import Holds, all_makers
+from tito_audit.convert.run import GROUPS, Conversion, digest_of
 from tito_audit.convert.unread import row_facts
 from tito_audit.formats import format_named, pick_format
 from tito_audit.record.rollout import Place

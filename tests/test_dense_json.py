@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tito_audit.storage import documents
-from tito_audit.storage.documents import cut_values
+from tito_audit.storage import streams
+from tito_audit.storage.streams import cut_values
 
 PARTS = [
     b"[",
@@ -32,8 +34,8 @@ def pieces(
     data: bytes, block: int, *, array: bool, dense: int, window: int
 ) -> list[tuple[bytes | None, bool, bytes]]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(documents, "_DENSE", dense)
-        patch.setattr(documents, "_WINDOW", window)
+        patch.setattr(streams, "_DENSE", dense)
+        patch.setattr(streams, "_WINDOW", window)
         blocks = [data[at : at + block] for at in range(0, len(data), block)]
         cut = cut_values(blocks, array=array, limit=1 << 20, gaps=True)
         return [(piece.data, piece.complete, piece.mark) for piece in cut]
@@ -54,8 +56,14 @@ def test_windows_give_what_single_steps_give(data: bytes, array: bool, block: in
     "text", [b"[" * 40_000 + b"]" * 40_000, b"[" + b'"",' * 40_000 + b"1]", b"[[]" + b",[]" * 40_000 + b"]"]
 )
 def test_windows_are_looked_at(text: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    steps = []
-    step = documents._Cutter._step
-    monkeypatch.setattr(documents._Cutter, "_step", lambda self, char: steps.append(char) or step(self, char))
+    searches = []
+    brackets = streams._BRACKET
+
+    class Counted:
+        def search(self, block: bytes, at: int) -> re.Match[bytes] | None:
+            searches.append(at)
+            return brackets.search(block, at)
+
+    monkeypatch.setattr(streams, "_BRACKET", Counted())
     assert next(piece.data for piece in cut_values([text], array=False, limit=1 << 20)) == text
-    assert len(steps) < 2_000
+    assert len(searches) < 2_000

@@ -19,7 +19,7 @@ from tests.test_sessions import whole as whole
 from tests.tiers import DEEP, crossed, some
 from tito_audit import RepairSettings, Settings, StorageError, read_rollouts, repair_rollouts, scan_rollouts
 from tito_audit.cli import app
-from tito_audit.storage.random_access import RandomAccess
+from tito_audit.storage.chunks import RandomAccess
 from tito_audit.storage.row import parse_row
 
 HOWS = (["plain"] * 3, ["gz"] * 3, ["zst", "plain", "gz"], ["parquet", "parquet", "plain"])

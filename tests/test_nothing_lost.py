@@ -23,7 +23,7 @@ from tests.torture import proving
 from tests.torture.forms_tables import joined_parquet
 from tests.torture.proof import lost
 from tests.torture.proof_text import members
-from tito_audit.convert.compare import _same_entries
+from tito_audit.convert.rows_and_calls import _same_entries
 
 ROOT = Path(__file__).resolve().parents[1]
 TOKENIZER = ROOT / "fixtures" / "tokenizers" / "toy_bpe"

@@ -22,8 +22,7 @@ from tests.tiers import examples
 from tests.world import json_lines, zstd
 from tito_audit.errors import StorageError
 from tito_audit.storage import RawRow, find_logs, open_log
-from tito_audit.storage.documents import cut_values
-from tito_audit.storage.streams import cut_lines, rows_of_pieces
+from tito_audit.storage.streams import cut_lines, cut_values, rows_of_pieces
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 

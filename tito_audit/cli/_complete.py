@@ -53,7 +53,7 @@ def rescore_reports() -> Iterable[str]:
 @_one_of
 def forms() -> Iterable[str]:
     """Forms for `--to`."""
-    from tito_audit.convert.rows import all_makers
+    from tito_audit.convert.makers import all_makers
 
     return all_makers()
 

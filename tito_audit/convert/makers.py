@@ -21,14 +21,16 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from tito_audit.convert.rows_and_calls import column_over, known_logprobs, loss_weights
-from tito_audit.errors import RecordError
-from tito_audit.format import Row
+from tito_audit.convert.rows_and_calls import REWARDS, column_over, known_logprobs, loss_weights
+from tito_audit.errors import RecordError, SetupError
+from tito_audit.format import Format, Row
+from tito_audit.formats import all_formats
 from tito_audit.record.by_name import WEIGHTS, spans_of_versions
 from tito_audit.record.column import ColumnRole
 from tito_audit.record.message import Message
 from tito_audit.record.rollout import Rollout, TrainingRow, Turn
 from tito_audit.record.runs import trained_runs
+from tito_audit.unknown import unknown
 
 
 class Holds(StrEnum):
@@ -79,10 +81,6 @@ class Maker:
     tokens_only: bool = False
     """Whether a trainer takes its rows as they are: ids and loss mask, from messages too; nothing else has a place
     in them, so nothing counts as lost."""
-
-
-REWARDS = ("reward", "rewards", "score", "scores", "episode_reward", "final_reward")
-"""What frameworks call a rollout's reward; the first name that is present counts."""
 
 
 def reward_slots(name: str) -> dict[str, str]:
@@ -256,13 +254,16 @@ def calls(samples: Sequence[MakerInput]) -> Row:
 
 
 def _conversation(rollout: Rollout) -> dict[str, Any]:
+    kwargs = {"chat_template_kwargs": dict(rollout.template_kwargs)} if rollout.template_kwargs else {}
+    return _messages_and_tools(rollout) | kwargs
+
+
+def _messages_and_tools(rollout: Rollout) -> dict[str, Any]:
     columns: dict[str, Any] = {}
     if rollout.messages:
         columns["messages"] = messages_as_logged(rollout.messages)
     if rollout.tools:
         columns["tools"] = list(rollout.tools)
-    if rollout.template_kwargs:
-        columns["chat_template_kwargs"] = dict(rollout.template_kwargs)
     return columns
 
 
@@ -339,12 +340,7 @@ def slime(samples: Sequence[MakerInput]) -> Row:
         new_row.setdefault("status", status)
     before = facts.pop("metadata", None)
     metadata = {**before, **facts} if isinstance(before, Mapping) else facts
-    if sample.rollout.messages:
-        metadata["messages"] = messages_as_logged(sample.rollout.messages)
-    if sample.rollout.tools:
-        metadata["tools"] = list(sample.rollout.tools)
-    new_row["metadata"] = metadata
-    return new_row
+    return {**new_row, "metadata": metadata | _messages_and_tools(sample.rollout)}
 
 
 @_maker(
@@ -366,10 +362,7 @@ def tito_sample(samples: Sequence[MakerInput]) -> Row:
     new_row["rollout_log_probs"] = scores_as(row, 0.0)
     for name in ("group_index", "index", "reward", "status"):
         new_row[name] = facts.pop(name, None)
-    if sample.rollout.messages:
-        new_row["messages"] = messages_as_logged(sample.rollout.messages)
-    if sample.rollout.tools:
-        new_row["tools"] = list(sample.rollout.tools)
+    new_row |= _messages_and_tools(sample.rollout)
     for name, values in other_lists(row):
         new_row.setdefault(name, values)
     before = facts.pop("metadata", None)
@@ -550,3 +543,28 @@ MAKERS: tuple[Maker, ...] = (
     *_SFT,
 )
 """Every form, in the order in which they are listed."""
+
+
+def all_makers() -> dict[str, tuple[Format, Maker]]:
+    """Every maker by its name for `--to`, with the format that reads its rows."""
+    return {maker.name: (form, maker) for form in all_formats() for maker in makers_of(form)}
+
+
+def makers_of(form: Format) -> tuple[Maker, ...]:
+    """The makers of a format's rows; () when they cannot be made."""
+    return tuple(maker for maker in MAKERS if maker.format == form.name)
+
+
+def maker_named(name: str) -> tuple[Format, Maker]:
+    """The format and the maker of that name; SetupError with the known names when there is none."""
+    makers = all_makers()
+    if name in makers:
+        return makers[name]
+    form = next((form for form in all_formats() if form.name == name), None)
+    if form is None:
+        raise unknown("form", name, makers, flag="--to")
+    if makers_of(form):
+        why = f"choose one of its forms: {' or '.join(maker.name for maker in makers_of(form))}."
+    else:
+        why = f"{form.title} can be read and repaired, but not made: they hold what only their own writer knows."
+    raise SetupError(f"--to {name}: {why}\nForms that can be made: {', '.join(makers)}.")

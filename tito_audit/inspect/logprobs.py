@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from itertools import combinations
+from itertools import combinations, product
 
 import numpy as np
 
@@ -165,17 +165,23 @@ class _Compared:
                 if author is Author.SAMPLER
                 else "the names do not say whose they are"
             )
-            far = self._farthest(alike)
-            if far is not None:
-                near = next(column for column in alike if column is not far)
-                return (
-                    near,
-                    f"{names}; {far.path} is the farthest from the others, as a reference model's is",
-                    False,
-                )
+            # One of three or more may be far from all others, which are close to each other.
+            apart = {(a.path, b.path): self.difference(a, b) for a, b in combinations(alike, 2)}
+            for column in alike:
+                own = [value for pair, value in apart.items() if column.path in pair and value is not None]
+                rest = [value for pair, value in apart.items() if column.path not in pair and value is not None]
+                if own and rest and min(own) > _FARTHER * max(rest):
+                    near = next(other for other in alike if other is not column)
+                    why = f"{names}; {column.path} is the farthest from the others, as a reference model's is"
+                    return near, why, False
             return first, f"{names}, and the values do not decide it", False
-        if (why := self._contradiction(first)) is not None:
-            return first, why, False
+        # Values contradict names where a reference model's are closer to the sampler's than a trainer's.
+        by = {author: [c for c in self.columns if author_of(c.name) is author] for author in Author}
+        for trainer, reference in product(by[Author.TRAINER], by[Author.REFERENCE]):
+            away, close = self.difference(first, trainer), self.difference(first, reference)
+            if away is not None and close is not None and away > _FARTHER * close:
+                why = f"by its name, but {reference.path} is closer to it than {trainer.path}: are they swapped?"
+                return first, why, False
         if author is Author.SAMPLER:
             return first, "the sampler's by its name", True
         if all(self.difference(column, first) == 0 for column in ranked):
@@ -194,32 +200,6 @@ class _Compared:
                 len(column.keys),
             ),
         )
-
-    def _farthest(self, alike: Sequence[Column]) -> Column | None:
-        """The one of three or more that is far from all others, which are close to each other."""
-        if len(alike) < 3:
-            return None
-        apart = {(a.path, b.path): self.difference(a, b) for a, b in combinations(alike, 2)}
-        for column in alike:
-            own = [value for pair, value in apart.items() if column.path in pair and value is not None]
-            rest = [value for pair, value in apart.items() if column.path not in pair and value is not None]
-            if own and rest and min(own) > _FARTHER * max(rest):
-                return column
-        return None
-
-    def _contradiction(self, chosen: Column) -> str | None:
-        """The reason if values contradict names: a reference model's are closer to the sampler's than a
-        trainer's.
-        """
-        by = {author: [c for c in self.columns if author_of(c.name) is author] for author in Author}
-        for trainer in by[Author.TRAINER]:
-            for reference in by[Author.REFERENCE]:
-                far, near = self.difference(chosen, trainer), self.difference(chosen, reference)
-                if far is not None and near is not None and far > _FARTHER * near:
-                    return (
-                        f"by its name, but {reference.path} is closer to it than {trainer.path}: are they swapped?"
-                    )
-        return None
 
     def difference(self, column: Column, other: Column) -> float | None:
         """The mean distance of two columns where both have values; 0 if they are equal."""

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tito_audit.errors import RecordError
-from tito_audit.format import Row
+from tito_audit.errors import ODD_VALUES, RecordError
+from tito_audit.format import Format, Row
 from tito_audit.formats import (
     Near,
     all_formats,
@@ -26,10 +27,10 @@ from tito_audit.inspect.columns import Column, Columns, Item, NumberFacts, Relat
 from tito_audit.inspect.logprobs import LogprobChoice, choices_of
 from tito_audit.inspect.mapping import (
     Trial,
+    columns_of,
     misfits_of,
     packed_by,
     proposed,
-    read_logprobs,
     scanned,
     tried,
 )
@@ -38,8 +39,8 @@ from tito_audit.join import CallsSeen, calls_seen
 from tito_audit.levels.facts import NOTHING
 from tito_audit.levels.holds import record_of
 from tito_audit.levels.tally import LogRecord, RecordCounts, count_record
-from tito_audit.record.column import MaskEncoding, mask_encoding, trained_of
-from tito_audit.record.rollout import Place
+from tito_audit.record.column import ColumnRole, MaskEncoding, mask_encoding, trained_of
+from tito_audit.record.rollout import Place, Rollout
 from tito_audit.run.auditor import Loader
 from tito_audit.settings.model import Settings
 from tito_audit.storage import lazy_pyarrow as pa
@@ -91,6 +92,20 @@ class Sentinel:
     """The share of untrained tokens with this value."""
     inside: int
     """How many trained tokens have it as well."""
+
+
+@dataclass(slots=True)
+class _Reading:
+    """A row as a scan reads it."""
+
+    number: int
+    row: Row
+    form: Format | None = None
+    """None: no format fits."""
+    because: str = ""
+    """Why none does."""
+    rollouts: Sequence[Rollout] | None = None
+    """None: it cannot be read."""
 
 
 @dataclass(slots=True)
@@ -166,8 +181,13 @@ def inspect_log(
         _look_at_columns(result, read, vocabulary)
     if result.kind in ("parquet", "arrow"):
         _name_storage_types(result, log.schema())
-    result.taken = _taken_for(read, settings)
-    names = read_logprobs(read, settings)
+    readings = list(_readings(read, settings, result.file))
+    result.taken = _taken_for(readings)
+    # Names, in the log, of the columns that are read as the sampler's logprobs.
+    seen = [rollout for reading in readings[:8] for rollout in reading.rollouts or ()]
+    every = (column for rollout in seen for column in columns_of(rollout))
+    own_names = {column.name for column in every if column.role is ColumnRole.LOGPROBS}
+    names = {settings.columns.get(name, name) for name in own_names}
     for scope, columns in _by_scope(result):
         own = next((column.path for column in columns if column.name in names or column.path in names), None)
         items = result.items.get(scope, [])
@@ -175,12 +195,14 @@ def inspect_log(
         if choice is not None:
             result.logprobs.append(choice)
     _map(result, read, settings)
-    result.record = _record(result, read, settings)
+    if result.mapping and not settings.columns and any(rows_of.format is None for rows_of in result.taken):
+        readings = list(_readings(read, replace(settings, columns=result.mapping), result.file))
+    result.record = _record(result, readings)
     result.packed = packed_by(result.columns, result.items.get("", []), result.mapping.get("token_ids"))
     if result.trial is not None:
         whole = not result.stopped
-        seen = scanned(path, result.mapping, result.rows, settings, loader, whole=whole)
-        result.trial = replace(result.trial, scan=seen)
+        scan = scanned(path, result.mapping, result.rows, settings, loader, whole=whole)
+        result.trial = replace(result.trial, scan=scan)
     decode = vocabulary.data if vocabulary is not None else None
     result.calls = calls_seen(path, [row for _, row in read], result.rows, settings, decode)
     return result
@@ -294,51 +316,52 @@ def _name_storage_types(result: Inspection, schema: Any) -> None:
         column.storage_type = types.get(column.keys)
 
 
-def _taken_for(rows: Sequence[tuple[int, Row]], settings: Settings) -> list[TakenFor]:
-    """The formats that the rows are read as, the most common first."""
+def _readings(rows: Sequence[tuple[int, Row]], settings: Settings, file: str) -> Iterator[_Reading]:
+    """How a scan reads each row by itself."""
     named = settings.format or ("generic" if settings.columns else None)
-    firsts: dict[tuple[str | None, str], tuple[int, Row]] = {}
+    for number, row in rows:
+        reading = _Reading(number, row)
+        try:
+            reading.row = map_columns(row, settings.columns) if settings.columns else row
+            reading.form = format_named(named) if named is not None else pick_format(reading.row)
+        except RecordError as error:
+            reading.because = str(error)
+        with suppress(RecordError, *ODD_VALUES):
+            if reading.form is not None:
+                reading.rollouts = reading.form.read(reading.row, Place(file, number))
+        yield reading
+
+
+def _taken_for(readings: Sequence[_Reading]) -> list[TakenFor]:
+    """The formats that the rows are read as, the most common first."""
+    firsts: dict[tuple[str | None, str], _Reading] = {}
     counts: Counter[tuple[str | None, str]] = Counter()
     notices: dict[str | None, dict[str, None]] = {}
-    for number, row in rows:
-        try:
-            if settings.columns:
-                row = map_columns(row, settings.columns)
-            form = format_named(named) if named is not None else pick_format(row)
-            key: tuple[str | None, str] = (form.name, "")
-            if notice := notice_of_text(row, form.name):
-                notices.setdefault(form.name, {})[notice] = None
-        except RecordError as error:
-            key = (None, str(error))
-        counts[key] += 1
-        firsts.setdefault(key, (number, row))
+    for reading in readings:
+        name = None if reading.form is None else reading.form.name
+        if name is not None and (notice := notice_of_text(reading.row, name)):
+            notices.setdefault(name, {})[notice] = None
+        counts[name, reading.because] += 1
+        firsts.setdefault((name, reading.because), reading)
     formats = []
-    for key, count in counts.most_common():
-        name, because = key
-        number, row = firsts[key]
-        keys = told_by(format_named(name), row) if name is not None else ()
-        near = near_formats(row, all_formats(), name)
-        formats.append(TakenFor(name, count, number, keys, because, near, tuple(notices.get(name, ()))))
+    for (name, because), count in counts.most_common():
+        first = firsts[name, because]
+        keys = told_by(first.form, first.row) if first.form is not None else ()
+        near = near_formats(first.row, all_formats(), name)
+        formats.append(TakenFor(name, count, first.number, keys, because, near, tuple(notices.get(name, ()))))
     return formats
 
 
-def _record(result: Inspection, rows: Sequence[tuple[int, Row]], settings: Settings) -> LogRecord:
-    """The level of the rows, each read by itself; by the mapping if they are in no known format."""
-    counts, unknown = RecordCounts(), any(rows_of.format is None for rows_of in result.taken)
-    columns = settings.columns or (result.mapping if unknown else {})
-    named = settings.format or ("generic" if columns else None)
+def _record(result: Inspection, readings: Iterable[_Reading]) -> LogRecord:
+    """The level of the rows, each read by itself."""
+    counts = RecordCounts()
     for number in result.unreadable:
         count_record(counts, Place(result.file, number), "", NOTHING)
-    for number, row in rows:
-        place = Place(result.file, number)
-        try:
-            row = map_columns(row, columns) if columns else row
-            rollouts = (format_named(named) if named is not None else pick_format(row)).read(row, place)
-        except RecordError:
-            count_record(counts, place, "", NOTHING)
-            continue
-        for rollout in rollouts:
-            if (record := record_of(rollout, [row])) is not None:
+    for reading in readings:
+        if reading.rollouts is None:
+            count_record(counts, Place(result.file, reading.number), "", NOTHING)
+        for rollout in reading.rollouts or ():
+            if (record := record_of(rollout, [reading.row])) is not None:
                 count_record(counts, rollout.place, rollout.format, record)
     return LogRecord.of(result.file, counts)
 

@@ -22,12 +22,10 @@ from tito_audit.formats import (
     SEGMENTS,
     format_named,
     map_columns,
-    pick_format,
 )
-from tito_audit.inspect.columns import Column, Item, Numbers
+from tito_audit.inspect.columns import Column, Item
 from tito_audit.inspect.roles import Role, Roles
 from tito_audit.record.column import Column as RecordColumn
-from tito_audit.record.column import ColumnRole
 from tito_audit.record.finding import Severity
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.run.auditor import Loader
@@ -135,20 +133,18 @@ def packed_by(columns: Sequence[Column], items: Sequence[Item], ids: str | None)
         both = [(values, tokens) for values, tokens in pairs if values is not None and tokens is not None]
         if len(both) < 2 or any(values.dtype.kind not in "iu" for values, _ in both):
             continue
-        if all(_restarts(values) and len(values) == len(tokens) for values, tokens in both):
+        # Does it count up from 0, and again from 0?
+        steps = [(values, np.diff(values)) for values, tokens in both if len(values) == len(tokens)]
+        if len(steps) == len(both) and all(
+            len(step) and values[0] == 0 and ((step == 1) | (values[1:] == 0)).all() and (step < 0).any()
+            for values, step in steps
+        ):
             return column.path, POSITIONS
         # The lengths of the parts of a row?
         parts = (len(v) < len(ids_) and (v > 0).all() and v.sum() == len(ids_) for v, ids_ in both)
         if all(len(values) for values, _ in both) and all(parts) and max(len(v) for v, _ in both) > 1:
             return column.path, LENGTHS
     return None
-
-
-def _restarts(values: Numbers) -> bool:
-    """Whether a list counts up from 0, and again from 0."""
-    steps = np.diff(values)
-    counts = (steps == 1) | (values[1:] == 0)
-    return len(steps) > 0 and values[0] == 0 and bool(counts.all()) and bool((steps < 0).any())
 
 
 _LISTS = ("token_ids", "loss_mask", "logprobs", "prompt_ids", "completion_ids", "completion_logprobs")
@@ -212,7 +208,7 @@ def tried(rows: Sequence[tuple[int, Row]], mapping: Mapping[str, str], file: str
         counts["calls"] += len(turns)
         counts["messages"] += any(rollout.messages for rollout in rollouts)
         counts["without_ids"] += not ids
-        misfits.update({c.name for rollout in rollouts for c in _columns(rollout) if c.alignment is None})
+        misfits.update({c.name for rollout in rollouts for c in columns_of(rollout) if c.alignment is None})
         unread.update(name for name in _LISTS if name in mapping and isinstance(row[name], int | float | str))
     return Trial(
         counts["rows"],
@@ -263,22 +259,7 @@ def scanned(
     )
 
 
-def read_logprobs(rows: Sequence[tuple[int, Row]], settings: Settings) -> set[str]:
-    """The names, in the log, of the columns that are read as the sampler's logprobs."""
-    named = settings.format or ("generic" if settings.columns else None)
-    names: set[str] = set()
-    for number, row in rows[:8]:
-        try:
-            mapped = map_columns(row, settings.columns) if settings.columns else row
-            form = format_named(named) if named is not None else pick_format(mapped)
-            rollouts = form.read(mapped, Place("", number))
-        except (AttributeError, IndexError, KeyError, TypeError, ValueError, RecordError):
-            continue
-        columns = [column for rollout in rollouts for column in _columns(rollout)]
-        names.update(column.name for column in columns if column.role is ColumnRole.LOGPROBS)
-    return {settings.columns.get(name, name) for name in names}
-
-
-def _columns(rollout: Rollout) -> Sequence[RecordColumn]:
+def columns_of(rollout: Rollout) -> Sequence[RecordColumn]:
+    """The per-token columns of a rollout."""
     columns = [column for turn in rollout.turns for column in turn.columns]
     return [*columns, *(rollout.training_row.columns if rollout.training_row is not None else ())]

@@ -95,8 +95,6 @@ def inspect_rollouts(logs: Logs, settings: Settings | None = None, *, rows: int 
     return InspectedLog(inspection, replace(settings, columns=mapping), vocabulary)
 
 
-_COLUMNS = 60
-"""How many columns are shown."""
 _RELATIONS = 40
 _SAMPLE = 32
 _FIRST, _LAST = 8, 4
@@ -267,7 +265,12 @@ def _columns(inspection: Inspection) -> Iterator[RenderableType]:
     for name, wide in (("rows", True), ("type", False), ("length", True), ("role", True)):
         table.add_column(name, no_wrap=wide, overflow="fold", min_width=0 if wide else 14)
     table.add_column("values", overflow="fold", ratio=1, min_width=20)
-    shown = _shown(inspection)
+    # In their order; if there are more than 60, those with a role are chosen first.
+    hidden = [path for path, guess in inspection.roles.items() if guess.role in (Role.MESSAGES, Role.TOOLS)]
+    inside = tuple(f"{path}{joint}" for path in hidden for joint in (".", "["))
+    shown = [c for c in inspection.columns if c.path in inspection.facts or not c.path.startswith(inside)]
+    ranked = sorted(range(len(shown)), key=lambda i: (inspection.roles[shown[i].path].role in _PLAIN, i))
+    shown = [shown[i] for i in sorted(ranked[:60])]
     for column in shown:
         guess = inspection.roles[column.path]
         lengths = sorted({min(column.lengths), max(column.lengths)}) if column.lengths else []
@@ -301,19 +304,6 @@ def _columns(inspection: Inspection) -> Iterator[RenderableType]:
         yield Text(f"… {more}. See all: -f json", style="dim")
     if inspection.deeper:
         yield Text("… deeper nesting is not read", style="dim")
-
-
-def _shown(inspection: Inspection) -> list[Column]:
-    """The columns to show, in their order; if there are too many, those with a role are chosen first."""
-    hidden = [path for path, guess in inspection.roles.items() if guess.role in (Role.MESSAGES, Role.TOOLS)]
-    inside = tuple(f"{path}{joint}" for path in hidden for joint in (".", "["))
-    open_ = [
-        c for c in inspection.columns if c.path in inspection.facts or not (inside and c.path.startswith(inside))
-    ]
-    if len(open_) <= _COLUMNS:
-        return open_
-    ranked = sorted(range(len(open_)), key=lambda i: (inspection.roles[open_[i].path].role in _PLAIN, i))
-    return [open_[i] for i in sorted(ranked[:_COLUMNS])]
 
 
 def _facts_words(column: Column, inspection: Inspection) -> str:
@@ -566,6 +556,24 @@ def _why_none(inspection: Inspection) -> Iterator[str]:
 
 def as_object(inspection: Inspection, vocabulary: Vocabulary | None) -> dict[str, Any]:
     """Everything that `inspect` shows, as one object."""
+    columns: list[dict[str, Any]] = []
+    for column in inspection.columns:
+        facts, guess, lengths = inspection.facts.get(column.path), inspection.roles[column.path], column.lengths
+        about = {
+            "path": column.path,
+            "rows": column.rows,
+            "nulls": column.nulls,
+            "types": dict(+column.types),
+            "storage_type": column.storage_type,
+            "lengths": {"min": min(lengths), "median": median(lengths), "max": max(lengths)} if lengths else None,
+            "role": guess.role,
+            "because": guess.because,
+            "alignment": guess.alignment or None,
+            "numbers": asdict(facts) if facts is not None else None,
+        }
+        if vocabulary is not None and guess.role in IDS and column.arrays:
+            about["decoded"] = decoded(column, vocabulary)
+        columns.append(about)
     return {
         "file": inspection.file,
         "kind": inspection.kind,
@@ -573,7 +581,7 @@ def as_object(inspection: Inspection, vocabulary: Vocabulary | None) -> dict[str
         "more_rows": inspection.stopped,
         "unreadable": [{"row": row, "because": because} for row, because in inspection.unreadable.items()],
         "taken_for": [asdict(rows) for rows in inspection.taken],
-        "columns": [_column(column, inspection, vocabulary) for column in inspection.columns],
+        "columns": columns,
         "more_columns": inspection.more_columns > 0,
         "relations": [
             {"scope": scope, **asdict(relation)}
@@ -593,25 +601,4 @@ def as_object(inspection: Inspection, vocabulary: Vocabulary | None) -> dict[str
             "left_out": inspection.left_out,
             "trial": asdict(inspection.trial) if inspection.trial is not None else None,
         },
-    }
-
-
-def _column(column: Column, inspection: Inspection, vocabulary: Vocabulary | None) -> dict[str, Any]:
-    facts, guess = inspection.facts.get(column.path), inspection.roles[column.path]
-    lengths = column.lengths
-    tokens: Mapping[str, Any] = {}
-    if vocabulary is not None and guess.role in IDS and column.arrays:
-        tokens = {"decoded": decoded(column, vocabulary)}
-    return {
-        "path": column.path,
-        "rows": column.rows,
-        "nulls": column.nulls,
-        "types": dict(+column.types),
-        "storage_type": column.storage_type,
-        "lengths": {"min": min(lengths), "median": median(lengths), "max": max(lengths)} if lengths else None,
-        "role": guess.role,
-        "because": guess.because,
-        "alignment": guess.alignment or None,
-        "numbers": asdict(facts) if facts is not None else None,
-        **tokens,
     }

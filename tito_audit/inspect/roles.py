@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -372,30 +372,19 @@ class _Scope:
         if by_name == PARAMETER:
             return by_name
         inside = next((key for key in column.keys[:-1] if _SETTINGS.search(in_snake_case(key))), None)
-        aligned = self._aligned(column.path)
+        # Whether a mask or logprobs are as long, list by list.
+        aligned = any(
+            (varied or _MASK.search(self.columns[other].name) or _LOGPROB.search(self.columns[other].name))
+            and self.facts[other].look in (Look.LOGPROBS, Look.MASK, Look.LABELS)
+            and (self.facts[other].distinct > 1 or _LOGPROB.search(self.columns[other].name))
+            for other, varied in self.as_long_as(column.path)
+        )
         if inside is not None and not aligned:
             return f"a parameter: it is in {inside}"
         if column.name in _NAMED:
             return ""
         why = by_name or _by_values(lists, self.facts[column.path])
         return why or ("" if aligned else _by_rows(lists, self.varies, self.texts))
-
-    def _aligned(self, path: str) -> bool:
-        """Whether a mask or logprobs are as long, list by list."""
-        per_token = (Look.LOGPROBS, Look.MASK, Look.LABELS)
-        return any(
-            (
-                relation.varied
-                or _MASK.search(self.columns[other].name)
-                or _LOGPROB.search(self.columns[other].name)
-            )
-            and self.facts[other].look in per_token
-            and (self.facts[other].distinct > 1 or _LOGPROB.search(self.columns[other].name))
-            for relation in self.relations
-            if relation.kind is RelationKind.EQUAL and path in relation.paths
-            for other in relation.paths
-            if other != path and other in self.facts
-        )
 
     def _scored_alone(self, left: str, right: str) -> str | None:
         """Which of two disjoint lists of ids has logprobs; None if neither or both."""
@@ -407,7 +396,7 @@ class _Scope:
             if (
                 any(
                     self.facts[other].look is Look.LOGPROBS and not _OTHER_SCORES.search(self.columns[other].name)
-                    for other in self._as_long_as(path)
+                    for other, _ in self.as_long_as(path)
                 )
             )
         ]
@@ -417,15 +406,17 @@ class _Scope:
         """Whether a list holds only what was sampled: no mask, and no token without a logprob."""
         if _WHOLE.search(self.columns[path].name):
             return False
-        beside = [self.facts[other] for other in self._as_long_as(path)]
+        beside = [self.facts[other] for other, _ in self.as_long_as(path)]
         masked = any(fact.look in (Look.MASK, Look.LABELS) for fact in beside)
         scored = [fact for fact in beside if fact.look is Look.LOGPROBS]
         return not masked and bool(scored) and all(fact.high < 0 and not fact.nulls for fact in scored)
 
-    def _as_long_as(self, path: str) -> list[str]:
-        """The number lists that are as long as this one, list by list."""
-        equal = (r.paths for r in self.relations if r.kind is RelationKind.EQUAL and path in r.paths)
-        return [other for paths in equal for other in paths if other != path and other in self.facts]
+    def as_long_as(self, path: str) -> Iterator[tuple[str, bool]]:
+        """The number lists that are as long as this one, list by list; each with whether lengths vary."""
+        for relation in self.relations:
+            if relation.kind is RelationKind.EQUAL and path in relation.paths:
+                others = (other for other in relation.paths if other != path and other in self.facts)
+                yield from ((other, relation.varied) for other in others)
 
     def _by_name(self, column: Column) -> RoleGuess:
         name = column.name
@@ -488,9 +479,10 @@ class _Scope:
     def _alignment(self, path: str, tokens: _Tokens) -> str:
         """Which tokens entries describe, judged by lengths; "" if they fit none."""
         whole, prompt, answer = tokens
-        if whole is not None and (path == whole or self._related(RelationKind.EQUAL, path, whole)):
+        equal = {other for other, _ in self.as_long_as(path)}
+        if whole is not None and whole in {path, *equal}:
             return "full"
-        if answer is not None and self._related(RelationKind.EQUAL, path, answer):
+        if answer in equal:
             return "call" if whole is None else "response"
         if any(r.kind is RelationKind.SAMPLED and r.paths[0] == path for r in self.relations):
             return "sampled"
@@ -504,18 +496,8 @@ class _Scope:
             return "shifted"
         # A response after a prompt that the row does not give as ids: shorter, with similar columns as long.
         name = self.columns[path].name
-        if self.is_longer(whole, path) and (name in MASKS or name in LOGPROBS):
-            return "response"
-        partners = (r.paths for r in self.relations if r.kind is RelationKind.EQUAL and path in r.paths)
-        names = {*MASKS, *LOGPROBS}
-        if self.is_longer(whole, path) and any(
-            self.columns[p].name in names for paths in partners for p in paths if p in self.columns and p != path
-        ):
-            return "response"
-        return ""
-
-    def _related(self, kind: RelationKind, *paths: str) -> bool:
-        return any(r.kind is kind and set(paths) <= set(r.paths) for r in self.relations)
+        names = {name, *(self.columns[other].name for other in equal)}
+        return "response" if self.is_longer(whole, path) and not names.isdisjoint((*MASKS, *LOGPROBS)) else ""
 
 
 def _without_numbers(column: Column) -> RoleGuess:
@@ -527,7 +509,13 @@ def _without_numbers(column: Column) -> RoleGuess:
         objects = [entry for entry in sample[:16] if isinstance(entry, Mapping)]
         if all("role" in entry for entry in objects):
             return RoleGuess(Role.MESSAGES, "objects with a role")
-        if all(map(_is_tool, objects)):
+        tools = (
+            "arguments" not in called  # which a tool call has
+            if isinstance(called := entry.get("function"), Mapping)
+            else {"name", "parameters"} <= entry.keys()
+            for entry in objects
+        )
+        if all(tools):
             return RoleGuess(Role.TOOLS, "objects with a function")
         if any({*PROMPT_IDS, *COMPLETION_IDS} & entry.keys() for entry in objects):
             return RoleGuess(Role.CALLS, "objects with the ids of a call")
@@ -545,9 +533,3 @@ def _without_numbers(column: Column) -> RoleGuess:
             return RoleGuess(Role.FINISH_REASON)
         return RoleGuess(Role.TEXT)
     return RoleGuess(Role.SCALAR)
-
-
-def _is_tool(entry: Mapping[str, Any]) -> bool:
-    """Whether this is a tool definition; a tool call has arguments."""
-    function = entry.get("function")
-    return "arguments" not in function if isinstance(function, Mapping) else {"name", "parameters"} <= entry.keys()

@@ -35,8 +35,7 @@ from tito_audit.record.prefix import same_ids
 from tito_audit.record.rollout import Place, Rollout, Turn
 from tito_audit.settings.model import Settings
 from tito_audit.storage import Log, Output, RawRow, RemoteFile, find_logs, open_log
-from tito_audit.storage.chunks import Chunk, chunks_of
-from tito_audit.storage.random_access import RandomAccess, RowBatch, Ticket
+from tito_audit.storage.chunks import Chunk, RandomAccess, RowBatch, Ticket, chunks_of
 from tito_audit.storage.spool import Spool
 
 __all__ = [

@@ -29,7 +29,7 @@ from tito_audit.join.history import (
     Tracer,
 )
 from tito_audit.storage import Log, Output, RawRow
-from tito_audit.storage.random_access import RandomAccess, RowBatch, Ticket
+from tito_audit.storage.chunks import RandomAccess, RowBatch, Ticket
 from tito_audit.storage.spool import Spool, unpacked
 from tito_audit.storage.streams import ParseRow
 

@@ -19,10 +19,9 @@ from tito_audit.join._sessions import joined_notices
 from tito_audit.join.history import Decode
 from tito_audit.settings.model import Settings
 from tito_audit.storage import Log, Output, RawRow, open_log
-from tito_audit.storage.chunks import Chunk, Reading
+from tito_audit.storage.chunks import Chunk, Reading, Ticket, line_at
 from tito_audit.storage.log import TABLES
-from tito_audit.storage.random_access import Ticket, line_at
-from tito_audit.storage.sampling import RowSample
+from tito_audit.storage.row import RowSample
 from tito_audit.storage.spool import row_of, unpacked
 from tito_audit.storage.streams import ParseRow
 

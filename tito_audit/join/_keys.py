@@ -18,7 +18,7 @@ from tito_audit.format import Row
 from tito_audit.join.history import Holders, digest
 from tito_audit.record.rollout import Place
 from tito_audit.storage import open_log, path_of
-from tito_audit.storage.random_access import RandomAccess
+from tito_audit.storage.chunks import RandomAccess
 from tito_audit.storage.spool import Spool
 from tito_audit.terminal.cut import elided
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO
@@ -14,19 +15,10 @@ import numpy as np
 from tito_audit.errors import StorageError
 from tito_audit.storage import lazy_pyarrow as pa
 from tito_audit.storage.remote import RemoteFile
-from tito_audit.storage.row import RawRow
-from tito_audit.storage.sampling import RowSample, seed_of
+from tito_audit.storage.row import seed_of
 from tito_audit.storage.streams import Damaged
 from tito_audit.storage.table_edit import TableEdit, TableOutput, unwritable
-from tito_audit.storage.table_rows import (
-    BATCH_BYTES,
-    BATCH_ROWS,
-    first_line,
-    refuse_same_names,
-    rows_of_batch,
-    sampled_of_batch,
-    streamed,
-)
+from tito_audit.storage.table_rows import ArrowRows, Block, first_line, refuse_same_names
 
 _STREAM = b"\xff\xff\xff\xff"
 _FILE = b"ARROW1"
@@ -75,7 +67,8 @@ class ArrowFile:
         """
         codec, version = None, pa.ipc.MetadataVersion.V5
         try:
-            message = next(_record_batches(self._at_start()), None)
+            messages = pa.ipc.MessageReader.open_stream(self._at_start())
+            message = next((each for each in messages if each.type == "record batch"), None)
             if message is not None:
                 version, header = message.metadata_version, bytes(message.metadata)
                 compression = _table(header, _table(header, _table(header, 0), _HEADER), _COMPRESSION)
@@ -87,24 +80,13 @@ class ArrowFile:
             metadata_version=version, compression=codec, emit_dictionary_deltas=self.has_footer
         )
 
-    def lengths(self) -> list[int]:
-        """The number of rows of each record batch, from the headers alone; an Arrow error if they are damaged."""
-        lengths = []
-        for message in _record_batches(self._at_start()):
-            header = bytes(message.metadata)
-            try:
-                at = _field(header, _table(header, _table(header, 0), _HEADER), _LENGTH)
-                lengths.append(int(struct.unpack_from("<q", header, at)[0]) if at else 0)
-            except struct.error:
-                lengths.append(0)
-        return lengths
+    def count(self) -> int:
+        """The number of rows; an Arrow error if a record batch cannot be read."""
+        return sum(batch[0].num_rows for batch in self._read())
 
     def batches(self) -> Iterator[tuple[Any, Any, float]]:
         """Each record batch, its metadata and the share of the file read up to its end; raises Damaged."""
-        number, read = 0, self._from_stream()
-        if self._reader is not None:
-            count, batch_of = self._reader.num_record_batches, self._reader.get_batch_with_custom_metadata
-            read = ((*batch_of(place), (place + 1) / count) for place in range(count))
+        number, read = 0, self._read()
         while True:
             try:
                 batch = next(read, None)
@@ -141,15 +123,16 @@ class ArrowFile:
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
         self.close()
 
-    def _from_stream(self) -> Iterator[tuple[Any, Any, float]]:
+    def _read(self) -> Iterator[tuple[Any, Any, float]]:
+        if self._reader is not None:
+            count = self._reader.num_record_batches
+            for place in range(count):
+                yield (*self._reader.get_batch_with_custom_metadata(place), (place + 1) / count)
+            return
         stream = self._stream()
-        while True:
-            try:
-                batch = stream.read_next_batch_with_custom_metadata()
-            except StopIteration:
-                break
-            yield (*batch, self._source.tell() / self._size)
-            del batch
+        with suppress(StopIteration):
+            while True:
+                yield (*stream.read_next_batch_with_custom_metadata(), self._source.tell() / self._size)
         if self._broken is None and (end := self._source.tell()) < self._size:
             raise Damaged(
                 f"the Arrow stream ends at byte {end:,}, but the file goes on to byte {self._size:,} with "
@@ -200,52 +183,15 @@ def open_arrow(path: Path) -> ArrowFile:
     return file
 
 
-def rows_of_arrow(
-    path: Path, limit: int, only: int | None = None, sample: RowSample | None = None
-) -> Iterator[tuple[RawRow, float]]:
-    """Each row with the share of the file read up to it, from 0 to 1.
-
-    With `only`, that row alone; with `sample`, the sampled rows.
-    """
-    index = 0
+def blocks_of_arrow(path: Path) -> Iterator[Block]:
+    """Each record batch."""
+    first, before = 0, 0.0
     with open_arrow(path) as file:
-        for whole, _, share in file.batches():
-            if only is not None and not index <= only < index + whole.num_rows:
-                index += whole.num_rows
-                continue
-            if only is not None:
-                yield from ((row, 1.0) for row in rows_of_batch(whole.slice(only - index, 1), [only], limit))
-                return
-            for row in _rows_of_whole(whole, index, limit, sample):
-                yield row, share
-            index += whole.num_rows
-            del whole  # the next is read into its place
-
-
-def _rows_of_whole(whole: Any, index: int, limit: int, sample: RowSample | None) -> Iterator[RawRow]:
-    """The rows of a record batch that begins at row `index`, which hold no more of it than their part."""
-    seed, parts = seed_of_batch(whole), list(parts_of_batch(whole))
-    for part in parts:
-        if sample is not None:
-            yield from sampled_of_batch(part, sample.among(seed, index, part.num_rows), index, limit, sample)
-        else:
-            # A part is copied, or its rows would hold all of the batch.
-            own = part if len(parts) == 1 else pa.ipc.open_stream(streamed(part)).read_next_batch()
-            yield from rows_of_batch(own, range(index, index + part.num_rows), limit)
-        index += part.num_rows
-
-
-def parts_of_batch(batch: Any) -> Iterator[Any]:
-    """A record batch in slices of about 32 MiB."""
-    each = batch.nbytes // max(batch.num_rows, 1) + 1
-    rows = min(max(BATCH_BYTES // each, 1), BATCH_ROWS)
-    for start in range(0, batch.num_rows, rows):
-        yield batch.slice(start, rows)
-
-
-def seed_of_batch(batch: Any) -> int:
-    """A seed that identifies a record batch by the sizes of its columns."""
-    return seed_of(batch.num_rows, *(column.nbytes for column in batch.columns))
+        for batch, _, after in file.batches():
+            seed = seed_of(batch.num_rows, *(column.nbytes for column in batch.columns))
+            yield Block(first, batch.num_rows, [ArrowRows.of(batch, copied=True)], seed, before, after)
+            first, before = first + batch.num_rows, after
+            del batch  # the next is read into its place
 
 
 def _is_of_arrow(error: Exception) -> bool:
@@ -288,62 +234,44 @@ class ArrowOutput(TableOutput):
 
     def __init__(self, source: Path, out: BinaryIO, added: tuple[str, ...]) -> None:
         super().__init__(source, out, TableEdit(source, "an Arrow file", added))
-        self._file: ArrowFile | None = None
-        self._batches: Iterator[tuple[Any, Any, float]] = iter(())
-        self._next: tuple[Any, Any] | None = None
-        """The next record batch to write and its metadata; None after the last."""
-        self._first = 0
-        """The first row of that record batch, counted in the file."""
-        self._writer: Any = None
         self._dictionaries: dict[int, Any] = {}
         """By column: the dictionary written so far (format with a footer only), as an array without rows."""
 
-    def _open(self) -> None:
-        self._file = file = open_arrow(self._source)
-        self._batches = file.batches()
-        options = file.options()
-        schema = self._edit.schema(file.schema)
-        # A Python file: pyarrow would still write to one of its own when dropped unfinished.
-        if file.has_footer:
-            more = {} if file.metadata is None else {"metadata": file.metadata}
-            self._writer = pa.ipc.new_file(self._out, schema, options=options, **more)
-        else:
-            self._writer = pa.ipc.new_stream(self._out, schema, options=options)
-        self._advance()
+    def _writing(self) -> Generator[int, None, None]:
+        with open_arrow(self._source) as file:
+            options, schema, more = file.options(), self._edit.schema(file.schema), {}
+            if file.has_footer and file.metadata is not None:
+                more = {"metadata": file.metadata}
+            # A Python file: pyarrow would still write to one of its own when dropped unfinished.
+            new = pa.ipc.new_file if file.has_footer else pa.ipc.new_stream
+            writer = new(self._out, schema, options=options, **more)
+            first = 0
+            try:
+                for batch, metadata, _ in file.batches():
+                    stop = first + batch.num_rows
+                    yield stop
+                    self._write(writer, batch, metadata, first, file.has_footer)
+                    first = stop
+                    del batch  # the next is read into its place
+            except Damaged as damage:
+                raise unwritable(self._source, str(damage)) from None
+            writer.close()
 
-    def _write_batches_before(self, row: int | None) -> None:
-        while self._next is not None and (row is None or self._first + self._next[0].num_rows <= row):
-            self._first += self._write_edited(*self._next)
-            self._rows = {}
-            self._advance()
-
-    def _close(self) -> None:
-        self._writer.close()
-        if self._file is not None:
-            self._file.close()
-
-    def _advance(self) -> None:
-        self._next = None  # the next is read into its place
-        try:
-            batch = next(self._batches, None)
-        except Damaged as damage:
-            raise unwritable(self._source, str(damage)) from None
-        self._next = batch[:2] if batch is not None else None
-
-    def _write_edited(self, batch: Any, metadata: Any) -> int:
-        """Write a record batch with its changes, of which nothing is held afterwards; its number of rows."""
-        table = self._edit.table(pa.Table.from_batches([batch]), self._first, self._rows)
+    def _write(self, writer: Any, batch: Any, metadata: Any, first: int, has_footer: bool) -> None:
+        """Write a record batch with its changes, of which nothing is held afterwards."""
+        table = self._edit.table(pa.Table.from_batches([batch]), first, self._rows)
         if len(table) or not batch.num_rows:
-            columns = [self._told_apart(place, column) for place, column in enumerate(table.columns)]
+            columns = table.columns
+            if has_footer:
+                columns = [self._told_apart(place, column) for place, column in enumerate(columns)]
             # One record batch, or several if one array cannot hold it.
             parts = pa.table(columns, schema=table.schema).combine_chunks().to_batches()
             for part in parts or [pa.RecordBatch.from_pylist([], schema=table.schema)]:
-                self._writer.write_batch(part, metadata)
-        return int(batch.num_rows)
+                writer.write_batch(part, metadata)
 
     def _told_apart(self, place: int, column: Any) -> Any:
         """The column, its dictionary continued from earlier batches: the format with a footer allows only one."""
-        if self._file is None or not self._file.has_footer or not _has_dictionary(column.type):
+        if not _has_dictionary(column.type):
             return column
         before = self._dictionaries.get(place)
         chunks = column.chunks if before is None else [before, *column.chunks]
@@ -365,16 +293,10 @@ def _has_dictionary(kind: Any) -> bool:
 
 
 # A message has a header: a flatbuffer (apache/arrow `format/Message.fbs`), tables whose first word says how far
-# back the offsets of their fields are. pyarrow reads it, but shows neither a batch's codec nor its number of rows.
+# back the offsets of their fields are. pyarrow reads it, but does not show the codec of a batch.
 
-_HEADER, _LENGTH, _COMPRESSION, _CODEC = 2, 0, 3, 0
-"""Field numbers: the header of a message; length and compression of a record batch; codec of a compression."""
-
-
-def _record_batches(source: Any) -> Iterator[Any]:
-    for message in pa.ipc.MessageReader.open_stream(source):
-        if message.type == "record batch":
-            yield message
+_HEADER, _COMPRESSION, _CODEC = 2, 3, 0
+"""Field numbers: the header of a message; compression of a record batch; codec of a compression."""
 
 
 def _table(data: bytes, table: int, field: int | None = None) -> int:

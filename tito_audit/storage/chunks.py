@@ -1,27 +1,29 @@
-"""chunks_of: a log split into chunks that other processes can read; together they hold each row once."""
+"""chunks_of: a log split into chunks that other processes can read; together they hold each row once.
+
+RandomAccess: a file whose rows can be read again, in any order.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import numpy as np
-from numpy.typing import NDArray
-
-from tito_audit.storage.arrow import open_arrow, parts_of_batch, seed_of_batch
-from tito_audit.storage.documents import cut_values
-from tito_audit.storage.in_memory import MemoryPart, RowsInMemory, StreamedRows, seed_of_rows, spans
+from tito_audit.errors import StorageError
+from tito_audit.storage.in_memory import RowsInMemory
 from tito_audit.storage.inside import RowPath, Unwrapped
-from tito_audit.storage.log import Log, opened, readable
-from tito_audit.storage.parquet import batches_of, open_parquet, rows_of_groups, seed_of_group
+from tito_audit.storage.log import Log, open_log, opened, readable
+from tito_audit.storage.parquet import blocks_of_groups, open_parquet
 from tito_audit.storage.remote import RangedFile, RemoteFile
-from tito_audit.storage.row import RawRow, parse_row, too_long
-from tito_audit.storage.sampling import RowSample
-from tito_audit.storage.streams import Damaged, ParseRow, Piece, cut_lines, rows_of_pieces
-from tito_audit.storage.table_rows import streamed, take_rows
-from tito_audit.storage.torch_files import rows_of_torch
+from tito_audit.storage.row import RawRow, RowSample, parse_row, too_long
+from tito_audit.storage.spool import CUT_OFF, Spool, entry_of, row_bytes, row_of, unpacked
+from tito_audit.storage.streams import Damaged, ParseRow, Piece, cut_lines, cut_values, rows_of_pieces
+from tito_audit.storage.table_rows import Block, MemoryPart, TableRows, rows_of_blocks, spans
+from tito_audit.storage.torch_files import blocks_of_torch
 
 _NEAR = 1 << 16
 """Bytes read at once while looking for the end of a line."""
@@ -76,8 +78,8 @@ class RowTexts(Chunk):
     """Rows as text, without those that a sample leaves out."""
 
     size: int = 0
-    pieces: list[tuple[int, bytes | None, int, bool, int]] = field(default_factory=list)
-    """(number, text or None if too long, bytes, complete, how many before it were left out)"""
+    pieces: list[tuple[int, Piece, int]] = field(default_factory=list)
+    """(number, text, how many before it were left out)"""
     parse: ParseRow = parse_row
     left_out: int = 0
     """How many rows were left out in total."""
@@ -85,13 +87,10 @@ class RowTexts(Chunk):
     """The number of the last row, left out or not; -1 if there is none."""
 
     def rows(self, reading: Reading) -> Iterator[RawRow]:
-        for number, data, size, complete, left_out in self.pieces:
+        for number, piece, left_out in self.pieces:
             if reading.sample is not None:
                 reading.sample.left_out = left_out
-            if data is None:
-                yield too_long(number, size, self.limit)
-            else:
-                yield self.parse(number, data, cut_off=not complete)
+            yield piece.row(number, self.limit, self.parse)
         reading.size = self.size
         if reading.sample is not None:
             reading.sample.left_out, reading.sample.last = self.left_out, self.last
@@ -119,28 +118,26 @@ def chunks_of(log: Log, size: int) -> Iterator[Chunk]:
             yield _Inside(chunk.path, chunk.limit, chunk.done, chunk, log.inside, share=log.share)
         return
     if isinstance(log.path, RowsInMemory):
-        content, limit = log.path.content, log.max_row_bytes
-        seed = seed_of_rows(content) if log.share is not None else 0
-        for first, stop in spans(content, size):
-            sampled, done = _chosen(log, seed, first, stop - first), log.size * stop // len(content)
-            numbers, part = None if sampled is None else sampled.tolist(), content.part(first, stop, sampled)
-            yield _Rows(log.path, limit, done, part, stop - first, numbers, share=log.share)
+        yield from _of_blocks(log, log.blocks(), size)
         return
     with readable(log.path), opened(log.path) as raw:
         kind, stream, between = log.look(raw)
-        if kind == "torch":
-            yield _Torch(log.path, log.max_row_bytes, log.size, share=log.share)
+        if kind == "torch":  # one pickle, so one chunk
+            yield _Groups(log.path, log.max_row_bytes, log.size, share=log.share)
             return
         if stream is None:
-            yield from _of_arrow(log, size) if kind == "arrow" else _of_parquet(log, size)
+            try:
+                yield from _of_blocks(log, log.blocks(), size) if kind == "arrow" else _of_parquet(log, size)
+            except Damaged as damage:
+                yield Broken(log.path, log.max_row_bytes, log.size, str(damage))
             return
         try:
             start = len(between.rest())
             if kind == "lines" and log.compression is None and raw.seekable() and log.path.is_file():
                 for at in range(start, max(log.size, start + 1), size):
-                    end = at + size if at + size < log.size else None
-                    done, limit = end or log.size, log.max_row_bytes
-                    yield _Lines(log.path, limit, done, at, end, at == start, log.parse, share=log.share)
+                    done, end = min(at + size, log.size), at + size if at + size < log.size else _UNLIMITED
+                    limit, first = log.max_row_bytes, at == start
+                    yield _Lines(log.path, limit, done, at, end, first, log.parse, share=log.share)
             elif kind == "lines":
                 yield from _of_pieces(log, raw, cut_lines(stream, log.max_row_bytes), size, start)
             else:
@@ -155,74 +152,59 @@ class _Lines(Chunk):
     """The lines of an uncompressed file that start inside a byte range."""
 
     start: int
-    stop: int | None
-    """None: to the end of the file, even if it has grown since."""
+    stop: int
+    """Past the end of the file: to its end, even if it has grown since."""
     first: bool
     """Whether a line starts at `start`; else the first starts after the first line end at or after `start - 1`."""
     parse: ParseRow
 
     def rows(self, reading: Reading) -> Iterator[RawRow]:
-        stop = self.stop if self.stop is not None else _UNLIMITED
-        with self.path.open("rb", buffering=0) as file:
-            if isinstance(file, RangedFile):
-                file.expect([(max(self.start - 1, 0), min(stop, file.size()))])
-            start, block = (self.start, b"") if self.first else self._first_start(file, stop)
-            lines = cut_lines(_counted(self._blocks(file, start, block, stop), reading), self.limit)
+        with self.path.open("rb") as file:
+            start, lines = self.lines(file, reading)
             yield from rows_of_pieces(
                 lines, self.limit, self.parse, lines=True, sample=reading.sample, start=start
             )
 
-    def _blocks(self, file: Any, position: int, block: bytes, stop: int) -> Iterator[bytes]:
-        """The bytes from the start of the first line (`block` is already read) to the end of the last."""
-        if position >= stop:
-            return
-        file.seek(position + len(block))
-        while position < stop or block:
-            block = block or _read(file, position, min(1 << 20, stop - position))
-            if not block:
-                return
-            position += len(block)
-            if position < stop:
-                yield block
-                block = b""
-                continue
-            # The line that starts before `stop` ends at the first line end at or after `stop - 1`.
-            end = block.find(b"\n", max(len(block) - (position - stop) - 1, 0))
-            if end >= 0:
-                yield block[: end + 1]
-                return
-            yield block
-            block = _read(file, position, _NEAR)
+    def lines(self, file: Any, reading: Reading) -> tuple[int, Iterator[Piece]]:
+        """Where the first line starts in the open file, and the lines."""
+        if isinstance(raw := file.raw, RangedFile):
+            raw.expect([(max(self.start - 1, 0), min(self.stop, raw.size()))])
+        file.seek(self.start if self.first else self.start - 1)
+        with _damaged(file):
+            for _ in () if self.first else _to_line_end(file, self.stop):
+                pass
+        return file.tell(), cut_lines(self._blocks(file, reading), self.limit)
 
-    def _first_start(self, file: Any, stop: int) -> tuple[int, bytes]:
-        """Where the first line starts, and bytes already read from there; `stop` if no line starts before it."""
-        position = self.start - 1
-        file.seek(position)
-        while position < stop - 1:
-            block = _read(file, position, _NEAR)
-            end = block.find(b"\n")
-            if end >= 0:
-                start = position + end + 1
-                return (start, block[end + 1 :]) if start < stop else (stop, b"")
-            if not block:
-                break
-            position += len(block)
-        return stop, b""
+    def _blocks(self, file: Any, reading: Reading) -> Iterator[bytes]:
+        with _damaged(file):
+            at, block = file.tell(), b"\n"
+            while at < self.stop and (block := file.read(min(1 << 20, self.stop - at))):
+                at += len(block)
+                yield _counted(block, reading)
+            for rest in () if block.endswith(b"\n") else _to_line_end(file, _UNLIMITED):
+                yield _counted(rest, reading)
 
 
-def _read(file: Any, position: int, size: int) -> bytes:
-    try:
-        block: bytes = file.read(size)
-    except OSError as error:
-        raise Damaged(f"the file cannot be read past byte {position:,} ({error})") from None
-    return block
-
-
-def _counted(blocks: Iterable[bytes], reading: Reading) -> Iterator[bytes]:
-    for block in blocks:
-        reading.size += block.count(b"\n")
-        reading.bytes += len(block)
+def _to_line_end(file: Any, stop: int) -> Iterator[bytes]:
+    """The bytes from here to the next line end, or to one past `stop`."""
+    while file.tell() < stop and (block := file.readline(_NEAR)):
         yield block
+        if block.endswith(b"\n"):
+            return
+
+
+@contextmanager
+def _damaged(file: Any) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise Damaged(f"the file cannot be read past byte {file.tell():,} ({error})") from None
+
+
+def _counted(block: bytes, reading: Reading) -> bytes:
+    reading.size += block.count(b"\n")
+    reading.bytes += len(block)
+    return block
 
 
 def _of_pieces(log: Log, raw: BinaryIO, pieces: Iterator[Piece], size: int, start: int | None) -> Iterator[Chunk]:
@@ -245,8 +227,7 @@ def _of_pieces(log: Log, raw: BinaryIO, pieces: Iterator[Piece], size: int, star
             if not lines or not piece.blank:
                 chunk.last = chunk.size
                 if sample is None or sample.takes(chunk.size, at, piece.data, piece.size):
-                    row = (chunk.size, piece.data, piece.size, piece.complete, chunk.left_out)
-                    chunk.pieces.append(row)
+                    chunk.pieces.append((chunk.size, piece, chunk.left_out))
                 else:
                     chunk.left_out += 1
             at += piece.size + 1 if lines else 1
@@ -265,22 +246,6 @@ def _of_pieces(log: Log, raw: BinaryIO, pieces: Iterator[Piece], size: int, star
 
 
 @dataclass(slots=True)
-class _Rows(Chunk):
-    """Consecutive rows in memory or of a table, or those that a sample takes; carries them to other processes."""
-
-    part: MemoryPart
-    size: int
-    numbers: list[int] | None = None
-    """The numbers of the sampled rows; None: all rows."""
-
-    def rows(self, reading: Reading) -> Iterator[RawRow]:
-        numbers = range(self.size) if self.numbers is None else self.numbers
-        rows = self.part.rows(numbers, self.limit)
-        yield from rows if reading.sample is None else reading.sample.counted(rows, 0, self.size)
-        reading.size = self.size
-
-
-@dataclass(slots=True)
 class _Inside(Chunk):
     """The rows nested in the rows of a chunk."""
 
@@ -295,37 +260,75 @@ class _Inside(Chunk):
 
 
 @dataclass(slots=True)
-class _Torch(Chunk):
-    """A Torch file: one pickle, so one chunk."""
+class _Rows(Chunk):
+    """Consecutive rows that are no text, or those that a sample takes; carries them to other processes."""
+
+    parts: list[MemoryPart] = field(default_factory=list)
+    size: int = 0
+    numbers: list[int] = field(default_factory=list)
+    """The number of each row; those that a sample leaves out have numbers too."""
 
     def rows(self, reading: Reading) -> Iterator[RawRow]:
-        for row, _ in rows_of_torch(self.path, reading.sample):
-            yield row
-            reading.size = row.index + 1
+        numbers = iter(self.numbers)
+        # Which rows are too long was checked before: a row that was sent may have lost empty buffers.
+        parts = (part.rows([*islice(numbers, len(part))], 1 << 62) for part in self.parts)
+        rows = chain.from_iterable(parts)
+        yield from rows if reading.sample is None else reading.sample.counted(rows, 0, self.size)
+        reading.size = self.size
 
 
-# Tables: row groups of Parquet, record batches of Arrow; small ones together, large ones in parts.
+def _of_blocks(log: Log, blocks: Iterable[Block], size: int) -> Iterator[Chunk]:
+    """Blocks, or their sampled rows, in chunks of about `size` bytes."""
+    sample, damage = RowSample(log.share) if log.share is not None else None, None
+    chunk, stored = _Rows(log.path, log.max_row_bytes, 0, share=log.share), 0
+    try:
+        for block in blocks:
+            passed = 0
+            for content in block.contents:
+                for start, stop in spans(content, size):
+                    sampled = None
+                    if sample is not None:
+                        sampled = sample.among(block.seed, block.first + passed + start, stop - start)
+                    part = content.part(start, stop, sampled)
+                    chunk.parts += part.within(log.max_row_bytes) if isinstance(part, TableRows) else [part]
+                    numbers = range(stop - start) if sampled is None else sampled.tolist()
+                    chunk.numbers += (chunk.size + number for number in numbers)
+                    chunk.size += stop - start
+                    stored += content.size * len(part) // len(content)
+                    done = block.before + (block.after - block.before) * (passed + stop) / block.count
+                    chunk.done = int(log.size * done)
+                    if 2 * stored >= size:
+                        yield chunk
+                        chunk, stored = _Rows(log.path, log.max_row_bytes, 0, share=log.share), 0
+                    del part
+                passed += len(content)
+                del content  # the next is read into its place
+            del block
+    except Damaged as error:
+        damage = error
+    if chunk.size:
+        yield chunk
+    if damage is not None:
+        raise damage
 
 
 def _of_parquet(log: Log, size: int) -> Iterator[Chunk]:
+    """Small row groups together, read by the process that audits them; large ones in parts."""
     remote = isinstance(log.path, RemoteFile)
     together, stored = None, 0
     with open_parquet(log.path, quick=log.quick) as file:
-        total, read = max(file.metadata.num_rows, 1), 0
-
-        def done(row: int) -> int:
-            return int(log.size * (read + row) / total)
-
-        for group in range(file.num_row_groups):
-            about = file.metadata.row_group(group)
-            if about.total_byte_size <= _GROUPS * size or (remote and file.num_row_groups >= _MANY):
+        for group, block in enumerate(blocks_of_groups(file, range(file.num_row_groups))):
+            bytes_ = file.metadata.row_group(group).total_byte_size
+            if bytes_ <= _GROUPS * size or (remote and file.num_row_groups >= _MANY):
                 if together is None:
-                    groups = range(group, group)
-                    together = _Groups(log.path, log.max_row_bytes, 0, groups, read, log.quick, share=log.share)
-                    stored = 0
-                read += about.num_rows
-                stored += about.total_byte_size
-                together.groups, together.done = range(together.groups.start, group + 1), done(0)
+                    together, stored = (
+                        _Groups(
+                            log.path, log.max_row_bytes, 0, group, group, block.first, log.quick, share=log.share
+                        ),
+                        0,
+                    )
+                stored += bytes_
+                together.stop, together.done = group + 1, int(log.size * block.after)
                 if stored >= size or remote:
                     yield together
                     together = None
@@ -333,108 +336,162 @@ def _of_parquet(log: Log, size: int) -> Iterator[Chunk]:
             if together is not None:
                 yield together
                 together = None
-            try:
-                for batch in batches_of(file, group):
-                    chosen = _chosen(log, seed_of_group(about), read, batch.num_rows)
-                    yield from _of_batch(log, batch, chosen, size, done)
-                    read += batch.num_rows
-            except Damaged as damage:
-                yield Broken(log.path, log.max_row_bytes, log.size, str(damage))
-                return
+            yield from _of_blocks(log, [block], size)
     if together is not None:
         yield together
 
 
-def _of_arrow(log: Log, size: int) -> Iterator[Chunk]:
-    read = stored = done = 0
-    small: list[tuple[Any, Any]] = []
-
-    def at_its_end(_: int) -> int:
-        return done
-
-    with open_arrow(log.path) as file:
-        try:
-            for batch, _, share in file.batches():
-                chosen = _chosen(log, seed_of_batch(batch), read, batch.num_rows)
-                if batch.nbytes <= min(size // 2, log.max_row_bytes):
-                    small.append((batch, chosen))
-                    read += batch.num_rows
-                    stored, done = stored + batch.nbytes, int(log.size * share)
-                    if stored >= size:
-                        yield from _together(log, small, done)
-                        stored = 0
-                    continue
-                yield from _together(log, small, done)
-                stored, done, seed, part = 0, int(log.size * share), seed_of_batch(batch), None
-                for part in parts_of_batch(batch):
-                    yield from _of_batch(log, part, _chosen(log, seed, read, part.num_rows), size, at_its_end)
-                    read += part.num_rows
-                del batch, part  # the next is read into its place
-        except Damaged as damage:
-            yield from _together(log, small, done)
-            yield Broken(log.path, log.max_row_bytes, log.size, str(damage))
-            return
-        yield from _together(log, small, done)
-
-
-def _chosen(log: Log, seed: int, first: int, count: int) -> NDArray[np.int64] | None:
-    """`[N]` which of `count` rows a log's sample takes, counted from 0; None for all."""
-    return None if log.share is None else RowSample(log.share).among(seed, first, count)
-
-
-def _together(log: Log, batches: list[tuple[Any, Any]], done: int) -> Iterator[Chunk]:
-    """Record batches, each with its sampled rows or None for all, as one chunk; the list is empty afterwards."""
-    size, parts = 0, []
-    numbers: list[int] = []
-    for batch, chosen in batches:
-        parts.append(batch if chosen is None else take_rows(batch, chosen))
-        numbers += [] if chosen is None else (size + chosen).tolist()
-        size += batch.num_rows
-    batches.clear()
-    if size:
-        rows = StreamedRows(streamed(*parts).to_pybytes())
-        yield _Rows(log.path, _UNLIMITED, done, rows, size, numbers if log.share else None, share=log.share)
-
-
-def _of_batch(log: Log, batch: Any, chosen: Any, size: int, done: Callable[[int], int]) -> Iterator[Chunk]:
-    """A batch, or its sampled rows, in chunks of about `size` bytes; each reaches up to the first row of the next.
-
-    `done` says how many bytes of the file were read before a row of the batch.
-    """
-    limit, share = log.max_row_bytes, log.share
-    chosen = np.arange(batch.num_rows) if chosen is None else chosen
-    # Checked here which rows are too long: a row that was sent may have lost empty buffers.
-    alone = batch.nbytes > limit
-    small = batch.slice(0, 0) if alone else take_rows(batch, chosen)
-    each = 1 if alone else max(len(chosen) * size // max(small.nbytes, 1), 1)
-    start = before = 0
-    for stop in (*range(each, len(chosen), each), len(chosen)) if batch.num_rows else ():
-        end = int(chosen[stop]) if stop < len(chosen) else batch.num_rows
-        numbers = (chosen[start:stop] - before).tolist()
-        part = batch.slice(before + numbers[0], 1) if alone and numbers else small.slice(start, stop - start)
-        at = done(end)
-        if alone and part.nbytes > limit:
-            row = (numbers[0], None, part.nbytes, True, numbers[0])
-            left_out, last = end - before - 1, end - before - 1
-            yield RowTexts(log.path, limit, at, end - before, [row], left_out=left_out, last=last, share=share)
-        else:
-            rows = StreamedRows(streamed(part).to_pybytes())
-            those = None if share is None else numbers
-            yield _Rows(log.path, _UNLIMITED, at, rows, end - before, those, share=share)
-        start, before = stop, end
-
-
 @dataclass(slots=True)
 class _Groups(Chunk):
-    """Consecutive row groups of a Parquet file."""
+    """Row groups of a Parquet file, or a Torch file, read by the process that audits them."""
 
-    groups: range
-    first: int
+    start: int = 0
+    stop: int = 0
+    """Row groups."""
+    first: int = 0
     """Their first row, counted in the file."""
-    quick: bool
+    quick: bool = False
 
     def rows(self, reading: Reading) -> Iterator[RawRow]:
-        with open_parquet(self.path, quick=self.quick) as file:
-            reading.size = sum(file.metadata.row_group(group).num_rows for group in self.groups)
-            sample, before = reading.sample, self.first
-            yield from rows_of_groups(file, self.groups, self.limit, sample, before=before, threads=False)
+        with ExitStack() as stack:
+            if self.stop:
+                file = stack.enter_context(open_parquet(self.path, quick=self.quick))
+                blocks = blocks_of_groups(file, range(self.start, self.stop), self.first, threads=False)
+            else:
+                blocks = blocks_of_torch(self.path)
+            for row, _ in rows_of_blocks(
+                self._counted(blocks, reading), self.limit, reading.sample, start=self.first
+            ):
+                yield row
+
+    def _counted(self, blocks: Iterator[Block], reading: Reading) -> Iterator[Block]:
+        for block in blocks:
+            reading.size += block.count
+            yield block
+
+
+# Rows read again, in any order
+
+
+Ticket = tuple[int, int]
+"""The index of a row, and where it is: the byte offset of its line, or where it begins in the spool."""
+
+
+class RowBatch:
+    """Consecutive rows that any process can read."""
+
+    __slots__ = ()
+
+    def rows(self, parse: ParseRow) -> Iterator[tuple[int | bytes, RawRow | None]]:
+        """Each row with the byte offset of its line, or with its entry for the spool; None for a blank line."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True)
+class InPlace(RowBatch):
+    """Lines of an uncompressed file."""
+
+    chunk: _Lines
+
+    def rows(self, parse: ParseRow) -> Iterator[tuple[int, RawRow | None]]:
+        """Each line with its byte offset, numbered from 0 in the batch; None for a blank one."""
+        chunk = self.chunk
+        try:
+            with readable(chunk.path), chunk.path.open("rb") as file:
+                at, lines = chunk.lines(file, Reading(chunk))
+                for index, line in enumerate(lines):
+                    yield at, None if line.blank else line.row(index, chunk.limit, parse)
+                    at += line.size + 1
+        except Damaged as damage:
+            raise StorageError(f"{chunk.path}: {damage}.") from None
+
+
+@dataclass(frozen=True, slots=True)
+class SpooledRows(RowBatch):
+    """Rows of a file that cannot be read in place, each as `row_bytes` packs it."""
+
+    each: list[bytes]
+
+    def rows(self, parse: ParseRow) -> Iterator[tuple[bytes, RawRow]]:
+        """Each row with its entry for the spool, numbered as in the file."""
+        for data in self.each:
+            yield entry_of(data), row_of(data, parse)
+
+
+class RandomAccess:
+    """The rows of one file: lines of uncompressed JSONL are read in place, other rows are kept in a spool."""
+
+    def __init__(
+        self, path: Path, *, max_row_bytes: int, spool: Spool | None = None, parse: ParseRow = parse_row
+    ) -> None:
+        self.path = path
+        if not path.is_file():
+            raise StorageError(
+                f"{path}: this is a pipe or a device, which is not read twice; save it to a file first."
+            )
+        self._log = open_log(path, max_row_bytes=max_row_bytes)
+        self._limit = max_row_bytes
+        self.parse = parse
+        self._spool = spool or Spool()
+        # A remote row is fetched once, however often it is read.
+        local = not isinstance(path, RemoteFile)
+        self.in_place = local and self._log.kind == "lines" and self._log.compression is None
+
+    def __iter__(self) -> Iterator[tuple[Ticket, RawRow]]:
+        """Every row as `open_log` gives it, with its ticket; iterate once, over all rows."""
+        first = 0
+        for batch in self.batches(1 << 20):
+            lines = 0
+            for place, raw in batch.rows(self.parse):
+                if isinstance(place, int):
+                    lines += 1
+                if raw is not None:
+                    at = place if isinstance(place, int) else self.keep(place)
+                    yield (first + raw.index, at), replace(raw, index=first + raw.index) if first else raw
+            first += lines
+
+    def batches(self, size: int) -> Iterator[RowBatch]:
+        """All rows in batches of about `size` bytes, which any process can read; those in a spool go to `keep`."""
+        with readable(self.path):
+            if self.in_place:
+                yield from (InPlace(chunk) for chunk in chunks_of(self._log, size) if isinstance(chunk, _Lines))
+                return
+            self._log.keep_text = self._log.kind == "lines"
+            # The text is parsed later.
+            self._log.parse = lambda index, data, cut_off=False: RawRow(index, CUT_OFF if cut_off else {})
+            rows: list[bytes] = []
+            total = 0
+            for raw in self._log:
+                rows.append(row_bytes(raw))
+                total += len(rows[-1])
+                if total >= size:
+                    yield SpooledRows(rows)
+                    rows, total = [], 0
+            if rows:
+                yield SpooledRows(rows)
+
+    def keep(self, entry: bytes) -> int:
+        """Keep the entry of a row of `SpooledRows`; returns where it is."""
+        return self._spool.append(entry)
+
+    def row(self, ticket: Ticket, parse: ParseRow | None = None) -> RawRow:
+        """The row with this ticket; with its text if it is a line of JSONL."""
+        if not self.in_place:
+            return row_of(unpacked(self._spool.packed(ticket[1])), parse or self.parse)
+        with readable(self.path), self.path.open("rb") as file:
+            return line_at(file, ticket, self._limit, parse or self.parse)
+
+    def packed(self, ticket: Ticket) -> bytes | None:
+        """The row as it is in the spool; None if it is read in place."""
+        return None if self.in_place else self._spool.packed(ticket[1])
+
+
+def line_at(file: BinaryIO, ticket: Ticket, limit: int, parse: ParseRow = parse_row) -> RawRow:
+    """The row of one line of an uncompressed file, with its text."""
+    index, at = ticket
+    file.seek(at)
+    data = file.readline(min(limit + 2, sys.maxsize))
+    line = data.removesuffix(b"\n")
+    if len(line) > limit:
+        return too_long(index, len(line), limit)
+    return replace(parse(index, line, cut_off=line is data), text=line.strip())

@@ -175,11 +175,6 @@ def _in_folder(folder: Path) -> list[Path]:
 
 def _sorted_logs(folder: Path) -> list[Path]:
     """The logs of a folder by name; the shards of a data set together, in the order of its rows."""
-    return [path for _, files in sorted(_logs_under(folder)) for path in files]
-
-
-def _logs_under(folder: Path) -> Iterator[tuple[Path, list[Path]]]:
-    """Each log by itself; the shards of each data set together, under its folder."""
     if isinstance(folder, RemoteFile):
         named = [file for file in folder.below or () if _is_named(file)]
         for file in named:  # one below a folder without a name, which no path on disk has
@@ -206,9 +201,8 @@ def _logs_under(folder: Path) -> Iterator[tuple[Path, list[Path]]]:
     def refuse(error: OSError) -> None:
         raise StorageError(f"{error.filename}: the folder cannot be read ({error.strerror}).") from error
 
-    for path, is_log in _under(folder, refuse):
-        if is_log is not False:
-            yield path, [path] if is_log else shards_under(path)
+    logs = sorted((path, is_log) for path, is_log in _under(folder, refuse) if is_log is not False)
+    return [file for path, is_log in logs for file in ([path] if is_log else shards_under(path))]
 
 
 def _is_named(path: Path) -> bool:
@@ -469,8 +463,8 @@ def _new_info(info: Mapping[str, Any], folder: Path, pairs: Sequence[tuple[Path,
     columns: dict[str, None] = {}
     for shard, place in pairs:
         with open_arrow(shard) as source, open_arrow(place) as written:
-            before.append(sum(source.lengths()))
-            after.append(sum(written.lengths()))
+            before.append(source.count())
+            after.append(written.count())
             columns |= dict.fromkeys(name for name in written.schema.names if name not in source.schema.names)
     new = dict(info)
     splits, name = info.get("splits"), _object(folder / _STATE).get("_split")

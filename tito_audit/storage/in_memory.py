@@ -9,14 +9,13 @@ import os
 import pickle
 import tempfile
 import uuid
-from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, TypeAlias, overload
+from typing import Any, BinaryIO, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,10 +25,9 @@ from tito_audit.format import Row
 from tito_audit.record.edits import ABSENT
 from tito_audit.record.edits import Path as Steps
 from tito_audit.storage import lazy_pyarrow as pa
-from tito_audit.storage.row import RawRow, not_an_object
-from tito_audit.storage.sampling import RowSample, seed_of
+from tito_audit.storage.row import not_an_object, seed_of
 from tito_audit.storage.spool import Spool, unpacked
-from tito_audit.storage.table_rows import BATCH_BYTES, BATCH_ROWS, first_line, rows_of_batch, streamed, take_rows
+from tito_audit.storage.table_rows import ArrowRows, Block, MemoryContent, MemoryPart, PlainRows, first_line
 
 _SIMPLE = frozenset({str, int, float, bool, bytes, type(None)})
 """Types of values that stay as they are."""
@@ -197,62 +195,20 @@ def _like(original: Any, value: Any) -> Any:
     return tuple(listed) if isinstance(original, tuple) and isinstance(listed, list) else listed
 
 
-Kind: TypeAlias = Literal["objects", "frame"]
-"""Objects, as in JSON, or a table with typed columns."""
-
 _WEIGHED = 32
 """How many rows show how large the others are."""
-
-
-class MemoryPart(ABC):
-    """Consecutive rows, or some of them; any process can read it."""
-
-    @abstractmethod
-    def rows(self, numbers: Sequence[int], limit: int) -> Iterator[RawRow]:
-        """The rows, with these numbers; those of a table that have more bytes than `limit` are error rows."""
-
-
-class MemoryContent(ABC):
-    """What a program holds; it is read and never changed."""
-
-    kind: Kind
-
-    @abstractmethod
-    def __len__(self) -> int:
-        """How many rows there are."""
-
-    @property
-    @abstractmethod
-    def size(self) -> int:
-        """About how many bytes they are."""
-
-    @abstractmethod
-    def part(self, start: int, stop: int, sampled: NDArray[np.int64] | None = None) -> MemoryPart:
-        """The rows from `start` to `stop`, or of them only those `sampled`, counted from `start`."""
-
-
-@dataclass(frozen=True, slots=True)
-class PlainRows(MemoryPart):
-    """Rows as Python objects."""
-
-    values: Sequence[Row | str]
-    """Rows, or why one cannot be read."""
-    open: bool
-    """Whether they may get keys at any depth, as JSON may."""
-
-    def rows(self, numbers: Sequence[int], limit: int) -> Iterator[RawRow]:
-        """The rows, whatever their size: they are in memory already."""
-        for number, value in zip(numbers, self.values, strict=True):
-            if isinstance(value, str):
-                yield RawRow(number, None, value)
-            else:
-                yield RawRow(number, value, open=self.open)
 
 
 class Objects(MemoryContent):
     """A sequence of objects, read as JSONL with one of them a line; as a `frame`, only its columns can change."""
 
-    def __init__(self, values: Sequence[Any], kind: Kind = "objects", *, lean: bool = False) -> None:
+    def __init__(
+        self,
+        values: Sequence[Any] | SpooledObjects,
+        kind: Literal["objects", "frame"] = "objects",
+        *,
+        lean: bool = False,
+    ) -> None:
         """`lean`: objects lose keys without a value, as tables do."""
         self.values = values
         self.kind = kind
@@ -295,72 +251,10 @@ def _weight(value: Any) -> int:
     return 6 * int(getattr(value, "size", 1)) if isinstance(getattr(value, "size", 1), int) else 6
 
 
-class TableRows(MemoryPart):
-    """Rows as an Arrow record batch."""
-
-    __slots__ = ("batch",)
-
-    def __init__(self, batch: Any) -> None:
-        self.batch = batch
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        # pyarrow itself pickles all of the table that a slice belongs to.
-        return StreamedRows, (streamed(self.batch).to_pybytes(),)
-
-    def rows(self, numbers: Sequence[int], limit: int) -> Iterator[RawRow]:
-        return rows_of_batch(self.batch, numbers, limit)
-
-
-@dataclass(frozen=True, slots=True)
-class StreamedRows(MemoryPart):
-    """Rows as an Arrow stream."""
-
-    data: bytes
-
-    def rows(self, numbers: Sequence[int], limit: int) -> Iterator[RawRow]:
-        passed = 0
-        with pa.ipc.open_stream(self.data) as stream:
-            for batch in stream:
-                yield from rows_of_batch(batch, numbers[passed : passed + batch.num_rows], limit)
-                passed += batch.num_rows
-
-
-class ArrowRows(MemoryContent):
-    """A table of which each part can be had as an Arrow table."""
-
-    kind: Kind = "frame"
-    size = 0
-
-    def __init__(self, count: int, size: int, table: Callable[[int, int], Any]) -> None:
-        self._count = count
-        self.size = size
-        self.table = table
-        """The rows from one number to another, as an Arrow table."""
-
-    @classmethod
-    def of(cls, table: Any) -> ArrowRows:
-        """The rows of an Arrow table."""
-        return cls(len(table), table.nbytes, lambda start, stop: table.slice(start, stop - start))
-
-    def __len__(self) -> int:
-        return self._count
-
-    def part(self, start: int, stop: int, sampled: NDArray[np.int64] | None = None) -> MemoryPart:
-        batch = batch_of(self.table(start, stop))
-        return TableRows(batch if sampled is None else take_rows(batch, sampled))
-
-
-def batch_of(table: Any) -> Any:
-    """A table, or what `to_arrow` makes, as one record batch."""
-    table = table.combine_chunks()
-    return next(iter(table.to_batches()), None) or pa.RecordBatch.from_pylist([], schema=table.schema)
-
-
-class OnceRead(MemoryContent):
+class OnceRead:
     """Rows that come only once, kept in a temporary file when they are first needed, and read from there."""
 
-    def __init__(self, kind: Kind, read: Callable[[], MemoryContent]) -> None:
-        self.kind = kind
+    def __init__(self, read: Callable[[], MemoryContent]) -> None:
         self._read = read
         self._failed: BaseException | None = None
         """Why the rows could not be read: a second try would miss those that have come already."""
@@ -376,18 +270,8 @@ class OnceRead(MemoryContent):
             self._failed = error
             raise
 
-    def __len__(self) -> int:
-        return len(self.rows)
 
-    @property
-    def size(self) -> int:
-        return self.rows.size
-
-    def part(self, start: int, stop: int, sampled: NDArray[np.int64] | None = None) -> MemoryPart:
-        return self.rows.part(start, stop, sampled)
-
-
-class SpooledObjects(Sequence[Any]):
+class SpooledObjects:
     """Python objects in a temporary file, each read when it is asked for."""
 
     def __init__(self, values: Iterable[Any]) -> None:
@@ -407,13 +291,7 @@ class SpooledObjects(Sequence[Any]):
     def __len__(self) -> int:
         return len(self._starts)
 
-    @overload
-    def __getitem__(self, index: int) -> Any: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Any]: ...
-    def __getitem__(self, index: int | slice) -> Any:
-        if isinstance(index, slice):
-            return [self[number] for number in range(*index.indices(len(self)))]
+    def __getitem__(self, index: int) -> Any:
         return pickle.loads(unpacked(self._spool.packed(self._starts[index])))  # written by this process
 
 
@@ -469,10 +347,10 @@ class RowsInMemory(type(Path())):  # type: ignore[misc]
 
     value: Any = None
     """The rows as the caller has them."""
-    _content: MemoryContent | None = None
+    _content: MemoryContent | OnceRead | None = None
 
     @classmethod
-    def of(cls, name: str, content: MemoryContent, value: Any) -> RowsInMemory:
+    def of(cls, name: str, content: MemoryContent | OnceRead, value: Any) -> RowsInMemory:
         path: RowsInMemory = cls(name)
         path._content, path.value = content, value
         _names.add(str(path))
@@ -486,7 +364,12 @@ class RowsInMemory(type(Path())):  # type: ignore[misc]
                 f"{self}: rows in memory are read only by the process that holds them, and those forked from it.\n"
                 "Write them to a file that all processes can read, and pass its name."
             )
-        return self._content
+        return self._content.rows if isinstance(self._content, OnceRead) else self._content
+
+    @property
+    def once(self) -> bool:
+        """Whether the caller's rows come only once."""
+        return isinstance(self._content, OnceRead)
 
     def stat(self, *, follow_symlinks: bool = True) -> StatusInMemory:
         return StatusInMemory(self.content.size)
@@ -511,37 +394,10 @@ def is_in_memory(name: str) -> bool:
     return name in _names
 
 
-def spans(content: MemoryContent, size: int = BATCH_BYTES) -> Iterator[tuple[int, int]]:
-    """The rows in parts of about `size` bytes: the first row of each, and the first that is past it."""
+def blocks_of_memory(content: MemoryContent) -> Iterator[Block]:
+    """All rows as one block; its seed identifies them by the first: rows added later change nothing."""
     count = len(content)
-    each = min(max(size * count // max(content.size, 1), 1), BATCH_ROWS)
-    yield from ((start, min(start + each, count)) for start in range(0, count, each))
-
-
-def seed_of_rows(content: MemoryContent) -> int:
-    """A seed that identifies a log by its first row: rows added later change nothing."""
-    first = next(content.part(0, 1).rows([0], 1 << 62), None) if len(content) else None
+    first = next(content.part(0, 1).rows([0], 1 << 62), None) if count else None
     values = (first.value or {}).values() if first is not None else ()
-    return seed_of(*(str(value)[:64] for value in values if isinstance(value, str | int | float)))
-
-
-def rows_in_memory(
-    path: RowsInMemory, limit: int, only: int | None = None, sample: RowSample | None = None
-) -> Iterator[tuple[RawRow, float]]:
-    """Each row with the share of the rows read up to it, from 0 to 1.
-
-    With `only`, that row alone; with `sample`, the sampled rows.
-    """
-    content = path.content
-    count = len(content)
-    if only is not None:
-        if 0 <= only < count:
-            yield from ((row, 1.0) for row in content.part(only, only + 1).rows([only], limit))
-        return
-    seed = seed_of_rows(content) if sample is not None else 0
-    for start, stop in spans(content):
-        sampled = None if sample is None else sample.among(seed, start, stop - start)
-        numbers = range(start, stop) if sampled is None else (start + sampled).tolist()
-        rows = content.part(start, stop, sampled).rows(numbers, limit)
-        rows = rows if sample is None else sample.counted(rows, start, stop - start)
-        yield from ((row, (row.index + 1) / count) for row in rows)
+    seed = seed_of(*(str(value)[:64] for value in values if isinstance(value, str | int | float)))
+    yield Block(0, count, [content], seed, 0.0, 1.0)

@@ -11,8 +11,7 @@ from typing import Any
 from tito_audit.errors import SetupError
 from tito_audit.record.edits import Path
 from tito_audit.storage import lazy_pyarrow as pa
-from tito_audit.storage.row import RawRow, Within, dump_row
-from tito_audit.storage.sampling import RowSample
+from tito_audit.storage.row import RawRow, RowSample, Within, dump_row
 
 _ANY = "*"
 """The path step for the entries of a list."""

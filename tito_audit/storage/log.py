@@ -11,15 +11,14 @@ from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
 from tito_audit.errors import StorageError
-from tito_audit.storage.arrow import is_arrow, open_arrow, rows_of_arrow
-from tito_audit.storage.documents import PARQUET_MAGIC, cut_values, json_kind
-from tito_audit.storage.in_memory import RowsInMemory, rows_in_memory
+from tito_audit.storage.arrow import blocks_of_arrow, is_arrow, open_arrow
+from tito_audit.storage.in_memory import RowsInMemory, blocks_of_memory
 from tito_audit.storage.inside import RowPath, Unwrapped, parse_row_path
 from tito_audit.storage.number_arrays import Splicer
-from tito_audit.storage.parquet import open_parquet, rows_of_parquet
-from tito_audit.storage.row import RawRow, parse_row
-from tito_audit.storage.sampling import RowSample
+from tito_audit.storage.parquet import blocks_of_groups, open_parquet
+from tito_audit.storage.row import RawRow, RowSample, parse_row
 from tito_audit.storage.streams import (
+    PARQUET_MAGIC,
     Between,
     ByteStream,
     Compression,
@@ -27,9 +26,12 @@ from tito_audit.storage.streams import (
     ParseRow,
     compression_of,
     cut_lines,
+    cut_values,
+    json_kind,
     rows_of_pieces,
 )
-from tito_audit.storage.torch_files import TORCH_HEAD, is_torch, rows_of_torch
+from tito_audit.storage.table_rows import Block, rows_of_blocks
+from tito_audit.storage.torch_files import TORCH_HEAD, blocks_of_torch, is_torch
 from tito_audit.storage.watch import is_pipe, patience, refuse_device
 
 Kind = Literal["lines", "values", "array", "parquet", "arrow", "torch", "objects", "frame"]
@@ -118,8 +120,8 @@ class Log:
             with open_parquet(self.path) as file:
                 return int(file.metadata.num_rows)
         if self.kind == "arrow":
-            with open_arrow(self.path) as table, contextlib.suppress(OSError, ValueError):
-                return sum(table.lengths())
+            with open_arrow(self.path) as table, contextlib.suppress(OSError, ValueError, Damaged):
+                return table.count()
         log = Log(self.path, self.max_row_bytes)
         log.only = -1
         return max((row.index + 1 for row in log), default=0)
@@ -145,78 +147,75 @@ class Log:
         return outer
 
     def __iter__(self) -> Iterator[RawRow]:
-        if self.inside is not None:
-            yield from self._unwrapped(self.inside)
-            return
+        sample = RowSample(self.share) if self.share is not None else None
         last = -1
         self.position = self.left_out = 0
-        sample = RowSample(self.share) if self.share is not None else None
         try:
-            with (
-                readable(self.path),
-                contextlib.nullcontext() if isinstance(self.path, RowsInMemory) else opened(self.path) as raw,
-            ):
-                for row in self._rows(raw, sample):
+            with readable(self.path):
+                for row in self._rows(sample) if self.inside is None else self._nested(self.inside, sample):
                     last = row.index
                     if sample is not None:
                         self.left_out = sample.left_out
                     yield row
         except Damaged as damage:
+            last = last if sample is None else sample.last
             if sample is not None:
-                self.left_out, last = sample.left_out, sample.last
+                self.left_out = sample.left_out
             yield lost_row(self.path, last, str(damage))
         if sample is not None:
             self.left_out = sample.left_out
 
-    def _unwrapped(self, inside: RowPath) -> Iterator[RawRow]:
-        sample = RowSample(self.share) if self.share is not None else None
+    def _nested(self, inside: RowPath, sample: RowSample | None) -> Iterator[RawRow]:
         outer, unwrapped = self.outer(), Unwrapped(inside, sample, keep=self.keep_text)
-        self.position = self.left_out = 0
         for row in unwrapped.rows(outer):
             self.position = outer.position
-            if sample is not None:
-                self.left_out = sample.left_out
             yield row
-        if sample is not None:
-            self.left_out = sample.left_out
         self.tail, self.passed = outer.tail, unwrapped.passed
         # A pipe could not be checked before.
         if unwrapped.first_without is not None and not self.path.is_file():
             raise inside.nowhere(unwrapped.first_without, self.path)
 
-    def _rows(self, raw: BinaryIO | None, sample: RowSample | None) -> Iterator[RawRow]:
-        kind, stream, between = (self.kind, None, Between()) if raw is None else self.look(raw)
-        if raw is None or stream is None:
-            if isinstance(self.path, RowsInMemory):
-                rows_of_binary = rows_in_memory(self.path, self.max_row_bytes, self.only, sample)
-            elif kind == "torch":
-                rows_of_binary = rows_of_torch(self.path, sample)
-            elif kind == "arrow":
-                rows_of_binary = rows_of_arrow(self.path, self.max_row_bytes, self.only, sample)
-            else:
-                rows_of_binary = rows_of_parquet(
-                    self.path, self.max_row_bytes, self.only, sample, quick=self.quick
+    def _rows(self, sample: RowSample | None) -> Iterator[RawRow]:
+        with contextlib.ExitStack() as stack:
+            raw = None if isinstance(self.path, RowsInMemory) else stack.enter_context(opened(self.path))
+            kind, stream, between = (self.kind, None, Between()) if raw is None else self.look(raw)
+            if raw is None or stream is None:
+                for row, share in rows_of_blocks(self.blocks(), self.max_row_bytes, sample, self.only):
+                    self.position = int(self.size * share)
+                    yield row
+                return
+            stack.callback(stream.close)
+            limit, lines, keeps = self.max_row_bytes, kind == "lines", self.keep_text and sample is None
+            parse = self.parse if lines else parse_row
+            if lines and self.only is not None:
+                # The others are skipped, many times faster than parsed.
+                parse = lambda index, data, cut_off=False: (  # noqa: E731
+                    self.parse(index, data, cut_off=cut_off)
+                    if index == self.only
+                    else RawRow(index, None, "the row was passed over")
                 )
-            for row, share in rows_of_binary:
-                self.position = int(self.size * share)
-                yield row
-            return
-        limit, lines, keeps = self.max_row_bytes, kind == "lines", self.keep_text and sample is None
-        parse = parse_row if not lines else self.parse if self.only is None else _only(self.only, self.parse)
-        start = 0 if keeps else len(between.rest())
-        pieces = cut_lines(stream, limit)
-        if not lines:
-            pieces = cut_values(stream, array=kind == "array", limit=limit, gaps=keeps)
-        leads = between if keeps else None
-        try:
+            pieces = cut_lines(stream, limit)
+            if not lines:
+                pieces = cut_values(stream, array=kind == "array", limit=limit, gaps=keeps)
+            start, leads = (0, between) if keeps else (len(between.rest()), None)
             for row in rows_of_pieces(
                 pieces, limit, parse, lines=lines, between=leads, sample=sample, start=start
             ):
                 self.position = raw.tell() if raw.seekable() else 0
                 yield row
-        finally:
-            stream.close()
         self.tail = between.rest() if self.keep_text else b""
+
+    def blocks(self) -> Iterator[Block]:
+        """The blocks of a log whose rows are no text."""
+        if isinstance(self.path, RowsInMemory):
+            yield from blocks_of_memory(self.path.content)
+        elif self.kind == "torch":
+            yield from blocks_of_torch(self.path)
+        elif self.kind == "arrow":
+            yield from blocks_of_arrow(self.path)
+        else:
+            with open_parquet(self.path, quick=self.quick) as file:
+                yield from blocks_of_groups(file, range(file.num_row_groups))
 
     def look(self, raw: BinaryIO) -> tuple[Kind, ByteStream | None, Between]:
         """The kind of the file; unless binary, its bytes from the first row on, and what came before them."""
@@ -280,17 +279,6 @@ def opened(path: Path) -> BinaryIO:
         raw = path.open("rb")
         raw.peek(1)
         return raw
-
-
-def _only(wanted: int, parse: ParseRow) -> ParseRow:
-    """A parser of one line that skips the others, many times faster than parsing them."""
-
-    def parsed(index: int, data: bytes, *, cut_off: bool = False) -> RawRow:
-        if index == wanted:
-            return parse(index, data, cut_off=cut_off)
-        return RawRow(index, None, "the row was passed over")
-
-    return parsed
 
 
 def lost_row(path: Path, last: int, damage: str) -> RawRow:

@@ -124,11 +124,10 @@ def open_output(
         contextlib.ExitStack() as stack,
     ):
         inner: _Inner
-        if log.kind == "parquet":
-            inner = table = ParquetOutput(log.path, out, added)
+        if log.kind in ("parquet", "arrow"):
+            kind: type[ParquetOutput | ArrowOutput] = ParquetOutput if log.kind == "parquet" else ArrowOutput
+            inner = table = kind(log.path, out, added)
             stack.callback(table.abandon)
-        elif log.kind == "arrow":
-            inner = ArrowOutput(log.path, out, added)
         elif log.kind == "torch":
             inner = TorchOutput(log.path, out)
         else:

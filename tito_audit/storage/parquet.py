@@ -8,56 +8,31 @@ import math
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from inspect import signature
-from itertools import groupby, takewhile
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from tito_audit.errors import StorageError
 from tito_audit.storage import lazy_pyarrow as pa
-from tito_audit.storage.remote import RemoteFile
-from tito_audit.storage.row import RawRow
-from tito_audit.storage.sampling import RowSample, seed_of
+from tito_audit.storage._store import RemoteStatus
+from tito_audit.storage.remote import RangedFile, RemoteFile
+from tito_audit.storage.row import seed_of
 from tito_audit.storage.streams import Damaged
 from tito_audit.storage.table_edit import TableEdit, TableOutput, unwritable
 from tito_audit.storage.table_rows import (
     BATCH_BYTES,
     BATCH_ROWS,
+    ArrowRows,
+    Block,
     first_line,
     refuse_same_names,
-    rows_of_batch,
-    sampled_of_batch,
 )
 from tito_audit.terminal.words import listed
 
 _PAGES = 1 << 16
 """How much of a column chunk of a remote file is asked for first."""
-
-
-def rows_of_parquet(
-    path: Path, limit: int, only: int | None = None, sample: RowSample | None = None, *, quick: bool = False
-) -> Iterator[tuple[RawRow, float]]:
-    """Each row with the share of the rows read up to it, from 0 to 1.
-
-    With `only`, that row alone; with `sample`, the sampled rows. Row groups without any of them are not read.
-    `quick` is explained at `open_parquet`.
-    """
-    with open_parquet(path, quick=quick) as file:
-        if only is None:
-            total = max(file.metadata.num_rows, 1)
-            for row in rows_of_groups(file, range(file.num_row_groups), limit, sample):
-                yield row, (row.index + 1) / total
-            return
-        index = 0
-        for group in range(file.num_row_groups):
-            size = file.metadata.row_group(group).num_rows
-            for batch in batches_of(file, group) if index <= only < index + size else ():
-                if only < index + batch.num_rows:
-                    yield from ((row, 1.0) for row in rows_of_batch(batch.slice(only - index, 1), [only], limit))
-                    return
-                index += batch.num_rows
-            index += size
 
 
 def open_parquet(path: Path, *, quick: bool = False) -> Any:
@@ -90,55 +65,36 @@ def open_parquet(path: Path, *, quick: bool = False) -> Any:
     return file
 
 
-NOT_READ = "no page is read"
+_NOT_READ = "no page is read"
 
 
-class _NoPages(io.RawIOBase):
-    """A file of a size whose bytes cannot be read."""
+def refuse_damaged(metadata: Any, size: int, *, codecs: bool = False) -> None:
+    """Raise an Arrow error, OSError or ValueError if what a footer says of a column chunk is damaged.
 
-    def __init__(self, size: int) -> None:
-        super().__init__()
-        self._size = size
-        self._at = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
-        return self._at
-
-    def tell(self) -> int:
-        return self._at
-
-    def read(self, size: int = -1) -> bytes:
-        raise OSError(NOT_READ)
-
-
-def without_pages(metadata: Any, size: int, *, ahead: bool = False) -> Any:
-    """A file of so many bytes with this footer, of which no page can be read: that is an OSError with `NOT_READ`.
-
-    Before that, pyarrow's reader raises for what its accessors of a column chunk would end the process. `ahead`:
-    it asks for pages before it looks at their codecs.
+    pyarrow's reader says so before it reads a page, and none can be read here; its accessors of a column chunk
+    would end the process. `codecs`: also if a codec does not exist, group by group.
     """
-    return pa.parquet.ParquetFile(
-        _NoPages(size), metadata=metadata, pre_buffer=ahead, buffer_size=0 if ahead else _PAGES
+
+    def read(start: int, stop: int) -> bytes:
+        raise OSError(_NOT_READ)
+
+    source = RangedFile("", RemoteStatus(size), read)
+    # One that reads ahead asks for pages before it looks at their codecs.
+    ahead = {} if codecs else {"pre_buffer": True, "buffer_size": 0}
+    file = pa.parquet.ParquetFile(
+        source, metadata=metadata, **{"pre_buffer": False, "buffer_size": _PAGES, **ahead}
     )
-
-
-def refuse_damaged(metadata: Any, size: int) -> None:
-    """Raise an Arrow error, OSError or ValueError if what a footer says of a column chunk is damaged."""
-    file = without_pages(metadata, size, ahead=True)
-    try:
-        file.read_row_groups(range(metadata.num_row_groups), use_threads=False)
-    except NotImplementedError:
-        return  # a type that cannot be read, which is told where its rows are
-    except OSError as error:
-        if NOT_READ not in str(error):
-            raise
+    every = range(metadata.num_row_groups)
+    for groups in ([group] for group in every) if codecs else [every]:
+        try:
+            file.read_row_groups(groups, use_threads=False)
+        except NotImplementedError:
+            if codecs:
+                raise
+            return  # a type that cannot be read, which is told where its rows are
+        except OSError as error:
+            if _NOT_READ not in str(error):
+                raise
 
 
 def _large_binary(file: Any) -> frozenset[str]:
@@ -223,31 +179,16 @@ def decoded_size(about: Any) -> int:
     return sum(max(int(chunk.total_uncompressed_size), 8 * int(chunk.num_values)) for chunk in columns)
 
 
-def rows_of_groups(
-    file: Any, groups: range, limit: int, sample: RowSample | None, *, before: int = 0, threads: bool = True
-) -> Iterator[RawRow]:
-    """The rows of row groups, or those of them that a sample takes, numbered from 0; so many are `before` them in
-    the file. Row groups of which it takes none are not read."""
-    index = 0
+def blocks_of_groups(file: Any, groups: range, first: int = 0, *, threads: bool = True) -> Iterator[Block]:
+    """Row groups, the first of which begins with row `first`; none is read before it is wanted."""
+    total = max(file.metadata.num_rows, 1)
     for group in groups:
         about = file.metadata.row_group(group)
-        seed, size = 0 if sample is None else seed_of_group(about), about.num_rows
-        if sample is not None and not len(sample.among(seed, before + index, size)):
-            index += size
-            sample.skip(index - 1, size)
-            continue
-        for batch in batches_of(file, group, threads=threads):
-            if sample is None:
-                yield from rows_of_batch(batch, range(index, index + batch.num_rows), limit)
-            else:
-                chosen = sample.among(seed, before + index, batch.num_rows)
-                yield from sampled_of_batch(batch, chosen, index, limit, sample)
-            index += batch.num_rows
-
-
-def seed_of_group(about: Any) -> int:
-    """A seed that identifies a row group by the stored sizes of its columns."""
-    return seed_of(about.num_rows, *(about.column(i).total_compressed_size for i in range(about.num_columns)))
+        stop = first + about.num_rows
+        sizes = (about.column(place).total_compressed_size for place in range(about.num_columns))
+        contents = map(ArrowRows.of, batches_of(file, group, threads=threads))
+        yield Block(first, about.num_rows, contents, seed_of(about.num_rows, *sizes), first / total, stop / total)
+        first = stop
 
 
 LARGE = 128 << 20
@@ -276,97 +217,84 @@ class ParquetOutput(TableOutput):
 
     def __init__(self, source: Path, out: BinaryIO, added: tuple[str, ...]) -> None:
         super().__init__(source, out, TableEdit(source, "a Parquet file", added))
-        self._file: Any = None
-        self._writer: Any = None
-        self._claims: Sequence[Any] = ()
-        """The sort order that the footer claims."""
-        self._parts: list[tuple[int, int, int]] = []
-        """What is written as a row group: a row group of the source, and the first and last of its rows."""
-        self._tables: Iterator[Any] = iter(())
-        """The rows of each part, in order."""
-        self._part = 0
-        """The next part to write."""
-        self._written: list[Any] = []
-        """The footer of the written file, once it is complete."""
 
-    def abandon(self) -> None:
-        if self._file is not None:
-            self._file.close(force=True)
-
-    def _open(self) -> None:
+    def _writing(self) -> Generator[int, None, None]:
         try:
-            self._file = open_parquet(self._source)
-            schema = self._edit.schema(self._file.schema_arrow)
-            options = writer_options(self._source, self._file, schema, self._edit.added)
+            file = open_parquet(self._source)
+            schema = self._edit.schema(file.schema_arrow)
+            options = writer_options(self._source, file, schema, self._edit.added)
         except (pa.ArrowException, OSError, ValueError, IndexError) as error:
             why = f"the footer of the Parquet file cannot be read ({first_line(error)})"
             raise unwritable(self._source, why) from error
-        self._claims = options["sorting_columns"] or ()
-        self._parts = list(_parts(self._file.metadata))
-        self._tables = self._read()
-        self._writer = parquet_writer(self._out, schema, metadata_collector=self._written, **options)
+        written: list[Any] = []
+        writer = parquet_writer(self._out, schema, metadata_collector=written, **options)
+        claims, first = options["sorting_columns"] or (), 0
+        try:
+            for group in range(file.num_row_groups):
+                about = file.metadata.row_group(group)
+                parts = max(-(-decoded_size(about) // LARGE), 1)
+                size = max(-(-about.num_rows // parts), 1)
+                end = first + about.num_rows
+                stops = [min(start + size, end) for start in range(first, max(end, first + 1), size)]
+                tables = self._read(file, group, size)
+                for stop in stops:
+                    yield stop
+                    self._write(writer, file, group, next(tables), first, claims)
+                    first = stop
+            metadata = {name: text for name, text in (file.metadata.metadata or {}).items() if name != _ARROW}
+            if hasattr(writer, "add_key_value_metadata"):  # not in the oldest supported pyarrow
+                writer.add_key_value_metadata(metadata)
+            writer.close()
+            self.not_kept = list(not_kept(file.metadata, written[0]))
+        finally:
+            file.close(force=True)
 
-    def _write_batches_before(self, row: int | None) -> None:
-        while self._part < len(self._parts) and (row is None or self._parts[self._part][2] <= row):
-            self._write_part()
-
-    def _close(self) -> None:
-        metadata = {name: text for name, text in (self._file.metadata.metadata or {}).items() if name != _ARROW}
-        if hasattr(self._writer, "add_key_value_metadata"):  # not in the oldest supported pyarrow
-            self._writer.add_key_value_metadata(metadata)
-        self._writer.close()
-        self.not_kept = list(not_kept(self._file.metadata, self._written[0]))
-        self._file.close(force=True)
-
-    def _write_part(self) -> None:
-        """Write the next row group; none if all of its rows are dropped."""
-        group, first, _ = self._parts[self._part]
-        table = next(self._tables)
+    def _write(self, writer: Any, file: Any, group: int, table: Any, first: int, claims: Sequence[Any]) -> None:
+        """Write a row group; none if all of its rows are dropped. Nothing of it is held afterwards."""
         result = self._edit.table(table, first, self._rows)
-        self._check_order(group, result)
-        if len(result) or not len(table):
-            try:
-                for place, field in enumerate(result.schema):
-                    chunks = result.column(place).chunks
-                    # pyarrow cannot write views in objects that are part of a longer array.
-                    if "_view" in str(field.type) and any(chunk.offset for chunk in chunks):
-                        copies = [pa.concat_arrays([chunk.slice(0, 0), chunk]) for chunk in chunks]
-                        result = result.set_column(place, field, pa.chunked_array(copies, type=field.type))
-                self._writer.write_table(result, row_group_size=max(len(result), 1))
-            except pa.ArrowNotImplementedError as error:
+        self._check_order(file, group, result, claims)
+        if not len(result) and len(table):
+            return
+        try:
+            for place, field in enumerate(result.schema):
+                chunks = result.column(place).chunks
+                # pyarrow cannot write views in objects that are part of a longer array.
+                if "_view" in str(field.type) and any(chunk.offset for chunk in chunks):
+                    copies = [pa.concat_arrays([chunk.slice(0, 0), chunk]) for chunk in chunks]
+                    result = result.set_column(place, field, pa.chunked_array(copies, type=field.type))
+            writer.write_table(result, row_group_size=max(len(result), 1))
+        except pa.ArrowNotImplementedError as error:
+            raise StorageError(
+                f"{self._source}: row group {group} cannot be written again ({error}).\n"
+                "Write the log as JSONL, or with columns of plainer types."
+            ) from error
+
+    def _read(self, file: Any, group: int, size: int) -> Iterator[Any]:
+        """A row group in tables of `size` rows; StorageError if it cannot be read, or not be written as it is."""
+        count = file.metadata.row_group(group).num_rows
+        try:
+            waiting = file.read_row_group(group) if count <= size else file.schema_arrow.empty_table()
+            batches = batches_of(file, group) if count > size else iter(())
+            if self._has_lost_times(file, group):
                 raise StorageError(
-                    f"{self._source}: row group {group} cannot be written again ({error}).\n"
-                    "Write the log as JSONL, or with columns of plainer types."
-                ) from error
-        self._part += 1
-        self._rows = {}
+                    f"{self._source}: row group {group} holds times (INT96) outside the years 1677 to "
+                    "2262.\nThey would be written as other times, so the repaired file is not written. "
+                    "Write the log with times as INT64, or as JSONL."
+                )
+            for start in range(0, max(count, 1), size):
+                while len(waiting) < min(size, count - start):
+                    waiting = pa.concat_tables([waiting, pa.Table.from_batches([next(batches)])])
+                yield waiting.slice(0, size).unify_dictionaries() if count > size else waiting
+                waiting = waiting.slice(size)
+        except Damaged as damage:
+            raise unwritable(self._source, str(damage)) from None
+        except (pa.ArrowException, OSError, ValueError) as error:
+            why = f"row group {group} of the Parquet file cannot be read ({first_line(error)})"
+            raise unwritable(self._source, why) from error
 
-    def _read(self) -> Iterator[Any]:
-        """The rows of each part; StorageError where they cannot be read, or would be written as others."""
-        for group, parts in groupby(self._parts, lambda part: part[0]):
-            sizes = [stop - first for _, first, stop in parts]
-            try:
-                if len(sizes) == 1:
-                    tables: Iterator[Any] = iter([self._file.read_row_group(group)])
-                else:
-                    tables = _in_parts(self._file.schema_arrow, batches_of(self._file, group), sizes)
-                for number, table in enumerate(tables):
-                    if not number and self._has_lost_times(group):
-                        raise StorageError(
-                            f"{self._source}: row group {group} holds times (INT96) outside the years 1677 to "
-                            "2262.\nThey would be written as other times, so the repaired file is not written. "
-                            "Write the log with times as INT64, or as JSONL."
-                        )
-                    yield table
-            except Damaged as damage:
-                raise unwritable(self._source, str(damage)) from None
-            except (pa.ArrowException, OSError, ValueError) as error:
-                why = f"row group {group} of the Parquet file cannot be read ({first_line(error)})"
-                raise unwritable(self._source, why) from error
-
-    def _has_lost_times(self, group: int) -> bool:
+    def _has_lost_times(self, file: Any, group: int) -> bool:
         """Whether a row group holds INT96 times outside the years 1677 to 2262, which Arrow reads as others."""
-        columns = map(self._file.schema.column, range(len(self._file.schema)))
+        columns = map(file.schema.column, range(len(file.schema)))
         paths = [column.path for column in columns if column.physical_type == "INT96"]
         if not paths:
             return False
@@ -380,9 +308,9 @@ class ParquetOutput(TableOutput):
                         return True
         return False
 
-    def _check_order(self, group: int, table: Any) -> None:
+    def _check_order(self, file: Any, group: int, table: Any, claims: Sequence[Any]) -> None:
         """Raise StorageError if a change breaks the sort order that the footer claims: readers rely on it."""
-        paths = [(claim, self._file.schema.column(claim.column_index).path) for claim in self._claims]
+        paths = [(claim, file.schema.column(claim.column_index).path) for claim in claims]
         claimed = list(takewhile(lambda pair: pair[1] in table.column_names, paths))
         changed = {change.path[0] for copies in self._rows.values() for copy in copies for change in copy}
         names = [name for _, name in claimed]
@@ -404,37 +332,20 @@ class ParquetOutput(TableOutput):
             )
 
 
-def _parts(metadata: Any) -> Iterator[tuple[int, int, int]]:
-    """Each row group, or its rows in equal parts if it is large; with its first row and the one after its last."""
-    before = 0
-    for group in range(metadata.num_row_groups):
-        about = metadata.row_group(group)
-        size = max(-(-about.num_rows // max(-(-decoded_size(about) // LARGE), 1)), 1)
-        for first in range(0, max(about.num_rows, 1), size):
-            yield group, before + first, before + min(first + size, about.num_rows)
-        before += about.num_rows
-
-
-def _in_parts(schema: Any, batches: Iterator[Any], sizes: Sequence[int]) -> Iterator[Any]:
-    """Batches as tables of so many rows each."""
-    waiting = schema.empty_table()
-    for size in sizes:
-        while len(waiting) < size:
-            waiting = pa.concat_tables([waiting, pa.Table.from_batches([next(batches)])])
-        yield waiting.slice(0, size).unify_dictionaries()
-        waiting = waiting.slice(size)
-
-
 def writer_options(path: Path, file: Any, schema: Any, added: tuple[str, ...]) -> dict[str, Any]:
     """Arguments of `pyarrow.parquet.ParquetWriter` that reproduce what the footer and the first page show.
 
     They do not show compression levels and page sizes, which are left to the writer. `schema` is what will be
     written: the file's, with `added` columns. ValueError or IndexError for a damaged footer.
     """
-    _refuse_odd_chunks(path, file)
+    refuse_damaged(file.metadata, path.stat().st_size, codecs=True)
     chunks = list(column_chunks(file))
     columns = [file.schema.column(place) for place in range(len(file.schema))]
     paths, stored = [column.path for column in columns], [str(column.physical_type) for column in columns]
+    for number, chunk in enumerate(chunks):  # pyarrow reads columns by their places
+        if (own := chunk.path_in_schema) != (name := paths[number % len(paths)]):
+            group = number // len(paths)
+            raise ValueError(f"row group {group}: {own!r} is at the place of the column {name!r}")
     logical = [json.loads(column.logical_type.to_json()) for column in columns]
     kinds = [str(about.get("Type")) for about in logical]
     claims = {tuple(file.metadata.row_group(group).sorting_columns) for group in range(file.num_row_groups)}
@@ -464,26 +375,6 @@ def writer_options(path: Path, file: Any, schema: Any, added: tuple[str, ...]) -
         places = {path: written.column(place).path for place, path in enumerate(paths)}
         options |= _column_options(chunks, places, added)
     return _supported(options)
-
-
-def _refuse_odd_chunks(path: Path, file: Any) -> None:
-    """OSError or ValueError if a column chunk has a codec that does not exist, or another column's path.
-
-    pyarrow ends the process where it is asked for the name of such a codec, and reads columns by their places.
-    """
-    names = [file.schema.column(place).path for place in range(len(file.schema))]
-    unread = without_pages(file.metadata, path.stat().st_size)
-    for group in range(file.num_row_groups):
-        about = file.metadata.row_group(group)
-        for place, name in enumerate(names):
-            if about.column(place).path_in_schema != name:
-                own = about.column(place).path_in_schema
-                raise ValueError(f"row group {group}: {own!r} is at the place of the column {name!r}")
-        try:
-            unread.read_row_group(group, use_threads=False)
-        except OSError as error:
-            if NOT_READ not in str(error):
-                raise
 
 
 def _supported(options: dict[str, Any]) -> dict[str, Any]:

@@ -24,15 +24,11 @@ from tito_audit.storage.atomic import new_file, refuse_target
 from tito_audit.storage.in_memory import (
     MISSING,
     NAME,
-    ArrowRows,
-    MemoryContent,
     Objects,
     OnceRead,
     RowsInMemory,
     SpooledObjects,
-    batch_of,
     edited,
-    spans,
     spooled_table,
 )
 from tito_audit.storage.log import Log
@@ -41,6 +37,7 @@ from tito_audit.storage.output import NestedOutput, Output
 from tito_audit.storage.remote import RemoteFile
 from tito_audit.storage.row import RawRow
 from tito_audit.storage.table_edit import Copies, TableEdit, as_text, changes_between
+from tito_audit.storage.table_rows import ArrowRows, MemoryContent, batch_of, spans
 
 Logs: TypeAlias = str | Path | Sequence[str | Path] | Any
 """A path, several paths, or rows: a list of dicts, a pandas or polars DataFrame, a pyarrow Table, RecordBatch or
@@ -86,10 +83,10 @@ def passed_logs(logs: Logs) -> PassedLogs:
             # Rows of an iterator, which is read once.
             once = chain([first], rest)
             if isinstance(first, Mapping):
-                content = OnceRead("objects", lambda: Objects(SpooledObjects(once)))
+                content = OnceRead(lambda: Objects(SpooledObjects(once)))
             else:
                 _refuse_same_names(first.schema.names)
-                content = OnceRead("frame", lambda: spooled_table(once))
+                content = OnceRead(lambda: spooled_table(once))
             return PassedLogs([RowsInMemory.of(NAME, content, logs)], itemgetter(0))
         entries = [] if first is None else [first, *rest]
     if all(isinstance(entry, str | os.PathLike) for entry in entries):
@@ -149,11 +146,11 @@ def _named(logs: Mapping[Any, Any]) -> PassedLogs:
     return PassedLogs(paths, lambda values: kind(zip(logs, values, strict=True)))
 
 
-def content_of(value: Any) -> MemoryContent | None:
+def content_of(value: Any) -> MemoryContent | OnceRead | None:
     """Rows as what they are; None for a value that is no rows."""
     if is_a(value, "pyarrow", "RecordBatchReader"):
         _refuse_same_names(value.schema.names)
-        return OnceRead("frame", lambda: spooled_table(value, value.schema))
+        return OnceRead(lambda: spooled_table(value, value.schema))
     if is_a(value, "pyarrow", "Table", "RecordBatch"):
         return arrow_rows(value)
     if is_a(value, "datasets", "Dataset"):
@@ -163,9 +160,9 @@ def content_of(value: Any) -> MemoryContent | None:
         return ArrowRows(len(value), size, lambda start, stop: stored[start:stop])
     if is_a(value, "datasets", "IterableDataset"):
         if value.features is None:
-            return OnceRead("objects", lambda: Objects(SpooledObjects(value)))
+            return OnceRead(lambda: Objects(SpooledObjects(value)))
         batches = value.with_format("arrow").iter
-        return OnceRead("frame", lambda: spooled_table(batches(1024), value.features.arrow_schema))
+        return OnceRead(lambda: spooled_table(batches(1024), value.features.arrow_schema))
     if is_a(value, "pandas", "DataFrame"):
         return _of_pandas(value)
     if is_a(value, "polars", "DataFrame"):
@@ -313,12 +310,16 @@ class MemoryOutput:
     def finish(self, log: Log) -> None:
         """Make the repaired rows, and write them to the target if there is one; StorageError if a column cannot
         hold a repaired value. What no repair changed is shared with what the caller gave."""
-        value, content = self._path.value, self._path.content
-        once = isinstance(content, OnceRead)
-        if isinstance(content, OnceRead):
-            content = content.rows
+        value, content, once = self._path.value, self._path.content, self._path.once
         if isinstance(content, Objects):
-            rows = self._objects(content)
+            rows: list[Any] = []
+            for number in range(len(content)):
+                for changes in self._rows.get(number, [[]]):
+                    row = content.values[number]
+                    for change in changes:
+                        text = content.kind == "frame" and change.path[0] in self._added
+                        row = edited(row, change.path, as_text(change.new) if text else change.new, change.old)
+                    rows.append(row)
             content = Objects(rows, content.kind, lean=content.lean)
             if content.kind == "frame":
                 value = self._frame(value, lambda name: [row.get(name, np.nan) for row in rows])
@@ -350,25 +351,11 @@ class MemoryOutput:
         elif is_a(value, "pandas", "DataFrame"):
             value = value.copy()
         if is_a(value, "pandas", "DataFrame") or is_a(value, "polars", "DataFrame"):
-            content = content_of(value) or content
+            framed = content_of(value)
+            content = framed if isinstance(framed, MemoryContent) else content
         self.result = RowsInMemory.of(str(self._path), content, value)
         if self.target is not None:
             _write(self.result, self.target, self._stack, overwrite=self._overwrite)
-
-    def _objects(self, content: Objects) -> list[Any]:
-        rows: list[Any] = []
-        for number in range(len(content)):
-            row, copies = content.values[number], self._rows.get(number)
-            if copies is None:
-                rows.append(row)
-                continue
-            for changes in copies:
-                now = row
-                for change in changes:
-                    text = content.kind == "frame" and change.path[0] in self._added
-                    now = edited(now, change.path, as_text(change.new) if text else change.new, change.old)
-                rows.append(now)
-        return rows
 
     def _frame(self, frame: Any, cells: Callable[[Any], Any]) -> Any:
         """A pandas frame with `cells(name)` in the columns that change; the others keep type and values, and rows

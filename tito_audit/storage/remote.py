@@ -55,8 +55,6 @@ _MOST = 8 << 20
 """How many bytes one request asks for at most."""
 _LEAST = 1 << 16
 """How few bytes a request asks for after connections were dropped."""
-_RUNS = 256
-"""How many places of a file are read on from at the same time."""
 _AHEAD = 64 << 20
 """How many bytes are read ahead of them, all together."""
 _OF_ONE = 16 << 20
@@ -438,7 +436,7 @@ class RangedFile(io.RawIOBase):
         self._first.keep(at, data)
         end = at + len(data)
         self._runs[end] = _Run(at, data if len(data) > wanted else b"", len(data), expected)
-        if run is None and len(self._runs) > _RUNS:
+        if run is None and len(self._runs) > 256:  # places that are read on from at the same time
             self._runs.popitem(last=False)
         return data[:wanted]
 

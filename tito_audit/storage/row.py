@@ -1,16 +1,21 @@
-"""RawRow: one row as storage found it, how bytes become one, and how a row becomes a line of JSON."""
+"""RawRow: one row as storage found it, how bytes become one, and how a row becomes a line of JSON.
+
+RowSample: which rows of a log a sample takes, however the log is split among processes.
+"""
 
 from __future__ import annotations
 
 import base64
 import json
 import re
-from collections.abc import Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, replace
+from hashlib import blake2b
 from typing import Any
 
 import numpy as np
 import orjson
+from numpy.typing import NDArray
 
 from tito_audit.format import Row
 from tito_audit.record.edits import Path
@@ -178,25 +183,16 @@ def repeated_key(text: bytes, value: Any) -> str | None:
             return None
     except TypeError:
         pass  # orjson did not read it
-    try:
-        json.loads(text, object_pairs_hook=_refuse_repeated)
-    except _Repeated as error:
-        return error.key
-    return None
+    repeated: list[str] = []
 
+    def note(pairs: list[tuple[str, Any]]) -> None:
+        seen: set[str] = set()
+        for key, _ in pairs:
+            repeated.extend({key} & seen)
+            seen.add(key)
 
-class _Repeated(Exception):
-    def __init__(self, key: str) -> None:
-        super().__init__(key)
-        self.key = key
-
-
-def _refuse_repeated(pairs: list[tuple[str, Any]]) -> None:
-    seen: set[str] = set()
-    for key, _ in pairs:
-        if key in seen:
-            raise _Repeated(key)
-        seen.add(key)
+    json.loads(text, object_pairs_hook=note)
+    return repeated[0] if repeated else None
 
 
 _SIMPLE = {int, float, bool, str, type(None)}
@@ -250,3 +246,70 @@ def _holds_infinity(value: Any) -> bool:
             return np.inf in value or -np.inf in value
         return any(map(_holds_infinity, value))
     return False
+
+
+_EDGE = 256
+"""Bytes at the start and end of a row that identify it."""
+_SPACE = 1 << 64
+
+
+class RowSample:
+    """The rows of one file that a share takes, and how many were left out so far.
+
+    A text row is identified by its position and by how it begins and ends, a table row by its number and its
+    part of the file. So neither the file's name nor rows appended later change the sample, and different files
+    lose different rows. A larger share takes the rows of a smaller one and more.
+    """
+
+    __slots__ = ("_bound", "last", "left_out")
+
+    def __init__(self, share: float) -> None:
+        self.left_out = 0
+        """Rows seen and not sampled."""
+        self.last = -1
+        """The index of the last row seen; -1 before the first."""
+        self._bound = int(share * _SPACE)
+
+    def takes(self, index: int, at: int, data: bytes | None, size: int) -> bool:
+        """Whether the row with this index, which begins at `at`, is sampled; `data` is None if it is too long."""
+        self.last = index
+        ends = data[:_EDGE] + data[-_EDGE:] if data is not None else b""
+        sampled = _number(b"%d %d %b" % (at, size, ends)) < self._bound
+        self.left_out += not sampled
+        return sampled
+
+    def among(self, seed: int, first: int, count: int) -> NDArray[np.int64]:
+        """`[N]` which of `count` rows are sampled, counted from 0; the first is row `first` of the file.
+
+        Does not count what is left out.
+        """
+        rows = np.arange(first, first + count, dtype=np.uint64)
+        # Consecutive numbers scattered over 64 bits (the finalizer of splitmix64).
+        rows = (rows + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15) ^ np.uint64(seed)
+        rows = (rows ^ (rows >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        rows = (rows ^ (rows >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        rows ^= rows >> np.uint64(31)
+        return (rows < np.uint64(min(self._bound, _SPACE - 1))).nonzero()[0].astype(np.int64)
+
+    def counted(self, rows: Iterable[RawRow], first: int, count: int) -> Iterator[RawRow]:
+        """The sampled rows of the `count` rows from row `first` on; the others count as left out."""
+        before, passed = self.left_out, 0
+        for row in rows:
+            self.left_out, self.last = before + row.index - first - passed, row.index
+            passed += 1
+            yield row
+        self.left_out, self.last = before + count - passed, first + count - 1
+
+    def skip(self, index: int, count: int) -> None:
+        """Count `count` rows as left out; the last has this index."""
+        self.left_out += count
+        self.last = index
+
+
+def seed_of(*what: object) -> int:
+    """A 64-bit seed for a part of a file, for `RowSample.among`."""
+    return _number(repr(what).encode())
+
+
+def _number(data: bytes) -> int:
+    return int.from_bytes(blake2b(data, digest_size=8).digest(), "little")

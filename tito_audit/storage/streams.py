@@ -1,16 +1,24 @@
-"""ByteStream: the decompressed bytes of a log in blocks, with lookahead; and its lines, however long they are."""
+"""Text of logs: decompressed in blocks, with lookahead, and cut into lines, documents or the rows of an array.
+
+No line and no file is held whole. What is no log is refused here.
+"""
 
 from __future__ import annotations
 
 import gzip
+import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, BinaryIO, Literal, TypeAlias
 
+import numpy as np
+
+from tito_audit.errors import StorageError
 from tito_audit.storage import lazy_pyarrow as pa
-from tito_audit.storage.row import RawRow, parse_row, too_long
-from tito_audit.storage.sampling import RowSample
+from tito_audit.storage.number_arrays import Splicer
+from tito_audit.storage.row import RawRow, RowSample, parse_row, parses, too_long
 
 Compression = Literal["gzip", "zstd"] | None
 
@@ -226,3 +234,285 @@ def cut_lines(blocks: Iterable[bytes], limit: int) -> Iterator[Piece]:
             gathered.add(block[start:])
     if gathered.size:
         yield gathered.take(complete=False)
+
+
+PARQUET_MAGIC = b"PAR1"
+
+_RUNS_CODE = "reading a pickle runs whatever code its writer put in, so no pickle is ever loaded here"
+_EXPORT = (
+    "Where you trust the file, export it once, in the environment that wrote it:\n"
+    '    import json, pickle; rows = pickle.load(open("{name}", "rb")); '
+    'open("log.jsonl", "w").writelines(json.dumps(r, default=lambda a: a.tolist()) + "\\n" for r in rows)\n'
+    "Marin rollouts are dataclasses inside groups: for those use "
+    "rows = [dataclasses.asdict(r) for g in batch.groups for r in g.rollouts]."
+)
+_NPZ = (
+    "Export it once:\n"
+    '    import json, numpy as np; d = np.load("{name}"); '
+    'open("log.jsonl", "w").writelines('
+    'json.dumps({{k: d[k][i].tolist() for k in ("sequences", "loss_mask")}}) + "\\n" '
+    'for i in range(len(d["sequences"])))'
+)
+_MSGPACK = (
+    "Export it once:\n"
+    '    import json, msgpack; u = msgpack.Unpacker(open("{name}", "rb")); '
+    'open("log.jsonl", "w").writelines(json.dumps(r) + "\\n" for r in u)'
+)
+_FEATHER = (
+    "Write it once as version 2:\n"
+    '    from pyarrow import feather; feather.write_feather(feather.read_table("{name}"), "log.feather")'
+)
+_CSV = (
+    "Convert it once:\n"
+    '    import ast, pandas as pd; pd.read_csv("{name}").map(lambda cell: ast.literal_eval(cell) '
+    'if str(cell)[:1] in ("[", "{{") else cell).to_json("log.jsonl", orient="records", lines=True)'
+)
+_UNPACK = "Unpack it first, and pass the files in it."
+
+_BINARY: tuple[tuple[bytes, str, str], ...] = (
+    *((bytes([0x80, version]), f"a Python pickle; {_RUNS_CODE}", _EXPORT) for version in range(2, 6)),
+    (
+        b"SQLite format 3\0",
+        "an SQLite database, whose tables could hold anything",
+        'Export the table that holds the rows once:\n    sqlite3 -json "{name}" "select * from TABLE" > log.json',
+    ),
+    (b"FEA1", "a Feather file of version 1", _FEATHER),
+    (b"ARROW1", "a compressed Arrow file", "Decompress it first; Arrow can be compressed inside."),
+    (b"\xff\xff\xff\xff", "a compressed Arrow stream", "Decompress it first; Arrow can be compressed inside."),
+    (b"\xff\xfe", "UTF-16 text", "Write it as UTF-8: iconv -f UTF-16 -t UTF-8 LOG > LOG.jsonl"),
+    (b"\xfe\xff", "UTF-16 text", "Write it as UTF-8: iconv -f UTF-16 -t UTF-8 LOG > LOG.jsonl"),
+    (b"BZh", "compressed with bzip2, which is not read", "Decompress it first: bunzip2 -k LOG"),
+    (b"\xfd7zXZ", "compressed with xz, which is not read", "Decompress it first: unxz -k LOG"),
+    (
+        b"\x93NUMPY",
+        "a numpy array, whose rows and columns have no names",
+        "Export its rows to JSONL, one object a line.",
+    ),
+    (b"\x89HDF", "an HDF5 file", "Export its rows to JSONL, one object a line."),
+    (b"\x1f\x8b", "compressed twice", "Decompress it once first: gunzip -k LOG"),
+    (b"\x28\xb5\x2f\xfd", "compressed twice", "Decompress it once first: unzstd LOG"),
+    (PARQUET_MAGIC, "a compressed Parquet file", "Decompress it first; Parquet is compressed inside."),
+)
+
+
+def refuse_binary(path: Path, head: bytes) -> None:
+    """Raise StorageError if `head` begins a kind of file that is not read."""
+    if head.startswith(b"PK\x03\x04"):
+        # Both are zip archives; torch keeps its pickle in a member called data.pkl.
+        if path.suffix == ".npz" or b".npy" in head[:512]:
+            raise _refusal(path, "a numpy archive, whose arrays have no common rows", _NPZ)
+        if path.suffix == ".xlsx":
+            raise _refusal(path, "an Excel workbook", "Save the sheet as CSV, and convert that.")
+        if b"data.pkl" in head:
+            raise _refusal(path, "a Torch file that was compressed", _UNPACK)
+        raise _refusal(path, "a zip archive", _UNPACK)
+    for magic, what, way_out in _BINARY:
+        if head.startswith(magic):
+            raise _refusal(path, what, way_out)
+    if head[257:262] == b"ustar":
+        raise _refusal(path, "a tar archive", _UNPACK)
+
+
+def text_error(path: Path, head: bytes) -> StorageError:
+    """The error for a file without JSON; its suffix hints at what it might be."""
+    if path.suffix in {".pkl", ".pickle"}:
+        return _refusal(path, f"a Python pickle; {_RUNS_CODE}", _EXPORT)
+    if path.suffix in {".csv", ".tsv"}:
+        return _refusal(path, "a CSV file, in which lists of token ids are only text", _CSV)
+    if path.suffix in {".msgpack", ".mpk", ".bin"} or (head and head[0] >= 0x80):
+        return _refusal(path, "binary data, perhaps msgpack, whose fields may have no names", _MSGPACK)
+    if head.lstrip().lower().startswith((b"<!doctype html", b"<html")):
+        return _refusal(
+            path,
+            "a web page",
+            "Pass the address of the file itself; for the Hugging Face hub, hf://datasets/OWNER/NAME.",
+        )
+    return StorageError(
+        f"{path}: this is neither JSON nor a table; it begins with {head[:32]!r}.\n"
+        "A log is JSON (an object per line, one document or an array of objects, plain, .gz or .zst), a Parquet "
+        "file or an Arrow file.\nConvert it, or pass the file that holds the rollouts."
+    )
+
+
+def _refusal(path: Path, what: str, way_out: str) -> StorageError:
+    return StorageError(f"{path}: this is {what}.\n{way_out.format(name=path.name)}")
+
+
+_BRACKET = re.compile(rb'["\[\]{}]')
+_BRACKET_OR_COMMA = re.compile(rb'["\[\]{},]')
+_IN_STRING = re.compile(rb'[^"\\]*+(?:\\.[^"\\]*+)*+', re.DOTALL)
+_ESCAPED = re.compile(rb"\\.", re.DOTALL)
+_QUOTE, _BACKSLASH, _COMMA = b'"\\,'
+_DENSE = 256
+"""So many quotes and brackets in one piece are taken one by one; then whole windows are looked at."""
+_WINDOW = 1 << 16
+"""Bytes."""
+_STEPS = np.zeros(256, np.int8)
+"""What a byte outside strings adds to the depth."""
+_STEPS[list(b"[{")], _STEPS[list(b"]}")] = 1, -1
+
+
+def cut_values(blocks: Iterable[bytes], *, array: bool, limit: int, gaps: bool = False) -> Iterator[Piece]:
+    """The text of each element of the array in the stream, or of each document.
+
+    Looks only at quotes, brackets and the commas between elements; the parser decides whether a piece is JSON.
+    What follows the end of an array comes as one last incomplete piece. With `gaps`, white space between
+    elements comes too, so that all pieces and marks together are the stream.
+    """
+    gathered, depth, carry = PieceBuffer(limit), 0, b""
+    in_string = closed = False
+    for block in blocks:
+        block, carry = carry + block, b""
+        start = position = many = 0
+        while not closed:
+            if in_string:
+                match = _IN_STRING.match(block, position)
+                position = match.end() if match else position
+                if position == len(block) or block[position] != _QUOTE:
+                    # A backslash at the end of the block escapes the first byte of the next.
+                    carry = block[position:]
+                    break
+                in_string = False
+                position += 1
+            if many >= _DENSE:
+                position, depth = _passed(block, position, depth, int(array))
+                many = 0
+            bracket = (_BRACKET_OR_COMMA if array and depth == 1 else _BRACKET).search(block, position)
+            if bracket is None:
+                break
+            position, char = bracket.end(), block[bracket.start()]
+            ends = always = char == _COMMA
+            if char == _QUOTE:
+                in_string = True
+            elif char in b"[{":
+                depth += 1
+                ends = array and depth == 1
+            elif not always:
+                depth = max(depth - 1, 0)
+                ends, always = not depth, not array
+                closed = array and ends
+            if not ends:
+                many += 1
+                continue
+            many = 0
+            # A document includes its closing bracket; an element ends before the comma or bracket after it.
+            end = bracket.start() if array else position
+            gathered.add(block[start:end])
+            piece = gathered.take(mark=block[end:position])
+            start = position
+            if always or not piece.blank:
+                yield piece
+            elif gaps:
+                yield replace(piece, gap=True)
+        gathered.add(block[start : len(block) - len(carry)])
+    gathered.add(carry)
+    piece = gathered.take(complete=False)
+    # An array that was never closed is incomplete even if its last element is complete.
+    if (array and not closed) or not piece.blank:
+        yield piece
+    elif gaps:
+        yield replace(piece, gap=True)
+
+
+def _passed(block: bytes, position: int, depth: int, least: int) -> tuple[int, int]:
+    """A place behind brackets and strings in the next window, all of which leave the depth above `least`, and the
+    depth there.
+
+    `position` is outside strings. Nothing is passed if a window has a backslash outside strings, as no JSON has.
+    """
+    window = block[position : position + _WINDOW]
+    text = _ESCAPED.sub(b"  ", window) if _BACKSLASH in window else window
+    read = np.frombuffer(text, np.uint8)
+    quotes = read == _QUOTE
+    outside = quotes.cumsum(dtype=np.uint8) & 1 == 0
+    if text is not window and outside[np.frombuffer(window, np.uint8) == _BACKSLASH].any():
+        return position, depth
+    steps = np.where(outside, _STEPS[read], 0)
+    depths = depth + steps.cumsum(dtype=np.int64)
+    low = (depths <= least).nonzero()[0][:1]
+    ends = (steps != 0) | (quotes & outside)
+    passed = (ends[: low[0]] if len(low) else ends).nonzero()[0]
+    if not len(passed):
+        return position, depth
+    last = int(passed[-1])
+    return position + last + 1, int(depths[last])
+
+
+_HEAD = 1 << 16
+_NUMBERS = Splicer({}, every="ifb")
+
+
+def json_kind(path: Path, stream: ByteStream, limit: int) -> Literal["lines", "values", "array"]:
+    """How a text holds its rows, without consuming it; StorageError if it is not JSON."""
+    head = stream.peek(_HEAD)
+    refuse_binary(path, head)
+    first = head.lstrip()[:1]
+    if first == b"[":
+        # Nothing follows an array of rows: it is JSONL if a line that is a list is not the last.
+        lines = _first_lines(stream, 2, min(limit, 16 * _HEAD))
+        if not (len(lines) == 2 and parses(lines[0])):
+            return "array"
+    if first == b"{" and _is_document(path, stream, limit):
+        return "values"
+    # A text that starts differently may still have lines that look like rows.
+    if not head or first in b"[{" or any(line.lstrip().startswith(b"{") for line in head.split(b"\n")):
+        return "lines"
+    raise text_error(path, head)
+
+
+def _first_lines(stream: ByteStream, count: int, limit: int) -> list[bytes]:
+    """The first `count` complete lines that are not blank; fewer if the file or the limit ends first."""
+    size = min(_HEAD, limit)
+    while True:
+        head = stream.peek(size + 1)
+        at_end = len(head) <= size
+        end = len(head) if at_end else head.rfind(b"\n") + 1
+        lines = [line for line in head[:end].split(b"\n") if line.strip()]
+        if len(lines) >= count or at_end or size >= limit:
+            return lines[:count]
+        head, size = b"", min(2 * size, limit)  # a long first line is not held twice
+
+
+def _is_document(path: Path, stream: ByteStream, limit: int) -> bool:
+    """Whether the file's first object spans several lines.
+
+    If the first line parses, it is JSONL. If not, it may be a broken line, so the first complete object is tried,
+    and finally the second line.
+    """
+    first = _first_lines(stream, 1, limit)
+    # Of a long line no object is made for each number.
+    if not first or (_NUMBERS.parses if len(first[0]) > 1 << 20 else parses)(first[0]):
+        return False
+    piece = _first_object(stream, limit)
+    if piece is not None and piece.data is not None and b"\n" in piece.data.strip() and parses(piece.data):
+        return True
+    lines = _first_lines(stream, 2, limit)
+    if len(lines) == 2 and lines[1].lstrip().startswith(b"{") and parses(lines[1]):
+        return False
+    if piece is not None and piece.data is None:
+        raise StorageError(
+            f"{path}: this is one JSON document of more than {limit:,} bytes, which has to fit in memory "
+            "while it is read.\nWrite its rollouts as JSONL, one per line, or raise --max-row-bytes."
+        )
+    return True
+
+
+def _first_object(stream: ByteStream, limit: int) -> Piece | None:
+    """The first object of the stream as text, without consuming it; its data is None past the limit."""
+    seen: list[bytes] = []
+
+    def watched() -> Iterator[bytes]:
+        size = 0
+        for block in stream:
+            seen.append(block)
+            yield block
+            size += len(block)
+            if size > limit:
+                return
+
+    try:
+        return next(cut_values(watched(), array=False, limit=limit), None)
+    except Damaged:
+        return None
+    finally:
+        stream.unread(seen)

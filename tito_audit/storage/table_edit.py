@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import cache
@@ -114,7 +114,15 @@ def _edited(field: Any, array: Any, far: Any, changes: Sequence[Change]) -> Any:
             names = keys.to_pylist()
         return pa.MapArray.from_arrays(pa.array([0, len(keys)], pa.int32()), keys, items, type=kind)
     if is_list(kind):
-        return _edited_list(kind, array, far, changes)
+        entries, far_entries = array.flatten(), far.flatten()
+        pieces, start = [], 0
+        for place, below in sorted(_by_head(changes).items()):
+            index = int(place)
+            pieces.append(entries.slice(start, index - start))
+            pieces.append(_edited(kind.value_field, entries.slice(index, 1), far_entries, below))
+            start = index + 1
+        joined = pa.concat_arrays([*pieces, entries.slice(start)])
+        return _list_array(kind, joined, [len(joined)])
     raise ValueError(f"a value of type {kind} has no parts")
 
 
@@ -124,18 +132,6 @@ def _by_head(changes: Sequence[Change]) -> dict[str | int, list[Change]]:
     for change in changes:
         below.setdefault(change.path[0], []).append(Change(change.path[1:], change.old, change.new))
     return below
-
-
-def _edited_list(kind: Any, array: Any, far: Any, changes: Sequence[Change]) -> Any:
-    entries, far = array.flatten(), far.flatten()
-    pieces, start = [], 0
-    for place, below in sorted(_by_head(changes).items()):
-        index = int(place)
-        pieces.append(entries.slice(start, index - start))
-        pieces.append(_edited(kind.value_field, entries.slice(index, 1), far, below))
-        start = index + 1
-    joined = pa.concat_arrays([*pieces, entries.slice(start)])
-    return _list_array(kind, joined, [len(joined)])
 
 
 def _pairs(array: Any) -> tuple[Any, Any]:
@@ -413,7 +409,7 @@ class TableOutput(ABC):
     """A table written again with some rows replaced; everything no change touches passes through as Arrow data.
 
     Rows come in file order. One batch (a row group or a record batch) is in memory at a time and is written as one
-    batch. Nothing is written before the first changed row.
+    batch. Nothing is read or written before the first changed row.
     """
 
     def __init__(self, source: Path, out: BinaryIO, edit: TableEdit) -> None:
@@ -424,39 +420,39 @@ class TableOutput(ABC):
         self._edit = edit
         self._rows: dict[int, Copies] = {}
         """The changed rows of the next batch to write, by row of the file."""
+        self._batches = self._writing()
+        self._stop: int | None = None
+        """The row after the next batch to write; None after the last."""
+
+    @abstractmethod
+    def _writing(self) -> Generator[int, None, None]:
+        """Write the file, batch by batch; before each, the row after its last: then all its changes are known."""
 
     def keep(self, raw: RawRow) -> None:
         """Keep the row as it is."""
         if self.changed:
-            self._write_batches_before(raw.index)
+            self._write_before(raw.index)
 
     def replace(self, raw: RawRow, rows: Sequence[Row]) -> None:
         copies = [changes_between(raw.value, row) for row in rows]
         if not self.changed:
-            self.changed = True
-            self._open()
-        self._write_batches_before(raw.index)
+            self.changed, self._stop = True, next(self._batches, None)
+        self._write_before(raw.index)
         self._rows[raw.index] = copies
 
     def finish(self, log: object) -> None:
         """Write the remaining batches."""
-        self._write_batches_before(None)
-        self._close()
+        self._write_before(None)
 
-    def abandon(self) -> None:  # noqa: B027  most hold nothing
+    def abandon(self) -> None:
         """Close what is open; nothing more is written."""
+        self._batches.close()
 
-    @abstractmethod
-    def _open(self) -> None:
-        """Open the source and a writer with the same options."""
-
-    @abstractmethod
-    def _write_batches_before(self, row: int | None) -> None:
+    def _write_before(self, row: int | None) -> None:
         """Write the batches that end at or before this row of the file; None: all of them."""
-
-    @abstractmethod
-    def _close(self) -> None:
-        """Write the footer and close the source."""
+        while self._stop is not None and (row is None or self._stop <= row):
+            self._stop = next(self._batches, None)
+            self._rows = {}
 
 
 def unwritable(source: Path, why: str) -> StorageError:

@@ -1,34 +1,221 @@
-"""Rows of a record batch of any table, with lists of numbers as numpy arrays."""
+"""Rows that are no text: of tables, with lists of numbers as numpy arrays, and objects; read block by block."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tito_audit.errors import StorageError
+from tito_audit.format import Row
 from tito_audit.storage import lazy_pyarrow as pa
-from tito_audit.storage.row import RawRow, too_long
-from tito_audit.storage.sampling import RowSample
+from tito_audit.storage.row import RawRow, RowSample, too_long
 
 BATCH_BYTES = 32 << 20
 BATCH_ROWS = 4096
 """How much of a table is turned into rows at once."""
 
 
-def sampled_of_batch(
-    batch: Any, chosen: NDArray[np.int64], first: int, limit: int, sample: RowSample
-) -> Iterator[RawRow]:
-    """The sampled rows of a batch that is numbered from `first`; the others count as left out."""
-    if batch.nbytes > limit:
-        rows: Iterator[RawRow] = (_single_row(batch.slice(at, 1), first + at, limit) for at in chosen.tolist())
-    else:
-        rows = rows_of_batch(take_rows(batch, chosen), (first + chosen).tolist(), limit)
-    return sample.counted(rows, first, batch.num_rows)
+class MemoryPart(ABC):
+    """Consecutive rows, or some of them; any process can read it."""
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """How many rows it has."""
+
+    @abstractmethod
+    def rows(self, numbers: Sequence[int], limit: int) -> Iterator[RawRow]:
+        """The rows, with these numbers; those of a table that have more bytes than `limit` are error rows."""
+
+
+class MemoryContent(ABC):
+    """Rows in memory, which are read and never changed."""
+
+    kind: Literal["objects", "frame"]
+    """Objects, as in JSON, or a table with typed columns."""
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """How many rows there are."""
+
+    @property
+    @abstractmethod
+    def size(self) -> int:
+        """About how many bytes they are."""
+
+    @abstractmethod
+    def part(self, start: int, stop: int, sampled: NDArray[np.int64] | None = None) -> MemoryPart:
+        """The rows from `start` to `stop`, or of them only those `sampled`, counted from `start`."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlainRows(MemoryPart):
+    """Rows as Python objects."""
+
+    values: Sequence[Row | str]
+    """Rows, or why one cannot be read."""
+    open: bool
+    """Whether they may get keys at any depth, as JSON may."""
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def rows(self, numbers: Sequence[int], limit: int) -> Iterator[RawRow]:
+        """The rows, whatever their size: they are in memory already."""
+        for number, value in zip(numbers, self.values, strict=True):
+            if isinstance(value, str):
+                yield RawRow(number, None, value)
+            else:
+                yield RawRow(number, value, open=self.open)
+
+
+class TableRows(MemoryPart):
+    """Rows as an Arrow record batch, or only the chosen ones of it."""
+
+    __slots__ = ("batch", "chosen", "copied")
+
+    def __init__(self, batch: Any, chosen: NDArray[np.int64] | None = None, *, copied: bool = False) -> None:
+        """`copied`: the rows do not hold the batch that theirs is a slice of."""
+        self.batch, self.chosen, self.copied = batch, chosen, copied
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # pyarrow itself pickles all of the table that a slice belongs to.
+        return _received, (streamed(self._wanted()).to_pybytes(),)
+
+    def __len__(self) -> int:
+        return int(self.batch.num_rows) if self.chosen is None else len(self.chosen)
+
+    def rows(self, numbers: Sequence[int], limit: int) -> Iterator[RawRow]:
+        if self.batch.nbytes <= limit:
+            yield from rows_of_batch(self._wanted(), numbers)
+            return
+        for single, number in zip(self._singles(), numbers, strict=True):
+            yield _single_row(single, number, limit)
+
+    def within(self, limit: int) -> list[MemoryPart]:
+        """The same rows, checked here: one that was sent may have lost empty buffers, and is shorter."""
+        if self.batch.nbytes <= limit:
+            return [TableRows(self._wanted())]
+        return [
+            TableRows(single)
+            if single.nbytes <= limit
+            else PlainRows((str(too_long(0, single.nbytes, limit).error),), open=False)
+            for single in self._singles()
+        ]
+
+    def _wanted(self) -> Any:
+        if self.chosen is not None:
+            return take_rows(self.batch, self.chosen)
+        return _received(streamed(self.batch)).batch if self.copied else self.batch
+
+    def _singles(self) -> Iterator[Any]:
+        places = range(self.batch.num_rows) if self.chosen is None else self.chosen.tolist()
+        return (self.batch.slice(at, 1) for at in places)
+
+
+def _received(data: Any) -> TableRows:
+    with pa.ipc.open_stream(data) as stream:
+        return TableRows(stream.read_next_batch())
+
+
+class ArrowRows(MemoryContent):
+    """A table of which each part can be had as an Arrow table."""
+
+    kind = "frame"
+    size = 0
+
+    def __init__(self, count: int, size: int, table: Callable[[int, int], Any], *, copied: bool = False) -> None:
+        self._count = count
+        self.size = size
+        self.table = table
+        """The rows from one number to another, as an Arrow table or record batch."""
+        self._copied = copied
+
+    @classmethod
+    def of(cls, table: Any, *, copied: bool = False) -> ArrowRows:
+        """The rows of an Arrow table or record batch; if `copied`, a part of them does not hold all of it."""
+        count = table.num_rows
+        return cls(count, table.nbytes, lambda start, stop: table.slice(start, stop - start), copied=copied)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def part(self, start: int, stop: int, sampled: NDArray[np.int64] | None = None) -> TableRows:
+        copied = self._copied and stop - start < self._count
+        return TableRows(batch_of(self.table(start, stop)), sampled, copied=copied)
+
+
+def batch_of(table: Any) -> Any:
+    """A table, or what `to_arrow` makes, as one record batch."""
+    if isinstance(table, pa.RecordBatch):
+        return table
+    table = table.combine_chunks()
+    return next(iter(table.to_batches()), None) or pa.RecordBatch.from_pylist([], schema=table.schema)
+
+
+def spans(content: MemoryContent, size: int | None = None) -> Iterator[tuple[int, int]]:
+    """The rows in parts of about `size` bytes: the first row of each, and the first that is past it."""
+    count = len(content)
+    each = min(max((size or BATCH_BYTES) * count // max(content.size, 1), 1), BATCH_ROWS)
+    yield from ((start, min(start + each, count)) for start in range(0, count, each))
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Consecutive rows of a log that are no text: a row group, a record batch, a Torch file, rows in memory."""
+
+    first: int
+    """The number of its first row in the log."""
+    count: int
+    contents: Iterable[MemoryContent]
+    """Its rows; read only where they are wanted."""
+    seed: int
+    """Identifies it for samples."""
+    before: float
+    after: float
+    """The share of the log read before it and with it."""
+
+
+def rows_of_blocks(
+    blocks: Iterable[Block], limit: int, sample: RowSample | None = None, only: int | None = None, start: int = 0
+) -> Iterator[tuple[RawRow, float]]:
+    """Each row, numbered from row `start` of the log, with the share of the log read up to it.
+
+    With `only`, that row alone; with `sample`, the sampled rows. Blocks without any of them are not read.
+    """
+    for block in blocks:
+        if only is not None and not block.first <= only < block.first + block.count:
+            continue
+        if sample is not None and not len(sample.among(block.seed, block.first, block.count)):
+            sample.skip(block.first - start + block.count - 1, block.count)
+            continue
+        passed = 0
+        for content in block.contents:
+            if only is not None:
+                wanted = only - block.first - passed
+                if wanted < len(content):
+                    (row,) = content.part(wanted, wanted + 1).rows([only], limit)
+                    yield row, 1.0
+                    return
+            for at, stop in spans(content) if only is None else ():
+                first = block.first + passed + at
+                sampled = None if sample is None else sample.among(block.seed, first, stop - at)
+                first -= start
+                numbers = range(first, first + stop - at) if sampled is None else (first + sampled).tolist()
+                rows = content.part(at, stop, sampled).rows(numbers, limit)
+                for row in rows if sample is None else sample.counted(rows, first, stop - at):
+                    done = (start + row.index + 1 - block.first) / block.count
+                    yield row, block.before + (block.after - block.before) * done
+                del rows
+            passed += len(content)
+            del content  # the next is read into its place
+        del block
 
 
 def take_rows(batch: Any, chosen: NDArray[np.int64]) -> Any:
@@ -52,21 +239,17 @@ def streamed(*batches: Any) -> Any:
     return sink.getvalue()
 
 
-def rows_of_batch(batch: Any, numbers: Sequence[int], limit: int) -> Iterator[RawRow]:
+def rows_of_batch(batch: Any, numbers: Sequence[int]) -> Iterator[RawRow]:
     """The rows of one batch, with these numbers."""
-    if batch.nbytes <= limit:
-        try:
-            columns = [plain_values(column) for column in batch.columns]
-        except _unreadable():
-            pass  # one row is at fault; below they are read one by one
-        else:
-            names = batch.schema.names
-            for offset, number in enumerate(numbers):
-                values = {name: column[offset] for name, column in zip(names, columns, strict=True)}
-                yield RawRow(number, values)
-            return
+    try:
+        columns = [plain_values(column) for column in batch.columns]
+    except _unreadable():  # one row is at fault
+        for offset, number in enumerate(numbers):
+            yield _single_row(batch.slice(offset, 1), number, batch.nbytes)
+        return
+    names = batch.schema.names
     for offset, number in enumerate(numbers):
-        yield _single_row(batch.slice(offset, 1), number, limit)
+        yield RawRow(number, {name: column[offset] for name, column in zip(names, columns, strict=True)})
 
 
 def _single_row(batch: Any, index: int, limit: int) -> RawRow:

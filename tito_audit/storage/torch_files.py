@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tito_audit.errors import StorageError
 from tito_audit.format import Row
 from tito_audit.storage.remote import RemoteFile
-from tito_audit.storage.row import RawRow
-from tito_audit.storage.sampling import RowSample, seed_of
+from tito_audit.storage.row import RawRow, seed_of
+from tito_audit.storage.table_rows import Block, MemoryContent, PlainRows
 
 TORCH_HEAD = 512
 """Bytes needed to recognize a Torch file."""
@@ -39,22 +40,30 @@ def is_torch(head: bytes) -> bool:
     return head.startswith(_LEGACY) or (head.startswith(_ZIP) and b"data.pkl" in head[:TORCH_HEAD])
 
 
-def rows_of_torch(path: Path, sample: RowSample | None = None) -> Iterator[tuple[RawRow, float]]:
-    """Each sampled row with the share of the file read up to it, from 0 to 1."""
-    samples = load_torch(path)[SAMPLES]
-    chosen = set(sample.among(seed_of(path.stat().st_size), 0, len(samples)).tolist()) if sample else ()
-    for index, entry in enumerate(samples):
-        done = (index + 1) / len(samples)
-        if sample is not None:
-            if index not in chosen:
-                sample.skip(index, 1)
-                continue
-            sample.last = index
-        if isinstance(entry, dict):
-            yield RawRow(index, _plain(entry)), done
-        else:
+class _Samples(MemoryContent):
+    kind = "frame"
+    size = 0  # of tensors, all of which are there already
+
+    def __init__(self, samples: Sequence[Any]) -> None:
+        self.samples = samples
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def part(self, start: int, stop: int, sampled: NDArray[np.int64] | None = None) -> PlainRows:
+        rows: list[Row | str] = []
+        for number in range(start, stop) if sampled is None else (start + sampled).tolist():
+            entry = self.samples[number]
             kind = type(entry).__name__
-            yield RawRow(index, None, f"the sample is of type {kind}, not a dict with named columns"), done
+            odd = f"the sample is of type {kind}, not a dict with named columns"
+            rows.append(_plain(entry) if isinstance(entry, dict) else odd)
+        return PlainRows(rows, open=False)
+
+
+def blocks_of_torch(path: Path) -> Iterator[Block]:
+    """All samples as one block."""
+    samples = load_torch(path)[SAMPLES]
+    yield Block(0, len(samples), [_Samples(samples)], seed_of(path.stat().st_size), 0.0, 1.0)
 
 
 def load_torch(path: Path) -> dict[str, Any]:

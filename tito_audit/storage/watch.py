@@ -141,10 +141,11 @@ def standard_input() -> Path:
     """
     global _copy
     if _copy is None or (_copy.stream is not sys.stdin and _copy.process == os.getpid()):
-        read = _read()
+        file = _read()
+        at = f"{_DESCRIPTORS}/{file.fileno()}" if Path(_DESCRIPTORS).is_dir() else str(file.name)
         if _copy is not None:
             _copy.file.close()
-        _copy = read
+        _copy = _Input(sys.stdin, os.getpid(), file, at)
     path: Path = StandardInput(NAME)
     return path
 
@@ -156,7 +157,7 @@ def path_of(name: str) -> Path:
     return remote_file(name) if is_url(name) else Path(name)
 
 
-def _read() -> _Input:
+def _read() -> Any:
     can_reopen = Path(_DESCRIPTORS).is_dir()
     if sys.stdin is None or sys.stdin.closed:
         raise StorageError("-: standard input is closed.\nPipe a log into it, or name a file.")
@@ -187,5 +188,4 @@ def _read() -> _Input:
                 f"-: standard input cannot be kept in {tempfile.gettempdir()} ({error.strerror or error}).\n"
                 "Make room, name another folder with TMPDIR, or save the log to a file and name that."
             ) from error
-    path = f"{_DESCRIPTORS}/{file.fileno()}" if can_reopen else str(file.name)
-    return _Input(sys.stdin, os.getpid(), file, path)
+    return file
