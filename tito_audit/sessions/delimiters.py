@@ -24,7 +24,7 @@ from tito_audit.record.message import as_messages
 from tito_audit.render.renderer import Renderer, make_renderer
 from tito_audit.templates.appends import sampled_text, turn_ends
 from tito_audit.templates.probes import ANSWER, USER, answering
-from tito_audit.templates.seams import CONTENTS, EDGES, PATTERNS, Content, Seam, contents, seams, wire
+from tito_audit.templates.seams import CONTENTS, EDGES, PATTERNS, Content, Seam, contents, of_pattern, seams
 from tito_audit.tokens.load import load_tokenizer
 from tito_audit.tokens.tokenizer import Tokenizer
 
@@ -128,10 +128,8 @@ def delimiters(tokenizer: Tokenizer | str | Path, renderer: Renderer | None = No
     refuted: dict[Pair, str] = {}  # pairs that have another text in longer conversations
     for pattern, form in product(_LONGER, _MORE_CONTENTS):
         texts = [form.format(number) for number in range(len(pattern))]
-        messages = as_messages(list(map(wire, pattern, texts)), "a pattern")
-        try:
-            whole = renderer.render(messages, add_generation_prompt=True)
-        except RenderError:
+        whole = replace(of_pattern(pattern, texts), tools=()).text(renderer)
+        if whole is None:
             continue
         unlike, reason = _first_unlike(pattern, texts, whole, pairs, answer)
         if unlike is not None:

@@ -7,14 +7,13 @@ from dataclasses import dataclass, replace
 from itertools import combinations, islice, product
 
 from tito_audit.render.renderer import Renderer
-from tito_audit.templates.appends import AppendOnly, append_only, turn_ends
+from tito_audit.templates.appends import AppendOnly, answer_tail, append_only, turn_ends
 from tito_audit.templates.breaks import Break, Breaks
-from tito_audit.templates.probes import CORE, PROBES, Probe, text_of
+from tito_audit.templates.probes import CORE, PROBES, Probe
 from tito_audit.templates.returns import (
     CutAnswer,
     Return,
     Returned,
-    answer_ending,
     answer_form,
     partial_answers,
     returns,
@@ -116,7 +115,7 @@ def _changed(renderer: Renderer, other: Renderer, probe: Probe) -> Iterator[str]
     """What differs in one conversation between two renderers."""
     ours, theirs = _texts(renderer, probe), _texts(other, probe)
     if ours is None or theirs is None:
-        if (ours is None) != (theirs is None):
+        if ours is not theirs:
             yield "refusals"
         return
     if ours[0] != theirs[0]:
@@ -130,9 +129,9 @@ def _changed(renderer: Renderer, other: Renderer, probe: Probe) -> Iterator[str]
         yield "generation prompt"
 
 
-def _texts(renderer: Renderer, probe: Probe) -> tuple[str, str] | None:
-    """A conversation without and with a generation prompt; None if the template refuses it."""
-    closed, opened = (text_of(renderer, probe.messages, probe.tools, opens=on) for on in (False, True))
+def _texts(renderer: Renderer, probe: Probe, count: int | None = None) -> tuple[str, str] | None:
+    """Its first messages without and with a generation prompt; None if the template refuses them."""
+    closed, opened = (probe.text(renderer, count, opens=on) for on in (False, True))
     return None if closed is None or opened is None else (closed, opened)
 
 
@@ -211,22 +210,20 @@ def template_facts(renderer: Renderer, tokenizer: Tokenizer | None = None) -> Te
     for probe in PROBES:
         for count, message in enumerate(probe.messages):
             if message.sampled and count:
-                texts = _texts(renderer, replace(probe, messages=probe.messages[:count]))
+                texts = _texts(renderer, probe, count)
                 if texts is not None and texts[1].startswith(texts[0]):
                     openers.setdefault(texts[1].removeprefix(texts[0]))
     bos = renderer.special_tokens.get("bos_token", "")
-    begins = (
-        (text_of(renderer, probe.messages, probe.tools, opens=True) or "").startswith(bos) for probe in PROBES
-    )
+    begins = ((probe.text(renderer) or "").startswith(bos) for probe in PROBES)
     added = None
     if tokenizer is not None:
         plain, ids = (ReferenceEncoder(tokenizer.backend).encode_one("x", special=on) for on in (False, True))
         added = ids[: len(ids) - len(plain)] == [tokenizer.bos_id] if len(ids) > len(plain) else False
     stops: list[Stop] = []
-    ending = answer_ending(renderer).strip()
+    tail = answer_tail(renderer)
     for end in turn_ends(renderer):
         ids = tokenizer.encode(end).tolist() if tokenizer is not None else []
-        stops.append(Stop(end, ids[0] if len(ids) == 1 else None, end in renderer.end_texts, end in ending))
+        stops.append(Stop(end, ids[0] if len(ids) == 1 else None, end in renderer.end_texts, end in tail))
     read = [renderer.template(with_tools).arguments for with_tools in (False, True)]
     reads_clock = any(arguments.reads_clock for arguments in read)
     return TemplateFacts(

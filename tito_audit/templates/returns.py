@@ -14,7 +14,7 @@ from enum import StrEnum
 from typing import Any
 
 from tito_audit.render.renderer import Renderer
-from tito_audit.templates.probes import ANSWER, REASONING, TOOLS, USER, answering, call, text_of
+from tito_audit.templates.probes import ANSWER, REASONING, TOOLS, USER, answering, call, probe
 
 _CONTENT, _THOUGHT = "Cqx is sunny", "Rzk thinks so"
 _CITY = "Xqv"
@@ -63,12 +63,6 @@ class WrittenAnswer:
         return self.opens.strip(), (self.closes or "").strip()
 
 
-def answer_ending(renderer: Renderer) -> str:
-    """What a template writes after an answer; "" if it refuses one, or does not write its text."""
-    written = _written(renderer, [answering(_CONTENT)])
-    return written.rpartition(_CONTENT)[2] if written is not None and _CONTENT in written else ""
-
-
 def answer_form(renderer: Renderer) -> WrittenAnswer | None:
     """How a template writes an answer; None if it does not continue the generation prompt."""
     prompt = _written(renderer, [], opens=True)
@@ -92,7 +86,8 @@ def _written(
     renderer: Renderer, answers: Sequence[Mapping[str, Any]], *, opens: bool = False, tools: bool = False
 ) -> str | None:
     """What the template writes for a question and these answers; None if it refuses."""
-    return text_of(renderer, [{"role": "user", "content": USER}, *answers], TOOLS if tools else (), opens=opens)
+    asked = {"role": "user", "content": USER}
+    return probe("", [asked, *answers], TOOLS if tools else ()).text(renderer, opens=opens)
 
 
 def _returned(
@@ -254,7 +249,6 @@ def call_text(renderer: Renderer, prompt: str) -> tuple[str, str | None] | None:
 
 _HALF = "It is sun"
 _HALF_THOUGHT = "They ask for the"
-_ASKED = {"role": "user", "content": USER}
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,18 +276,18 @@ def _partial_answers(renderer: Renderer, form: WrittenAnswer) -> Iterator[CutAns
         case, sampled = "cut inside the reasoning", form.opens + _HALF_THOUGHT
         yield _partial(renderer, case, form.prompt, sampled, answering("", _HALF_THOUGHT))
         yield _partial(renderer, f"{case}, left in the content", form.prompt, sampled, answering(sampled))
-    prompt = text_of(renderer, [_ASKED], TOOLS, opens=True)
+    prompt = _written(renderer, [], opens=True, tools=True)
     called = call_text(renderer, prompt) if prompt is not None else None
     if prompt is not None and called is not None:
         half = called[0][: called[0].find(_CITY)]
         yield _partial(renderer, "cut inside a tool call", prompt, half, answering(half), tools=True)
     # An answer that the caller began, cut where it ends, as `continue_final_message` does.
-    written = text_of(renderer, [_ASKED, answering(_HALF)])
+    written = _written(renderer, [answering(_HALF)])
     if written is None:
         yield CutAnswer("prefill: the beginning of an answer", Return.REFUSED)
         return
     cut = written[: written.rfind(_HALF) + len(_HALF)]
-    whole = text_of(renderer, [_ASKED, answering(ANSWER)])
+    whole = _written(renderer, [answering(ANSWER)])
     unchanged = _HALF in written and whole is not None and whole.startswith(cut)
     before = cut[len(form.prompt) : len(cut) - len(_HALF)] if cut.startswith(form.prompt) else ""
     yield CutAnswer("prefill: the beginning of an answer", Return.KEPT if unchanged else Return.REWRITTEN, before)
@@ -303,7 +297,7 @@ def _partial(
     renderer: Renderer, case: str, prompt: str, sampled: str, answer: Mapping[str, Any], *, tools: bool = False
 ) -> CutAnswer:
     """What the template makes of a text that was sampled without an end token."""
-    written = text_of(renderer, [_ASKED, answer], TOOLS if tools else ())
+    written = _written(renderer, [answer], tools=tools)
     if written is None:
         return CutAnswer(case, Return.REFUSED)
     if not written.startswith(prompt + sampled):
