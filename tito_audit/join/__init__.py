@@ -28,7 +28,7 @@ from tito_audit.join._keys import (
     readable_id,
 )
 from tito_audit.join._sessions import CallsJoined, CallsSeen, KeySeen, calls_seen, refuse_unknown
-from tito_audit.join.history import Decode
+from tito_audit.join.traces import Decode
 from tito_audit.record.finding import Result
 from tito_audit.record.message import Message, ToolSpec
 from tito_audit.record.prefix import same_ids

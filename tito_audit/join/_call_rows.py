@@ -19,15 +19,8 @@ from numpy.typing import NDArray
 from tito_audit.errors import StorageError
 from tito_audit.format import Row
 from tito_audit.join._reader import NO_CALL, ReadCall
-from tito_audit.join.history import (
-    CallTraits,
-    Decode,
-    HistoryIndex,
-    JoinedBy,
-    JoinedConversations,
-    Trace,
-    Tracer,
-)
+from tito_audit.join.history import HistoryIndex, JoinedBy, JoinedConversations
+from tito_audit.join.traces import CallTraits, Decode, Trace, Tracer
 from tito_audit.storage import Log, Output, RawRow
 from tito_audit.storage.random_access import RandomAccess, RowBatch, Ticket
 from tito_audit.storage.spool import Spool, unpacked

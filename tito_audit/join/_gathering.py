@@ -16,7 +16,7 @@ from tito_audit.join._call_rows import CallRows, Mapped, one_by_one
 from tito_audit.join._calls import CALLS, CAPTURE, CallsOfRollout
 from tito_audit.join._reader import CallReader, CaptureKey, is_capture, key_in, may_join
 from tito_audit.join._sessions import joined_notices
-from tito_audit.join.history import Decode
+from tito_audit.join.traces import Decode
 from tito_audit.settings.model import Settings
 from tito_audit.storage import Log, Output, RawRow, open_log
 from tito_audit.storage.chunks import Chunk, Reading

@@ -12,7 +12,7 @@ from tito_audit.format import Format, Row
 from tito_audit.formats import CALL_LISTS, format_named, pick_format
 from tito_audit.join._calls import CAPTURE, request_and_answer
 from tito_audit.join._keys import id_text, value_at
-from tito_audit.join.history import CallTraits, digest
+from tito_audit.join.traces import CallTraits, digest
 from tito_audit.record.rollout import Place, Rollout
 
 SEEN = 16

@@ -16,7 +16,8 @@ from tito_audit.formats import format_named
 from tito_audit.join._call_rows import CallRows
 from tito_audit.join._keys import value_at
 from tito_audit.join._reader import NAMES, SEEN, CallReader, key_in, keys_of, may_join, name_of
-from tito_audit.join.history import Decode, JoinedBy
+from tito_audit.join.history import JoinedBy
+from tito_audit.join.traces import Decode
 from tito_audit.settings.model import Settings
 from tito_audit.storage import open_log
 from tito_audit.terminal.words import listed, many
