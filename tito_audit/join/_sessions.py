@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tito_audit.errors import SetupError
 from tito_audit.format import Row
@@ -55,7 +56,7 @@ def _named(rows: CallRows, path: str, *, stated: bool) -> list[str]:
         )
     if not stated:
         return parts
-    if rows.unnamed and rows.traced is None:
+    if rows.unnamed and rows.joined is None:
         parts.append(f"{many(rows.unnamed, 'row')} without it stay{_s(rows.unnamed)} separate")
     if rows.others:
         parts.append(
@@ -67,31 +68,27 @@ def _named(rows: CallRows, path: str, *, stated: bool) -> list[str]:
 
 def _traced(rows: CallRows, read: CallReader) -> list[str]:
     """What was found by history, and by keys found in the log itself."""
-    traced = rows.traced
-    if traced is None:
+    if rows.joined is None:
         return []
-    alone = traced.alone
-    if not traced.joined:
+    joined, conversations = together(rows.joined.of)
+    alone, unsure = len(rows.joined.of) - joined, rows.joined.unsure
+    if not joined:
         if read.stated is not None:
             return [f"{_rows(alone, 'has', 'have')} no `{read.stated}` and continue{_s(alone)} no other call"]
         # Rows of plain columns may just as well be whole rollouts of one call.
-        worth_saying = alone > 1 and (traced.unsure or rows.forms[1:] != ["generic"])
+        worth_saying = alone > 1 and (len(unsure) or rows.forms[1:] != ["generic"])
         return [f"{_rows(alone, 'is', 'are')} a single call each; none continues another"] if worth_saying else []
-    ways = [
-        (traced.by[JoinedBy.KEY] or traced.keys_believed, f"`{read.in_log}`"),
-        (traced.by[JoinedBy.IDS], "token ids"),
-        (traced.by[JoinedBy.MESSAGES], "messages"),
-        (traced.by[JoinedBy.TEXT], "text"),
-    ]
-    if traced.keys_believed:
-        ways = ways[:1]
-    by = listed([word for count, word in ways if count])
-    parts = [f"{_rows(traced.joined)} read as the calls of {many(traced.conversations, 'conversation')}, by {by}"]
+    ways = {JoinedBy.KEY: f"`{read.in_log}`"}
+    if not rows.joined.keys_believed:
+        ways |= {JoinedBy.IDS: "token ids", JoinedBy.MESSAGES: "messages", JoinedBy.TEXT: "text"}
+        ways = {by: words for by, words in ways.items() if by in rows.joined.by}
+    by = listed([*ways.values()])
+    parts = [f"{_rows(joined)} read as the calls of {many(conversations, 'conversation')}, by {by}"]
     if alone:
         parts.append(f"{many(alone, 'call')} {'is' if alone == 1 else 'are'} joined to no other")
-    if traced.first_unsure is not None:
-        file, (index, _) = rows.place(traced.first_unsure)
-        parts.append(f"{traced.unsure:,} could continue more than one call (first {rows.paths[file]}:{index})")
+    if len(unsure):
+        file, (index, _) = rows.place(rows.traced[int(unsure[0])])
+        parts.append(f"{len(unsure):,} could continue more than one call (first {rows.paths[file]}:{index})")
     return parts
 
 
@@ -199,18 +196,20 @@ def calls_seen(
     reader = CallReader(named, stated, key_in(calls[:SEEN]) if stated is None else None)
     log = open_log(path, max_row_bytes=settings.max_row_bytes)
     joined = CallRows([log], reader, decode, count, calls[:SEEN])
-    traced = joined.traced
-    by_key = traced is not None and (traced.keys_believed or bool(traced.by[JoinedBy.KEY]))
+    history = joined.joined
+    by_key = history is not None and (history.keys_believed or JoinedBy.KEY in history.by)
     used = stated or own_key(joined) or (reader.in_log if by_key else None)
-    sizes = np.bincount(joined.root, minlength=len(joined.root))
-    several = sizes > 1
-    together = int(sizes[several].sum())
-    alone = joined.named + (0 if traced is None else traced.joined + traced.alone) - together
-    return CallsSeen(
-        len(calls),
-        tuple(_keys(calls, used)),
-        CallsJoined(together, int(several.sum()), alone, tuple(joined_notices(joined, reader))),
-    )
+    several, conversations = together(joined.root)
+    alone = joined.named + len(joined.traced) - several
+    notices = tuple(joined_notices(joined, reader))
+    return CallsSeen(len(calls), tuple(_keys(calls, used)), CallsJoined(several, conversations, alone, notices))
+
+
+def together(of: NDArray[np.integer]) -> tuple[int, int]:
+    """How many calls are joined to others, and how many conversations they are; `[N]` the first call of each
+    one's."""
+    sizes = np.bincount(of, minlength=1)
+    return int(sizes[sizes > 1].sum()), int((sizes > 1).sum())
 
 
 def _keys(calls: Sequence[Row], used: str | None) -> Iterator[KeySeen]:

@@ -291,7 +291,7 @@ class RowFlow:
         tasks: Iterable[tuple[int, RowBatch | None]] = batches
         rows = 0
         for number, answer in mapped(executor, work, tasks):
-            rows += 0 if answer is None else len(answer.index)
+            rows += 0 if answer is None else len(answer.rows)
             if self.progress is not None:
                 self.progress(rows, 0, 0)
             yield number, answer
