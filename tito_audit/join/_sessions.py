@@ -186,14 +186,13 @@ def calls_seen(
 
     StorageError if the log cannot be read a second time.
     """
-    named = None if settings.format is None else format_named(settings.format)
-    calls = [row for row in rows if may_join(row, named, stated=settings.session is not None)]
+    stated = settings.session
+    calls = [row for row in rows if may_join(row, settings.format, stated=stated is not None)]
     if len(calls) < 2 or settings.columns or settings.rows_at or not path.is_file():
         return None
     if not settings.join:
         return CallsSeen(len(calls), tuple(_keys(calls, None)), None)
-    stated = settings.session
-    reader = CallReader(named, stated, key_in(calls[:SEEN]) if stated is None else None)
+    reader = CallReader(settings.format, stated, key_in(calls[:SEEN]) if stated is None else None)
     log = open_log(path, max_row_bytes=settings.max_row_bytes)
     joined = CallRows([log], reader, decode, count, calls[:SEEN])
     history = joined.joined
