@@ -16,6 +16,7 @@ from tito_audit.errors import SetupError
 from tito_audit.render.renderer import Renderer
 from tito_audit.render.template import compile_template
 from tito_audit.templates.appends import Fate, Step, append_only, unwritten
+from tito_audit.templates.edits import EditKind, TemplateEdit, apply_edits, plain_newlines, possible_edits
 from tito_audit.templates.probes import (
     ANSWER,
     CORE,
@@ -27,7 +28,6 @@ from tito_audit.templates.probes import (
     answering,
     probe,
 )
-from tito_audit.templates.training.edits import EditKind, TemplateEdit, apply_edits, plain_newlines, possible_edits
 
 _THOUGHT = re.compile(r"<\|?(?:begin_of_)?(?:think|thought|thinking)\|?>\s*\Z")
 _SPACED = " \n What is\tthe weather? \n\n"
