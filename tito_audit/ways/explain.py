@@ -169,35 +169,35 @@ def _doubt_of_systems(best: Confirmed, others: Iterable[Confirmed], rest: Sequen
     """Why the system prompts that an explanation reads may be something else; "" if it reads none, or they are
     certain.
     """
-    if SYSTEM in best.way.varies:
-        read: Mapping[int, str] = best.read
-    elif best.way.system is not None:
-        read = dict.fromkeys(best.written, best.way.system)
-    else:
-        return ""
+    read = best.read
+    if SYSTEM not in best.way.varies:
+        read = {} if best.way.system is None else dict.fromkeys(best.written, best.way.system)
     if any(_holds(text, rest[at], best) for at, text in read.items()):
         return f"the system prompt that it needs holds what the messages or tools say: {_LIKELIER}"
-    return _doubt_of_own(best, others, rest) if SYSTEM in best.way.varies else ""
-
-
-def _doubt_of_own(best: Confirmed, others: Iterable[Confirmed], rest: Sequence[Observation]) -> str:
-    """The same where each prompt has a system prompt of its own."""
-    if len({(text, _first(rest[at])) for at, text in best.read.items()}) < 4:
+    if SYSTEM not in best.way.varies:
+        return ""
+    # Each prompt has a system prompt of its own.
+    if len({(text, _first(rest[at])) for at, text in read.items()}) < 4:
         return "too few prompts open with a system prompt that the messages lack"
     by_tools: dict[tuple[object, ...], list[int]] = {}
-    for at in best.read:
+    for at in read:
         stated = repr(sorted(rest[at].stated.items()))
         by_tools.setdefault((bool(rest[at].tools), stated), []).append(at)
     groups = by_tools.values()
     if not all(_in_own_message(best, rest[max(group, key=lambda at: len(_first(rest[at])))]) for group in groups):
         return "the text that the messages lack is not written as a separate message"
-    texts = [sorted({best.read[at] for at in group}) for group in groups]
+    texts = [sorted({read[at] for at in group}) for group in groups]
     if all(len(group) == 1 for group in texts):
         return f"the system prompts that it needs depend on tools or arguments alone: {_LIKELIER}"
     if any(_share_text(group) for group in texts):
         return f"the system prompts that it needs begin or end with the same text: {_LIKELIER}"
-    if any(_rivals(best, other) for other in others):
-        return "another explanation writes as many prompts, with other system prompts"
+    for other in others:
+        # Another template that writes the same prompts with other system prompts, which are not all longer
+        if other.writer is best.writer or SYSTEM not in other.way.varies or other.read == read:
+            continue
+        more = [len(other.read.get(at, "")) - len(read.get(at, "")) for at in {*read, *other.read}]
+        if best.written <= other.written and (min(more) < 0 or max(more) < CHARACTERS):
+            return "another explanation writes as many prompts, with other system prompts"
     return ""
 
 
@@ -229,17 +229,6 @@ def _share_text(texts: list[str]) -> bool:
     return False
 
 
-def _rivals(best: Confirmed, other: Confirmed) -> bool:
-    """Whether another template writes the same prompts with other system prompts that are not all longer."""
-    if other.writer is best.writer or not best.written <= other.written:
-        return False
-    if SYSTEM not in other.way.varies or other.read == best.read:
-        return False
-    own, theirs = best.read, other.read
-    more = [len(theirs.get(at, "")) - len(own.get(at, "")) for at in {*own, *theirs}]
-    return min(more) < 0 or max(more) < CHARACTERS
-
-
 def _holds(text: str, observation: Observation, best: Confirmed) -> bool:
     """Whether a text read as the system prompt holds the message's text, or tools that are not rendered."""
     first = observation.messages[0]
@@ -251,17 +240,14 @@ def _holds(text: str, observation: Observation, best: Confirmed) -> bool:
     if repeats:
         return True
     written = best.writer.text(best.way, observation) or ""
-    functions = [tool.get("function", tool) for tool in observation.tools]
-    return any(_writes_tool(text, written, each) for each in functions if isinstance(each, Mapping))
-
-
-def _writes_tool(text: str, written: str, function: Mapping[str, object]) -> bool:
-    """Whether a tool is defined only in a system prompt; an example may name it elsewhere."""
-    name, about = function.get("name"), function.get("description")
-    if not isinstance(name, str) or f'"{name}"' not in text:
-        return False
-    if written.count(f'"{name}"') != text.count(f'"{name}"'):
-        return False
-    if not isinstance(about, str) or not about.strip():
-        return True
-    return any(form[:_SAID] in text for form in (about.strip(), dumps(about.strip())[1:-1]))
+    for tool in observation.tools:
+        function = tool.get("function", tool)
+        function = function if isinstance(function, Mapping) else {}
+        name, about = function.get("name"), function.get("description")
+        quoted = f'"{name}"'
+        # A tool that is defined only there; an example may name it elsewhere.
+        if isinstance(name, str) and 0 < text.count(quoted) == written.count(quoted):
+            about = about.strip() if isinstance(about, str) else ""
+            if not about or any(form[:_SAID] in text for form in (about, dumps(about)[1:-1])):
+                return True
+    return False

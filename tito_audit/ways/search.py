@@ -183,7 +183,6 @@ class Search:
 
     def _values(self, argument: Argument) -> Callable[[Way], Iterator[Way]]:
         name = argument.name
-
         stated = any(name in observation.stated for observation in self._seen)
 
         def ways(way: Way) -> Iterator[Way]:
@@ -337,27 +336,20 @@ def explained(
     rest: Sequence[Observation],
 ) -> list[Confirmed]:
     """The best way to write with a template, and other ways for the rows that it does not explain."""
-    explanations = [_searched(writer, template, start, searched, rest)]
-    for _ in range(2):  # of what is left, the unexplained rows are searched again
-        written = frozenset().union(*(each.written for each in explanations))
-        missing = [seen for at, seen in enumerate(rest) if at not in written and seen.first]
-        if not explanations[0].written or len(missing) <= (1 - NEARLY_ALL) * len(rest):
-            break
-        other = _searched(writer, template, explanations[0].way, for_search(missing, SEARCHED), rest)
-        if other.written <= written:
+    explanations: list[Confirmed] = []
+    written = frozenset[int]()
+    for _ in range(3):  # of what is left, the unexplained rows are searched again
+        way = Search(writer, searched).best(explanations[0].way if explanations else start)
+        if any(writer.spells(way, observation) for observation in searched):
+            other = confirmed(writer, template, way, rest)
+        else:
+            other = Confirmed(writer, template, way, frozenset())
+        if explanations and other.written <= written:
             break
         explanations.append(other)
+        written |= other.written
+        missing = [seen for at, seen in enumerate(rest) if at not in written and seen.first]
+        if not written or len(missing) <= (1 - NEARLY_ALL) * len(rest):
+            break
+        searched = for_search(missing, SEARCHED)
     return explanations
-
-
-def _searched(
-    writer: Writer,
-    template: NamedTemplate,
-    start: Way,
-    searched: Sequence[Observation],
-    rest: Sequence[Observation],
-) -> Confirmed:
-    way = Search(writer, searched).best(start)
-    if not any(writer.spells(way, observation) for observation in searched):
-        return Confirmed(writer, template, way, frozenset())
-    return confirmed(writer, template, way, rest)
