@@ -18,8 +18,7 @@ from tests.tables import table
 from tests.tiers import DEEP, examples
 from tests.toy import toy_renderer, toy_tokenizer
 from tito_audit.evidence.gather import gather
-from tito_audit.identify.engine import identify
-from tito_audit.identify.model import Candidate, Identified, Lack, Share
+from tito_audit.identify.engine import Candidate, Identified, Lack, Share, identify
 from tito_audit.record.finding import Finding
 from tito_audit.record.message import as_messages, as_tools
 from tito_audit.record.rollout import Place, Rollout, TrainingRow, Turn

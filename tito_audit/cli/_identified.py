@@ -10,8 +10,8 @@ from typing import Any
 from rich.text import Text
 
 from tito_audit.errors import SetupError
+from tito_audit.identify.engine import Identified, Lack, Left, Share
 from tito_audit.identify.ids_alone import IdsAlone
-from tito_audit.identify.model import Identified, Lack, Left, Share
 from tito_audit.report_objects import fields
 from tito_audit.run.candidates import Candidates
 from tito_audit.run.log_groups import FirstRows

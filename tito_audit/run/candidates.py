@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tito_audit.errors import TokenizerError
+from tito_audit.identify.engine import Candidate
 from tito_audit.identify.ids_alone import id_sequences
-from tito_audit.identify.model import Candidate
 from tito_audit.record.rollout import Rollout
 from tito_audit.run.auditor import template_source
 from tito_audit.run.fit import names_of_log
