@@ -58,39 +58,27 @@ def order_calls(turns: Sequence[Turn], times: Sequence[float]) -> tuple[tuple[in
         insort(longest_first, call.history, key=lambda history: -len(history.seen))
     for call in reversed(calls):
         call.size += sum(child.size for child in call.children)
-    order, main = _walked(roots)
-    placed = set(order)
-    rest = [number for number in range(len(turns)) if number not in placed]
-    order += sorted(rest, key=lambda number: (times[number], number))
-    main = main or order
-    places = {number: place for place, number in enumerate(order)}
-    return tuple(order), tuple(places[number] for number in main)
-
-
-def _walked(roots: Sequence[_Call]) -> tuple[list[int], list[int]]:
-    """All calls in order, and the main chain."""
+    # Not by recursion: a rollout may have more calls than Python has frames.
     order: list[int] = []
     main: list[int] = []
     first = min(roots, key=lambda call: (call.time, call.number), default=None)
     alike = [call for call in roots if first is not None and same_ids(call.prompt, first.prompt)]
-    # Not by recursion: a rollout may have more calls than Python has frames.
-    waiting: list[tuple[Sequence[_Call], bool]] = [
-        ([call], False) for call in reversed(roots) if call not in alike
-    ]
+    waiting = [([call], False) for call in reversed(roots) if call not in alike]
     waiting.append((alike, True))
     while waiting:
         siblings, on_main = waiting.pop()
         if not siblings:
             continue
         main_call = max(siblings, key=lambda call: (call.common, call.size, call.time, call.number))
-        retries = [
-            call
-            for call in siblings
-            if call is not main_call and not call.children and same_ids(call.prompt, main_call.prompt)
-        ]
-        others = [call for call in siblings if call is not main_call and call not in retries]
+        others = [call for call in siblings if call is not main_call]
+        retries = [call for call in others if not call.children and same_ids(call.prompt, main_call.prompt)]
         order += [call.number for call in (*retries, main_call)]
         main += [main_call.number] if on_main else []
-        waiting += [([call], False) for call in reversed(others)]
+        waiting += [([call], False) for call in reversed(others) if call not in retries]
         waiting.append((main_call.children, on_main))
-    return order, main
+    placed = set(order)
+    rest = [number for number in range(len(turns)) if number not in placed]
+    order += sorted(rest, key=lambda number: (times[number], number))
+    main = main or order
+    places = {number: place for place, number in enumerate(order)}
+    return tuple(order), tuple(places[number] for number in main)

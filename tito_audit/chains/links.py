@@ -35,22 +35,17 @@ class LinkKind(StrEnum):
     @property
     def continues(self) -> bool:
         """Whether the prompt starts with everything its parent saw and sampled."""
-        return self in _WHOLE
+        return self in (LinkKind.CONTINUES, LinkKind.SIBLING)
 
     @property
     def only_tokens_differ(self) -> bool:
         """Whether the history has the same messages in other tokens."""
-        return self in _SAME_HISTORY
+        return self in (LinkKind.RETOKENIZED, LinkKind.TEMPLATE)
 
     @property
     def breaks(self) -> bool:
         """Whether the prompt neither starts with an earlier call's history nor repeats its prompt."""
-        return self not in _KEPT
-
-
-_WHOLE = frozenset((LinkKind.CONTINUES, LinkKind.SIBLING))
-_KEPT = _WHOLE | {LinkKind.RETRY}
-_SAME_HISTORY = frozenset((LinkKind.RETOKENIZED, LinkKind.TEMPLATE))
+        return not self.continues and self is not LinkKind.RETRY
 
 
 @dataclass(frozen=True, slots=True)
