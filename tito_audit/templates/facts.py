@@ -16,7 +16,8 @@ from tito_audit.templates.returns import (
     Returned,
     answer_form,
     partial_answers,
-    returns,
+    returned_answers,
+    returned_calls,
 )
 from tito_audit.templates.seams import Content, Seam, contents, seams
 from tito_audit.tokens.encoders import ReferenceEncoder
@@ -220,7 +221,7 @@ def template_facts(renderer: Renderer, tokenizer: Tokenizer | None = None) -> Te
         plain, ids = (ReferenceEncoder(tokenizer.backend).encode_one("x", special=on) for on in (False, True))
         added = ids[: len(ids) - len(plain)] == [tokenizer.bos_id] if len(ids) > len(plain) else False
     stops: list[Stop] = []
-    tail = answer_tail(renderer)
+    tail, form = answer_tail(renderer), answer_form(renderer)
     for end in turn_ends(renderer):
         ids = tokenizer.encode(end).tolist() if tokenizer is not None else []
         stops.append(Stop(end, ids[0] if len(ids) == 1 else None, end in renderer.end_texts, end in tail))
@@ -229,11 +230,11 @@ def template_facts(renderer: Renderer, tokenizer: Tokenizer | None = None) -> Te
     return TemplateFacts(
         append,
         tuple(explainer.explain(step) for step in append.broken),
-        returns(renderer),
-        partial_answers(renderer),
+        () if form is None else (*returned_answers(renderer, form), *returned_calls(renderer)),
+        () if form is None else tuple(partial_answers(renderer, form)),
         seams(renderer, tokenizer),
         contents(renderer),
-        GenerationPrompt(tuple(openers), answer_form(renderer) is not None),
+        GenerationPrompt(tuple(openers), form is not None),
         tuple(stops),
         Bos(bos, bool(bos) and any(begins), added),
         tuple(dict.fromkeys(text for arguments in read for text in arguments.clock_formats))

@@ -76,12 +76,6 @@ def answer_form(renderer: Renderer) -> WrittenAnswer | None:
     return WrittenAnswer(prompt, opens, closes, ends) if thought else WrittenAnswer(prompt, "", None, ends)
 
 
-def returns(renderer: Renderer) -> tuple[Returned, ...]:
-    """What becomes of each form of a sampled answer; () if answers do not continue the generation prompt."""
-    form = answer_form(renderer)
-    return (*_of_answers(renderer, form), *_of_calls(renderer)) if form is not None else ()
-
-
 def _written(
     renderer: Renderer, answers: Sequence[Mapping[str, Any]], *, opens: bool = False, tools: bool = False
 ) -> str | None:
@@ -94,12 +88,19 @@ def _returned(
     renderer: Renderer, what: tuple[str, str, str], prompt: str, sampled: str, answer: Mapping[str, Any]
 ) -> Returned:
     """What becomes of one sampled text that was parsed to this message."""
-    written = _written(renderer, [answer], tools=bool(answer.get("tool_calls")))
+    outcome, rendered = _outcome(renderer, prompt, sampled, answer, tools=bool(answer.get("tool_calls")))
+    return Returned(*what, outcome, sampled, rendered)
+
+
+def _outcome(
+    renderer: Renderer, prompt: str, sampled: str, answer: Mapping[str, Any], *, tools: bool
+) -> tuple[Return, str]:
+    """What becomes of a sampled text, and what the template writes for it; "" if it refused."""
+    written = _written(renderer, [answer], tools=tools)
     if written is None:
-        return Returned(*what, Return.REFUSED, sampled, "")
-    unchanged = written.startswith(prompt + sampled)
-    rendered = written[len(prompt) :] if written.startswith(prompt) else written
-    return Returned(*what, Return.KEPT if unchanged else Return.REWRITTEN, sampled, rendered)
+        return Return.REFUSED, ""
+    outcome = Return.KEPT if written.startswith(prompt + sampled) else Return.REWRITTEN
+    return outcome, written.removeprefix(prompt)
 
 
 # Answers and reasoning
@@ -128,7 +129,8 @@ _THOUGHTS: Mapping[str, tuple[str, str, str]] = {
 }
 
 
-def _of_answers(renderer: Renderer, form: WrittenAnswer) -> Iterator[Returned]:
+def returned_answers(renderer: Renderer, form: WrittenAnswer) -> Iterator[Returned]:
+    """What becomes of each form of a sampled answer and its reasoning."""
     thought = _THOUGHT if form.closes is not None else None
     before = f"{form.opens}{thought}{form.closes}" if thought is not None else ""
     for case, text in _ANSWERS.items():
@@ -181,7 +183,8 @@ _VALUES: Mapping[str, tuple[str, object]] = {
 }
 
 
-def _of_calls(renderer: Renderer) -> Iterator[Returned]:
+def returned_calls(renderer: Renderer) -> Iterator[Returned]:
+    """What becomes of each form of a sampled tool call."""
     prompt = _written(renderer, [], opens=True, tools=True)
     if prompt is None:
         return
@@ -262,13 +265,8 @@ class CutAnswer:
     the generation prompt and the text that the caller gave."""
 
 
-def partial_answers(renderer: Renderer) -> tuple[CutAnswer, ...]:
-    """What becomes of incomplete answers; () if answers do not continue the generation prompt."""
-    form = answer_form(renderer)
-    return tuple(_partial_answers(renderer, form)) if form is not None else ()
-
-
-def _partial_answers(renderer: Renderer, form: WrittenAnswer) -> Iterator[CutAnswer]:
+def partial_answers(renderer: Renderer, form: WrittenAnswer) -> Iterator[CutAnswer]:
+    """What becomes of incomplete answers."""
     before = f"{form.opens}{REASONING}{form.closes}" if form.closes is not None else ""
     thought = REASONING if form.closes is not None else None
     yield _partial(renderer, "cut inside the answer", form.prompt, before + _HALF, answering(_HALF, thought))
@@ -297,9 +295,5 @@ def _partial(
     renderer: Renderer, case: str, prompt: str, sampled: str, answer: Mapping[str, Any], *, tools: bool = False
 ) -> CutAnswer:
     """What the template makes of a text that was sampled without an end token."""
-    written = _written(renderer, [answer], tools=tools)
-    if written is None:
-        return CutAnswer(case, Return.REFUSED)
-    if not written.startswith(prompt + sampled):
-        return CutAnswer(case, Return.REWRITTEN)
-    return CutAnswer(case, Return.KEPT, written[len(prompt + sampled) :])
+    outcome, rendered = _outcome(renderer, prompt, sampled, answer, tools=tools)
+    return CutAnswer(case, outcome, rendered[len(sampled) :] if outcome is Return.KEPT else "")

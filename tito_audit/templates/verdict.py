@@ -160,6 +160,20 @@ def claims(facts: TemplateFacts) -> tuple[Claim, ...]:
     after = [seam for seam in facts.seams if seam.left in ("assistant", "tool call")]
     loose = [f"{seam.left} → {seam.right}" for seam in after if not seam.fixed]
     openers = len(facts.generation_prompt.texts)
+    encoded = [seam for seam in after if seam.ids is not None]
+    merging = dict.fromkeys(repr(text) for seam in encoded for text in seam.merges_after)
+    apart = f"encode it with the new message: a token reaches into one that begins with {_listed(list(merging))}"
+    if not encoded:
+        apart = "no tokenizer was given" if facts.bos.added is None else "there is no such text"
+    elif not merging:
+        apart = ""
+    written = [stop for stop in facts.stops if stop.written]
+    other = [stop.text for stop in written if not stop.of_tokenizer]
+    ends, ending = not other, f"it also ends them with {_listed(other)}" if other else ""
+    if not any(stop.of_tokenizer for stop in facts.stops):
+        ends, ending = None, "no end tokens are known"
+    elif not written:
+        ends, ending = False, "the template ends answers without one"
     return (
         *stays,
         Claim(
@@ -167,7 +181,7 @@ def claims(facts: TemplateFacts) -> tuple[Claim, ...]:
             not loose if after else None,
             f"not for {_listed(loose)}" if loose else "",
         ),
-        _own_ids(facts),
+        Claim("That text may be encoded by itself", not merging if encoded else None, apart),
         Claim(
             "The generation prompt is the same after any message",
             openers == 1 if openers else None,
@@ -178,30 +192,8 @@ def claims(facts: TemplateFacts) -> tuple[Claim, ...]:
             facts.generation_prompt.continued,
             "" if facts.generation_prompt.continued else "rendered answers begin differently",
         ),
-        _known_stops(facts),
+        Claim("An answer ends with an end token of the tokenizer", ends, ending),
     )
-
-
-def _own_ids(facts: TemplateFacts) -> Claim:
-    claim = "That text may be encoded by itself"
-    after = [seam for seam in facts.seams if seam.left in ("assistant", "tool call") and seam.ids is not None]
-    if not after:
-        return Claim(claim, None, "no tokenizer was given" if facts.bos.added is None else "there is no such text")
-    merging = dict.fromkeys(repr(text) for seam in after for text in seam.merges_after)
-    because = f"encode it with the new message: a token reaches into one that begins with {_listed(list(merging))}"
-    return Claim(claim, not merging, because if merging else "")
-
-
-def _known_stops(facts: TemplateFacts) -> Claim:
-    claim = "An answer ends with an end token of the tokenizer"
-    stops = [stop for stop in facts.stops if stop.of_tokenizer]
-    written = [stop for stop in facts.stops if stop.written]
-    if not stops:
-        return Claim(claim, None, "no end tokens are known")
-    if not written:
-        return Claim(claim, False, "the template ends answers without one")
-    other = [stop.text for stop in written if not stop.of_tokenizer]
-    return Claim(claim, not other, f"it also ends them with {_listed(other)}" if other else "")
 
 
 def _in_order(steps: Mapping[str, AppendOnly]) -> dict[str, AppendOnly]:
