@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from hashlib import blake2b
 from typing import Any
 
 import numpy as np
 
-from tito_audit.chains.histories import Key, Prefixes, key_of, running
+from tito_audit.chains.histories import Key, Prefixes, key_of
 from tito_audit.provider import GenerationResult
 from tito_audit.record.arrays import Ids, as_floats, as_ids, empty_ids
 from tito_audit.record.message import Message, as_message
@@ -50,26 +49,14 @@ class Texts:
         self._writer = writer
         self._answers: Prefixes[tuple[Node, int]] = Prefixes()
         """Answers that prompts may start with, and how many ids such a prompt keeps."""
-        self._states: dict[int, tuple[Node, blake2b]] = {}
-        """The running digest of each answer held, up to its last token: by it the next one is not read from its
-        beginning."""
 
     def add(self, node: Node) -> list[Key]:
         """Hold an answer; the keys it was added under."""
-        length, last = node.length, node.output_ids[-1:]
-        # The running digest of the prompt's ids goes on from that of the answer that it continues.
-        prompt, parent, state = node.prompt, node.parent, None
-        if parent is not None and id(parent) in self._states:
-            left_out, end = parent.length - prompt.kept, parent.output_ids[-1:]
-            if left_out in (0, len(end)):
-                state = _with(_with(self._states[id(parent)][1], end[left_out:]), prompt.new_ids)
-        state = state or running(_IDS + prompt.ids.tobytes())
-        state.update(node.output_ids[:-1].tobytes())
-        self._states[id(node)] = node, state
         # What a prompt starts with that goes on from the answer, and how many ids it then keeps.
-        keys = [(_ids_key(length, _with(state, last)), length)]
+        seen, length = node.seen_ids, node.length
+        keys = [(key_of(_IDS + seen.tobytes()), length)]
         if self._writer.stop_text(node) is not None:
-            keys.append((_ids_key(length - 1, state), length - 1))
+            keys.append((key_of(_IDS + seen[:-1].tobytes()), length - 1))
         if node.prompt.text is not None:
             text = node.prompt.text + str(node.answer.get("text") or "")
             keys.append((key_of(_TEXT + text_bytes(text)), length))
@@ -124,18 +111,6 @@ class Texts:
             return Prompt(branch, self._writer.encode(prompt), added=prompt, fork=fork, text=prompt)
         ids = as_ids(prompt, "prompt")
         return Prompt(branch, ids.copy(), added=self._writer.text(ids), fork=fork)
-
-
-def _with(state: blake2b, ids: Ids) -> blake2b:
-    """The running digest, updated with these ids."""
-    after = state.copy()
-    after.update(ids.tobytes())
-    return after
-
-
-def _ids_key(length: int, state: blake2b) -> Key:
-    """The key of `length` ids."""
-    return len(_IDS) + 4 * length, state.digest()
 
 
 class Session:
