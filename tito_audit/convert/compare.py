@@ -24,7 +24,7 @@ from tito_audit.convert.rows_and_calls import (
 )
 from tito_audit.convert.unread import row_facts
 from tito_audit.errors import RecordError
-from tito_audit.join import form_of_calls, lines_of, whole_calls
+from tito_audit.join import calls_of
 from tito_audit.record.arrays import Logprobs
 from tito_audit.record.column import ColumnRole
 from tito_audit.record.message import Message
@@ -202,7 +202,9 @@ class CallsOfConversation:
     @classmethod
     def of(cls, raw: RawRow, whole: Rollout, speakers: Speakers) -> CallsOfConversation:
         """The calls of a joined row, read one by one; RecordError if one cannot be read."""
-        lines, rows, form = lines_of(raw), whole_calls(raw), form_of_calls(raw)
+        calls = calls_of(raw)
+        assert calls is not None, "a joined row"
+        lines, rows, form = calls.raws, calls.whole, calls.format
         each: list[Rollout] = []
         facts: list[Mapping[str, Any]] = []
         unread: dict[str, None] = {}

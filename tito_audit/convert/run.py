@@ -20,7 +20,7 @@ from tito_audit.convert.unread import row_facts
 from tito_audit.errors import RecordError, SetupError, StorageError
 from tito_audit.evidence.reference import Reference
 from tito_audit.format import Row
-from tito_audit.join import is_conversation, lines_of
+from tito_audit.join import calls_of, lines_of
 from tito_audit.record.rollout import Place, Rollout, with_speakers
 from tito_audit.record.speakers import Speakers
 from tito_audit.run.auditor import Loader
@@ -208,7 +208,7 @@ class Conversion:
         try:
             read = reader.read(raw, place)
             rollouts = tuple(with_speakers(rollout, speakers) for rollout in read.rollouts)
-            if is_conversation(raw):
+            if calls_of(raw) is not None:
                 calls = CallsOfConversation.of(raw, rollouts[0], speakers)
                 yield from self._joined(rollouts[0], calls, builder)
                 return

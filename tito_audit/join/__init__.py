@@ -49,15 +49,12 @@ __all__ = [
     "KeySeen",
     "RowBatch",
     "Work",
+    "calls_of",
     "calls_seen",
-    "contains_row",
     "form_of",
-    "form_of_calls",
-    "is_conversation",
     "joined_counts",
     "lines_of",
     "shown_by",
-    "whole_calls",
 ]
 
 
@@ -71,7 +68,7 @@ def form_of(row: Row, named: Format | None) -> Format:
 def shown_by(form: Format, row: Row) -> tuple[Format, Row]:
     """The format and the row whose keys show what a log was read as; of calls with a stated key, the first."""
     if isinstance(row, CallsOfRollout) and row.by_key:
-        return format_named(row.form), row.raws[0].value or row
+        return row.format, row.raws[0].value or row
     return form, row
 
 
@@ -80,26 +77,9 @@ def lines_of(raw: RawRow) -> Sequence[RawRow]:
     return raw.value.raws if isinstance(raw.value, CallsOfRollout) else (raw,)
 
 
-def is_conversation(raw: RawRow) -> bool:
-    """Whether this row is several rows of the log, each a single call."""
-    return isinstance(raw.value, CallsOfRollout)
-
-
-def form_of_calls(raw: RawRow) -> Format:
-    """The format of each call of a conversation."""
-    assert isinstance(raw.value, CallsOfRollout)
-    return format_named(raw.value.form)
-
-
-def whole_calls(raw: RawRow) -> Sequence[Row]:
-    """The calls of a conversation, each with its complete prompt, in the order of `lines_of`."""
-    assert isinstance(raw.value, CallsOfRollout)
-    return raw.value.whole
-
-
-def contains_row(raw: RawRow, index: int) -> bool:
-    """Whether this row is the file's row `index`, or has it among its gathered lines."""
-    return any(line.index == index for line in lines_of(raw))
+def calls_of(raw: RawRow) -> CallsOfRollout | None:
+    """The calls that this row is made of, each a row of the log; None for a row that the log itself has."""
+    return raw.value if isinstance(raw.value, CallsOfRollout) else None
 
 
 def joined_counts(rollout: Rollout) -> dict[str, int]:

@@ -41,9 +41,14 @@ class CallsOfRollout(dict[str, Any]):
         self[CALLS] = [raw.value for raw in raws]
 
     @property
+    def format(self) -> Format:
+        """The format of each row."""
+        return format_named(self.form)
+
+    @property
     def whole(self) -> Sequence[Row]:
         """The rows, each with its complete prompt where it holds what this adds to the call before it."""
-        steps = format_named(self.form).steps
+        steps = self.format.steps
         rows = [raw.value or {} for raw in self.raws]
         return rows if steps is None or not all(rows) else steps.whole(rows)
 
@@ -106,7 +111,7 @@ def _calls(
     """The rows of the calls, with complete prompts; each call as read from its row; their order; and the places of
     the main chain in that order. RecordError, with the line, for one that cannot be read.
     """
-    form, each, rows = format_named(row.form), [], row.whole
+    form, each, rows = row.format, [], row.whole
     for raw, file, value in zip(row.raws, row.files, rows, strict=True):
         where = f"line {raw.index} of the same rollout" if file == place.file else f"{file}:{raw.index}"
         if raw.value is None:
@@ -143,7 +148,7 @@ def _update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
     rows, each, order, _ = _calls(row, repair.rollout.place)
     if repair.turns_from != tuple(range(len(order))):
         raise RecordError("each line is one call, and the call cannot be removed from it")
-    form, calls = format_named(row.form), list(rows)
+    form, calls = row.format, list(rows)
     for number, turn in zip(order, repair.rollout.turns, strict=True):
         alone = each[number]
         # The messages of the conversation are not the call's.
