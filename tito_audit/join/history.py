@@ -50,8 +50,20 @@ class Numbers:
         """The number of a hash, added if new."""
         at = self._slot(hash_)
         if not self._slots[at]:
-            if len(self.hashes) > 0.7 * len(self._slots):
-                self._grow()
+            if len(self.hashes) > 0.7 * len(self._slots):  # the table grows
+                slots = np.zeros(int(1.5 * len(self._slots)), np.uint32)
+                hashes = np.frombuffer(self.hashes, np.uint64)
+                for start in range(1, len(hashes), AT_ONCE):
+                    stop = min(start + AT_ONCE, len(hashes))
+                    pending, homes = np.arange(start, stop, dtype=np.uint32), _home(hashes[start:stop], len(slots))
+                    while len(pending):
+                        free = slots[homes] == 0
+                        slots[homes[free]] = pending[free]
+                        lost = slots[homes] != pending
+                        pending, homes = pending[lost], (homes[lost] + 1) % len(slots)
+                del hashes  # which keeps the array from growing
+                self._slots = array("I")
+                self._slots.frombytes(slots.data.cast("B"))
                 at = self._slot(hash_)
             self._slots[at] = len(self.hashes)
             self.hashes.append(hash_)
@@ -80,20 +92,6 @@ class Numbers:
                 further = ~hit & (number != 0)
                 pending, at = pending[further], (at[further] + 1) % len(slots)
         return numbers
-
-    def _grow(self) -> None:
-        slots = np.zeros(int(1.5 * len(self._slots)), np.uint32)
-        hashes = np.frombuffer(self.hashes, np.uint64)
-        for start in range(1, len(hashes), AT_ONCE):
-            stop = min(start + AT_ONCE, len(hashes))
-            pending, at = np.arange(start, stop, dtype=np.uint32), _home(hashes[start:stop], len(slots))
-            while len(pending):
-                free = slots[at] == 0
-                slots[at[free]] = pending[free]
-                lost = slots[at] != pending
-                pending, at = pending[lost], (at[lost] + 1) % len(slots)
-        self._slots = array("I")
-        self._slots.frombytes(slots.data.cast("B"))
 
 
 def _home(hashes: Hashes, size: int) -> NDArray[np.int64]:
@@ -640,13 +638,8 @@ def are_believed(links: ExactLinks, prompt: Array, starts_like_own_key: NDArray[
     # A conversation may have calls without a predecessor: sub-agents, and histories that were cut.
     if np.median(np.bincount(key[starts], minlength=len(size))[several]) > 64:
         return False
-    return bool(2 * _groups(links, prompt, starts) < np.count_nonzero(several))
-
-
-def _groups(links: ExactLinks, prompt: Array, starts: Calls) -> int:
-    """For how many keys several calls that start a conversation have the same prompt."""
-    key = links.key
-    # The same call logged twice is not a second sample, unless both were continued.
+    # For how many keys several calls that start a conversation have the same prompt. The same call logged twice is
+    # not a second sample, unless both were continued.
     hashes = key[starts].astype(np.uint64)
     for column in (prompt, *links.outcomes):
         hashes *= HASH_BASE
@@ -657,4 +650,4 @@ def _groups(links: ExactLinks, prompt: Array, starts: Calls) -> int:
     starts = starts[counts[starts]]
     order = starts[np.lexsort((prompt[starts], key[starts]))]
     equal = (key[order][1:] == key[order][:-1]) & (prompt[order][1:] == prompt[order][:-1])
-    return len(np.unique(key[order][1:][equal]))
+    return bool(2 * len(np.unique(key[order][1:][equal])) < np.count_nonzero(several))

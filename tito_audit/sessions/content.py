@@ -36,26 +36,25 @@ def in_form(call: ChatCall, renderer: Renderer | None) -> ChatCall:
     """
     if renderer is None or not any(isinstance(message.content, tuple) for message in call.messages):
         return call
-    parts = takes_parts(renderer.template(bool(call.tools)).source)
-    each = enumerate(call.messages)
-    return replace(call, messages=tuple(_in_form(message, parts, f"message {index}") for index, message in each))
-
-
-def _in_form(message: Message, parts: bool, where: str) -> Message:
-    if not isinstance(message.content, tuple):
-        return message
-    texts: list[str] = []
-    for part in message.content:
-        kind = part.get("type")
-        text = part.get(_TEXTS[kind]) if isinstance(kind, str) and kind in _TEXTS else None
-        if not isinstance(text, str):
-            raise RenderError(f"{where} has a part of type {kind!r} without text: only text parts are supported")
-        texts.append(text)
-    # The parts of an answer are pieces of one text; vLLM joins those of other messages by line breaks.
-    parts = parts and message.role != "tool"
-    content = [{"type": "text", "text": text} for text in texts] if parts else None
-    joined = ("" if message.sampled else "\n").join(texts)
-    return as_message({**message.wire, "content": joined if content is None else content}, where)
+    as_parts = takes_parts(renderer.template(bool(call.tools)).source)
+    messages = list(call.messages)
+    for index, message in enumerate(messages):
+        texts: list[str] = []
+        for part in message.content if isinstance(message.content, tuple) else ():
+            kind = part.get("type")
+            text = part.get(_TEXTS[kind]) if isinstance(kind, str) and kind in _TEXTS else None
+            if not isinstance(text, str):
+                raise RenderError(
+                    f"message {index} has a part of type {kind!r} without text: only text parts are supported"
+                )
+            texts.append(text)
+        if isinstance(message.content, tuple):
+            # The parts of an answer are pieces of one text; vLLM joins those of other messages by line breaks.
+            content: object = ("" if message.sampled else "\n").join(texts)
+            if as_parts and message.role != "tool":
+                content = [{"type": "text", "text": text} for text in texts]
+            messages[index] = as_message({**message.wire, "content": content}, f"message {index}")
+    return replace(call, messages=tuple(messages))
 
 
 def as_served(renderer: Renderer | None) -> Renderer | None:

@@ -15,8 +15,6 @@ from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation
 from typing import Any, TypeAlias
 
-import numpy as np
-
 from tito_audit.chains.histories import Key, Prefixes, running
 from tito_audit.record.message import Message, ToolCall
 from tito_audit.render.span_builder import common_start
@@ -271,7 +269,7 @@ class AnsweredHistories:
                 fits = [_fit(messages, answer, depth) for answer in best]
                 best = [answer for answer, fit in zip(best, fits, strict=True) if fit == max(fits)]
             if best:
-                yield Match(best[-1], depth, sum(not _same_ids(answer, best[-1]) for answer in best))
+                yield Match(best[-1], depth, sum(not answer.node.has_ids_of(best[-1].node) for answer in best))
 
     def fit(self, messages: Sequence[Message], key: bytes, depth: int) -> Fit | None:
         """How well the best answer at this place of a history fits; None if none does."""
@@ -320,14 +318,6 @@ def _fit(messages: Sequence[Message], answer: StoredAnswer, depth: int) -> Fit:
         ids += [call.id for call in sent.tool_calls] == [call.id for call in stored.tool_calls]
         reasonings += (sent.reasoning or None) == (stored.reasoning or None)
     return ids, reasonings
-
-
-def _same_ids(a: StoredAnswer, b: StoredAnswer) -> bool:
-    return a is b or (
-        np.array_equal(a.node.output_ids, b.node.output_ids)
-        and a.node.prompt.length == b.node.prompt.length
-        and (a.node.prompt is b.node.prompt or np.array_equal(a.node.prompt.ids, b.node.prompt.ids))
-    )
 
 
 class Index:

@@ -64,7 +64,15 @@ class PromptWriter:
         text = self._renderer.render(
             messages, call.tools, add_generation_prompt=opens, template_kwargs=call.template_kwargs
         )
-        return text if opens or not messages or not messages[-1].sampled else _opened(text, messages[-1])
+        if opens or not messages or not messages[-1].sampled:
+            return text
+        # Up to the end of what the last message says, which the model continues; as transformers does it
+        content = messages[-1].text
+        at = text.rfind(content.strip()) if content.strip() else -1
+        if at < 0:
+            raise RenderError("the last message is to be continued, and the template does not write its text")
+        exact = content.lstrip()
+        return text[: at + len(exact if text.startswith(exact, at) else exact.rstrip())]
 
     def encode(self, text: str, after: int | None = None) -> Ids:
         """`[N]` the ids of a text, at the beginning of a prompt or after a token of it."""
@@ -264,16 +272,6 @@ class PromptWriter:
                 return count
             at += len(piece)
         return len(node.output_ids)
-
-
-def _opened(text: str, message: Message) -> str:
-    """A text up to the end of what its last message says, which the model continues; as transformers does it."""
-    content = message.text
-    at = text.rfind(content.strip()) if content.strip() else -1
-    if at < 0:
-        raise RenderError("the last message is to be continued, and the template does not write its text")
-    exact = at + len(content.lstrip())
-    return text[:exact] if text[at:exact] == content.lstrip() else text[: at + len(content.strip())]
 
 
 def _longest(texts: Sequence[str]) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -379,15 +379,23 @@ class Session:
     def _keep(self, node: Node) -> None:
         """Index an answer for the calls that continue it."""
         self._nodes.append(node)
-        for view in _views(node):
-            places = history_keys(view.keys)
-            self._histories.add(view, places)
-            self._index.answered(self.id, places[-1])
-            self._indexed.append(places[-1])
-        keys = self._texts.add(node)
-        for key in keys:
+        written = node.prompt.written
+        if written is not None:
+            # Later histories may hold an answer that the request began as one message or as two.
+            begun = _is_prefilled(node.call)
+            history = (*written.messages[: len(written.messages) - begun], node.message)
+            views = [(len(written.sent) - begun, node.message)]
+            if begun:
+                views.append((len(written.sent), as_message(dict(node.answer), "the answer")))
+            for before, answer in views:
+                keys = (*written.keys[:before], *message_keys([answer]))
+                places = history_keys(keys)
+                self._histories.add(StoredAnswer(node, history, (*written.sent[:before], answer), keys), places)
+                self._index.answered(self.id, places[-1])
+                self._indexed.append(places[-1])
+        for key in self._texts.add(node):
             self._index.wrote(self.id, key)
-        self._indexed_texts += keys
+            self._indexed_texts.append(key)
         size = 4000 + 2 * len(node.prompt.added) + 4 * len(node.prompt.new_ids) + 12 * len(node.output_ids)
         size += 2 * len(node.prompt.text or "")
         self._bytes += size
@@ -412,18 +420,3 @@ def _merged(begun: Message, rest: Message) -> Message:
     if begun.reasoning and rest.reasoning:
         wire["reasoning_content"] = begun.reasoning + rest.reasoning
     return as_message(wire, "the answer")
-
-
-def _views(node: Node) -> Iterator[StoredAnswer]:
-    """The answer as later histories may hold it: if the request began it, as one message or as two."""
-    written = node.prompt.written
-    if written is None:
-        return
-    begun = _is_prefilled(node.call)
-    history = (*written.messages[: len(written.messages) - begun], node.message)
-    views = [(len(written.sent) - begun, node.message)]
-    if begun:
-        views.append((len(written.sent), as_message(dict(node.answer), "the answer")))
-    for before, answer in views:
-        keys = (*written.keys[:before], *message_keys([answer]))
-        yield StoredAnswer(node, history, (*written.sent[:before], answer), keys)

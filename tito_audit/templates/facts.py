@@ -49,8 +49,18 @@ def effects(renderer: Renderer) -> tuple[Effect, ...]:
     changed: list[Effect] = []
     for name, values in _choices(renderer).items():
         for value in values:
-            other = _with(renderer, {name: value})
-            changes = dict.fromkeys(change for probe in _SHOWING for change in _changed(renderer, other, probe))
+            changes: dict[str, None] = {}
+            for probe in _SHOWING:
+                ours, theirs = (_texts(each, probe) for each in (renderer, _with(renderer, {name: value})))
+                if ours is None or theirs is None:
+                    differs = {"refusals": ours is not theirs}
+                else:
+                    first = probe.messages[0].text
+                    (head, _, rest), (other_head, _, other) = (text.partition(first) for text, _ in (ours, theirs))
+                    openers = (opened.removeprefix(closed) for closed, opened in (ours, theirs))
+                    differs = {"beginning": head != other_head, "messages": rest != other}
+                    differs["generation prompt"] = len(set(openers)) > 1
+                changes |= dict.fromkeys(what for what, differ in differs.items() if differ)
             changed.append(Effect(name, value, tuple(changes)))
     return tuple(changed)
 
@@ -110,24 +120,6 @@ def _choices(renderer: Renderer) -> dict[str, list[object]]:
 
 def _with(renderer: Renderer, arguments: Mapping[str, object]) -> Renderer:
     return replace(renderer, template_args={**renderer.template_args, **arguments})
-
-
-def _changed(renderer: Renderer, other: Renderer, probe: Probe) -> Iterator[str]:
-    """What differs in one conversation between two renderers."""
-    ours, theirs = _texts(renderer, probe), _texts(other, probe)
-    if ours is None or theirs is None:
-        if ours is not theirs:
-            yield "refusals"
-        return
-    if ours[0] != theirs[0]:
-        first = probe.messages[0].text
-        heads = [text.partition(first)[0] for text in (ours[0], theirs[0])]
-        if heads[0] != heads[1]:
-            yield "beginning"
-        if ours[0].partition(first)[2] != theirs[0].partition(first)[2]:
-            yield "messages"
-    if ours[1].removeprefix(ours[0]) != theirs[1].removeprefix(theirs[0]):
-        yield "generation prompt"
 
 
 def _texts(renderer: Renderer, probe: Probe, count: int | None = None) -> tuple[str, str] | None:
