@@ -175,7 +175,7 @@ def _texts(renderer: Renderer, case: Probe) -> tuple[str, str] | None:
 
 
 class Original:
-    """A template as it was, with what it writes for first turns."""
+    """A template as it was, with what it writes for first turns and answers."""
 
     def __init__(self, renderer: Renderer, log: Sequence[Probe] = ()) -> None:
         self.renderer = renderer
@@ -186,23 +186,22 @@ class Original:
             *({name: value} for name in values if name not in stated for value in values[name]),
         )
         """Those to prove first prompts with: the given ones, and each value that the template distinguishes."""
-        self._few = [*_FIRST]
-        self._many = [
+        self.firsts = [
             replace(head, template_args=args) for head in (*_FIRST, *_heads(PROBES)) for args in self.arguments
         ]
-        self._log = _heads(log)
-        self.firsts, self.firsts_of_log = len(self._many), len(self._log)
-        """How many first prompts are compared, of the probes and of the log."""
+        self.firsts_of_log = _heads(log)
+        """The first prompts that are compared, of the probes and of the log."""
         self._texts: dict[int, str | None] = {}
         self._answers = {id(probe): list(_turns(renderer, probe)) for probe in (*PROBES, *PARSED)}
 
-    def writes_same(self, variant: Renderer, *, all_of_them: bool = False) -> bool:
-        """Whether first prompts are byte for byte the same; a few of them, or all."""
-        return all(self._same(variant, case) for case in (self._many if all_of_them else self._few))
-
-    def same_in_log(self, variant: Renderer) -> int:
-        """How many first prompts of the log are unchanged."""
-        return sum(self._same(variant, case) for case in self._log)
+    def writes_same(self, variant: Renderer, firsts: Iterable[Probe]) -> bool:
+        """Whether these first prompts are byte for byte the same."""
+        for first in firsts:
+            if id(first) not in self._texts:
+                self._texts[id(first)] = first.text(self.renderer)
+            if first.text(variant) != self._texts[id(first)]:
+                return False
+        return True
 
     def agrees(self, variant: Renderer) -> bool:
         """Whether answers and what follows them are unchanged, except for history, in every probe."""
@@ -216,11 +215,6 @@ class Original:
 
     def _pairs(self, variant: Renderer, case: Probe) -> Iterator[tuple[_Turn, _Turn]]:
         return zip(self._answers[id(case)], _turns(variant, case), strict=True)
-
-    def _same(self, variant: Renderer, first: Probe) -> bool:
-        if id(first) not in self._texts:
-            self._texts[id(first)] = first.text(self.renderer)
-        return first.text(variant) == self._texts[id(first)]
 
 
 def _heads(probes: Iterable[Probe]) -> list[Probe]:
@@ -329,9 +323,9 @@ def find_variant(renderer: Renderer, log: Sequence[Probe] = ()) -> Variant:
     before, after = (judge(chosen, PROBES) for chosen in both)
     of_log = None
     if log:
-        of_log = OfLog(original.firsts_of_log, *(judge(chosen, log, spaces=False) for chosen in both))
+        of_log = OfLog(len(original.firsts_of_log), *(judge(chosen, log, spaces=False) for chosen in both))
     arguments = tuple(f"{name}={value!r}" for argument in original.arguments for name, value in argument.items())
-    return Variant(source, edits, before, after, original.firsts, arguments, of_log, search.rejected())
+    return Variant(source, edits, before, after, len(original.firsts), arguments, of_log, search.rejected())
 
 
 class _Search:
@@ -454,13 +448,13 @@ class _Search:
             variant, why = self.renderer(edits), ""
             if variant is None:
                 why = "it is not a template"
-            elif not self._original.writes_same(variant):
+            elif not self._original.writes_same(variant, _FIRST):
                 why = "first prompts change"
             elif not self._original.agrees(variant):
                 why = "an answer, or what follows one, changes"
-            elif not self._original.writes_same(variant, all_of_them=True):
+            elif not self._original.writes_same(variant, self._original.firsts):
                 why = "first prompts with some argument change"
-            elif self._original.same_in_log(variant) < self._original.firsts_of_log:
+            elif not self._original.writes_same(variant, self._original.firsts_of_log):
                 why = "first prompts of the log change"
             gain = self._now.faults - judged.faults
             if why and gain > 0 and len(edits) == 1:
