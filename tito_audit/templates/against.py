@@ -83,14 +83,15 @@ def compare(first: Renderer, second: Renderer, probes: Sequence[Probe]) -> Promp
                 except RenderError as error:
                     texts.append(str(error))
                     refused.append(True)
+            text, other = texts
             if any(refused):
                 cause = PromptCause.BOTH_REFUSE if all(refused) else PromptCause.REFUSED
-                parted.append(Parted(probe, count, cause, *texts, 0))
-            elif texts[0] == texts[1]:
-                equal.append(texts[0])
+                parted.append(Parted(probe, count, cause, text, other, 0))
+            elif text == other:
+                equal.append(text)
             else:
                 cause = _cause(first, second, prompt, texts)
-                parted.append(Parted(probe, count, cause, *texts, common_start(*texts)))
+                parted.append(Parted(probe, count, cause, text, other, common_start(text, other)))
     return PromptsCompared(len(equal) + len(parted), len(equal), tuple(parted), tuple(equal))
 
 

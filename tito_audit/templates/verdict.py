@@ -169,7 +169,8 @@ def claims(facts: TemplateFacts) -> tuple[Claim, ...]:
         apart = ""
     written = [stop for stop in facts.stops if stop.written]
     other = [stop.text for stop in written if not stop.of_tokenizer]
-    ends, ending = not other, f"it also ends them with {_listed(other)}" if other else ""
+    ends: bool | None = not other
+    ending = f"it also ends them with {_listed(other)}" if other else ""
     if not any(stop.of_tokenizer for stop in facts.stops):
         ends, ending = None, "no end tokens are known"
     elif not written:
