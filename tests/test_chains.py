@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from tito_audit.chains.capture import order_calls
+
 from tito_audit.chains.histories import Histories, History, closest
 from tito_audit.chains.links import (
     Link,

@@ -31,7 +31,7 @@ from tito_audit.settings.readers import arguments as arguments_given
 from tito_audit.settings.readers import clock as clock_given
 from tito_audit.tokens.tokenizer import Tokenizer
 from tito_audit.ways.explain import explain_head
-from tito_audit.ways.explanation import (
+from tito_audit.ways.way import (
     GIVEN_TEMPLATE,
     OWN_TEMPLATE,
     DepartureKind,

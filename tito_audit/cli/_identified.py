@@ -24,7 +24,7 @@ from tito_audit.terminal.escape import visible
 from tito_audit.terminal.page import heading
 from tito_audit.terminal.shell import shell_word
 from tito_audit.terminal.words import listed, many, percent
-from tito_audit.ways.explanation import Explanation
+from tito_audit.ways.way import Explanation
 
 _LISTED = 8
 """How many entries of a list are shown; the rest are counted."""

@@ -29,11 +29,10 @@ from tito_audit.render.globals import Clock
 from tito_audit.render.renderer import Renderer, ToolArguments, make_renderer
 from tito_audit.tokens.tokenizer import Tokenizer
 from tito_audit.ways.explain import explanation_of, unsure
-from tito_audit.ways.explanation import OWN_TEMPLATE, Explanation, NamedTemplate
 from tito_audit.ways.observed import Observation, Part, for_search, observations
 from tito_audit.ways.reading import PROBE, date_near
 from tito_audit.ways.search import SEARCHED, Confirmed, explained, spread
-from tito_audit.ways.way import CLOCK, Way
+from tito_audit.ways.way import CLOCK, OWN_TEMPLATE, Explanation, NamedTemplate, Way
 from tito_audit.ways.writer import Writer
 
 
@@ -331,7 +330,7 @@ def equal_ways(best: Confirmed, seen: Sequence[Observation], *, calls_tools: boo
         others = [way.with_arg(argument.name, value) for value in argument.values]
         others = [other for other in (way.without_arg(argument.name), *others) if other != way]
         same = [other for other in others if _same(writer, way, other, few)]
-        if others and len(same) == len(others) and not way.states(argument.name):
+        if others and len(same) == len(others) and argument.name not in dict(way.args):
             undetermined.append(argument.name)
         else:
             equal += same

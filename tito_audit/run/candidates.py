@@ -15,7 +15,7 @@ from tito_audit.run.fit import names_of_log
 from tito_audit.tokens.hub import CachedTokenizer, HubName, cached_tokenizer, cached_tokenizers, glance
 from tito_audit.tokens.load import load_tokenizer
 from tito_audit.tokens.tokenizer import Tokenizer
-from tito_audit.ways.explanation import OWN_TEMPLATE, NamedTemplate
+from tito_audit.ways.way import OWN_TEMPLATE, NamedTemplate
 
 _LOADED = 8
 """How many tokenizers from the hub cache are loaded at most."""

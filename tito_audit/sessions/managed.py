@@ -40,9 +40,7 @@ from tito_audit.sessions.shapes import (
     Tokens,
     answer_types,
     chat_call,
-    chat_completion,
     sampling_of,
-    text_completion,
     usage_of,
 )
 from tito_audit.tokens.load import load_tokenizer
@@ -326,8 +324,7 @@ class ManagedServer:
         head = self._head("chatcmpl")
         self._track(session.commit(head.id, prompt, call, results, [message for message, _ in read]))
         shown = Tokens(self.tokenizer.vocabulary)
-        return chat_completion(
-            head,
+        chat = head.chat(
             [
                 {
                     "index": index,
@@ -341,6 +338,7 @@ class ManagedServer:
             usage=usage_of(results),
             prompt_token_ids=list(results[0].input_ids),
         )
+        return answer_types()["ChatCompletion"](**chat)
 
     async def completion(self, **arguments: Any) -> Any:
         """A `Completion` of the openai package. `prompt` is a text or token ids; one that starts with the text or
@@ -355,8 +353,7 @@ class ManagedServer:
         offset = len(text) if isinstance(text, str) else 0
         shows = arguments.get("logprobs") is not None
         shown = Tokens(self.tokenizer.vocabulary)
-        return text_completion(
-            head,
+        completion = head.text(
             [
                 {
                     "index": index,
@@ -370,6 +367,7 @@ class ManagedServer:
             ],
             usage=usage_of(results),
         )
+        return answer_types()["Completion"](**completion)
 
     async def get_logprobs(self, **arguments: Any) -> dict[str, Any]:
         """What the model says about a prompt (`messages`, `prompt` or `input_ids`), as Atropos gives it:

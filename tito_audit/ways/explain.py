@@ -10,11 +10,21 @@ from tito_audit.record.rollout import Rollout
 from tito_audit.render.renderer import Renderer
 from tito_audit.render.span_builder import common_start
 from tito_audit.tokens.tokenizer import Tokenizer
-from tito_audit.ways.explanation import GIVEN_TEMPLATE, Departure, DepartureKind, Explanation, NamedTemplate
 from tito_audit.ways.observed import Observation, for_search, observations
 from tito_audit.ways.reading import MARK
 from tito_audit.ways.search import NEARLY_ALL, SEARCHED, Confirmed, explained, spread
-from tito_audit.ways.way import CHARACTERS, CLOCK, SYSTEM, SYSTEM_ROLES, Way
+from tito_audit.ways.way import (
+    CHARACTERS,
+    CLOCK,
+    GIVEN_TEMPLATE,
+    SYSTEM,
+    SYSTEM_ROLES,
+    Departure,
+    DepartureKind,
+    Explanation,
+    NamedTemplate,
+    Way,
+)
 from tito_audit.ways.writer import Writer
 
 

@@ -10,9 +10,8 @@ from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
 from tito_audit.render.span_builder import common_start
-from tito_audit.ways.explanation import NamedTemplate
 from tito_audit.ways.observed import Observation, Part, for_search
-from tito_audit.ways.way import CHARACTERS, CLOCK, SYSTEM, Way, has_reasoning
+from tito_audit.ways.way import CHARACTERS, CLOCK, SYSTEM, NamedTemplate, Way, has_reasoning
 from tito_audit.ways.writer import Writer
 
 if TYPE_CHECKING:
@@ -64,7 +63,7 @@ class Search:
 
     def score(self, way: Way) -> Score:
         """How well a way writes the observations."""
-        key = way.key
+        key = repr(way)
         if key not in self._scores:
             exact, near = 0, 0.0
             for observation in self._seen:
