@@ -12,7 +12,7 @@ import json
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from decimal import Decimal, InvalidOperation
+from decimal import MAX_EMAX, MIN_EMIN, Context, Decimal, InvalidOperation
 from typing import Any, TypeAlias
 
 from tito_audit.chains.histories import Key, Prefixes, running
@@ -121,20 +121,12 @@ def plain(value: object) -> object:
     return type(value).__name__, str(value)
 
 
-def _exact(number: str) -> object:
+def _exact(number: str) -> str:
     """The exact value of a decimal number, however it is written."""
     try:
-        sign, digits, exponent = Decimal(number).as_tuple()
+        return str(Context(prec=len(number), Emax=MAX_EMAX, Emin=MIN_EMIN).normalize(Decimal(number)))
     except InvalidOperation:
         return number
-    if not isinstance(exponent, int):
-        return number
-    count = len(digits)
-    while count > 1 and digits[count - 1] == 0:
-        count -= 1
-    if digits[:count] == (0,):
-        return sign, (0,), 0
-    return sign, digits[:count], exponent + len(digits) - count
 
 
 def text_bytes(text: str) -> bytes:
