@@ -180,6 +180,21 @@ class Ledger:
             last -= self.spans["tokens"][last] == 0
         return last, last > first[:-1]
 
+    def stepwise(self) -> NDArray[np.bool_]:
+        """`[F]` which logs have one row per step: most rows with several spans continue the whole row before."""
+        hashes, stepwise = self.spans["hash"], []
+        for start, end in self.file_ranges():
+            links = rows = 0
+            for at in range(start, end, BLOCK):
+                last, several = self.trained_ends(max(at - 1, start), min(at + BLOCK, end))
+                later = several[1:].nonzero()[0] + 1
+                before, whole = last[later], hashes[last[later - 1]]
+                # The end of the span before, or the token after it.
+                links += int(np.count_nonzero((hashes[before - 2] == whole) | (hashes[before - 1] == whole)))
+                rows += int(np.count_nonzero(several[int(at > start) :]))
+            stepwise.append(links >= 3 and 2 * links > rows)
+        return np.array(stepwise, np.bool_)
+
     def calls(self) -> NDArray[np.bool_]:
         """`[N]` which sequences are calls."""
         out = np.zeros(len(self), np.bool_)

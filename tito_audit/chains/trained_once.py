@@ -21,7 +21,7 @@ from operator import attrgetter
 import numpy as np
 from numpy.typing import NDArray
 
-from tito_audit.chains.ledger import BLOCK, Ledger, Numbers
+from tito_audit.chains.ledger import Ledger, Numbers
 from tito_audit.chains.links import components
 
 PROOF = -30.0
@@ -173,25 +173,9 @@ def _calls_of_rows(ledger: Ledger, of: Numbers, nodes: Numbers) -> tuple[NDArray
     return calls, np.sort(numbers[np.unique(hashes, return_index=True)[1]])  # without repeats of the same tokens
 
 
-def _stepwise(ledger: Ledger) -> NDArray[np.bool_]:
-    """`[F]` which logs have one row per step: most rows with several spans continue the whole row before them."""
-    hashes, stepwise = ledger.spans["hash"], []
-    for start, end in ledger.file_ranges():
-        links = rows = 0
-        for at in range(start, end, BLOCK):
-            last, several = ledger.trained_ends(max(at - 1, start), min(at + BLOCK, end))
-            later = several[1:].nonzero()[0] + 1
-            before, whole = last[later], hashes[last[later - 1]]
-            # The end of the span before, or the token after it.
-            links += int(np.count_nonzero((hashes[before - 2] == whole) | (hashes[before - 1] == whole)))
-            rows += int(np.count_nonzero(several[int(at > start) :]))
-        stepwise.append(links >= 3 and 2 * links > rows)
-    return np.array(stepwise, np.bool_)
-
-
 def _families(ledger: Ledger, shared: Numbers, of: Numbers, nodes: Numbers) -> Iterator[list[_Member]]:
     """Sequences in groups that share spans, directly or through others, one group after the other."""
-    stepwise = _stepwise(ledger)
+    stepwise = ledger.stepwise()
     numbers, first_visit, place = np.unique(of, return_index=True, return_inverse=True)
     _, first_of_node, node = np.unique(nodes, return_index=True, return_inverse=True)
     labels = components(len(of), first_visit[place], first_of_node[node])[first_visit]

@@ -8,7 +8,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
 from typing import TypeAlias
@@ -62,29 +62,21 @@ def one_by_one(work: Work, batches: Iterable[tuple[int, RowBatch]]) -> Answers:
         yield number, work(batch)
 
 
-@dataclass(frozen=True, slots=True)
-class ReadBatch:
-    """Reads the rows of a batch and keeps what they say about themselves."""
-
-    read: ReadCall
-    tracer: Tracer
-    parse: ParseRow
-
-    def __call__(self, batch: RowBatch) -> BatchRead:
-        """What its rows say."""
-        answer = BatchRead()
-        for place, raw in batch.rows(self.parse):
-            answer.lines += isinstance(place, int)
-            if raw is None:
-                continue
-            row = NO_CALL if raw.value is None else self.read(raw.value)
-            if raw.value is not None:
-                answer.unnamed += not row.named
-                answer.others += row.named and not row.form
-                answer.several += row.several and not row.named
-            trace = None if row.traits is None else self.tracer.trace(row.traits)
-            answer.rows.append((raw.index, place, row.form, row.key, row.name, trace))
-        return answer
+def read_batch(read: ReadCall, tracer: Tracer, parse: ParseRow, batch: RowBatch) -> BatchRead:
+    """What the rows of a batch say about themselves."""
+    answer = BatchRead()
+    for place, raw in batch.rows(parse):
+        answer.lines += isinstance(place, int)
+        if raw is None:
+            continue
+        row = NO_CALL if raw.value is None else read(raw.value)
+        if raw.value is not None:
+            answer.unnamed += not row.named
+            answer.others += row.named and not row.form
+            answer.several += row.several and not row.named
+        trace = None if row.traits is None else tracer.trace(row.traits)
+        answer.rows.append((raw.index, place, row.form, row.key, row.name, trace))
+    return answer
 
 
 # What to write for each row
@@ -184,9 +176,18 @@ class CallRows:
 
     def _pass(self, history: HistoryIndex, most: int | None, mapped: Mapped) -> None:
         """Read all files once and keep what their rows say about themselves."""
-        parse = self.readers[0].parse
+
+        def batches() -> Iterator[tuple[int, RowBatch]]:
+            for number, reader in enumerate(self.readers):
+                try:
+                    for batch in reader.batches(BATCH_BYTES):
+                        yield number, batch
+                except StorageError as error:
+                    self.failed[reader.path] = error
+
         lines = 0
-        with closing(mapped(ReadBatch(self._read, history.tracer, parse), self._batches())) as answers:
+        work = partial(read_batch, self._read, history.tracer, self.readers[0].parse)
+        with closing(mapped(work, batches())) as answers:
             for number, batch in answers:
                 assert batch is not None, "every batch has an answer"
                 if len(self._starts) <= number:
@@ -218,14 +219,6 @@ class CallRows:
                     self.cut = True
                     break
         self._starts += [len(self._index)] * (len(self.readers) + 1 - len(self._starts))
-
-    def _batches(self) -> Iterator[tuple[int, RowBatch]]:
-        for number, reader in enumerate(self.readers):
-            try:
-                for batch in reader.batches(BATCH_BYTES):
-                    yield number, batch
-            except StorageError as error:
-                self.failed[reader.path] = error
 
     def _settled(self, history: HistoryIndex, decode: Decode | None) -> Rows:
         root = np.arange(len(self._index), dtype=np.uint32)

@@ -30,10 +30,27 @@ def joined_notices(rows: CallRows, read: CallReader) -> list[str]:
     """How many rows became how many conversations, by what, and what was left as it was."""
     where = f"{rows.paths[0]}" if len(rows.paths) == 1 else f"{len(rows.paths)} logs"
     path = read.stated or own_key(rows)
-    by_name = [_named(rows, path, stated=read.stated is not None)] if path is not None else []
+    by_name: list[str] = []
+    if path is not None:
+        conversations = rows.conversations_named
+        by_name.append(
+            f"{_rows(rows.named)} read as the calls of {many(conversations, 'conversation')}, by `{path}`"
+        )
+        if conversations > len(np.unique(np.frombuffer(rows.keys, np.uint64))):
+            by_name.append(
+                f"calls with the same `{path}` but another format, model, tools or template arguments are "
+                "separate conversations"
+            )
+        if read.stated is not None and rows.unnamed and rows.joined is None:
+            by_name.append(f"{many(rows.unnamed, 'row')} without it stay{_s(rows.unnamed)} separate")
+        if read.stated is not None and rows.others:
+            by_name.append(
+                f"{many(rows.others, 'row')} with it {'is' if rows.others == 1 else 'are'} not a "
+                f"single call and stay{_s(rows.others)} as {'it is' if rows.others == 1 else 'they are'}"
+            )
     stay = "stays as it is" if rows.several == 1 else "stay as they are"
     several = f"{_rows(rows.several, 'holds', 'hold')} several calls or choices and {stay}"
-    notices = [*by_name, [*_traced(rows, read), *([several] if rows.several else [])]]
+    notices = [by_name, [*_traced(rows, read), *([several] if rows.several else [])]]
     return [f"{where}: {'; '.join(each)}." for each in notices if each]
 
 
@@ -43,27 +60,6 @@ def own_key(rows: CallRows) -> str | None:
         return None
     own = (format_named(form).conversation for form in rows.forms[1:])
     return next((key for key in own if key), None)
-
-
-def _named(rows: CallRows, path: str, *, stated: bool) -> list[str]:
-    conversations = rows.conversations_named
-    names = len(np.unique(np.frombuffer(rows.keys, np.uint64)))
-    parts = [f"{_rows(rows.named)} read as the calls of {many(conversations, 'conversation')}, by `{path}`"]
-    if conversations > names:
-        parts.append(
-            f"calls with the same `{path}` but another format, model, tools or template arguments are separate "
-            "conversations"
-        )
-    if not stated:
-        return parts
-    if rows.unnamed and rows.joined is None:
-        parts.append(f"{many(rows.unnamed, 'row')} without it stay{_s(rows.unnamed)} separate")
-    if rows.others:
-        parts.append(
-            f"{many(rows.others, 'row')} with it {'is' if rows.others == 1 else 'are'} not a "
-            f"single call and stay{_s(rows.others)} as {'it is' if rows.others == 1 else 'they are'}"
-        )
-    return parts
 
 
 def _traced(rows: CallRows, read: CallReader) -> list[str]:

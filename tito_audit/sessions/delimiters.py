@@ -123,7 +123,24 @@ def delimiters(tokenizer: Tokenizer | str | Path, renderer: Renderer | None = No
         if not seam.left.endswith("with tools"):
             pair = _NAMES.get(seam.left, seam.left), _NAMES.get(seam.right, seam.right)
             groups.setdefault(pair, []).append(seam)
-    pairs = {pair: _delimiter(loaded, pair, group, answer.end) for pair, group in groups.items()}
+    pairs: dict[Pair, Delimiter] = {}
+    for pair, group in groups.items():
+        texts = list(dict.fromkeys(text for seam in group for text in seam.texts))
+        text, end = texts[0], answer.end if pair[0] == ASSISTANT else ""
+        pairs[pair] = Delimiter(*pair, None, None, sum(seam.seen for seam in group))
+        if len(texts) > 1:
+            shown = " and ".join(repr(text[-40:]) for text in texts[:2])
+            reason = f"it depends on the messages ({len(texts)} texts were found, among them {shown})"
+        elif _ids(loaded, end + text) != (*_ids(loaded, end), *_ids(loaded, text)):
+            reason = f"a token reaches into it from the end token {end!r}"
+        else:
+            before = tuple(dict.fromkeys(edge for seam in group for edge in seam.merges_before))
+            after = tuple(dict.fromkeys(edge for seam in group for edge in seam.merges_after))
+            pairs[pair] = replace(
+                pairs[pair], text=text, ids=_ids(loaded, text), merges_before=before, merges_after=after
+            )
+            continue
+        pairs[pair] = replace(pairs[pair], reason=reason)
     refuted: dict[Pair, str] = {}  # pairs that have another text in longer conversations
     for pattern, form in product(_LONGER, _MORE_CONTENTS):
         texts = [form.format(number) for number in range(len(pattern))]
@@ -185,21 +202,6 @@ def _end_ids(tokenizer: Tokenizer, end: str) -> tuple[int, ...] | None:
         before, whole = _ids(tokenizer, ANSWER + edge), _ids(tokenizer, ANSWER + edge + end)
         ids.add(whole[len(before) :] if whole[: len(before)] == before else None)
     return ids.pop() if len(ids) == 1 else None
-
-
-def _delimiter(tokenizer: Tokenizer, pair: Pair, group: Sequence[Seam], end: str) -> Delimiter:
-    texts = list(dict.fromkeys(text for seam in group for text in seam.texts))
-    seen = sum(seam.seen for seam in group)
-    if len(texts) > 1:
-        shown = " and ".join(repr(text[-40:]) for text in texts[:2])
-        reason = f"it depends on the messages ({len(texts)} texts were found, among them {shown})"
-        return Delimiter(*pair, None, None, seen, reason)
-    end = end if pair[0] == ASSISTANT else ""
-    if _ids(tokenizer, end + texts[0]) != (*_ids(tokenizer, end), *_ids(tokenizer, texts[0])):
-        return Delimiter(*pair, None, None, seen, f"a token reaches into it from the end token {end!r}")
-    before = tuple(dict.fromkeys(edge for seam in group for edge in seam.merges_before))
-    after = tuple(dict.fromkeys(edge for seam in group for edge in seam.merges_after))
-    return Delimiter(*pair, texts[0], _ids(tokenizer, texts[0]), seen, None, before, after)
 
 
 def _ids(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:

@@ -179,25 +179,20 @@ def unwritten(answer: Message, written: str) -> tuple[str, ...]:
     """The parts of an answer that a text does not hold."""
     parts = [("text", _PIECES.split(answer.text)), ("reasoning", [answer.reasoning or ""])]
     missing = [name for name, pieces in parts if any(piece.strip() not in written for piece in pieces)]
-    called = all(call.name in written and _has_values(call.arguments, written) for call in answer.tool_calls)
-    return (*missing, *(() if called else ("tool calls",)))
-
-
-def _has_values(arguments: object, written: str) -> bool:
-    """Whether a text holds the texts among the arguments of a call, in whatever syntax."""
-    if isinstance(arguments, str):
-        plain = arguments
-        try:
-            arguments = json.loads(plain)
-        except ValueError:
-            return plain in written
-    values = arguments.values() if isinstance(arguments, Mapping) else ()
-    return all(
-        value.strip() in written
-        or any(json.dumps(value, ensure_ascii=ascii_only)[1:-1] in written for ascii_only in (False, True))
-        for value in values
-        if isinstance(value, str)
-    )
+    for call in answer.tool_calls:
+        # Its name and the texts among its arguments, each in whatever syntax
+        arguments, texts = call.arguments, [[call.name]]
+        if isinstance(arguments, str):
+            try:
+                arguments = json.loads(arguments)
+            except ValueError:
+                texts.append([arguments])
+        for value in arguments.values() if isinstance(arguments, Mapping) else ():
+            if isinstance(value, str):
+                texts.append([value.strip(), *(json.dumps(value, ensure_ascii=to)[1:-1] for to in (False, True))])
+        if not all(any(form in written for form in forms) for forms in texts):
+            return (*missing, "tool calls")
+    return tuple(missing)
 
 
 def _step(renderer: Renderer, conversation: Probe, answer: int, until: int, ends: Sequence[str]) -> Step:
