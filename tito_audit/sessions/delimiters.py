@@ -21,10 +21,10 @@ import numpy as np
 from tito_audit.errors import SpliceError
 from tito_audit.record.arrays import Ids, as_ids, empty_ids
 from tito_audit.render.renderer import Renderer, make_renderer
+from tito_audit.sessions.fit import loaded
 from tito_audit.templates.appends import sampled_text, turn_ends
 from tito_audit.templates.probes import ANSWER, USER, answering, probe
 from tito_audit.templates.seams import CONTENTS, EDGES, PATTERNS, Content, Seam, contents, of_pattern, seams
-from tito_audit.tokens.load import load_tokenizer
 from tito_audit.tokens.tokenizer import Tokenizer
 
 ASSISTANT = "assistant"
@@ -114,10 +114,10 @@ def delimiters(tokenizer: Tokenizer | str | Path, renderer: Renderer | None = No
     `tokenizer` is a loaded one, a folder or a hub name; `renderer` replaces its own template. SetupError if it has
     none.
     """
-    loaded = tokenizer if isinstance(tokenizer, Tokenizer) else load_tokenizer(str(tokenizer))
-    renderer = renderer or make_renderer(loaded)
-    answer = answer_form(loaded, renderer)
-    between = seams(renderer, loaded, (*PATTERNS, *_LONGER), (*CONTENTS, *_MORE_CONTENTS))
+    own = loaded(tokenizer)
+    renderer = renderer or make_renderer(own)
+    answer = answer_form(own, renderer)
+    between = seams(renderer, own, (*PATTERNS, *_LONGER), (*CONTENTS, *_MORE_CONTENTS))
     groups: dict[Pair, list[Seam]] = {}
     for seam in between:
         if not seam.left.endswith("with tools"):
@@ -131,13 +131,13 @@ def delimiters(tokenizer: Tokenizer | str | Path, renderer: Renderer | None = No
         if len(texts) > 1:
             shown = " and ".join(repr(text[-40:]) for text in texts[:2])
             reason = f"it depends on the messages ({len(texts)} texts were found, among them {shown})"
-        elif _ids(loaded, end + text) != (*_ids(loaded, end), *_ids(loaded, text)):
+        elif _ids(own, end + text) != (*_ids(own, end), *_ids(own, text)):
             reason = f"a token reaches into it from the end token {end!r}"
         else:
             before = tuple(dict.fromkeys(edge for seam in group for edge in seam.merges_before))
             after = tuple(dict.fromkeys(edge for seam in group for edge in seam.merges_after))
             pairs[pair] = replace(
-                pairs[pair], text=text, ids=_ids(loaded, text), merges_before=before, merges_after=after
+                pairs[pair], text=text, ids=_ids(own, text), merges_before=before, merges_after=after
             )
             continue
         pairs[pair] = replace(pairs[pair], reason=reason)
@@ -152,7 +152,7 @@ def delimiters(tokenizer: Tokenizer | str | Path, renderer: Renderer | None = No
             refuted.setdefault(unlike, reason)
     for pair, reason in refuted.items():
         pairs[pair] = replace(pairs[pair], text=None, ids=None, reason=reason)
-    return Delimiters(loaded, pairs, {content.role: content for content in contents(renderer)}, answer)
+    return Delimiters(own, pairs, {content.role: content for content in contents(renderer)}, answer)
 
 
 def answer_form(tokenizer: Tokenizer, renderer: Renderer) -> AnswerForm:

@@ -30,7 +30,7 @@ from tito_audit.record.arrays import Ids
 from tito_audit.render.renderer import Renderer, make_renderer
 from tito_audit.sessions.content import in_form
 from tito_audit.sessions.engine import Conversations
-from tito_audit.sessions.fit import find_tokenizer
+from tito_audit.sessions.fit import find_tokenizer, loaded
 from tito_audit.sessions.model import Node, Prompt
 from tito_audit.sessions.sample import Sample, SampleStatus
 from tito_audit.sessions.session import Session
@@ -43,7 +43,6 @@ from tito_audit.sessions.shapes import (
     sampling_of,
     usage_of,
 )
-from tito_audit.tokens.load import load_tokenizer
 from tito_audit.tokens.tokenizer import Tokenizer
 from tito_audit.tokens.vocab import Vocabulary
 
@@ -247,7 +246,7 @@ async def managed_server(
             tokenizer = await find_tokenizer(provider)
         managed = ManagedServer(
             provider,
-            tokenizer if isinstance(tokenizer, Tokenizer) else load_tokenizer(str(tokenizer)),
+            loaded(tokenizer),
             track_tree,
             tool_parser,
             reasoning_parser,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import product
+from itertools import count, product
 from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -241,10 +241,7 @@ class Search:
 
 def _leading(text: str, token: str) -> int:
     """How often a text begins with a token."""
-    number = 0
-    while text.startswith(token, number * len(token)):
-        number += 1
-    return number
+    return next(number for number in count() if not text.startswith(token, number * len(token)))
 
 
 # Which of the confirming rows a way writes exactly
