@@ -24,13 +24,12 @@ from tito_audit.convert.rows_and_calls import (
 )
 from tito_audit.convert.unread import row_facts
 from tito_audit.errors import RecordError
-from tito_audit.join import calls_of
+from tito_audit.join import CallsOfRollout
 from tito_audit.record.arrays import Logprobs
 from tito_audit.record.column import ColumnRole
 from tito_audit.record.message import Message
 from tito_audit.record.rollout import Place, Rollout, TrainingRow, with_speakers
 from tito_audit.record.speakers import Speakers
-from tito_audit.storage import RawRow
 from tito_audit.storage.inside import wrapper_keys
 from tito_audit.storage.row import dump_row
 
@@ -200,11 +199,9 @@ class CallsOfConversation:
     """Paths of values that were read only in part, in any of the rows."""
 
     @classmethod
-    def of(cls, raw: RawRow, whole: Rollout, speakers: Speakers) -> CallsOfConversation:
+    def of(cls, joined: CallsOfRollout, whole: Rollout, speakers: Speakers) -> CallsOfConversation:
         """The calls of a joined row, read one by one; RecordError if one cannot be read."""
-        calls = calls_of(raw)
-        assert calls is not None, "a joined row"
-        lines, rows, form = calls.raws, calls.whole, calls.format
+        lines, rows, form = joined.raws, joined.whole, joined.format
         each: list[Rollout] = []
         facts: list[Mapping[str, Any]] = []
         unread: dict[str, None] = {}

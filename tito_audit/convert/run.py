@@ -208,8 +208,8 @@ class Conversion:
         try:
             read = reader.read(raw, place)
             rollouts = tuple(with_speakers(rollout, speakers) for rollout in read.rollouts)
-            if calls_of(raw) is not None:
-                calls = CallsOfConversation.of(raw, rollouts[0], speakers)
+            if (joined := calls_of(raw)) is not None:
+                calls = CallsOfConversation.of(joined, rollouts[0], speakers)
                 yield from self._joined(rollouts[0], calls, builder)
                 return
             facts_of_row = row_facts(read.row, rollouts, read.format.sources(read.row, read.rollouts))

@@ -43,6 +43,7 @@ __all__ = [
     "Annotations",
     "Answers",
     "CallsJoined",
+    "CallsOfRollout",
     "CallsSeen",
     "Decode",
     "Join",

@@ -80,8 +80,8 @@ def _written(
     renderer: Renderer, answers: Sequence[Mapping[str, Any]], *, opens: bool = False, tools: bool = False
 ) -> str | None:
     """What the template writes for a question and these answers; None if it refuses."""
-    asked = {"role": "user", "content": USER}
-    return probe("", [asked, *answers], TOOLS if tools else ()).text(renderer, opens=opens)
+    question = {"role": "user", "content": USER}
+    return probe("", [question, *answers], TOOLS if tools else ()).text(renderer, opens=opens)
 
 
 def _returned(
