@@ -188,7 +188,7 @@ def settled(
     traits: Sequence[CallTraits], decoder: Callable[..., bytes] | None = decode, read: list[int] | None = None
 ) -> JoinedConversations:
     index = HistoryIndex()
-    index.learn(traits)
+    index.tracer.learn(traits)
     assert [index.add(index.tracer.trace(call)) for call in traits] == list(range(len(traits)))
 
     def reread(numbers: Sequence[int]) -> Iterator[tuple[int, CallTraits]]:
@@ -583,7 +583,7 @@ def test_what_an_index_holds_does_not_grow_with_the_length_of_histories() -> Non
         answer = tuple(500 + (turn * 7 + each) % 300 for each in range(20))
         traits = call(history, (*answer, END))
         if not turn:
-            index.learn([traits])
+            index.tracer.learn([traits])
         index.add(index.tracer.trace(traits))
         sizes.append(bytes_of(index))
         history += [("assistant", answer), ("user", (200 + turn % 300, 201))]

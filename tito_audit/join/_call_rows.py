@@ -164,7 +164,7 @@ class CallRows:
         """Why files could not be read to their end."""
         self._starts = [0]
         history = HistoryIndex()
-        history.learn(traits for row in heads if (traits := read(row).traits) is not None)
+        history.tracer.learn(traits for row in heads if (traits := read(row).traits) is not None)
         self._pass(history, most, mapped)
         self._spool.flush()
         self.root = self._settled(history, decode)

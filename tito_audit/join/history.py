@@ -201,10 +201,6 @@ class HistoryIndex:
         self.exact_before.set(number, call.exact_before)
         return number
 
-    def learn(self, calls: Iterable[CallTraits]) -> None:
-        """Learn from some calls which ids end a turn; other such ids are found by rereading rows."""
-        self.tracer.learn(calls)
-
     def array(self, name: str) -> NDArray[Any]:
         """`[N]` A column; it must not grow while the array is in use."""
         column = getattr(self, name)

@@ -187,7 +187,7 @@ class Tracer:
         self._factors = _factors(1 << 12)
 
     def learn(self, calls: Iterable[CallTraits]) -> None:
-        """Learn from some calls which ids end a turn."""
+        """Learn from some calls which ids end a turn; other such ids are found by rereading rows."""
         sampled = [(call.completion, call.ended) for call in calls if call.prompt is not None]
         completions = [(ids, ended) for ids, ended in sampled if ids is not None]
         last = Counter(int(ids[-1]) for ids, ended in completions if ended and len(ids))
