@@ -25,7 +25,7 @@ from tito_audit.record.message import Message, as_message
 from tito_audit.render.globals import Clock
 from tito_audit.render.renderer import Renderer
 from tito_audit.render.span_builder import common_start
-from tito_audit.sessions.index import Beginnings, StoredAnswer, TurnEnd, digest, rewrites
+from tito_audit.sessions.index import Beginnings, StoredAnswer, TurnEnd, digest, rewrites, text_bytes
 from tito_audit.sessions.model import ChatCall, Fork, ForkReason, Node
 from tito_audit.templates.appends import sampled_text, turn_ends, unwritten
 from tito_audit.templates.probes import ANSWER, USER, USER_AGAIN, answering, probe
@@ -249,20 +249,18 @@ class PromptWriter:
         """The text of ids, control tokens included."""
         return self._tokenizer.vocabulary.text(ids)
 
-    def data(self, ids: Ids) -> bytes:
-        """The same as bytes."""
-        return self._tokenizer.vocabulary.data(ids)
-
-    def tokens_in(self, node: Node, data: bytes) -> int:
-        """How many of the sampled tokens these bytes begin with."""
-        vocabulary = self._tokenizer.vocabulary
-        at = 0
-        for count, token in enumerate(node.output_ids.tolist()):
-            piece = vocabulary.token_bytes(token)
+    def parted(self, node: Node, text: str) -> tuple[int, str]:
+        """How many of an answer's tokens a text begins with, and what follows them."""
+        vocabulary, ids = self._tokenizer.vocabulary, node.output_ids
+        for form in (vocabulary.text(ids), vocabulary.data(ids).decode("utf-8", "replace")):
+            if text.startswith(form):
+                return len(ids), text[len(form) :]
+        data, at, count = text_bytes(text), 0, 0
+        for piece in map(vocabulary.token_bytes, ids.tolist()):
             if not data.startswith(piece, at):
-                return count
-            at += len(piece)
-        return len(node.output_ids)
+                break
+            at, count = at + len(piece), count + 1
+        return count, data[at:].decode("utf-8", "surrogatepass")
 
 
 def _longest(texts: Sequence[str]) -> list[str]:

@@ -71,7 +71,8 @@ class Texts:
             return None
         node, count = answers[-1]
         if isinstance(prompt, str):
-            sampled, rest = self._parted(node, prompt)
+            assert node.prompt.text is not None
+            sampled, rest = self._writer.parted(node, prompt[len(node.prompt.text) :])
             count = node.prompt.length + sampled
             ids = node.output_ids[:sampled] if sampled else node.prompt.new_ids
             new = self._writer.encode(rest, int(ids[-1]) if len(ids) else None)
@@ -92,18 +93,6 @@ class Texts:
             alike=sum(not np.array_equal(other.seen_ids, node.seen_ids) for other, _ in answers),
             text=prompt if isinstance(prompt, str) else None,
         )
-
-    def _parted(self, node: Node, text: str) -> tuple[int, str]:
-        """How many of an answer's tokens a text that goes on from it holds, and what follows them."""
-        assert node.prompt.text is not None
-        answer = text[len(node.prompt.text) :]
-        forms = self._writer.text(node.output_ids), self._writer.data(node.output_ids).decode("utf-8", "replace")
-        form = next((form for form in forms if answer.startswith(form)), None)
-        if form is not None:
-            return len(node.output_ids), answer[len(form) :]
-        count = self._writer.tokens_in(node, text_bytes(answer))
-        data = self._writer.data(node.output_ids[:count])
-        return count, text_bytes(answer)[len(data) :].decode("utf-8", "surrogatepass")
 
     def whole(self, prompt: TextPrompt, branch: Branch, fork: Fork | None) -> Prompt:
         """The prompt for a text that continues nothing."""

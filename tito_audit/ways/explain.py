@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from json import dumps
 
 from tito_audit.record.rollout import Rollout
@@ -74,44 +74,33 @@ def explanation_of(way: Way, writer: Writer, template: NamedTemplate, seen: Sequ
             values = Counter(repr(dict(row_way.args)[name]) for row_way in own)
             wanted = values.most_common(1)[0][0]
             args[name] = next(value for row_way in own if repr(value := dict(row_way.args)[name]) == wanted)
-    return Explanation(
-        writer.tokenizer.name,
-        template,
-        args,
-        way.tool_arguments,
-        clock,
-        way.without_tools,
-        tuple(_departures(way, own, seen)),
-    )
-
-
-def _departures(way: Way, own: Sequence[Way], seen: Sequence[Observation]) -> Iterator[Departure]:
     kind = DepartureKind
-    if way.system is not None:
-        stated = any(observation.messages[0].role in SYSTEM_ROLES for observation in seen)
-        yield Departure(kind.SYSTEM_REPLACED if stated else kind.SYSTEM_ADDED, way.system)
-    if way.drops_system:
-        yield Departure(kind.SYSTEM_DROPPED)
-    if not way.opens:
-        yield Departure(kind.NO_GENERATION_PROMPT)
-    if way.prefill:
-        yield Departure(kind.PREFILL, way.prefill)
-    if way.bos:
-        yield Departure(kind.BOS_ADDED if way.bos > 0 else kind.BOS_MISSING)
-    if way.reasoning != "as logged":
-        yield Departure(kind.REASONING_DROPPED if way.reasoning == "dropped" else kind.REASONING_IN_CONTENT)
-    if not way.uses_stated:
-        yield Departure(kind.STATED_UNUSED)
+    stated = any(observation.messages[0].role in SYSTEM_ROLES for observation in seen)
+    texts = {
+        kind.SYSTEM_REPLACED if stated else kind.SYSTEM_ADDED: way.system,
+        kind.SYSTEM_DROPPED: "" if way.drops_system else None,
+        kind.NO_GENERATION_PROMPT: None if way.opens else "",
+        kind.PREFILL: way.prefill or None,
+        kind.BOS_ADDED: "" if way.bos > 0 else None,
+        kind.BOS_MISSING: "" if way.bos < 0 else None,
+        kind.REASONING_DROPPED: "" if way.reasoning == "dropped" else None,
+        kind.REASONING_IN_CONTENT: "" if way.reasoning == "in content" else None,
+        kind.STATED_UNUSED: None if way.uses_stated else "",
+    }
+    departures = [Departure(what, text) for what, text in texts.items() if text is not None]
     for name in sorted(way.varies):
         if name == CLOCK:
-            dates = dict.fromkeys(str(row_way.clock.date()) for row_way in own if row_way.clock is not None)
-            yield Departure(kind.CLOCK_VARIES, "", tuple(sorted(dates))[:_VALUES])
+            days = sorted({str(row_way.clock.date()) for row_way in own if row_way.clock is not None})
+            departures.append(Departure(kind.CLOCK_VARIES, "", tuple(days)[:_VALUES]))
         elif name == SYSTEM:
             systems = Counter(row_way.system for row_way in own if row_way.system is not None)
-            yield Departure(kind.SYSTEM_VARIES, "", tuple(text for text, _ in systems.most_common(_VALUES)))
+            most = tuple(text for text, _ in systems.most_common(_VALUES))
+            departures.append(Departure(kind.SYSTEM_VARIES, "", most))
         else:
-            values = dict.fromkeys(str(dict(row_way.args)[name]) for row_way in own)
-            yield Departure(kind.ARGUMENT_VARIES, name, tuple(values)[:_VALUES])
+            read = dict.fromkeys(str(dict(row_way.args)[name]) for row_way in own)
+            departures.append(Departure(kind.ARGUMENT_VARIES, name, tuple(read)[:_VALUES]))
+    same = way.tool_arguments, clock, way.without_tools
+    return Explanation(writer.tokenizer.name, template, args, *same, tuple(departures))
 
 
 # Whether an explanation is certain
