@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tito_audit.chains.capture import order_calls
 from tito_audit.chains.histories import Histories, History, closest
 from tito_audit.chains.links import (
     Link,
@@ -25,6 +24,7 @@ from tito_audit.chains.links import (
     parents_of,
     sibling_link,
 )
+from tito_audit.join._calls import order_calls
 from tito_audit.record.arrays import Ids
 from tito_audit.record.rollout import Turn
 

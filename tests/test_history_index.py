@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from tests.tiers import examples
 from tito_audit.chains.links import components
-from tito_audit.join.history import CallTraits, HistoryIndex, JoinedBy, JoinedConversations
-from tito_audit.join.history._columns import Numbers
+from tito_audit.join.history import HistoryIndex, JoinedBy, JoinedConversations, Numbers
+from tito_audit.join.traces import CallTraits
 from tito_audit.record.message import Message, as_message
 from tito_audit.tokens.load import load_tokenizer
 from tito_audit.tokens.tokenizer import Tokenizer
@@ -184,17 +184,12 @@ def world(seed: int, drifts: Sequence[str] = (), groups: int = 6, cut: float = 0
 # What is found
 
 
-def add(index: HistoryIndex, traits: CallTraits) -> int:
-    """A call added after what it tells about turn ends is learned."""
-    index.learn([traits])
-    return index.add(index.tracer.trace(traits))
-
-
 def settled(
     traits: Sequence[CallTraits], decoder: Callable[..., bytes] | None = decode, read: list[int] | None = None
 ) -> JoinedConversations:
     index = HistoryIndex()
-    assert [add(index, call) for call in traits] == list(range(len(traits)))
+    index.tracer.learn(traits)
+    assert [index.add(index.tracer.trace(call)) for call in traits] == list(range(len(traits)))
 
     def reread(numbers: Sequence[int]) -> Iterator[tuple[int, CallTraits]]:
         assert list(numbers) == sorted(set(numbers))
@@ -586,7 +581,10 @@ def test_what_an_index_holds_does_not_grow_with_the_length_of_histories() -> Non
     sizes = []
     for turn in range(400):
         answer = tuple(500 + (turn * 7 + each) % 300 for each in range(20))
-        add(index, call(history, (*answer, END)))
+        traits = call(history, (*answer, END))
+        if not turn:
+            index.tracer.learn([traits])
+        index.add(index.tracer.trace(traits))
         sizes.append(bytes_of(index))
         history += [("assistant", answer), ("user", (200 + turn % 300, 201))]
     assert sizes[-1] - sizes[200] <= 2 * (sizes[200] - sizes[1])

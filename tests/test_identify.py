@@ -18,8 +18,7 @@ from tests.tables import table
 from tests.tiers import DEEP, examples
 from tests.toy import toy_renderer, toy_tokenizer
 from tito_audit.evidence.gather import gather
-from tito_audit.identify.engine import identify
-from tito_audit.identify.model import Candidate, Identified, Lack, Share
+from tito_audit.identify.engine import Candidate, Identified, Lack, Share, identify
 from tito_audit.record.finding import Finding
 from tito_audit.record.message import as_messages, as_tools
 from tito_audit.record.rollout import Place, Rollout, TrainingRow, Turn
@@ -32,7 +31,7 @@ from tito_audit.settings.readers import arguments as arguments_given
 from tito_audit.settings.readers import clock as clock_given
 from tito_audit.tokens.tokenizer import Tokenizer
 from tito_audit.ways.explain import explain_head
-from tito_audit.ways.explanation import (
+from tito_audit.ways.way import (
     GIVEN_TEMPLATE,
     OWN_TEMPLATE,
     DepartureKind,

@@ -28,9 +28,9 @@ from tito_audit import (
     scan_rollouts,
     write_rollouts,
 )
-from tito_audit.chains.capture import order_calls
 from tito_audit.cli import app
 from tito_audit.formats import chat_tools
+from tito_audit.join._calls import order_calls
 from tito_audit.record.rollout import Turn
 
 TOY = str(ROOT / "fixtures" / "tokenizers" / "toy_bpe")

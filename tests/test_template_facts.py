@@ -17,22 +17,11 @@ from tito_audit.record.message import as_messages
 from tito_audit.render.globals import Clock
 from tito_audit.render.renderer import Renderer, make_renderer
 from tito_audit.render.template import compile_template
-from tito_audit.templates import (
-    CORE,
-    PROBES,
-    Altered,
-    Breaks,
-    Fate,
-    Probe,
-    Return,
-    TemplateFacts,
-    answer_kind,
-    append_only,
-    explained,
-    template_facts,
-)
-from tito_audit.templates.probes import ANSWER, TOOLS, answering, call
-from tito_audit.templates.returns import answer_form
+from tito_audit.templates.appends import Fate, append_only
+from tito_audit.templates.breaks import Altered, Breaks, explained
+from tito_audit.templates.facts import TemplateFacts, template_facts
+from tito_audit.templates.probes import ANSWER, CORE, PROBES, TOOLS, Probe, answer_kind, answering, call
+from tito_audit.templates.returns import Return, answer_form
 from tito_audit.templates.verdict import claims, verdict
 from tito_audit.tokens.load import load_tokenizer
 

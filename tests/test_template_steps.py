@@ -17,7 +17,8 @@ from tests.tiers import some
 from tito_audit.record.message import as_messages
 from tito_audit.render.renderer import Renderer, make_renderer
 from tito_audit.render.template import compile_template
-from tito_audit.templates import Fate, Probe, append_only
+from tito_audit.templates.appends import Fate, append_only
+from tito_audit.templates.probes import Probe
 from tito_audit.tokens.load import load_tokenizer
 
 

@@ -105,7 +105,14 @@ def fork_rows(calls: Sequence[SampledCall], *, sampled: Sequence[Numbers | None]
         chain = chain_to(leaf, parents)
         fresh = tuple(k for k in chain if k not in trained and sampled_calls[k].sampled.any())
         trained.update(fresh)
-        rows.append(_row(sampled_calls, chain, fresh))
+        token_ids = sampled_calls[leaf].seen
+        loss_mask, logprobs = np.zeros(len(token_ids), np.bool_), np.full(len(token_ids), np.nan)
+        for k in chain:
+            call = sampled_calls[k]
+            completion = slice(call.start, len(call.seen))
+            loss_mask[completion] = call.sampled & (k in fresh)
+            logprobs[completion] = call.logprobs
+        rows.append(ForkedRow(token_ids.tolist(), loss_mask.tolist(), logprobs.tolist(), chain, fresh))
     return sorted(rows, key=lambda row: row.trained[0])
 
 
@@ -149,14 +156,3 @@ def _as_call(call: SampledCall, mask: Numbers | None, number: int) -> _Call:
         sampled = np.asarray(values == 1)
     logprobs = np.where(sampled, logprobs, np.nan)
     return _Call(np.concatenate((prompt, completion)), len(prompt), logprobs, sampled)
-
-
-def _row(calls: Sequence[_Call], chain: Sequence[int], trained: Sequence[int]) -> ForkedRow:
-    token_ids = calls[chain[-1]].seen
-    loss_mask = np.zeros(len(token_ids), np.bool_)
-    logprobs = np.full(len(token_ids), np.nan)
-    for k in chain:
-        start, end = calls[k].start, len(calls[k].seen)
-        loss_mask[start:end] = calls[k].sampled & (k in trained)
-        logprobs[start:end] = calls[k].logprobs
-    return ForkedRow(token_ids.tolist(), loss_mask.tolist(), logprobs.tolist(), tuple(chain), tuple(trained))

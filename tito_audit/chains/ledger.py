@@ -172,13 +172,24 @@ class Ledger:
         starts = self._starts.tolist()
         return list(pairwise((*starts, len(self))))
 
-    def trained_ends(self, start: int, end: int) -> tuple[Numbers, NDArray[np.bool_]]:
-        """`[end - start]` the last span of each sequence that trains anything, and whether others precede it."""
-        first = self.first_spans[start : end + 1].astype(np.int64)
-        last = first[1:] - 1
-        for _ in range(2):  # the token after the last span, and the end of the ids
-            last -= self.spans["tokens"][last] == 0
-        return last, last > first[:-1]
+    def stepwise(self) -> NDArray[np.bool_]:
+        """`[F]` which logs have one row per step: most rows with several spans continue the whole row before."""
+        hashes, tokens, stepwise = self.spans["hash"], self.spans["tokens"], []
+        for start, end in self.file_ranges():
+            links = rows = 0
+            for at in range(start, end, BLOCK):
+                first = self.first_spans[max(at - 1, start) : min(at + BLOCK, end) + 1].astype(np.int64)
+                last = first[1:] - 1  # the last span of each sequence that trains anything
+                for _ in range(2):  # the token after the last span, and the end of the ids
+                    last -= tokens[last] == 0
+                several = last > first[:-1]
+                later = several[1:].nonzero()[0] + 1
+                before, whole = last[later], hashes[last[later - 1]]
+                # The end of the span before, or the token after it.
+                links += int(np.count_nonzero((hashes[before - 2] == whole) | (hashes[before - 1] == whole)))
+                rows += int(np.count_nonzero(several[int(at > start) :]))
+            stepwise.append(links >= 3 and 2 * links > rows)
+        return np.array(stepwise, np.bool_)
 
     def calls(self) -> NDArray[np.bool_]:
         """`[N]` which sequences are calls."""

@@ -15,13 +15,13 @@ from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from itertools import pairwise
+from itertools import chain, pairwise
 from operator import attrgetter
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tito_audit.chains.ledger import BLOCK, Ledger, Numbers
+from tito_audit.chains.ledger import Ledger, Numbers
 from tito_audit.chains.links import components
 
 PROOF = -30.0
@@ -60,53 +60,33 @@ class Double:
         return sum(end - start for start, end in self.runs)
 
 
-@dataclass(slots=True)
 class Doubles:
-    """Doubles in a few arrays; iterated in the order of their sequences."""
+    """Doubles in two arrays; iterated in the order of their sequences."""
 
-    tokens: int = 0
-    calls: int = 0
-    """How many of them are calls, which have no mask."""
-    _fixed: array[int] = field(default_factory=lambda: array("q"))
-    """For each: sequence, first, others, cause, and where its runs start."""
-    _runs: array[int] = field(default_factory=lambda: array("I"))
-    _order: Numbers | None = None
+    def __init__(self, columns: Sequence[int] = (), runs: Sequence[int] = ()) -> None:
+        """`columns` has for each its sequence, first, others and cause, and where its runs start and end."""
+        table = np.array(columns, np.int64).reshape(-1, 6)
+        self._columns = table[np.argsort(table[:, 0], kind="stable")]
+        self._runs = np.array(runs, np.uint32).reshape(-1, 2)
+        self.tokens = int((self._runs[:, 1] - self._runs[:, 0]).sum())
+        self.calls = int(np.count_nonzero(table[:, 3] == _CAUSES.index(Cause.CALL)))
+        """How many of them are calls, which have no mask."""
 
     def __len__(self) -> int:
-        return len(self._fixed) // 5
-
-    def add(self, double: Double) -> None:
-        """Keep one more."""
-        cause = _CAUSES.index(double.cause)
-        self._fixed.extend((double.sequence, double.first, double.others, cause, len(self._runs)))
-        for run in double.runs:
-            self._runs.extend(run)
-        self.tokens += double.tokens
-        self.calls += double.cause is Cause.CALL
+        return len(self._columns)
 
     def __iter__(self) -> Iterator[Double]:
-        return map(self._at, self._in_order().tolist())
+        return map(self._at, range(len(self)))
 
     def of(self, sequence: int) -> Double | None:
         """The double of a sequence; None if it trains nothing again."""
-        if self._order is None:
-            self._order = self._in_order()
-        at = int(np.searchsorted(self._sequences(), sequence, sorter=self._order))
-        double = None if at == len(self) else self._at(int(self._order[at]))
-        return double if double is not None and double.sequence == sequence else None
+        at = int(np.searchsorted(self._columns[:, 0], sequence))
+        return self._at(at) if at < len(self) and self._columns[at, 0] == sequence else None
 
     def _at(self, number: int) -> Double:
-        sequence, first, others, cause, at = self._fixed[5 * number : 5 * number + 5]
-        end = self._fixed[5 * number + 9] if number + 1 < len(self) else len(self._runs)
-        bounds = self._runs[at:end]
-        runs = tuple(zip(bounds[::2], bounds[1::2], strict=True))
+        sequence, first, others, cause, start, end = self._columns[number].tolist()
+        runs = tuple((low, high) for low, high in self._runs[start:end].tolist())
         return Double(sequence, runs, first, others, _CAUSES[cause])
-
-    def _sequences(self) -> Numbers:
-        return np.frombuffer(self._fixed, np.int64)[::5]
-
-    def _in_order(self) -> Numbers:
-        return np.argsort(self._sequences(), kind="stable")
 
 
 def merged(runs: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -143,7 +123,7 @@ def settle(ledger: Ledger) -> Settled:
     evidence, never = _calls_of_rows(ledger, of, nodes)
     unproven = ~evidence[of]
     unproven &= (np.bincount(nodes[unproven], minlength=len(nodes)) > 1)[nodes]
-    doubles, undecided = Doubles(), array("q")
+    doubles, runs, undecided = array("q"), array("I"), array("q")
     for members in _families(ledger, shared[unproven], of[unproven], nodes[unproven]):
         # Add what the sequences of a family train more than once, and those of which nothing shows it.
         members.sort(key=attrgetter("order"))
@@ -162,15 +142,17 @@ def settle(ledger: Ledger) -> Settled:
                 open_ |= {member.number for member, span in visits[1:] if span not in member.event}
         for member in members:
             if member.again:
-                runs = merged(member.again)
+                again = merged(member.again)
                 *others, first = member.leaders
-                if sum(end - start for start, end in runs) == sum(member.tokens):
+                if sum(end - start for start, end in again) == sum(member.tokens):
                     cause = Cause.CALL if member.call else Cause.ROW
                 else:
                     cause = Cause.HISTORY if member.history else Cause.PREFIX
-                doubles.add(Double(member.number, tuple(runs), first, len(others), cause))
+                at = len(runs) // 2
+                runs.extend(chain.from_iterable(again))
+                doubles.extend((member.number, first, len(others), _CAUSES.index(cause), at, at + len(again)))
         undecided.extend(sorted(open_ - {member.number for member in members if member.again}))
-    return Settled(ledger.trained(evidence), doubles, never, np.sort(np.array(undecided, np.int64)))
+    return Settled(ledger.trained(evidence), Doubles(doubles, runs), never, np.sort(np.array(undecided, np.int64)))
 
 
 def _calls_of_rows(ledger: Ledger, of: Numbers, nodes: Numbers) -> tuple[NDArray[np.bool_], Numbers]:
@@ -191,25 +173,9 @@ def _calls_of_rows(ledger: Ledger, of: Numbers, nodes: Numbers) -> tuple[NDArray
     return calls, np.sort(numbers[np.unique(hashes, return_index=True)[1]])  # without repeats of the same tokens
 
 
-def _stepwise(ledger: Ledger) -> NDArray[np.bool_]:
-    """`[F]` which logs have one row per step: most rows with several spans continue the whole row before them."""
-    hashes, stepwise = ledger.spans["hash"], []
-    for start, end in ledger.file_ranges():
-        links = rows = 0
-        for at in range(start, end, BLOCK):
-            last, several = ledger.trained_ends(max(at - 1, start), min(at + BLOCK, end))
-            later = several[1:].nonzero()[0] + 1
-            before, whole = last[later], hashes[last[later - 1]]
-            # The end of the span before, or the token after it.
-            links += int(np.count_nonzero((hashes[before - 2] == whole) | (hashes[before - 1] == whole)))
-            rows += int(np.count_nonzero(several[int(at > start) :]))
-        stepwise.append(links >= 3 and 2 * links > rows)
-    return np.array(stepwise, np.bool_)
-
-
 def _families(ledger: Ledger, shared: Numbers, of: Numbers, nodes: Numbers) -> Iterator[list[_Member]]:
     """Sequences in groups that share spans, directly or through others, one group after the other."""
-    stepwise = _stepwise(ledger)
+    stepwise = ledger.stepwise()
     numbers, first_visit, place = np.unique(of, return_index=True, return_inverse=True)
     _, first_of_node, node = np.unique(nodes, return_index=True, return_inverse=True)
     labels = components(len(of), first_visit[place], first_of_node[node])[first_visit]

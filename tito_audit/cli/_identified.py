@@ -10,8 +10,8 @@ from typing import Any
 from rich.text import Text
 
 from tito_audit.errors import SetupError
+from tito_audit.identify.engine import Identified, Lack, Left, Share
 from tito_audit.identify.ids_alone import IdsAlone
-from tito_audit.identify.model import Identified, Lack, Left, Share
 from tito_audit.report_objects import fields
 from tito_audit.run.candidates import Candidates
 from tito_audit.run.log_groups import FirstRows
@@ -24,7 +24,7 @@ from tito_audit.terminal.escape import visible
 from tito_audit.terminal.page import heading
 from tito_audit.terminal.shell import shell_word
 from tito_audit.terminal.words import listed, many, percent
-from tito_audit.ways.explanation import Explanation
+from tito_audit.ways.way import Explanation
 
 _LISTED = 8
 """How many entries of a list are shown; the rest are counted."""

@@ -19,20 +19,13 @@ from tito_audit.report_objects import fields
 from tito_audit.run.template import Compared, compared, log_probes, open_template
 from tito_audit.settings.model import Settings
 from tito_audit.storage.atomic import new_file, refuse_target
-from tito_audit.templates import (
-    AppendOnly,
-    Break,
-    BreakSide,
-    Fate,
-    Return,
-    Returned,
-    Seam,
-    Step,
-    TemplateFacts,
-    grouped,
-)
 from tito_audit.templates.against import PromptCause
-from tito_audit.templates.training.search import Judged, Variant, find_variant
+from tito_audit.templates.appends import AppendOnly, Fate, Step
+from tito_audit.templates.breaks import Break, BreakSide, grouped
+from tito_audit.templates.facts import TemplateFacts
+from tito_audit.templates.returns import Return, Returned
+from tito_audit.templates.seams import Seam
+from tito_audit.templates.training import Judged, Variant, find_variant
 from tito_audit.templates.verdict import advice, claims, flags_of, line_of, title, verdict
 from tito_audit.terminal.cut import elided
 from tito_audit.terminal.escape import visible

@@ -203,7 +203,7 @@ def _rename(gateway: Gateway, *, renames: bool) -> None:
 
 def _verdict(renderer: Renderer) -> str:
     """Whether the template only appends, in a line."""
-    from tito_audit.templates import append_only
+    from tito_audit.templates.appends import append_only
 
     append = append_only(renderer)
     if append.holds:

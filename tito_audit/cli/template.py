@@ -37,7 +37,8 @@ def template(
     from tito_audit.cli._template import Looked, as_object, compare, page_lines, train
     from tito_audit.run.template import log_probes, open_template
     from tito_audit.sessions.delimiters import delimiters
-    from tito_audit.templates import explained, template_facts
+    from tito_audit.templates.breaks import explained
+    from tito_audit.templates.facts import template_facts
 
     if training is not None and against is not None:
         raise SetupError("template: --training and --against exclude each other.\nPass only one of them.")

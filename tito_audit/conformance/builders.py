@@ -23,7 +23,7 @@ from tito_audit.provider import GenerationResult
 from tito_audit.record.message import Message, as_messages
 from tito_audit.sessions.engine import Conversations
 from tito_audit.sessions.model import Branch, ChatCall
-from tito_audit.templates.probes import CORE, Probe, text_of
+from tito_audit.templates.probes import CORE, Probe
 
 
 class NotBuilt(Exception):
@@ -307,7 +307,7 @@ def _peer(world: World) -> tuple[Any, str]:
         try:
             peer = base.create_renderer(_PeersTokenizer(world), configs._config_class_for(name)())
             for probe in CORE:
-                wanted = text_of(world.renderer, probe.messages, probe.tools, opens=True)
+                wanted = probe.text(world.renderer)
                 if wanted is None or not all(fits[:1]):
                     continue
                 wires, tools = [as_plain(each) for each in probe.messages], [dict(tool) for tool in probe.tools]

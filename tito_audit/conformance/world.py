@@ -28,7 +28,6 @@ from tito_audit.sessions.content import as_served
 from tito_audit.settings.model import Settings
 from tito_audit.templates.appends import Step, sampled_text, turn_ends, unwritten
 from tito_audit.templates.breaks import Break, Breaks
-from tito_audit.templates.probes import part_text
 from tito_audit.tokens.load import digest_of, load_tokenizer
 from tito_audit.tokens.tokenizer import Tokenizer
 
@@ -149,7 +148,7 @@ class World:
     def _drawn(self, conversation: CorpusConversation, answer: int) -> Drawn:
         probe, message = conversation.probe, conversation.probe.messages[answer]
         prompt = self.text(probe.messages[:answer], probe.tools, opens=True)
-        written = part_text(self.renderer, probe, answer + 1, opens=False)
+        written = probe.text(self.renderer, answer + 1, opens=False)
         if written is None or not written.startswith(prompt):
             thought = self._after_opener(message, prompt, written or "")
             if thought is not None and conversation.sampled is SamplingForm.AS_WRITTEN:

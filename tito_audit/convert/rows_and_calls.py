@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from tito_audit.chains.fork import ForkedRow, SampledCall, fork_rows
 from tito_audit.convert.unread import row_facts
 from tito_audit.errors import RecordError
-from tito_audit.join import form_of_calls, lines_of, whole_calls
+from tito_audit.join import CallsOfRollout
 from tito_audit.record.arrays import Ids, Logprobs
 from tito_audit.record.by_name import WEIGHTS, spans_of_versions, version_of_tokens
 from tito_audit.record.column import Alignment, Column, ColumnRole, MaskEncoding, MovePolicy, spread
@@ -21,7 +21,6 @@ from tito_audit.record.message import Message
 from tito_audit.record.rollout import Place, Rollout, TrainingRow, Turn, with_speakers
 from tito_audit.record.runs import Run, trained_runs
 from tito_audit.record.speakers import Speakers
-from tito_audit.storage import RawRow
 from tito_audit.storage.inside import wrapper_keys
 from tito_audit.storage.row import dump_row
 
@@ -506,9 +505,9 @@ class CallsOfConversation:
     """Paths of values that were read only in part, in any of the rows."""
 
     @classmethod
-    def of(cls, raw: RawRow, whole: Rollout, speakers: Speakers) -> CallsOfConversation:
+    def of(cls, joined: CallsOfRollout, whole: Rollout, speakers: Speakers) -> CallsOfConversation:
         """The calls of a joined row, read one by one; RecordError if one cannot be read."""
-        lines, rows, form = lines_of(raw), whole_calls(raw), form_of_calls(raw)
+        lines, rows, form = joined.raws, joined.whole, joined.format
         each: list[Rollout] = []
         facts: list[Mapping[str, Any]] = []
         unread: dict[str, None] = {}

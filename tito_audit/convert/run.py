@@ -28,7 +28,7 @@ from tito_audit.errors import RecordError, SetupError, StorageError
 from tito_audit.evidence.reference import Reference
 from tito_audit.format import Format, Row
 from tito_audit.formats import pick_format
-from tito_audit.join import is_conversation, lines_of
+from tito_audit.join import calls_of, lines_of
 from tito_audit.record.column import Column, ColumnRole
 from tito_audit.record.rollout import Place, Rollout, TrainingRow, seen_by_loss, with_speakers
 from tito_audit.record.speakers import Speakers
@@ -396,8 +396,8 @@ class Conversion:
         try:
             read = reader.read(raw, place)
             rollouts = tuple(with_speakers(rollout, speakers) for rollout in read.rollouts)
-            if is_conversation(raw):
-                calls = CallsOfConversation.of(raw, rollouts[0], speakers)
+            if (joined := calls_of(raw)) is not None:
+                calls = CallsOfConversation.of(joined, rollouts[0], speakers)
                 yield from self._joined(rollouts[0], calls, builder)
                 return
             facts_of_row = row_facts(read.row, rollouts, read.format.sources(read.row, read.rollouts))

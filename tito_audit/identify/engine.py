@@ -1,27 +1,18 @@
-"""The search over all candidates: what explains a log best, and whether that is certain."""
+"""The search over all candidates: what explains a log best, whether that is certain, and what was tried."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
+from enum import StrEnum
 from typing import TypeAlias
 
 import numpy as np
 
 from tito_audit.errors import EncodeError, SetupError
 from tito_audit.evidence.reference import Reference
-from tito_audit.identify.model import (
-    Candidate,
-    Ending,
-    Found,
-    Identified,
-    Lack,
-    Left,
-    Share,
-    TokenizerFit,
-)
 from tito_audit.identify.tokenizer_fit import (
     Tested,
     not_read,
@@ -38,12 +29,121 @@ from tito_audit.render.globals import Clock
 from tito_audit.render.renderer import Renderer, ToolArguments, make_renderer
 from tito_audit.tokens.tokenizer import Tokenizer
 from tito_audit.ways.explain import explanation_of, unsure
-from tito_audit.ways.explanation import Explanation
 from tito_audit.ways.observed import Observation, Part, for_search, observations
 from tito_audit.ways.reading import PROBE, date_near
 from tito_audit.ways.search import SEARCHED, Confirmed, explained, spread
-from tito_audit.ways.way import CLOCK, Way
+from tito_audit.ways.way import CLOCK, OWN_TEMPLATE, Explanation, NamedTemplate, Way
 from tito_audit.ways.writer import Writer
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A tokenizer with the templates to try for it."""
+
+    tokenizer: Tokenizer
+    templates: tuple[NamedTemplate, ...] = (OWN_TEMPLATE,)
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """How many prompts, turns and tokens an explanation writes exactly, out of how many."""
+
+    prompts: int = 0
+    """First prompts of rollouts."""
+    of_prompts: int = 0
+    turns: int = 0
+    """Prompts of later calls, with the answers before them; training rows without prompt boundaries count if only
+    their answers differ.
+    """
+    of_turns: int = 0
+    tokens: int = 0
+    """Tokens of all these prompts."""
+    of_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """What an explanation does not write exactly, by cause."""
+
+    cause: str
+    """A rule code with its cause, or why no text could be written."""
+    number: int
+    place: Place
+    """Its first place."""
+    turn: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """A token that ends sampled turns."""
+
+    token_id: int
+    piece: str
+    turns: int
+    followed_by: str | None = None
+    """The text between it and the next message in later prompts; None if no later prompt shows it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """An explanation, and which of the confirming rows it explains."""
+
+    explanation: Explanation
+    share: Share
+    equal: tuple[Explanation, ...] = ()
+    """Other explanations that write the same in all these rows, with more flags."""
+    undetermined: tuple[str, ...] = ()
+    """Template arguments that change nothing in these rows; also `tool_arguments`, if no prompt has a tool call or
+    the template writes every form the same.
+    """
+
+
+class Lack(StrEnum):
+    """Why there is no explanation at all."""
+
+    NO_IDS = "no token ids"
+    NO_MESSAGES = "no messages"
+    NO_TOKENIZER = "no tokenizer fits"
+    NO_TEMPLATE = "no chat template"
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerFit:
+    """How well the ids of a log fit a tokenizer."""
+
+    tokenizer: str
+    fits: bool
+    because: str = ""
+    """Why it cannot have written the ids."""
+    same: float = 0.0
+    """The share of the unsampled ids that re-encoding their text reproduces; 0 if not measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class Identified:
+    """What explains the recorded ids of a log."""
+
+    found: tuple[Found, ...] = ()
+    """Explanations with their shares, best first."""
+    sure: bool = False
+    """Whether the first is certain: it writes nearly all prompts of rows outside the search, and nothing else does
+    as well.
+    """
+    unsure_because: str = ""
+    left: tuple[Left, ...] = ()
+    """The prompts that the first explanation does not write, by cause, most frequent first."""
+    endings: tuple[Ending, ...] = ()
+    tokenizers: tuple[TokenizerFit, ...] = ()
+    """Every candidate, in the order given."""
+    lack: Lack | None = None
+    rows_searched: int = 0
+    rows_confirmed: int = 0
+
+    @property
+    def best(self) -> Found | None:
+        """The explanation that writes most."""
+        return self.found[0] if self.found else None
+
 
 Audit: TypeAlias = Callable[[Rollout, Tokenizer, Renderer], Iterable[Finding]]
 """What audits one rollout with a tokenizer and a renderer."""
@@ -122,9 +222,10 @@ def _identified(
     unknown = {way.name: unknown_ids(rollouts, way.writer.tokenizer) for way in confirmed_ways}
     ranked = sorted(confirmed_ways, key=lambda way: (*way.rank(rest), -unknown[way.name]), reverse=True)
     best = ranked[0]
+    because, ends = unsure(ranked, rest), endings(rollouts, Reference(best.writer.tokenizer, None))
     if not best.written:
-        ends = endings(rollouts, Reference(best.writer.tokenizer, None))
-        return replace(so_far, unsure_because=unsure(ranked, rest), endings=ends, left=_unwritten(best, rest))
+        left = _left(best, None, rest, rollouts, None)
+        return replace(so_far, unsure_because=because, endings=ends, left=left)
     tool_calls = (call for rollout in rollouts for message in rollout.messages for call in message.tool_calls)
     calls = any(isinstance(call.arguments, str) for call in tool_calls)
     listed: list[Found] = []
@@ -139,14 +240,13 @@ def _identified(
             own = explanation_of(explanation.way, explanation.writer, explanation.template, rest)
             others = tuple(other for other in equal if other != own)
             listed.append(Found(own, share_of(explanation.written, rest), others, tuple(undetermined)))
-    because = unsure(ranked, rest)
     return replace(
         so_far,
         found=tuple(listed),
         sure=not because,
         unsure_because=because,
         left=_left(best, listed[0].explanation, rest, rollouts, audit),
-        endings=endings(rollouts, Reference(best.writer.tokenizer, None)),
+        endings=ends,
         rows_searched=len(searched),
         rows_confirmed=len(rest),
     )
@@ -154,49 +254,38 @@ def _identified(
 
 def _left(
     best: Confirmed,
-    explanation: Explanation,
+    explanation: Explanation | None,
     rest: Sequence[Observation],
     rollouts: Sequence[Rollout],
     audit: Audit | None,
 ) -> tuple[Left, ...]:
-    """The prompts that the best explanation does not write, counted by cause."""
-    missing = {rest[at].place for at in range(len(rest)) if at not in best.written}
-    if not missing or audit is None:
-        return _unwritten(best, rest)
-    tokenizer = best.writer.tokenizer
-    same_date = explanation.renderer(tokenizer)
-    dates: dict[Place, datetime | None] = {}
-    if CLOCK in best.way.varies:
-        ways = ((observation.place, best.writer.resolved(best.way, observation)) for observation in rest)
-        dates = {place: way.clock for place, way in ways if way is not None}
-    causes = []
-    for rollout in [each for each in rollouts if each.place in missing][:48]:
-        date = dates.get(rollout.place)
-        renderer = same_date if date is None else replace(same_date, clock=Clock(date))
-        for finding in audit(rollout, tokenizer, renderer):
-            causes.append((f"{finding.code} {finding.hit.cause}".rstrip(), finding.place, finding.hit.turn))
-    return _by_cause(causes) or _unwritten(best, rest)
-
-
-def _unwritten(best: Confirmed, rest: Sequence[Observation]) -> tuple[Left, ...]:
-    """The same without an audit: the template refuses, or text or tokens differ."""
-    writer, way, causes = best.writer, best.way, []
-    for at, observation in enumerate(rest):
-        if at not in best.written:
-            cause = "the same text in other tokens" if writer.spells(way, observation) else "another text"
-            if writer.writes_around_answers(way, observation):
-                cause += ", in answers"
-            refusal = writer.refusal(way, observation) if writer.text(way, observation) is None else None
-            if refusal is not None:
-                cause = f"the template refuses the messages: {refusal}"
-            causes.append((cause, observation.place, observation.turn))
-    return _by_cause(causes)
-
-
-def _by_cause(causes: Sequence[tuple[str, Place, int | None]]) -> tuple[Left, ...]:
-    """Each cause with its number and its first place, the most frequent first."""
-    numbers = Counter(cause for cause, _, _ in causes)
+    """The prompts that the best way does not write, by cause, the most frequent first: as the audit of an
+    explanation says, else that the template refuses, or that text or tokens differ."""
+    writer, way = best.writer, best.way
+    missing = [observation for at, observation in enumerate(rest) if at not in best.written]
+    causes: list[tuple[str, Place, int | None]] = []
+    if missing and audit is not None and explanation is not None:
+        same_date = explanation.renderer(writer.tokenizer)
+        dates: dict[Place, datetime | None] = {}
+        if CLOCK in way.varies:
+            ways = ((observation.place, writer.resolved(way, observation)) for observation in rest)
+            dates = {place: own.clock for place, own in ways if own is not None}
+        places = {observation.place for observation in missing}
+        for rollout in [each for each in rollouts if each.place in places][:48]:
+            date = dates.get(rollout.place)
+            renderer = same_date if date is None else replace(same_date, clock=Clock(date))
+            for finding in audit(rollout, writer.tokenizer, renderer):
+                causes.append((f"{finding.code} {finding.hit.cause}".rstrip(), finding.place, finding.hit.turn))
+    for observation in missing if not causes else ():
+        cause = "the same text in other tokens" if writer.spells(way, observation) else "another text"
+        if writer.writes_around_answers(way, observation):
+            cause += ", in answers"
+        refusal = writer.refusal(way, observation) if writer.text(way, observation) is None else None
+        if refusal is not None:
+            cause = f"the template refuses the messages: {refusal}"
+        causes.append((cause, observation.place, observation.turn))
     first = {cause: (place, turn) for cause, place, turn in reversed(causes)}
+    numbers = Counter(cause for cause, _, _ in causes)
     return tuple(Left(cause, number, *first[cause]) for cause, number in numbers.most_common())
 
 
@@ -241,7 +330,7 @@ def equal_ways(best: Confirmed, seen: Sequence[Observation], *, calls_tools: boo
         others = [way.with_arg(argument.name, value) for value in argument.values]
         others = [other for other in (way.without_arg(argument.name), *others) if other != way]
         same = [other for other in others if _same(writer, way, other, few)]
-        if others and len(same) == len(others) and not way.states(argument.name):
+        if others and len(same) == len(others) and argument.name not in dict(way.args):
             undetermined.append(argument.name)
         else:
             equal += same

@@ -12,6 +12,7 @@ from __future__ import annotations
 import unicodedata
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -157,8 +158,15 @@ def _too_few(tested: Tested, seen: _Seen, reference: Reference) -> float | None:
     """The share of the ids that come back, if it is too small for the right tokenizer; else None."""
     alone = seen.texts < 2
     ids = [sequence for rollout, all_ids in tested for sequence in (_unsampled(rollout) if alone else all_ids)]
-    if sum(map(len, ids)) < (_LEAST_ALONE if alone else _LEAST) or (alone and _opened(seen, reference)):
+    if sum(map(len, ids)) < (_LEAST_ALONE if alone else _LEAST):
         return None
+    if alone and reference.renderer is not None:
+        # A row may hold the generation prompt of the template, as rendered after a question.
+        question = as_messages([{"role": "user", "content": "?!"}], "messages")
+        with suppress(RenderError):
+            opener = reference.render(question, (), {}, opens_answer=True).rpartition("?!")[2].strip()
+            if len(opener) > _TEXT and any(opener in text for text in seen.decoded):
+                return None
     same = _come_back(ids, reference)
     # Few texts and few ids that come back prove a misfit together; without texts, the ids alone have to.
     return same if same <= (0.91 if alone else 0.95) else None
@@ -223,15 +231,3 @@ def _come_back(ids: Sequence[Ids], reference: Reference) -> float:
         same += common.total()
         number += max(len(recorded), len(again))
     return same / max(number, 1)
-
-
-def _opened(seen: _Seen, reference: Reference) -> bool:
-    """Whether a row holds the generation prompt of the template, as rendered after a question."""
-    if reference.renderer is None:
-        return False
-    question = as_messages([{"role": "user", "content": "?!"}], "messages")
-    try:
-        opener = reference.render(question, (), {}, opens_answer=True).rpartition("?!")[2].strip()
-    except RenderError:
-        return False
-    return len(opener) > _TEXT and any(opener in text for text in seen.decoded)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from tito_audit.errors import RecordError, SetupError
@@ -28,7 +28,7 @@ from tito_audit.join._keys import (
     readable_id,
 )
 from tito_audit.join._sessions import CallsJoined, CallsSeen, KeySeen, calls_seen, refuse_unknown
-from tito_audit.join.history import Decode
+from tito_audit.join.traces import Decode
 from tito_audit.record.finding import Result
 from tito_audit.record.message import Message, ToolSpec
 from tito_audit.record.prefix import same_ids
@@ -42,21 +42,19 @@ __all__ = [
     "Annotations",
     "Answers",
     "CallsJoined",
+    "CallsOfRollout",
     "CallsSeen",
     "Decode",
     "Join",
     "KeySeen",
     "RowBatch",
     "Work",
+    "calls_of",
     "calls_seen",
-    "contains_row",
     "form_of",
-    "form_of_calls",
-    "is_conversation",
     "joined_counts",
     "lines_of",
     "shown_by",
-    "whole_calls",
 ]
 
 
@@ -70,7 +68,7 @@ def form_of(row: Row, named: Format | None) -> Format:
 def shown_by(form: Format, row: Row) -> tuple[Format, Row]:
     """The format and the row whose keys show what a log was read as; of calls with a stated key, the first."""
     if isinstance(row, CallsOfRollout) and row.by_key:
-        return format_named(row.form), row.raws[0].value or row
+        return row.format, row.raws[0].value or row
     return form, row
 
 
@@ -79,26 +77,9 @@ def lines_of(raw: RawRow) -> Sequence[RawRow]:
     return raw.value.raws if isinstance(raw.value, CallsOfRollout) else (raw,)
 
 
-def is_conversation(raw: RawRow) -> bool:
-    """Whether this row is several rows of the log, each a single call."""
-    return isinstance(raw.value, CallsOfRollout)
-
-
-def form_of_calls(raw: RawRow) -> Format:
-    """The format of each call of a conversation."""
-    assert isinstance(raw.value, CallsOfRollout)
-    return format_named(raw.value.form)
-
-
-def whole_calls(raw: RawRow) -> Sequence[Row]:
-    """The calls of a conversation, each with its complete prompt, in the order of `lines_of`."""
-    assert isinstance(raw.value, CallsOfRollout)
-    return raw.value.whole
-
-
-def contains_row(raw: RawRow, index: int) -> bool:
-    """Whether this row is the file's row `index`, or has it among its gathered lines."""
-    return any(line.index == index for line in lines_of(raw))
+def calls_of(raw: RawRow) -> CallsOfRollout | None:
+    """The calls that this row is made of, each a row of the log; None for a row that the log itself has."""
+    return raw.value if isinstance(raw.value, CallsOfRollout) else None
 
 
 def joined_counts(rollout: Rollout) -> dict[str, int]:
@@ -167,7 +148,7 @@ class Join:
         self._settings = settings
         self._captures = Captures(settings) if settings.messages is not None else None
         self._calls = calls
-        self._latest: tuple[tuple[str, int], tuple[Conversation, ...] | None] | None = None
+        self._latest: tuple[tuple[str, int], tuple[Rollout, ...] | None] | None = None
         """The row found last, and its conversations; None if they cannot be read."""
         self._messages = self._partners("--messages", settings.messages, logs)
         self._list: tuple[ToolSpec, ...] | None = None
@@ -344,7 +325,7 @@ class Join:
 
     def _partner(
         self, partners: Partners, place: Place, number: int, of: int, row: Row
-    ) -> tuple[int, int, Conversation | None]:
+    ) -> tuple[int, int, Rollout | None]:
         """For a rollout: the row found, the row its conversation is taken from, and the conversation.
 
         A negative code says why there is no row.
@@ -377,18 +358,7 @@ class Join:
 _PLAIN = ("messages", "prompt", "completion", "tools", "chat_template_kwargs")
 
 
-@dataclass(frozen=True, slots=True)
-class Conversation:
-    """The text side of a rollout."""
-
-    messages: tuple[Message, ...]
-    tools: tuple[ToolSpec, ...] = ()
-    template_kwargs: Mapping[str, object] | None = None
-    calls: tuple[tuple[int | None, tuple[Message, ...] | None], ...] = ()
-    """For each call in the row, the index of its message and what it was sent; None where unknown."""
-
-
-def conversations(row: Row, place: Place) -> tuple[Conversation, ...]:
+def conversations(row: Row, place: Place) -> tuple[Rollout, ...]:
     """The conversations of a row of any format, or of its columns `messages` and `tools`; () when it has none.
 
     RecordError when it has messages that cannot be read.
@@ -399,7 +369,7 @@ def conversations(row: Row, place: Place) -> tuple[Conversation, ...]:
     except RecordError:
         return _plain(plain, place) if plain else ()
     try:
-        return tuple(_conversation_of(rollout) for rollout in form.read(row, place))
+        return tuple(form.read(row, place))
     except RecordError:
         # A row with bad ids may have good messages.
         if not plain:
@@ -407,7 +377,7 @@ def conversations(row: Row, place: Place) -> tuple[Conversation, ...]:
         return _plain(plain, place)
 
 
-def with_conversation(rollout: Rollout, conversation: Conversation) -> Rollout:
+def with_conversation(rollout: Rollout, conversation: Rollout) -> Rollout:
     """The rollout with these messages, and each call with its own if calls and answers can be paired."""
     members = rollout.stated.chain
     chain = list(range(len(rollout.turns)) if members is None else members)
@@ -430,34 +400,28 @@ def with_conversation(rollout: Rollout, conversation: Conversation) -> Rollout:
                     sent = sent if index is None else conversation.messages[:index]
                     turns[number] = replace(turn, prompt_messages=sent)
                     break
-    arguments = rollout.template_kwargs or conversation.template_kwargs or {}
+    arguments = rollout.template_kwargs or conversation.template_kwargs
     return replace(rollout, messages=conversation.messages, turns=tuple(turns), template_kwargs=arguments)
 
 
-def _plain(columns: Row, place: Place) -> tuple[Conversation, ...]:
+def _plain(columns: Row, place: Place) -> tuple[Rollout, ...]:
     """The conversations in these columns; several where `messages` is a list of lists."""
     form, messages = format_named("generic"), columns.get("messages")
     each = [columns]
     if isinstance(messages, list | tuple) and messages and all(isinstance(m, list | tuple) for m in messages):
         each = [{**columns, "messages": message_list} for message_list in messages]
-    return tuple(_conversation_of(rollout) for row in each for rollout in form.read(row, place))
-
-
-def _conversation_of(rollout: Rollout) -> Conversation:
-    calls = tuple((turn.message_index, turn.prompt_messages) for turn in rollout.turns)
-    return Conversation(rollout.messages, rollout.tools, rollout.template_kwargs, calls)
+    return tuple(rollout for row in each for rollout in form.read(row, place))
 
 
 def _paired(
-    turns: Sequence[Turn], conversation: Conversation
+    turns: Sequence[Turn], conversation: Rollout
 ) -> Sequence[tuple[int | None, tuple[Message, ...] | None]] | None:
     """Each call's message index and what it was sent; None if calls and answers cannot be paired."""
     if not turns:
         return None
-    if len(conversation.calls) == len(turns) and any(
-        index is not None or sent for index, sent in conversation.calls
-    ):
-        return conversation.calls
+    calls = [(turn.message_index, turn.prompt_messages) for turn in conversation.turns]
+    if len(calls) == len(turns) and any(index is not None or sent for index, sent in calls):
+        return calls
     messages = conversation.messages
     answers = [i for i, message in enumerate(messages) if message.sampled]
     last = answers[-len(turns) :]

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pickle
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
 from typing import TypeAlias
@@ -19,58 +19,14 @@ from numpy.typing import NDArray
 from tito_audit.errors import StorageError
 from tito_audit.format import Row
 from tito_audit.join._reader import NO_CALL, ReadCall
-from tito_audit.join.history import (
-    CallTraits,
-    Decode,
-    HistoryIndex,
-    JoinedBy,
-    JoinedConversations,
-    Trace,
-    Tracer,
-)
+from tito_audit.join.history import HistoryIndex, JoinedConversations
+from tito_audit.join.traces import CallTraits, Decode, Trace, Tracer
 from tito_audit.storage import Log, Output, RawRow
 from tito_audit.storage.chunks import RandomAccess, RowBatch, Ticket
 from tito_audit.storage.spool import Spool, unpacked
 from tito_audit.storage.streams import ParseRow
 
 Rows = NDArray[np.uint32]
-
-
-@dataclass(frozen=True, slots=True)
-class Traced:
-    """What was found by the history of calls."""
-
-    joined: int
-    """Calls that are joined to others."""
-    conversations: int
-    """How many conversations they are."""
-    alone: int
-    by: Mapping[JoinedBy, int]
-    """How many calls were joined, by what."""
-    unsure: int
-    """Calls that could continue several others, or where this could not be decided."""
-    first_unsure: int | None
-    """The row of the first of them."""
-    keys_believed: bool
-    """Whether a key found in the log itself was taken to name conversations."""
-
-    @classmethod
-    def of(cls, conversations: JoinedConversations, rows: Rows) -> Traced:
-        """What was found, in numbers; `rows` are the calls' rows."""
-        sizes = np.bincount(conversations.of, minlength=len(conversations.of))
-        several = sizes > 1
-        joined = int(sizes[several].sum())
-        counts = np.bincount(conversations.by, minlength=len(JoinedBy))
-        unsure = conversations.unsure
-        return cls(
-            joined,
-            int(several.sum()),
-            len(conversations.of) - joined,
-            {by: int(counts[by]) for by in JoinedBy},
-            len(unsure),
-            int(rows[unsure[0]]) if len(unsure) else None,
-            conversations.keys_believed,
-        )
 
 
 BATCH_BYTES = 1 << 20
@@ -83,11 +39,9 @@ class BatchRead:
 
     lines: int = 0
     """How many lines it has; 0 if its rows are already numbered."""
-    index: array[int] = field(default_factory=lambda: array("I"))
-    places: list[int | bytes] = field(default_factory=list)
-    """Where each row is: the byte offset of its line, or an entry for the spool."""
-    calls: list[tuple[str, int | None, int, Trace | None]] = field(default_factory=list)
-    """Format, key, name and trace of each row; the format is "" where it is no call."""
+    rows: list[tuple[int, int | bytes, str, int | None, int, Trace | None]] = field(default_factory=list)
+    """Of each row its index; where it is: the byte offset of its line, or an entry for the spool; its format, ""
+    if it is no call; its key, name and trace."""
     unnamed: int = 0
     """Rows without the key that reliably names a conversation."""
     others: int = 0
@@ -108,31 +62,21 @@ def one_by_one(work: Work, batches: Iterable[tuple[int, RowBatch]]) -> Answers:
         yield number, work(batch)
 
 
-@dataclass(frozen=True, slots=True)
-class ReadBatch:
-    """Reads the rows of a batch and keeps what they say about themselves."""
-
-    read: ReadCall
-    tracer: Tracer
-    parse: ParseRow
-
-    def __call__(self, batch: RowBatch) -> BatchRead:
-        """What its rows say."""
-        rows = BatchRead()
-        for place, raw in batch.rows(self.parse):
-            rows.lines += isinstance(place, int)
-            if raw is None:
-                continue
-            rows.index.append(raw.index)
-            rows.places.append(place)
-            row = NO_CALL if raw.value is None else self.read(raw.value)
-            if raw.value is not None:
-                rows.unnamed += not row.named
-                rows.others += row.named and not row.form
-                rows.several += row.several and not row.named
-            trace = None if row.traits is None else self.tracer.trace(row.traits)
-            rows.calls.append((row.form, row.key, row.name, trace))
-        return rows
+def read_batch(read: ReadCall, tracer: Tracer, parse: ParseRow, batch: RowBatch) -> BatchRead:
+    """What the rows of a batch say about themselves."""
+    answer = BatchRead()
+    for place, raw in batch.rows(parse):
+        answer.lines += isinstance(place, int)
+        if raw is None:
+            continue
+        row = NO_CALL if raw.value is None else read(raw.value)
+        if raw.value is not None:
+            answer.unnamed += not row.named
+            answer.others += row.named and not row.form
+            answer.several += row.several and not row.named
+        trace = None if row.traits is None else tracer.trace(row.traits)
+        answer.rows.append((raw.index, place, row.form, row.key, row.name, trace))
+    return answer
 
 
 # What to write for each row
@@ -209,7 +153,7 @@ class CallRows:
         """Rows with a reliable name, and a digest of each name."""
         self.keys = array("Q")
         """For each of them, a digest of the name at its key only."""
-        self._traced = array("I")
+        self.traced = array("I")
         """Rows that are joined by their history."""
         self.unnamed = self.others = self.several = 0
         """Rows without the key that reliably names a conversation, rows with it that are not a single call, and
@@ -220,7 +164,7 @@ class CallRows:
         """Why files could not be read to their end."""
         self._starts = [0]
         history = HistoryIndex()
-        history.learn(traits for row in heads if (traits := read(row).traits) is not None)
+        history.tracer.learn(traits for row in heads if (traits := read(row).traits) is not None)
         self._pass(history, most, mapped)
         self._spool.flush()
         self.root = self._settled(history, decode)
@@ -232,9 +176,18 @@ class CallRows:
 
     def _pass(self, history: HistoryIndex, most: int | None, mapped: Mapped) -> None:
         """Read all files once and keep what their rows say about themselves."""
-        parse = self.readers[0].parse
+
+        def batches() -> Iterator[tuple[int, RowBatch]]:
+            for number, reader in enumerate(self.readers):
+                try:
+                    for batch in reader.batches(BATCH_BYTES):
+                        yield number, batch
+                except StorageError as error:
+                    self.failed[reader.path] = error
+
         lines = 0
-        with closing(mapped(ReadBatch(self._read, history.tracer, parse), self._batches())) as answers:
+        work = partial(read_batch, self._read, history.tracer, self.readers[0].parse)
+        with closing(mapped(work, batches())) as answers:
             for number, batch in answers:
                 assert batch is not None, "every batch has an answer"
                 if len(self._starts) <= number:
@@ -247,8 +200,7 @@ class CallRows:
                 self.unnamed += batch.unnamed
                 self.others += batch.others
                 self.several += batch.several
-                for index, place, call in islice(zip(batch.index, batch.places, batch.calls, strict=True), room):
-                    form, key, name, trace = call
+                for index, place, form, key, name, trace in islice(batch.rows, room):
                     row = len(self._index)
                     self._index.append(index + lines)
                     self._at.append(place if isinstance(place, int) else reader.keep(place))
@@ -260,21 +212,13 @@ class CallRows:
                         self._names.append(name)
                         self.keys.append(key)
                     elif trace is not None:
-                        self._traced.append(row)
+                        self.traced.append(row)
                         history.add(trace)
                 lines += batch.lines
-                if room is not None and room < len(batch.index):
+                if room is not None and room < len(batch.rows):
                     self.cut = True
                     break
         self._starts += [len(self._index)] * (len(self.readers) + 1 - len(self._starts))
-
-    def _batches(self) -> Iterator[tuple[int, RowBatch]]:
-        for number, reader in enumerate(self.readers):
-            try:
-                for batch in reader.batches(BATCH_BYTES):
-                    yield number, batch
-            except StorageError as error:
-                self.failed[reader.path] = error
 
     def _settled(self, history: HistoryIndex, decode: Decode | None) -> Rows:
         root = np.arange(len(self._index), dtype=np.uint32)
@@ -287,19 +231,18 @@ class CallRows:
             _, first, which = np.unique(names, return_index=True, return_inverse=True)
             root[named] = named[first[which]]
             self.conversations_named = len(first)
-        self.traced: Traced | None = None
-        """What was found by history; None if no row is joined by it."""
+        self.joined: JoinedConversations | None = None
+        """What history joins; None if no row is joined by it."""
         if len(history):
-            conversations = history.settle(self._reread, decode)
-            traced = np.frombuffer(self._traced, np.uint32)
-            root[traced] = traced[conversations.of]
-            self.traced = Traced.of(conversations, traced)
+            self.joined = history.settle(self._reread, decode)
+            traced = np.frombuffer(self.traced, np.uint32)
+            root[traced] = traced[self.joined.of]
         return root
 
     def _reread(self, calls: Sequence[int]) -> Iterator[tuple[int, CallTraits]]:
         """What these calls, given by their numbers in the history, say about themselves."""
         for number in calls:
-            raw = self.raw(self._traced[number])
+            raw = self.raw(self.traced[number])
             traits = self._read(raw.value).traits if raw.value is not None else None
             if traits is not None:
                 yield number, traits

@@ -11,12 +11,12 @@ from typing import BinaryIO, TypeAlias
 
 from tito_audit.errors import StorageError
 from tito_audit.format import Row
-from tito_audit.formats import format_named, number_columns
+from tito_audit.formats import number_columns
 from tito_audit.join._call_rows import CallRows, Mapped, one_by_one
 from tito_audit.join._calls import CALLS, CAPTURE, CallsOfRollout
 from tito_audit.join._reader import CallReader, CaptureKey, is_capture, key_in, may_join
 from tito_audit.join._sessions import joined_notices
-from tito_audit.join.history import Decode
+from tito_audit.join.traces import Decode
 from tito_audit.settings.model import Settings
 from tito_audit.storage import Log, Output, RawRow, open_log
 from tito_audit.storage.chunks import Chunk, Reading, Ticket, line_at
@@ -247,7 +247,6 @@ class JoinedCalls:
         self._settings = settings
         self._decode = decode
         self._mapped = mapped
-        self._named = None if settings.format is None else format_named(settings.format)
         self.heads: dict[Path, Sequence[Row]] = {}
         """The logs that hold calls, each with some calls from its first rows."""
         room = _HEADS
@@ -260,7 +259,7 @@ class JoinedCalls:
         """By file if each is joined by itself; None: all together."""
         stated = self._settings.session
         rows = [row for head in self.heads.values() for row in head]
-        self._reader = CallReader(self._named, stated, key_in(rows) if rows and stated is None else None)
+        self._reader = CallReader(settings.format, stated, key_in(rows) if rows and stated is None else None)
         self._cut = 0
 
     def notices(self) -> Iterator[str]:
@@ -315,7 +314,7 @@ class JoinedCalls:
         for raw in islice(rows, 1024):  # a log of events may begin with many other rows
             if raw.value is None:
                 continue
-            could = may_join(raw.value, self._named, stated=self._settings.session is not None)
+            could = may_join(raw.value, self._settings.format, stated=self._settings.session is not None)
             if could:
                 calls.append(raw.value)
             others += could is False

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from tito_audit.errors import SetupError, StorageError
 from tito_audit.format import Row
-from tito_audit.join.history import Holders, digest
+from tito_audit.join.history import Holders
+from tito_audit.join.traces import digest
 from tito_audit.record.rollout import Place
 from tito_audit.storage import open_log, path_of
 from tito_audit.storage.chunks import RandomAccess

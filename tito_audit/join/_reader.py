@@ -12,7 +12,7 @@ from tito_audit.format import Format, Row
 from tito_audit.formats import CALL_LISTS, format_named, pick_format
 from tito_audit.join._calls import CAPTURE, request_and_answer
 from tito_audit.join._keys import id_text, value_at
-from tito_audit.join.history import CallTraits, digest
+from tito_audit.join.traces import CallTraits, digest
 from tito_audit.record.rollout import Place, Rollout
 
 SEEN = 16
@@ -87,16 +87,13 @@ def _rollout_id(row: Mapping[str, Any]) -> str | None:
 class CallReader:
     """Reads rows that are one call each."""
 
-    named: Format | None
+    named: str | None
     """The format of all rows; None: detected row by row."""
     stated: str | None = None
     """Where rows name their conversation according to the user; None: the user does not say."""
     in_log: str | None = None
     """Where rows may name it according to the log itself; None: nowhere."""
     by_key: bool = True
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _reader_of, (None if self.named is None else self.named.name, self.stated, self.in_log, self.by_key)
 
     def __call__(self, row: Row) -> RowOfLog:
         """What a row says."""
@@ -140,15 +137,10 @@ ReadCall: TypeAlias = CaptureKey | CallReader
 """Says whether a row is a call, and of which conversation; it keeps no state, so any process may use it."""
 
 
-def _reader_of(named: str | None, *others: Any) -> CallReader:
-    """A pickled reader: a format pickles as its name."""
-    return CallReader(None if named is None else format_named(named), *others)
-
-
-def _read(row: Row, named: Format | None) -> tuple[Format | None, Sequence[Rollout]]:
+def _read(row: Row, named: str | None) -> tuple[Format | None, Sequence[Rollout]]:
     """The format and the rollouts of a row; None and () if it cannot be read, or must not hold foreign keys."""
     try:
-        form = named or pick_format(row)
+        form = pick_format(row) if named is None else format_named(named)
         return (None, ()) if form.open_object else (form, form.read(row, _NOWHERE))
     except (RecordError, AttributeError, IndexError, KeyError, TypeError, ValueError):
         return None, ()  # The audit says why.
@@ -164,7 +156,7 @@ def is_row_of_call(row: Row, form: Format) -> bool:
     return form.row_is_call and not any(name in row for name in CALL_LISTS)
 
 
-def may_join(row: Row, named: Format | None, *, stated: bool) -> bool | None:
+def may_join(row: Row, named: str | None, *, stated: bool) -> bool | None:
     """Whether a row is a call as in logs of calls; with a `stated` key, any single call.
 
     None for a row that is not one but may occur among such rows: of a format of calls, or of no format.
@@ -173,7 +165,7 @@ def may_join(row: Row, named: Format | None, *, stated: bool) -> bool | None:
     if form is not None and len(rollouts) == 1 and _are_calls(rollouts):
         return stated or is_row_of_call(row, form)
     try:
-        form = named or pick_format(row)
+        form = pick_format(row) if named is None else format_named(named)
     except RecordError:
         return None
     # Plain columns without a call are something else, such as training rows.

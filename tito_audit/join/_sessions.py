@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tito_audit.errors import SetupError
 from tito_audit.format import Row
@@ -16,7 +17,8 @@ from tito_audit.formats import format_named
 from tito_audit.join._call_rows import CallRows
 from tito_audit.join._keys import value_at
 from tito_audit.join._reader import NAMES, SEEN, CallReader, key_in, keys_of, may_join, name_of
-from tito_audit.join.history import Decode, JoinedBy
+from tito_audit.join.history import JoinedBy
+from tito_audit.join.traces import Decode
 from tito_audit.settings.model import Settings
 from tito_audit.storage import open_log
 from tito_audit.terminal.words import listed, many
@@ -28,10 +30,27 @@ def joined_notices(rows: CallRows, read: CallReader) -> list[str]:
     """How many rows became how many conversations, by what, and what was left as it was."""
     where = f"{rows.paths[0]}" if len(rows.paths) == 1 else f"{len(rows.paths)} logs"
     path = read.stated or own_key(rows)
-    by_name = [_named(rows, path, stated=read.stated is not None)] if path is not None else []
+    by_name: list[str] = []
+    if path is not None:
+        conversations = rows.conversations_named
+        by_name.append(
+            f"{_rows(rows.named)} read as the calls of {many(conversations, 'conversation')}, by `{path}`"
+        )
+        if conversations > len(np.unique(np.frombuffer(rows.keys, np.uint64))):
+            by_name.append(
+                f"calls with the same `{path}` but another format, model, tools or template arguments are "
+                "separate conversations"
+            )
+        if read.stated is not None and rows.unnamed and rows.joined is None:
+            by_name.append(f"{many(rows.unnamed, 'row')} without it stay{_s(rows.unnamed)} separate")
+        if read.stated is not None and rows.others:
+            by_name.append(
+                f"{many(rows.others, 'row')} with it {'is' if rows.others == 1 else 'are'} not a "
+                f"single call and stay{_s(rows.others)} as {'it is' if rows.others == 1 else 'they are'}"
+            )
     stay = "stays as it is" if rows.several == 1 else "stay as they are"
     several = f"{_rows(rows.several, 'holds', 'hold')} several calls or choices and {stay}"
-    notices = [*by_name, [*_traced(rows, read), *([several] if rows.several else [])]]
+    notices = [by_name, [*_traced(rows, read), *([several] if rows.several else [])]]
     return [f"{where}: {'; '.join(each)}." for each in notices if each]
 
 
@@ -43,54 +62,29 @@ def own_key(rows: CallRows) -> str | None:
     return next((key for key in own if key), None)
 
 
-def _named(rows: CallRows, path: str, *, stated: bool) -> list[str]:
-    conversations = rows.conversations_named
-    names = len(np.unique(np.frombuffer(rows.keys, np.uint64)))
-    parts = [f"{_rows(rows.named)} read as the calls of {many(conversations, 'conversation')}, by `{path}`"]
-    if conversations > names:
-        parts.append(
-            f"calls with the same `{path}` but another format, model, tools or template arguments are separate "
-            "conversations"
-        )
-    if not stated:
-        return parts
-    if rows.unnamed and rows.traced is None:
-        parts.append(f"{many(rows.unnamed, 'row')} without it stay{_s(rows.unnamed)} separate")
-    if rows.others:
-        parts.append(
-            f"{many(rows.others, 'row')} with it {'is' if rows.others == 1 else 'are'} not a "
-            f"single call and stay{_s(rows.others)} as {'it is' if rows.others == 1 else 'they are'}"
-        )
-    return parts
-
-
 def _traced(rows: CallRows, read: CallReader) -> list[str]:
     """What was found by history, and by keys found in the log itself."""
-    traced = rows.traced
-    if traced is None:
+    if rows.joined is None:
         return []
-    alone = traced.alone
-    if not traced.joined:
+    joined, conversations = together(rows.joined.of)
+    alone, unsure = len(rows.joined.of) - joined, rows.joined.unsure
+    if not joined:
         if read.stated is not None:
             return [f"{_rows(alone, 'has', 'have')} no `{read.stated}` and continue{_s(alone)} no other call"]
         # Rows of plain columns may just as well be whole rollouts of one call.
-        worth_saying = alone > 1 and (traced.unsure or rows.forms[1:] != ["generic"])
+        worth_saying = alone > 1 and (len(unsure) or rows.forms[1:] != ["generic"])
         return [f"{_rows(alone, 'is', 'are')} a single call each; none continues another"] if worth_saying else []
-    ways = [
-        (traced.by[JoinedBy.KEY] or traced.keys_believed, f"`{read.in_log}`"),
-        (traced.by[JoinedBy.IDS], "token ids"),
-        (traced.by[JoinedBy.MESSAGES], "messages"),
-        (traced.by[JoinedBy.TEXT], "text"),
-    ]
-    if traced.keys_believed:
-        ways = ways[:1]
-    by = listed([word for count, word in ways if count])
-    parts = [f"{_rows(traced.joined)} read as the calls of {many(traced.conversations, 'conversation')}, by {by}"]
+    ways = {JoinedBy.KEY: f"`{read.in_log}`"}
+    if not rows.joined.keys_believed:
+        ways |= {JoinedBy.IDS: "token ids", JoinedBy.MESSAGES: "messages", JoinedBy.TEXT: "text"}
+        ways = {by: words for by, words in ways.items() if by in rows.joined.by}
+    by = listed([*ways.values()])
+    parts = [f"{_rows(joined)} read as the calls of {many(conversations, 'conversation')}, by {by}"]
     if alone:
         parts.append(f"{many(alone, 'call')} {'is' if alone == 1 else 'are'} joined to no other")
-    if traced.first_unsure is not None:
-        file, (index, _) = rows.place(traced.first_unsure)
-        parts.append(f"{traced.unsure:,} could continue more than one call (first {rows.paths[file]}:{index})")
+    if len(unsure):
+        file, (index, _) = rows.place(rows.traced[int(unsure[0])])
+        parts.append(f"{len(unsure):,} could continue more than one call (first {rows.paths[file]}:{index})")
     return parts
 
 
@@ -188,28 +182,29 @@ def calls_seen(
 
     StorageError if the log cannot be read a second time.
     """
-    named = None if settings.format is None else format_named(settings.format)
-    calls = [row for row in rows if may_join(row, named, stated=settings.session is not None)]
+    stated = settings.session
+    calls = [row for row in rows if may_join(row, settings.format, stated=stated is not None)]
     if len(calls) < 2 or settings.columns or settings.rows_at or not path.is_file():
         return None
     if not settings.join:
         return CallsSeen(len(calls), tuple(_keys(calls, None)), None)
-    stated = settings.session
-    reader = CallReader(named, stated, key_in(calls[:SEEN]) if stated is None else None)
+    reader = CallReader(settings.format, stated, key_in(calls[:SEEN]) if stated is None else None)
     log = open_log(path, max_row_bytes=settings.max_row_bytes)
     joined = CallRows([log], reader, decode, count, calls[:SEEN])
-    traced = joined.traced
-    by_key = traced is not None and (traced.keys_believed or bool(traced.by[JoinedBy.KEY]))
+    history = joined.joined
+    by_key = history is not None and (history.keys_believed or JoinedBy.KEY in history.by)
     used = stated or own_key(joined) or (reader.in_log if by_key else None)
-    sizes = np.bincount(joined.root, minlength=len(joined.root))
-    several = sizes > 1
-    together = int(sizes[several].sum())
-    alone = joined.named + (0 if traced is None else traced.joined + traced.alone) - together
-    return CallsSeen(
-        len(calls),
-        tuple(_keys(calls, used)),
-        CallsJoined(together, int(several.sum()), alone, tuple(joined_notices(joined, reader))),
-    )
+    several, conversations = together(joined.root)
+    alone = joined.named + len(joined.traced) - several
+    notices = tuple(joined_notices(joined, reader))
+    return CallsSeen(len(calls), tuple(_keys(calls, used)), CallsJoined(several, conversations, alone, notices))
+
+
+def together(of: NDArray[np.integer]) -> tuple[int, int]:
+    """How many calls are joined to others, and how many conversations they are; `[N]` the first call of each
+    one's."""
+    sizes = np.bincount(of, minlength=1)
+    return int(sizes[sizes > 1].sum()), int((sizes > 1).sum())
 
 
 def _keys(calls: Sequence[Row], used: str | None) -> Iterator[KeySeen]:

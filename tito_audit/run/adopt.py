@@ -18,9 +18,8 @@ from tito_audit.terminal.shell import shell_word
 from tito_audit.terminal.words import listed, many
 from tito_audit.tokens.tokenizer import Tokenizer
 from tito_audit.ways.explain import explain_head
-from tito_audit.ways.explanation import GIVEN_TEMPLATE, OWN_TEMPLATE, DepartureKind, Explanation, NamedTemplate
 from tito_audit.ways.observed import Observation, first_prompt
-from tito_audit.ways.way import Way
+from tito_audit.ways.way import GIVEN_TEMPLATE, OWN_TEMPLATE, DepartureKind, Explanation, NamedTemplate, Way
 from tito_audit.ways.writer import FirstWriter
 
 ARGUMENTS, DATE, TOOLS = "REC011", "TPL210", "TPL212"

@@ -7,15 +7,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tito_audit.errors import TokenizerError
+from tito_audit.identify.engine import Candidate
 from tito_audit.identify.ids_alone import id_sequences
-from tito_audit.identify.model import Candidate
 from tito_audit.record.rollout import Rollout
 from tito_audit.run.auditor import template_source
 from tito_audit.run.fit import names_of_log
 from tito_audit.tokens.hub import CachedTokenizer, HubName, cached_tokenizer, cached_tokenizers, glance
 from tito_audit.tokens.load import load_tokenizer
 from tito_audit.tokens.tokenizer import Tokenizer
-from tito_audit.ways.explanation import OWN_TEMPLATE, NamedTemplate
+from tito_audit.ways.way import OWN_TEMPLATE, NamedTemplate
 
 _LOADED = 8
 """How many tokenizers from the hub cache are loaded at most."""

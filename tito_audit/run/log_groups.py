@@ -15,7 +15,7 @@ from typing import Any
 
 from tito_audit.errors import EncodeError, RecordError, SetupError
 from tito_audit.formats import Detection, Unread, unread_columns
-from tito_audit.join import Annotations, Answers, Join, RowBatch, Work, contains_row, lines_of, shown_by
+from tito_audit.join import Annotations, Answers, Join, RowBatch, Work, lines_of, shown_by
 from tito_audit.levels.facts import NOTHING
 from tito_audit.levels.holds import record_of
 from tito_audit.record.finding import Result
@@ -159,7 +159,7 @@ class RowFlow:
                     return
                 counted.rows += 1
                 counted.left_out = before + log.left_out
-                if wanted is not None and not contains_row(raw, wanted):
+                if wanted is not None and all(line.index != wanted for line in lines_of(raw)):
                     if raw.index > wanted:
                         break
                     continue
@@ -291,7 +291,7 @@ class RowFlow:
         tasks: Iterable[tuple[int, RowBatch | None]] = batches
         rows = 0
         for number, answer in mapped(executor, work, tasks):
-            rows += 0 if answer is None else len(answer.index)
+            rows += 0 if answer is None else len(answer.rows)
             if self.progress is not None:
                 self.progress(rows, 0, 0)
             yield number, answer

@@ -12,7 +12,7 @@ from typing import Any
 from tito_audit.errors import ODD_VALUES, RecordError, SetupError, StorageError, TitoAuditError, in_words
 from tito_audit.format import Format, Row
 from tito_audit.formats import format_named, map_columns, number_columns, unmap_columns, with_sampling
-from tito_audit.join import Annotations, Join, form_of, is_conversation, lines_of
+from tito_audit.join import Annotations, Join, calls_of, form_of, lines_of
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.run.auditor import READS_ONLY, Auditor
 from tito_audit.settings.model import Settings
@@ -105,7 +105,7 @@ class LogGroup:
 
     def rows_behind(self, raw: RawRow, read: ReadRow) -> Sequence[Row]:
         """The rows that hold its rollouts: itself, or each call of a conversation."""
-        return [line.value or {} for line in lines_of(raw)] if is_conversation(raw) else [read.row]
+        return [line.value or {} for line in lines_of(raw)] if calls_of(raw) is not None else [read.row]
 
     def as_logged(self, logged: Row, row: Row) -> Row:
         """The row with the column names of the log that it is written to."""

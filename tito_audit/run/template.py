@@ -19,9 +19,8 @@ from tito_audit.run.auditor import Loader
 from tito_audit.run.log_groups import first_rows
 from tito_audit.settings.model import Settings
 from tito_audit.storage import find_logs
-from tito_audit.templates import Probe
 from tito_audit.templates.against import PromptsCompared, compare
-from tito_audit.templates.probes import PROBES
+from tito_audit.templates.probes import PROBES, Probe
 from tito_audit.tokens.bounds import read_template
 from tito_audit.tokens.tokenizer import Tokenizer
 

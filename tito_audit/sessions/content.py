@@ -14,17 +14,18 @@ from functools import lru_cache
 from jinja2 import nodes
 
 from tito_audit.errors import RenderError
-from tito_audit.record.message import Message, as_message
+from tito_audit.record.message import as_message
 from tito_audit.render.limits import Budget, TimeUp, alarm
 from tito_audit.render.renderer import Renderer
 from tito_audit.render.sandbox import ChatEnvironment
 from tito_audit.render.template import SIZE_LIMIT, TIME_LIMIT
 from tito_audit.sessions.model import ChatCall
+from tito_audit.templates.probes import probe
 
 _TEXTS = {"text": "text", "refusal": "refusal"}
 """Kinds of parts that are text, and where it is."""
 _ASKED = [
-    as_message({"role": role, "content": content}, "a probe")
+    {"role": role, "content": content}
     for role, content in (("user", " One\n\n two\n"), ("assistant", " Three\n\n four\n"), ("user", "Five"))
 ]
 
@@ -36,26 +37,25 @@ def in_form(call: ChatCall, renderer: Renderer | None) -> ChatCall:
     """
     if renderer is None or not any(isinstance(message.content, tuple) for message in call.messages):
         return call
-    parts = takes_parts(renderer.template(bool(call.tools)).source)
-    each = enumerate(call.messages)
-    return replace(call, messages=tuple(_in_form(message, parts, f"message {index}") for index, message in each))
-
-
-def _in_form(message: Message, parts: bool, where: str) -> Message:
-    if not isinstance(message.content, tuple):
-        return message
-    texts: list[str] = []
-    for part in message.content:
-        kind = part.get("type")
-        text = part.get(_TEXTS[kind]) if isinstance(kind, str) and kind in _TEXTS else None
-        if not isinstance(text, str):
-            raise RenderError(f"{where} has a part of type {kind!r} without text: only text parts are supported")
-        texts.append(text)
-    # The parts of an answer are pieces of one text; vLLM joins those of other messages by line breaks.
-    parts = parts and message.role != "tool"
-    content = [{"type": "text", "text": text} for text in texts] if parts else None
-    joined = ("" if message.sampled else "\n").join(texts)
-    return as_message({**message.wire, "content": joined if content is None else content}, where)
+    as_parts = takes_parts(renderer.template(bool(call.tools)).source)
+    messages = list(call.messages)
+    for index, message in enumerate(messages):
+        texts: list[str] = []
+        for part in message.content if isinstance(message.content, tuple) else ():
+            kind = part.get("type")
+            text = part.get(_TEXTS[kind]) if isinstance(kind, str) and kind in _TEXTS else None
+            if not isinstance(text, str):
+                raise RenderError(
+                    f"message {index} has a part of type {kind!r} without text: only text parts are supported"
+                )
+            texts.append(text)
+        if isinstance(message.content, tuple):
+            # The parts of an answer are pieces of one text; vLLM joins those of other messages by line breaks.
+            content: object = ("" if message.sampled else "\n").join(texts)
+            if as_parts and message.role != "tool":
+                content = [{"type": "text", "text": text} for text in texts]
+            messages[index] = as_message({**message.wire, "content": content}, f"message {index}")
+    return replace(call, messages=tuple(messages))
 
 
 def as_served(renderer: Renderer | None) -> Renderer | None:
@@ -64,17 +64,11 @@ def as_served(renderer: Renderer | None) -> Renderer | None:
     if renderer is None or not any(takes_parts(template.source) for template in renderer.templates.values()):
         return renderer
     served = replace(renderer, wraps_texts=True)
-    system = as_message({"role": "system", "content": "Be\n\n brief.\n"}, "a probe")
-    texts = [(_written(renderer, chat), _written(served, chat)) for chat in (_ASKED, [system, *_ASKED])]
+    system = {"role": "system", "content": "Be\n\n brief.\n"}
+    probes = [probe("", chat) for chat in (_ASKED, [system, *_ASKED])]
+    texts = [(each.text(renderer, opens=False), each.text(served, opens=False)) for each in probes]
     differs = any(parts not in (None, text) for text, parts in texts)
     return served if differs and not any("'type'" in (parts or "") for _, parts in texts) else renderer
-
-
-def _written(renderer: Renderer, chat: list[Message]) -> str | None:
-    try:
-        return renderer.render(chat, add_generation_prompt=False)
-    except RenderError:
-        return None
 
 
 @lru_cache(maxsize=32)

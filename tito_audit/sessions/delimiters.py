@@ -10,7 +10,7 @@ same text there. If they do not, the delimiter has a reason instead of a text.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise, product
 from pathlib import Path
@@ -18,14 +18,13 @@ from typing import TypeAlias
 
 import numpy as np
 
-from tito_audit.errors import RenderError, SpliceError
+from tito_audit.errors import SpliceError
 from tito_audit.record.arrays import Ids, as_ids, empty_ids
-from tito_audit.record.message import as_messages
 from tito_audit.render.renderer import Renderer, make_renderer
+from tito_audit.sessions.fit import loaded
 from tito_audit.templates.appends import sampled_text, turn_ends
-from tito_audit.templates.probes import ANSWER, USER, answering
-from tito_audit.templates.seams import CONTENTS, EDGES, PATTERNS, Content, Seam, contents, seams, wire
-from tito_audit.tokens.load import load_tokenizer
+from tito_audit.templates.probes import ANSWER, USER, answering, probe
+from tito_audit.templates.seams import CONTENTS, EDGES, PATTERNS, Content, Seam, contents, of_pattern, seams
 from tito_audit.tokens.tokenizer import Tokenizer
 
 ASSISTANT = "assistant"
@@ -115,41 +114,54 @@ def delimiters(tokenizer: Tokenizer | str | Path, renderer: Renderer | None = No
     `tokenizer` is a loaded one, a folder or a hub name; `renderer` replaces its own template. SetupError if it has
     none.
     """
-    loaded = tokenizer if isinstance(tokenizer, Tokenizer) else load_tokenizer(str(tokenizer))
-    renderer = renderer or make_renderer(loaded)
-    answer = answer_form(loaded, renderer)
-    between = seams(renderer, loaded, (*PATTERNS, *_LONGER), (*CONTENTS, *_MORE_CONTENTS))
+    own = loaded(tokenizer)
+    renderer = renderer or make_renderer(own)
+    answer = answer_form(own, renderer)
+    between = seams(renderer, own, (*PATTERNS, *_LONGER), (*CONTENTS, *_MORE_CONTENTS))
     groups: dict[Pair, list[Seam]] = {}
     for seam in between:
         if not seam.left.endswith("with tools"):
             pair = _NAMES.get(seam.left, seam.left), _NAMES.get(seam.right, seam.right)
             groups.setdefault(pair, []).append(seam)
-    pairs = {pair: _delimiter(loaded, pair, group, answer.end) for pair, group in groups.items()}
+    pairs: dict[Pair, Delimiter] = {}
+    for pair, group in groups.items():
+        texts = list(dict.fromkeys(text for seam in group for text in seam.texts))
+        text, end = texts[0], answer.end if pair[0] == ASSISTANT else ""
+        pairs[pair] = Delimiter(*pair, None, None, sum(seam.seen for seam in group))
+        if len(texts) > 1:
+            shown = " and ".join(repr(text[-40:]) for text in texts[:2])
+            reason = f"it depends on the messages ({len(texts)} texts were found, among them {shown})"
+        elif _ids(own, end + text) != (*_ids(own, end), *_ids(own, text)):
+            reason = f"a token reaches into it from the end token {end!r}"
+        else:
+            before = tuple(dict.fromkeys(edge for seam in group for edge in seam.merges_before))
+            after = tuple(dict.fromkeys(edge for seam in group for edge in seam.merges_after))
+            pairs[pair] = replace(
+                pairs[pair], text=text, ids=_ids(own, text), merges_before=before, merges_after=after
+            )
+            continue
+        pairs[pair] = replace(pairs[pair], reason=reason)
     refuted: dict[Pair, str] = {}  # pairs that have another text in longer conversations
     for pattern, form in product(_LONGER, _MORE_CONTENTS):
         texts = [form.format(number) for number in range(len(pattern))]
-        messages = as_messages(list(map(wire, pattern, texts)), "a pattern")
-        try:
-            whole = renderer.render(messages, add_generation_prompt=True)
-        except RenderError:
+        whole = replace(of_pattern(pattern, texts), tools=()).text(renderer)
+        if whole is None:
             continue
         unlike, reason = _first_unlike(pattern, texts, whole, pairs, answer)
         if unlike is not None:
             refuted.setdefault(unlike, reason)
     for pair, reason in refuted.items():
         pairs[pair] = replace(pairs[pair], text=None, ids=None, reason=reason)
-    return Delimiters(loaded, pairs, {content.role: content for content in contents(renderer)}, answer)
+    return Delimiters(own, pairs, {content.role: content for content in contents(renderer)}, answer)
 
 
 def answer_form(tokenizer: Tokenizer, renderer: Renderer) -> AnswerForm:
     """How the template writes an answer that has only content."""
     question = {"role": "user", "content": USER}
-    messages = as_messages([question, answering(ANSWER), question], "a probe")
-    try:
-        prompt = renderer.render(messages[:1], add_generation_prompt=True)
-        last = renderer.render(messages[:2], add_generation_prompt=False)
-        history = renderer.render(messages, add_generation_prompt=True)
-    except RenderError:
+    conversation = probe("", [question, answering(ANSWER), question])
+    prompt, history = (conversation.text(renderer, count) for count in (1, 3))
+    last = conversation.text(renderer, 2, opens=False)
+    if prompt is None or last is None or history is None:
         return AnswerForm(None, "", None)
     ends = turn_ends(renderer)
     sampled, ended = sampled_text(last, prompt, ends)
@@ -192,26 +204,11 @@ def _end_ids(tokenizer: Tokenizer, end: str) -> tuple[int, ...] | None:
     return ids.pop() if len(ids) == 1 else None
 
 
-def _delimiter(tokenizer: Tokenizer, pair: Pair, group: Sequence[Seam], end: str) -> Delimiter:
-    texts = list(dict.fromkeys(text for seam in group for text in seam.texts))
-    seen = sum(seam.seen for seam in group)
-    if len(texts) > 1:
-        shown = " and ".join(repr(text[-40:]) for text in texts[:2])
-        reason = f"it depends on the messages ({len(texts)} texts were found, among them {shown})"
-        return Delimiter(*pair, None, None, seen, reason)
-    end = end if pair[0] == ASSISTANT else ""
-    if _ids(tokenizer, end + texts[0]) != (*_ids(tokenizer, end), *_ids(tokenizer, texts[0])):
-        return Delimiter(*pair, None, None, seen, f"a token reaches into it from the end token {end!r}")
-    before = tuple(dict.fromkeys(edge for seam in group for edge in seam.merges_before))
-    after = tuple(dict.fromkeys(edge for seam in group for edge in seam.merges_after))
-    return Delimiter(*pair, texts[0], _ids(tokenizer, texts[0]), seen, None, before, after)
-
-
 def _ids(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
     return tuple(tokenizer.encode(text).tolist())
 
 
-_PROMPT, _START, _TOOL = "prompt", "start", "tool"
+_PROMPT = "prompt"
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,18 +233,43 @@ def build_multi_turn_ids(
     if the last turn is not one. A conversation with tools begins with the stored `prompt`, which holds their
     definitions. SpliceError if a pair has no delimiter, or if it is unknown how the template writes a content.
     """
-    listed, tokenizer, whole = list(turns), written.tokenizer, [empty_ids()]
+    listed, tokenizer = list(turns), written.tokenizer
+    # Everything before each sampled answer, and the answer
+    runs: list[tuple[Sequence[str | Ids], Ids]] = []
+    parts: list[str | Ids] = []
+    left = "start"
     for number, turn in enumerate(listed):
         if turn.role == _PROMPT and number:
             raise SpliceError(f"turn {number} is a {_PROMPT}, which only the first turn can be.")
         if turn.role == _PROMPT and isinstance(turn.content, str):
             raise SpliceError(f"turn {number} is a {_PROMPT} as text.\nPass the ids that the sampler was given.")
-    for parts, sampled in list(_runs(listed, written, generation_prompt)):
-        texts = [part if isinstance(part, str) else tokenizer.vocabulary.text(part) for part in parts]
+    for number, turn in enumerate(listed):
+        if not number and turn.role != _PROMPT and any(each.role == "tool" for each in listed):
+            raise SpliceError(
+                f"{tokenizer.name}: a conversation with tools begins with their definitions, and no turn "
+                f"has them.\nPass the ids of the first prompt as a turn with the role {_PROMPT!r}."
+            )
+        if left == _PROMPT and turn.role != ASSISTANT:
+            raise SpliceError(f"turn {number} is from {turn.role}, but the prompt before it opens an answer.")
+        if _PROMPT not in (left, turn.role):
+            parts.append(written.between(left, turn.role).text or "")
+        content = _content(written, turn, number, last=number == len(listed) - 1)
+        if isinstance(content, str) or turn.role not in (ASSISTANT, _PROMPT):
+            parts.append(content)
+        else:
+            runs.append((parts, content))
+            parts = []
+        left = turn.role
+    if generation_prompt and listed and left not in (ASSISTANT, _PROMPT):
+        parts.append(written.between(left, ASSISTANT).text or "")
+    runs.append((parts, empty_ids()))
+    whole = [empty_ids()]
+    for before, sampled in runs:
+        texts = [part if isinstance(part, str) else tokenizer.vocabulary.text(part) for part in before]
         ids = tokenizer.encode("".join(texts))
-        if any(not isinstance(part, str) for part in parts):
+        if any(not isinstance(part, str) for part in before):
             # Stored ids are kept if no token of the surrounding text would reach into them.
-            pieces = [tokenizer.encode(part) if isinstance(part, str) else part for part in parts]
+            pieces = [tokenizer.encode(part) if isinstance(part, str) else part for part in before]
             if not np.array_equal(ids, np.concatenate(pieces)):
                 raise SpliceError(
                     f"{tokenizer.name}: the ids of a stored message are not what the template's text has there.\n"
@@ -258,85 +280,33 @@ def build_multi_turn_ids(
     return np.concatenate(whole)
 
 
-def _runs(
-    turns: Sequence[StoredTurn], written: Delimiters, opens: bool
-) -> Iterator[tuple[Sequence[str | Ids], Ids]]:
-    """Everything before each sampled answer, and the answer."""
-    left = _START
-    parts: list[str | Ids] = []
-    for number, turn in enumerate(turns):
-        if turn.role == _PROMPT:
-            yield (), as_ids(_as_given(turn), f"turn {number}")
-            left = _PROMPT
-            continue
-        if left == _START and any(each.role == _TOOL for each in turns):
+def _content(written: Delimiters, turn: StoredTurn, number: int, *, last: bool) -> str | Ids:
+    """The content of a turn as the template writes it; ids as they are. An answer that was cut gets its end token,
+    unless it is the last turn."""
+    where, answer = f"{written.tokenizer.name}: turn {number}", written.answer
+    if isinstance(turn.content, str):
+        how = written.contents.get(turn.role)
+        text = how.written(turn.content) if how is not None else None
+        if text is None:
+            example = f", such as {how.unlike!r}" if how is not None else ""
             raise SpliceError(
-                f"{written.tokenizer.name}: a conversation with tools begins with their definitions, and no turn "
-                f"has them.\nPass the ids of the first prompt as a turn with the role {_PROMPT!r}."
+                f"{where}: how the template writes contents of {turn.role} is not known{example}.\n"
+                "Pass ids, or render this conversation with the template instead."
             )
-        if left == _PROMPT:
-            if turn.role != ASSISTANT:
-                raise SpliceError(f"turn {number} is from {turn.role}, but the prompt before it opens an answer.")
-        else:
-            parts.append(_text(written, left, turn.role))
-        if turn.role == ASSISTANT:
-            answer = _answer(written, turn, number, last=number == len(turns) - 1)
-            if isinstance(answer, str):
-                parts.append(answer)
-            else:
-                yield parts, answer
-                parts = []
-        else:
-            parts.append(_content(written, turn, number))
-        left = turn.role
-    if opens and turns and left not in (ASSISTANT, _PROMPT):
-        parts.append(_text(written, left, ASSISTANT))
-    yield parts, empty_ids()
-
-
-def _as_given(turn: StoredTurn) -> list[int]:
-    assert not isinstance(turn.content, str)
-    return [int(token_id) for token_id in turn.content]
-
-
-def _text(written: Delimiters, left: str, right: str) -> str:
-    text = written.between(left, right).text
-    assert text is not None, "between raises for a pair without one"
-    return text
-
-
-def _content(written: Delimiters, turn: StoredTurn, number: int) -> str | Ids:
-    """The content of a message as the template writes it; ids as they are."""
-    if not isinstance(turn.content, str):
-        return as_ids(_as_given(turn), f"turn {number}")
-    how = written.contents.get(turn.role)
-    text = how.written(turn.content) if how is not None else None
-    if text is None:
-        example = f", such as {how.unlike!r}" if how is not None else ""
-        raise SpliceError(
-            f"{written.tokenizer.name}: turn {number}: how the template writes contents of {turn.role} is not "
-            f"known{example}.\nPass ids, or render this conversation with the template instead."
-        )
-    return text
-
-
-def _answer(written: Delimiters, turn: StoredTurn, number: int, *, last: bool) -> str | Ids:
-    """An answer; one that was cut has its end token, unless it is the last turn."""
-    ids = _content(written, turn, number)
-    if isinstance(ids, str):
-        if written.answer.opens is None:
+        if turn.role != ASSISTANT:
+            return text
+        if answer.opens is None:
             raise SpliceError(
-                f"{written.tokenizer.name}: turn {number}: the template writes an answer differently once "
-                "something follows.\nPass the ids that were sampled."
+                f"{where}: the template writes an answer differently once something follows.\n"
+                "Pass the ids that were sampled."
             )
-        text = written.answer.opens + ids
-        return text if last and turn.ended is False else text + written.answer.end
-    ends = {*written.tokenizer.eos_ids, *(written.answer.end_ids or ())[-1:]}
-    ended = turn.ended if turn.ended is not None else len(ids) > 0 and int(ids[-1]) in ends
-    if last or ended:
+        return answer.opens + text + ("" if last and turn.ended is False else answer.end)
+    ids = as_ids([int(token_id) for token_id in turn.content], f"turn {number}")
+    if turn.role != ASSISTANT or last:
         return ids
-    if written.answer.end_ids is None:
-        raise SpliceError(
-            f"{written.tokenizer.name}: turn {number} has no end token, and the ids of the template's are unknown."
-        )
-    return np.concatenate([ids, np.array(written.answer.end_ids, np.int32)])
+    ends = {*written.tokenizer.eos_ids, *(answer.end_ids or ())[-1:]}
+    if turn.ended if turn.ended is not None else len(ids) > 0 and int(ids[-1]) in ends:
+        return ids
+    if answer.end_ids is None:
+        raise SpliceError(f"{where} has no end token, and the ids of the template's are unknown.")
+    return np.concatenate([ids, np.array(answer.end_ids, np.int32)])

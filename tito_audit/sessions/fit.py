@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from tito_audit.errors import SetupError, TokenizerError
 from tito_audit.provider import TokenProvider
 from tito_audit.tokens.load import load_tokenizer
 from tito_audit.tokens.tokenizer import Tokenizer
+
+
+def loaded(tokenizer: Tokenizer | str | Path) -> Tokenizer:
+    """A tokenizer that is loaded, or that of a folder or hub name."""
+    return tokenizer if isinstance(tokenizer, Tokenizer) else load_tokenizer(str(tokenizer))
+
 
 _PROBE = "The year 2024: naïve café, 你好 🎉\n\n\t  def f(x):\n    return x  # ok, don't\r\n<b>1234567</b>"
 

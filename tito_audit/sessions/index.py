@@ -12,10 +12,8 @@ import json
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from decimal import Decimal, InvalidOperation
+from decimal import MAX_EMAX, MIN_EMIN, Context, Decimal, InvalidOperation
 from typing import Any, TypeAlias
-
-import numpy as np
 
 from tito_audit.chains.histories import Key, Prefixes, running
 from tito_audit.record.message import Message, ToolCall
@@ -123,20 +121,12 @@ def plain(value: object) -> object:
     return type(value).__name__, str(value)
 
 
-def _exact(number: str) -> object:
+def _exact(number: str) -> str:
     """The exact value of a decimal number, however it is written."""
     try:
-        sign, digits, exponent = Decimal(number).as_tuple()
+        return str(Context(prec=len(number), Emax=MAX_EMAX, Emin=MIN_EMIN).normalize(Decimal(number)))
     except InvalidOperation:
         return number
-    if not isinstance(exponent, int):
-        return number
-    count = len(digits)
-    while count > 1 and digits[count - 1] == 0:
-        count -= 1
-    if digits[:count] == (0,):
-        return sign, (0,), 0
-    return sign, digits[:count], exponent + len(digits) - count
 
 
 def text_bytes(text: str) -> bytes:
@@ -271,7 +261,7 @@ class AnsweredHistories:
                 fits = [_fit(messages, answer, depth) for answer in best]
                 best = [answer for answer, fit in zip(best, fits, strict=True) if fit == max(fits)]
             if best:
-                yield Match(best[-1], depth, sum(not _same_ids(answer, best[-1]) for answer in best))
+                yield Match(best[-1], depth, sum(not answer.node.has_ids_of(best[-1].node) for answer in best))
 
     def fit(self, messages: Sequence[Message], key: bytes, depth: int) -> Fit | None:
         """How well the best answer at this place of a history fits; None if none does."""
@@ -320,14 +310,6 @@ def _fit(messages: Sequence[Message], answer: StoredAnswer, depth: int) -> Fit:
         ids += [call.id for call in sent.tool_calls] == [call.id for call in stored.tool_calls]
         reasonings += (sent.reasoning or None) == (stored.reasoning or None)
     return ids, reasonings
-
-
-def _same_ids(a: StoredAnswer, b: StoredAnswer) -> bool:
-    return a is b or (
-        np.array_equal(a.node.output_ids, b.node.output_ids)
-        and a.node.prompt.length == b.node.prompt.length
-        and (a.node.prompt is b.node.prompt or np.array_equal(a.node.prompt.ids, b.node.prompt.ids))
-    )
 
 
 class Index:

@@ -30,7 +30,7 @@ from tito_audit.record.arrays import Ids
 from tito_audit.render.renderer import Renderer, make_renderer
 from tito_audit.sessions.content import in_form
 from tito_audit.sessions.engine import Conversations
-from tito_audit.sessions.fit import find_tokenizer
+from tito_audit.sessions.fit import find_tokenizer, loaded
 from tito_audit.sessions.model import Node, Prompt
 from tito_audit.sessions.sample import Sample, SampleStatus
 from tito_audit.sessions.session import Session
@@ -40,12 +40,9 @@ from tito_audit.sessions.shapes import (
     Tokens,
     answer_types,
     chat_call,
-    chat_completion,
     sampling_of,
-    text_completion,
     usage_of,
 )
-from tito_audit.tokens.load import load_tokenizer
 from tito_audit.tokens.tokenizer import Tokenizer
 from tito_audit.tokens.vocab import Vocabulary
 
@@ -249,7 +246,7 @@ async def managed_server(
             tokenizer = await find_tokenizer(provider)
         managed = ManagedServer(
             provider,
-            tokenizer if isinstance(tokenizer, Tokenizer) else load_tokenizer(str(tokenizer)),
+            loaded(tokenizer),
             track_tree,
             tool_parser,
             reasoning_parser,
@@ -326,8 +323,7 @@ class ManagedServer:
         head = self._head("chatcmpl")
         self._track(session.commit(head.id, prompt, call, results, [message for message, _ in read]))
         shown = Tokens(self.tokenizer.vocabulary)
-        return chat_completion(
-            head,
+        chat = head.chat(
             [
                 {
                     "index": index,
@@ -341,6 +337,7 @@ class ManagedServer:
             usage=usage_of(results),
             prompt_token_ids=list(results[0].input_ids),
         )
+        return answer_types()["ChatCompletion"](**chat)
 
     async def completion(self, **arguments: Any) -> Any:
         """A `Completion` of the openai package. `prompt` is a text or token ids; one that starts with the text or
@@ -355,8 +352,7 @@ class ManagedServer:
         offset = len(text) if isinstance(text, str) else 0
         shows = arguments.get("logprobs") is not None
         shown = Tokens(self.tokenizer.vocabulary)
-        return text_completion(
-            head,
+        completion = head.text(
             [
                 {
                     "index": index,
@@ -370,6 +366,7 @@ class ManagedServer:
             ],
             usage=usage_of(results),
         )
+        return answer_types()["Completion"](**completion)
 
     async def get_logprobs(self, **arguments: Any) -> dict[str, Any]:
         """What the model says about a prompt (`messages`, `prompt` or `input_ids`), as Atropos gives it:

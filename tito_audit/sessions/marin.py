@@ -24,7 +24,7 @@ from tito_audit.record.arrays import Ids, as_ids
 from tito_audit.record.message import as_messages
 from tito_audit.record.rollout import TokenText
 from tito_audit.render.renderer import make_renderer
-from tito_audit.tokens.load import load_tokenizer
+from tito_audit.sessions.fit import loaded
 from tito_audit.tokens.tokenizer import Tokenizer
 
 PromptInput: TypeAlias = str | Sequence[Mapping[str, Any]]
@@ -73,10 +73,10 @@ def tokenize_prompt_with_chat_template(
 
     SetupError where the tokenizer has no template, RenderError where the template refuses the messages.
     """
-    loaded = _loaded(tokenizer)
+    own = loaded(tokenizer)
     messages = as_messages(_messages(prompt, system_prompt), "the prompt")
-    text = make_renderer(loaded).render(messages, add_generation_prompt=True)
-    ids: list[int] = loaded.encode(text).tolist()
+    text = make_renderer(own).render(messages, add_generation_prompt=True)
+    ids: list[int] = own.encode(text).tolist()
     if not ids:
         raise ChoiceError(
             "The chat template writes nothing for this prompt.\nIts answer was sampled after another prompt."
@@ -111,7 +111,7 @@ def extract_tokens_and_logprobs_from_choice(
             which = f"Token {place} ({_get(entry, 'token')!r})"
             raise ChoiceError(f"{which} has the logprob {value}, which no sampler gives.\n{_ASK}")
     logprobs = np.array([float(_get(entry, "logprob")) for entry in entries], np.float32)
-    ids = _ids(choice, entries, _loaded(tokenizer))
+    ids = _ids(choice, entries, loaded(tokenizer))
     if not logprobs.any():
         warnings.warn(
             "all logprobs of the choice are zero: servers that do not know them write zeros, and ratios computed "
@@ -137,17 +137,17 @@ def rollout_from_choice(
     ChoiceError if the choice holds the ids of its prompt (`prompt_token_ids`) and they are not the chat
     template's.
     """
-    loaded = _loaded(tokenizer)
-    of_prompt = tokenize_prompt_with_chat_template(prompt, loaded, system_prompt=system_prompt)
+    own = loaded(tokenizer)
+    of_prompt = tokenize_prompt_with_chat_template(prompt, own, system_prompt=system_prompt)
     prompt_ids = as_ids(of_prompt, "the prompt")
     stated = _get(choice, "prompt_token_ids")
     if stated is not None and as_ids(stated, "prompt_token_ids").tolist() != prompt_ids.tolist():
         raise ChoiceError(
-            f"{loaded.name}: the prompt that the server reports is not what this chat template writes.\n"
+            f"{own.name}: the prompt that the server reports is not what this chat template writes.\n"
             "The server uses another template or tokenizer, and its logprobs belong to another prompt.\n"
             "Pass the server's own tokenizer folder."
         )
-    ids, logprobs = extract_tokens_and_logprobs_from_choice(choice, loaded)
+    ids, logprobs = extract_tokens_and_logprobs_from_choice(choice, own)
     message, answer = _get(choice, "message"), {"role": "assistant", "content": _get(choice, "text")}
     if message is not None:
         wire = message if isinstance(message, Mapping) else message.model_dump(exclude_none=True)
@@ -164,10 +164,6 @@ def rollout_from_choice(
         _get(choice, "finish_reason") == "length",
         (*_messages(prompt, system_prompt), answer),
     )
-
-
-def _loaded(tokenizer: Tokenizer | str | Path) -> Tokenizer:
-    return tokenizer if isinstance(tokenizer, Tokenizer) else load_tokenizer(str(tokenizer))
 
 
 def _messages(prompt: PromptInput, system_prompt: str | None) -> list[Mapping[str, Any]]:

@@ -189,3 +189,10 @@ class Node:
     def seen_ids(self) -> Ids:
         """`[P + C]` its prompt and what was sampled."""
         return np.concatenate([self.prompt.ids, self.output_ids])
+
+    def has_ids_of(self, other: Node) -> bool:
+        """Whether another answer has the same ids after the same prompt."""
+        a, b = self.prompt, other.prompt
+        return np.array_equal(self.output_ids, other.output_ids) and (
+            a is b or (a.length == b.length and np.array_equal(a.ids, b.ids))
+        )

@@ -11,7 +11,7 @@ ids are kept.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from copy import copy
 from dataclasses import replace
 from datetime import datetime
@@ -21,14 +21,14 @@ import numpy as np
 
 from tito_audit.errors import RenderError
 from tito_audit.record.arrays import Ids
-from tito_audit.record.message import Message, as_message, as_messages
+from tito_audit.record.message import Message, as_message
 from tito_audit.render.globals import Clock
 from tito_audit.render.renderer import Renderer
 from tito_audit.render.span_builder import common_start
-from tito_audit.sessions.index import Beginnings, StoredAnswer, TurnEnd, digest, rewrites
+from tito_audit.sessions.index import Beginnings, StoredAnswer, TurnEnd, digest, rewrites, text_bytes
 from tito_audit.sessions.model import ChatCall, Fork, ForkReason, Node
 from tito_audit.templates.appends import sampled_text, turn_ends, unwritten
-from tito_audit.templates.probes import ANSWER, USER, USER_AGAIN, answering
+from tito_audit.templates.probes import ANSWER, USER, USER_AGAIN, answering, probe
 from tito_audit.tokens.tokenizer import Tokenizer
 from tito_audit.tokens.vocab import Prefix
 
@@ -64,7 +64,15 @@ class PromptWriter:
         text = self._renderer.render(
             messages, call.tools, add_generation_prompt=opens, template_kwargs=call.template_kwargs
         )
-        return text if opens or not messages or not messages[-1].sampled else _opened(text, messages[-1])
+        if opens or not messages or not messages[-1].sampled:
+            return text
+        # Up to the end of what the last message says, which the model continues; as transformers does it
+        content = messages[-1].text
+        at = text.rfind(content.strip()) if content.strip() else -1
+        if at < 0:
+            raise RenderError("the last message is to be continued, and the template does not write its text")
+        exact = content.lstrip()
+        return text[: at + len(exact if text.startswith(exact, at) else exact.rstrip())]
 
     def encode(self, text: str, after: int | None = None) -> Ids:
         """`[N]` the ids of a text, at the beginning of a prompt or after a token of it."""
@@ -146,30 +154,24 @@ class PromptWriter:
 
     @cached_property
     def _ends(self) -> tuple[str, ...]:
-        """The texts that a turn may end with."""
-        return tuple(filter(None, dict.fromkeys((*turn_ends(self._renderer), self._history_end()))))
-
-    def _history_end(self) -> str:
-        """The control token that ends an answer whatever follows it; "" if none does.
+        """The texts that a turn may end with, also the control token that ends an answer whatever follows it.
 
         A question and a generation prompt that follow an answer share the end of its turn. They may share the
         start of their openers too, but that is what a prompt begins with.
         """
-        try:
-            start = self._render([_ASKED], opens=False)
-            question = self._render([_ASKED, answering(ANSWER), _ASKED_AGAIN], opens=False)
-            opened = self._render([_ASKED, answering(ANSWER)], opens=True)
-        except RenderError:
-            return ""
-        after, other = (text.partition(ANSWER)[2] for text in (question, opened))
-        shared = after[: common_start(after, other)].lstrip()
-        tokens = sorted(filter(None, self._renderer.control_texts), key=len, reverse=True)
-        end = next((token for token in tokens if shared.startswith(token)), "")
-        while (token := next((token for token in tokens if start.startswith(token)), None)) is not None:
-            if token == end:
-                return ""
-            start = start[len(token) :]
-        return end
+        ends = turn_ends(self._renderer)
+        conversation = probe("", [_ASKED, answering(ANSWER), _ASKED_AGAIN])
+        start, question = (conversation.text(self._renderer, count, opens=False) for count in (1, 3))
+        opened = conversation.text(self._renderer, 2)
+        if start is not None and question is not None and opened is not None:
+            after, other = (text.partition(ANSWER)[2] for text in (question, opened))
+            shared = after[: common_start(after, other)].lstrip()
+            tokens = sorted(filter(None, self._renderer.control_texts), key=len, reverse=True)
+            end = next((token for token in tokens if shared.startswith(token)), "")
+            while (token := next((token for token in tokens if start.startswith(token)), None)) is not None:
+                end, start = "" if token == end else end, start[len(token) :]
+            ends = (*ends, end)
+        return tuple(filter(None, dict.fromkeys(ends)))
 
     @cached_property
     def _stop_ids(self) -> frozenset[int]:
@@ -178,9 +180,6 @@ class PromptWriter:
         ends = self._ends if self._templates is not None else ()
         spelled = frozenset[int]().union(*(vocabulary.ids_of_bytes(end.encode("utf-8")) for end in ends))
         return stated | (spelled & vocabulary.added_ids)
-
-    def _render(self, wires: Sequence[Mapping[str, object]], *, opens: bool) -> str:
-        return self._renderer.render(as_messages(wires, "a probe"), add_generation_prompt=opens)
 
     def _closed(self, answer: StoredAnswer, call: ChatCall | None = None) -> str:
         """What the template writes for a history that ends with an answer, by its own call or by another."""
@@ -250,30 +249,18 @@ class PromptWriter:
         """The text of ids, control tokens included."""
         return self._tokenizer.vocabulary.text(ids)
 
-    def data(self, ids: Ids) -> bytes:
-        """The same as bytes."""
-        return self._tokenizer.vocabulary.data(ids)
-
-    def tokens_in(self, node: Node, data: bytes) -> int:
-        """How many of the sampled tokens these bytes begin with."""
-        vocabulary = self._tokenizer.vocabulary
-        at = 0
-        for count, token in enumerate(node.output_ids.tolist()):
-            piece = vocabulary.token_bytes(token)
+    def parted(self, node: Node, text: str) -> tuple[int, str]:
+        """How many of an answer's tokens a text begins with, and what follows them."""
+        vocabulary, ids = self._tokenizer.vocabulary, node.output_ids
+        for form in (vocabulary.text(ids), vocabulary.data(ids).decode("utf-8", "replace")):
+            if text.startswith(form):
+                return len(ids), text[len(form) :]
+        data, at, count = text_bytes(text), 0, 0
+        for piece in map(vocabulary.token_bytes, ids.tolist()):
             if not data.startswith(piece, at):
-                return count
-            at += len(piece)
-        return len(node.output_ids)
-
-
-def _opened(text: str, message: Message) -> str:
-    """A text up to the end of what its last message says, which the model continues; as transformers does it."""
-    content = message.text
-    at = text.rfind(content.strip()) if content.strip() else -1
-    if at < 0:
-        raise RenderError("the last message is to be continued, and the template does not write its text")
-    exact = at + len(content.lstrip())
-    return text[:exact] if text[at:exact] == content.lstrip() else text[: at + len(content.strip())]
+                break
+            at, count = at + len(piece), count + 1
+        return count, data[at:].decode("utf-8", "surrogatepass")
 
 
 def _longest(texts: Sequence[str]) -> list[str]:

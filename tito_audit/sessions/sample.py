@@ -98,16 +98,6 @@ class Sample:
         metadata = {**self.metadata, **({"turns": turns} if turns else {})}
         if self.error is not None:
             metadata["error"] = f"{type(self.error).__name__}: {self.error}"
-        return {
-            "prompt": self.prompt,
-            "response": self.response,
-            "tokens": self.tokens,
-            "loss_mask": self.loss_mask,
-            "reward": self.reward,
-            "group_index": self.group_index,
-            "index": self.index,
-            "metadata": metadata,
-            "rollout_log_probs": self.rollout_log_probs,
-            "status": str(self.status),
-            **more,
-        }
+        names = ("prompt", "response", "tokens", "loss_mask", "reward", "group_index", "index", "metadata")
+        row = {name: getattr(self, name) for name in (*names, "rollout_log_probs")}
+        return {**row, "metadata": metadata, "status": str(self.status), **more}

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from hashlib import blake2b
 from typing import Any
 
 import numpy as np
 
-from tito_audit.chains.histories import Key, Prefixes, key_of, running
+from tito_audit.chains.histories import Key, Prefixes, key_of
 from tito_audit.provider import GenerationResult
 from tito_audit.record.arrays import Ids, as_floats, as_ids, empty_ids
 from tito_audit.record.message import Message, as_message
@@ -50,26 +49,14 @@ class Texts:
         self._writer = writer
         self._answers: Prefixes[tuple[Node, int]] = Prefixes()
         """Answers that prompts may start with, and how many ids such a prompt keeps."""
-        self._states: dict[int, tuple[Node, blake2b]] = {}
-        """The running digest of each answer held, up to its last token: by it the next one is not read from its
-        beginning."""
 
     def add(self, node: Node) -> list[Key]:
         """Hold an answer; the keys it was added under."""
-        length, last = node.length, node.output_ids[-1:]
-        # The running digest of the prompt's ids goes on from that of the answer that it continues.
-        prompt, parent, state = node.prompt, node.parent, None
-        if parent is not None and id(parent) in self._states:
-            left_out, end = parent.length - prompt.kept, parent.output_ids[-1:]
-            if left_out in (0, len(end)):
-                state = _with(_with(self._states[id(parent)][1], end[left_out:]), prompt.new_ids)
-        state = state or running(_IDS + prompt.ids.tobytes())
-        state.update(node.output_ids[:-1].tobytes())
-        self._states[id(node)] = node, state
         # What a prompt starts with that goes on from the answer, and how many ids it then keeps.
-        keys = [(_ids_key(length, _with(state, last)), length)]
+        seen, length = node.seen_ids, node.length
+        keys = [(key_of(_IDS + seen.tobytes()), length)]
         if self._writer.stop_text(node) is not None:
-            keys.append((_ids_key(length - 1, state), length - 1))
+            keys.append((key_of(_IDS + seen[:-1].tobytes()), length - 1))
         if node.prompt.text is not None:
             text = node.prompt.text + str(node.answer.get("text") or "")
             keys.append((key_of(_TEXT + text_bytes(text)), length))
@@ -84,7 +71,8 @@ class Texts:
             return None
         node, count = answers[-1]
         if isinstance(prompt, str):
-            sampled, rest = self._parted(node, prompt)
+            assert node.prompt.text is not None
+            sampled, rest = self._writer.parted(node, prompt[len(node.prompt.text) :])
             count = node.prompt.length + sampled
             ids = node.output_ids[:sampled] if sampled else node.prompt.new_ids
             new = self._writer.encode(rest, int(ids[-1]) if len(ids) else None)
@@ -106,36 +94,12 @@ class Texts:
             text=prompt if isinstance(prompt, str) else None,
         )
 
-    def _parted(self, node: Node, text: str) -> tuple[int, str]:
-        """How many of an answer's tokens a text that goes on from it holds, and what follows them."""
-        assert node.prompt.text is not None
-        answer = text[len(node.prompt.text) :]
-        forms = self._writer.text(node.output_ids), self._writer.data(node.output_ids).decode("utf-8", "replace")
-        form = next((form for form in forms if answer.startswith(form)), None)
-        if form is not None:
-            return len(node.output_ids), answer[len(form) :]
-        count = self._writer.tokens_in(node, text_bytes(answer))
-        data = self._writer.data(node.output_ids[:count])
-        return count, text_bytes(answer)[len(data) :].decode("utf-8", "surrogatepass")
-
     def whole(self, prompt: TextPrompt, branch: Branch, fork: Fork | None) -> Prompt:
         """The prompt for a text that continues nothing."""
         if isinstance(prompt, str):
             return Prompt(branch, self._writer.encode(prompt), added=prompt, fork=fork, text=prompt)
         ids = as_ids(prompt, "prompt")
         return Prompt(branch, ids.copy(), added=self._writer.text(ids), fork=fork)
-
-
-def _with(state: blake2b, ids: Ids) -> blake2b:
-    """The running digest, updated with these ids."""
-    after = state.copy()
-    after.update(ids.tobytes())
-    return after
-
-
-def _ids_key(length: int, state: blake2b) -> Key:
-    """The key of `length` ids."""
-    return len(_IDS) + 4 * length, state.digest()
 
 
 class Session:
@@ -404,15 +368,23 @@ class Session:
     def _keep(self, node: Node) -> None:
         """Index an answer for the calls that continue it."""
         self._nodes.append(node)
-        for view in _views(node):
-            places = history_keys(view.keys)
-            self._histories.add(view, places)
-            self._index.answered(self.id, places[-1])
-            self._indexed.append(places[-1])
-        keys = self._texts.add(node)
-        for key in keys:
+        written = node.prompt.written
+        if written is not None:
+            # Later histories may hold an answer that the request began as one message or as two.
+            begun = _is_prefilled(node.call)
+            history = (*written.messages[: len(written.messages) - begun], node.message)
+            views = [(len(written.sent) - begun, node.message)]
+            if begun:
+                views.append((len(written.sent), as_message(dict(node.answer), "the answer")))
+            for before, answer in views:
+                keys = (*written.keys[:before], *message_keys([answer]))
+                places = history_keys(keys)
+                self._histories.add(StoredAnswer(node, history, (*written.sent[:before], answer), keys), places)
+                self._index.answered(self.id, places[-1])
+                self._indexed.append(places[-1])
+        for key in self._texts.add(node):
             self._index.wrote(self.id, key)
-        self._indexed_texts += keys
+            self._indexed_texts.append(key)
         size = 4000 + 2 * len(node.prompt.added) + 4 * len(node.prompt.new_ids) + 12 * len(node.output_ids)
         size += 2 * len(node.prompt.text or "")
         self._bytes += size
@@ -437,18 +409,3 @@ def _merged(begun: Message, rest: Message) -> Message:
     if begun.reasoning and rest.reasoning:
         wire["reasoning_content"] = begun.reasoning + rest.reasoning
     return as_message(wire, "the answer")
-
-
-def _views(node: Node) -> Iterator[StoredAnswer]:
-    """The answer as later histories may hold it: if the request began it, as one message or as two."""
-    written = node.prompt.written
-    if written is None:
-        return
-    begun = _is_prefilled(node.call)
-    history = (*written.messages[: len(written.messages) - begun], node.message)
-    views = [(len(written.sent) - begun, node.message)]
-    if begun:
-        views.append((len(written.sent), as_message(dict(node.answer), "the answer")))
-    for before, answer in views:
-        keys = (*written.keys[:before], *message_keys([answer]))
-        yield StoredAnswer(node, history, (*written.sent[:before], answer), keys)

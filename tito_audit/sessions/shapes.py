@@ -204,16 +204,6 @@ class Reader:
         return message, finish_reason(parsed, result.finish_reason)
 
 
-def chat_completion(head: Head, choices: Sequence[Mapping[str, Any]], **more: Any) -> Any:
-    """A `ChatCompletion` of the openai package."""
-    return answer_types()["ChatCompletion"](**head.chat(choices, **more))
-
-
-def text_completion(head: Head, choices: Sequence[Mapping[str, Any]], **more: Any) -> Any:
-    """A `Completion` of the openai package."""
-    return answer_types()["Completion"](**head.text(choices, **more))
-
-
 def answer_types() -> Mapping[str, Callable[..., Any]]:
     """The answer types of the openai package, by name; SetupError if it is not installed."""
     try:

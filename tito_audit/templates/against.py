@@ -73,54 +73,54 @@ def compare(first: Renderer, second: Renderer, probes: Sequence[Probe]) -> Promp
         if probe.messages and not probe.messages[-1].sampled:
             counts.append(len(probe.messages))
         for count in counts:
-            (text, refusal), (other, other_refusal) = (_written(each, probe, count) for each in (first, second))
-            if text is None or other is None:
-                cause = PromptCause.BOTH_REFUSE if text is other else PromptCause.REFUSED
-                parted.append(Parted(probe, count, cause, text or refusal, other or other_refusal, 0))
+            prompt = replace(probe, messages=probe.messages[:count])
+            texts: list[str] = []
+            refused: list[bool] = []
+            for renderer in (first, second):
+                try:
+                    texts.append(prompt.render(renderer))
+                    refused.append(False)
+                except RenderError as error:
+                    texts.append(str(error))
+                    refused.append(True)
+            text, other = texts
+            if any(refused):
+                cause = PromptCause.BOTH_REFUSE if all(refused) else PromptCause.REFUSED
+                parted.append(Parted(probe, count, cause, text, other, 0))
             elif text == other:
                 equal.append(text)
             else:
-                cause = _cause(first, second, probe, count, (text, other))
+                cause = _cause(first, second, prompt, texts)
                 parted.append(Parted(probe, count, cause, text, other, common_start(text, other)))
     return PromptsCompared(len(equal) + len(parted), len(equal), tuple(parted), tuple(equal))
 
 
-def _written(renderer: Renderer, probe: Probe, count: int, *, opens: bool = True) -> tuple[str | None, str]:
-    """The text of a prompt, or None with the reason why it was refused."""
-    try:
-        text = renderer.render(
-            probe.messages[:count], probe.tools, add_generation_prompt=opens, template_kwargs=probe.template_args
-        )
-    except RenderError as error:
-        return None, str(error)
-    return text, ""
-
-
-def _cause(first: Renderer, second: Renderer, probe: Probe, count: int, texts: tuple[str, str]) -> PromptCause:
+def _cause(first: Renderer, second: Renderer, prompt: Probe, texts: Sequence[str]) -> PromptCause:
     """The first cause without which the prompts are equal."""
-    bare = [
+
+    def same(case: Probe, count: int | None = None, *, opens: bool = True) -> bool:
+        text = case.text(first, count, opens=opens)
+        return text is not None and text == case.text(second, count, opens=opens)
+
+    bare = {
         text.removeprefix(each.special_tokens.get("bos_token") or "")
         for text, each in zip(texts, (first, second), strict=True)
-    ]
-    if bare[0] == bare[1]:
+    }
+    if len(bare) == 1:
         return PromptCause.BOS
-    closed = [_written(each, probe, count, opens=False)[0] for each in (first, second)]
-    if closed[0] is not None and closed[0] == closed[1]:
+    if same(prompt, opens=False):
         return PromptCause.GENERATION_PROMPT
     if "".join(texts[0].split()) == "".join(texts[1].split()):
         return PromptCause.SPACE
-    shorter = replace(probe, messages=probe.messages[:count])
-    for cause, less in _without(shorter):
-        first_text, other = (_written(each, less, len(less.messages))[0] for each in (first, second))
-        if first_text is not None and first_text == other:
+    for cause, less in _without(prompt):
+        if same(less):
             return cause
     # The cause by the place of the first difference, if leaving parts out explains nothing.
     at = common_start(*texts)
-    if all(text.find(shorter.messages[0].text.strip()) >= at for text in texts):
+    if all(text.find(prompt.messages[0].text.strip()) >= at for text in texts):
         return PromptCause.START
-    count = next((i for i, message in enumerate(shorter.messages) if message.sampled), len(shorter.messages))
-    first_text, other = (_written(each, shorter, count)[0] for each in (first, second))
-    return PromptCause.ANSWERS if first_text is not None and first_text == other else PromptCause.TAGS
+    answer = next((i for i, message in enumerate(prompt.messages) if message.sampled), None)
+    return PromptCause.ANSWERS if same(prompt, answer) else PromptCause.TAGS
 
 
 def _without(probe: Probe) -> Iterator[tuple[PromptCause, Probe]]:

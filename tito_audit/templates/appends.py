@@ -18,7 +18,7 @@ from tito_audit.errors import RenderError
 from tito_audit.record.message import Message
 from tito_audit.render.renderer import Renderer
 from tito_audit.render.span_builder import common_start
-from tito_audit.templates.probes import ANSWER, PROBES, USER, Probe, answer_kind, answering, part_text, probe
+from tito_audit.templates.probes import ANSWER, PROBES, USER, Probe, answer_kind, answering, probe
 
 _RUN = re.compile(r"(?:<[^<>\s]{1,40}>|\[[A-Z_/]{2,20}\])+")
 """What may end a turn if the tokenizer is unknown."""
@@ -143,11 +143,15 @@ def append_only(renderer: Renderer, probes: Iterable[Probe] = PROBES) -> AppendO
     return AppendOnly(tuple(steps))
 
 
+def answer_tail(renderer: Renderer) -> str:
+    """What a template writes after an answer, without the white space around it."""
+    return (_SIMPLE.text(renderer, opens=False) or "").partition(ANSWER)[2].strip()
+
+
 def turn_ends(renderer: Renderer) -> tuple[str, ...]:
     """The texts that a turn may end with: the tokenizer's end tokens, and what the template writes after an
     answer."""
-    written = part_text(renderer, _SIMPLE, 2, opens=False) or ""
-    tail = written.partition(ANSWER)[2].strip()
+    tail = answer_tail(renderer)
     tokens = sorted(filter(None, renderer.control_texts), key=len, reverse=True)
     run = re.compile(f"(?:{'|'.join(map(re.escape, tokens))})+") if tokens else _RUN
     match = run.search(tail)
@@ -175,35 +179,29 @@ def unwritten(answer: Message, written: str) -> tuple[str, ...]:
     """The parts of an answer that a text does not hold."""
     parts = [("text", _PIECES.split(answer.text)), ("reasoning", [answer.reasoning or ""])]
     missing = [name for name, pieces in parts if any(piece.strip() not in written for piece in pieces)]
-    called = all(call.name in written and _has_values(call.arguments, written) for call in answer.tool_calls)
-    return (*missing, *(() if called else ("tool calls",)))
-
-
-def _has_values(arguments: object, written: str) -> bool:
-    """Whether a text holds the texts among the arguments of a call, in whatever syntax."""
-    if isinstance(arguments, str):
-        plain = arguments
-        try:
-            arguments = json.loads(plain)
-        except ValueError:
-            return plain in written
-    values = arguments.values() if isinstance(arguments, Mapping) else ()
-    return all(
-        value.strip() in written
-        or any(json.dumps(value, ensure_ascii=ascii_only)[1:-1] in written for ascii_only in (False, True))
-        for value in values
-        if isinstance(value, str)
-    )
+    for call in answer.tool_calls:
+        # Its name and the texts among its arguments, each in whatever syntax
+        arguments, texts = call.arguments, [[call.name]]
+        if isinstance(arguments, str):
+            try:
+                arguments = json.loads(arguments)
+            except ValueError:
+                texts.append([arguments])
+        for value in arguments.values() if isinstance(arguments, Mapping) else ():
+            if isinstance(value, str):
+                texts.append([value.strip(), *(json.dumps(value, ensure_ascii=to)[1:-1] for to in (False, True))])
+        if not all(any(form in written for form in forms) for forms in texts):
+            return (*missing, "tool calls")
+    return tuple(missing)
 
 
 def _step(renderer: Renderer, conversation: Probe, answer: int, until: int, ends: Sequence[str]) -> Step:
     """What becomes of one answer in the prompt of the next call."""
     try:
-        prompt = _render(renderer, conversation, answer, opens=True)
-        after = _render(renderer, conversation, until, opens=True)
+        prompt, after = (conversation.render(renderer, count) for count in (answer, until))
     except RenderError as error:
         return Step(conversation, answer, until, Fate.REFUSED, refusal=str(error))
-    written = part_text(renderer, conversation, answer + 1, opens=False)
+    written = conversation.text(renderer, answer + 1, opens=False)
     if written is None or not written.startswith(prompt):
         outcome = Fate.UNKNOWN if after.startswith(prompt) else Fate.BROKEN
         return Step(conversation, answer, until, outcome, prompt, "", after, common_start(prompt, after))
@@ -225,13 +223,3 @@ def _step(renderer: Renderer, conversation: Probe, answer: int, until: int, ends
         return Step(conversation, answer, until, Fate.KEPT)
     at = common_start(prompt + sampled, after)
     return Step(conversation, answer, until, Fate.BROKEN, prompt, sampled, after, at)
-
-
-def _render(renderer: Renderer, conversation: Probe, count: int, *, opens: bool) -> str:
-    """The first messages of a probe; RenderError if the template refuses them."""
-    return renderer.render(
-        conversation.messages[:count],
-        conversation.tools,
-        add_generation_prompt=opens,
-        template_kwargs=conversation.template_args,
-    )

@@ -13,7 +13,7 @@ from tito_audit.errors import RenderError
 from tito_audit.render.renderer import Renderer
 from tito_audit.render.span_builder import common_start
 from tito_audit.templates.appends import AppendOnly, Fate, Step, append_only, turn_ends
-from tito_audit.templates.probes import Probe, part_text
+from tito_audit.templates.probes import Probe
 
 if TYPE_CHECKING:
     from tito_audit.render.traced import Decision, Tag, TemplateTracer, TextPiece
@@ -154,7 +154,7 @@ class Breaks:
         if any(step.prompt.find(text) != after.find(text) for text in listed):
             return Altered.TOOLS
         if at < len(step.prompt):
-            closed = part_text(self._renderer, step.probe, step.answer, opens=False)
+            closed = step.probe.text(self._renderer, step.answer, opens=False)
             if closed is not None and at >= common_start(closed, step.prompt):
                 return Altered.GENERATION_PROMPT
         if _plain(after).startswith(_plain(seen)) or seen[at : at + 1].isspace():

@@ -7,17 +7,17 @@ from dataclasses import dataclass, replace
 from itertools import combinations, islice, product
 
 from tito_audit.render.renderer import Renderer
-from tito_audit.templates.appends import AppendOnly, append_only, turn_ends
+from tito_audit.templates.appends import AppendOnly, answer_tail, append_only, turn_ends
 from tito_audit.templates.breaks import Break, Breaks
-from tito_audit.templates.probes import CORE, PROBES, Probe, text_of
+from tito_audit.templates.probes import CORE, PROBES, Probe
 from tito_audit.templates.returns import (
     CutAnswer,
     Return,
     Returned,
-    answer_ending,
     answer_form,
     partial_answers,
-    returns,
+    returned_answers,
+    returned_calls,
 )
 from tito_audit.templates.seams import Content, Seam, contents, seams
 from tito_audit.tokens.encoders import ReferenceEncoder
@@ -49,8 +49,18 @@ def effects(renderer: Renderer) -> tuple[Effect, ...]:
     changed: list[Effect] = []
     for name, values in _choices(renderer).items():
         for value in values:
-            other = _with(renderer, {name: value})
-            changes = dict.fromkeys(change for probe in _SHOWING for change in _changed(renderer, other, probe))
+            changes: dict[str, None] = {}
+            for probe in _SHOWING:
+                ours, theirs = (_texts(each, probe) for each in (renderer, _with(renderer, {name: value})))
+                if ours is None or theirs is None:
+                    differs = {"refusals": ours is not theirs}
+                else:
+                    first = probe.messages[0].text
+                    (head, _, rest), (other_head, _, other) = (text.partition(first) for text, _ in (ours, theirs))
+                    openers = (opened.removeprefix(closed) for closed, opened in (ours, theirs))
+                    differs = {"beginning": head != other_head, "messages": rest != other}
+                    differs["generation prompt"] = len(set(openers)) > 1
+                changes |= dict.fromkeys(what for what, differ in differs.items() if differ)
             changed.append(Effect(name, value, tuple(changes)))
     return tuple(changed)
 
@@ -112,27 +122,9 @@ def _with(renderer: Renderer, arguments: Mapping[str, object]) -> Renderer:
     return replace(renderer, template_args={**renderer.template_args, **arguments})
 
 
-def _changed(renderer: Renderer, other: Renderer, probe: Probe) -> Iterator[str]:
-    """What differs in one conversation between two renderers."""
-    ours, theirs = _texts(renderer, probe), _texts(other, probe)
-    if ours is None or theirs is None:
-        if (ours is None) != (theirs is None):
-            yield "refusals"
-        return
-    if ours[0] != theirs[0]:
-        first = probe.messages[0].text
-        heads = [text.partition(first)[0] for text in (ours[0], theirs[0])]
-        if heads[0] != heads[1]:
-            yield "beginning"
-        if ours[0].partition(first)[2] != theirs[0].partition(first)[2]:
-            yield "messages"
-    if ours[1].removeprefix(ours[0]) != theirs[1].removeprefix(theirs[0]):
-        yield "generation prompt"
-
-
-def _texts(renderer: Renderer, probe: Probe) -> tuple[str, str] | None:
-    """A conversation without and with a generation prompt; None if the template refuses it."""
-    closed, opened = (text_of(renderer, probe.messages, probe.tools, opens=on) for on in (False, True))
+def _texts(renderer: Renderer, probe: Probe, count: int | None = None) -> tuple[str, str] | None:
+    """Its first messages without and with a generation prompt; None if the template refuses them."""
+    closed, opened = (probe.text(renderer, count, opens=on) for on in (False, True))
     return None if closed is None or opened is None else (closed, opened)
 
 
@@ -211,32 +203,30 @@ def template_facts(renderer: Renderer, tokenizer: Tokenizer | None = None) -> Te
     for probe in PROBES:
         for count, message in enumerate(probe.messages):
             if message.sampled and count:
-                texts = _texts(renderer, replace(probe, messages=probe.messages[:count]))
+                texts = _texts(renderer, probe, count)
                 if texts is not None and texts[1].startswith(texts[0]):
                     openers.setdefault(texts[1].removeprefix(texts[0]))
     bos = renderer.special_tokens.get("bos_token", "")
-    begins = (
-        (text_of(renderer, probe.messages, probe.tools, opens=True) or "").startswith(bos) for probe in PROBES
-    )
+    begins = ((probe.text(renderer) or "").startswith(bos) for probe in PROBES)
     added = None
     if tokenizer is not None:
         plain, ids = (ReferenceEncoder(tokenizer.backend).encode_one("x", special=on) for on in (False, True))
         added = ids[: len(ids) - len(plain)] == [tokenizer.bos_id] if len(ids) > len(plain) else False
     stops: list[Stop] = []
-    ending = answer_ending(renderer).strip()
+    tail, form = answer_tail(renderer), answer_form(renderer)
     for end in turn_ends(renderer):
         ids = tokenizer.encode(end).tolist() if tokenizer is not None else []
-        stops.append(Stop(end, ids[0] if len(ids) == 1 else None, end in renderer.end_texts, end in ending))
+        stops.append(Stop(end, ids[0] if len(ids) == 1 else None, end in renderer.end_texts, end in tail))
     read = [renderer.template(with_tools).arguments for with_tools in (False, True)]
     reads_clock = any(arguments.reads_clock for arguments in read)
     return TemplateFacts(
         append,
         tuple(explainer.explain(step) for step in append.broken),
-        returns(renderer),
-        partial_answers(renderer),
+        () if form is None else (*returned_answers(renderer, form), *returned_calls(renderer)),
+        () if form is None else tuple(partial_answers(renderer, form)),
         seams(renderer, tokenizer),
         contents(renderer),
-        GenerationPrompt(tuple(openers), answer_form(renderer) is not None),
+        GenerationPrompt(tuple(openers), form is not None),
         tuple(stops),
         Bos(bos, bool(bos) and any(begins), added),
         tuple(dict.fromkeys(text for arguments in read for text in arguments.clock_formats))

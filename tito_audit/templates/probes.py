@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 from tito_audit.errors import RenderError
 from tito_audit.record.message import Message, ToolSpec, as_messages
@@ -51,28 +51,19 @@ class Probe:
     template_args: Mapping[str, object] = field(default_factory=dict)
     """Arguments that a log states for it."""
 
-
-def text_of(
-    renderer: Renderer,
-    messages: Sequence[Message] | Sequence[_Wire],
-    tools: Sequence[ToolSpec] = (),
-    *,
-    opens: bool = False,
-    args: Mapping[str, object] | None = None,
-) -> str | None:
-    """What the template writes for these messages, `opens`: with a generation prompt; None if it refuses them."""
-    chat = as_messages(messages, "a case") if messages and not isinstance(messages[0], Message) else messages
-    try:
+    def render(self, renderer: Renderer, count: int | None = None, *, opens: bool = True) -> str:
+        """What a template writes for its first messages, `opens`: with a generation prompt; RenderError if it
+        refuses them."""
         return renderer.render(
-            cast("Sequence[Message]", chat), tools, add_generation_prompt=opens, template_kwargs=args
+            self.messages[:count], self.tools, add_generation_prompt=opens, template_kwargs=self.template_args
         )
-    except RenderError:
-        return None
 
-
-def part_text(renderer: Renderer, probe: Probe, count: int, *, opens: bool = True) -> str | None:
-    """What the template writes for the first messages of a probe; None if it refuses them."""
-    return text_of(renderer, probe.messages[:count], probe.tools, opens=opens, args=probe.template_args)
+    def text(self, renderer: Renderer, count: int | None = None, *, opens: bool = True) -> str | None:
+        """The same; None if the template refuses them."""
+        try:
+            return self.render(renderer, count, opens=opens)
+        except RenderError:
+            return None
 
 
 def answer_kind(message: Message) -> str:

@@ -14,7 +14,7 @@ from enum import StrEnum
 from typing import Any
 
 from tito_audit.render.renderer import Renderer
-from tito_audit.templates.probes import ANSWER, REASONING, TOOLS, USER, answering, call, text_of
+from tito_audit.templates.probes import ANSWER, REASONING, TOOLS, USER, answering, call, probe
 
 _CONTENT, _THOUGHT = "Cqx is sunny", "Rzk thinks so"
 _CITY = "Xqv"
@@ -63,12 +63,6 @@ class WrittenAnswer:
         return self.opens.strip(), (self.closes or "").strip()
 
 
-def answer_ending(renderer: Renderer) -> str:
-    """What a template writes after an answer; "" if it refuses one, or does not write its text."""
-    written = _written(renderer, [answering(_CONTENT)])
-    return written.rpartition(_CONTENT)[2] if written is not None and _CONTENT in written else ""
-
-
 def answer_form(renderer: Renderer) -> WrittenAnswer | None:
     """How a template writes an answer; None if it does not continue the generation prompt."""
     prompt = _written(renderer, [], opens=True)
@@ -82,29 +76,31 @@ def answer_form(renderer: Renderer) -> WrittenAnswer | None:
     return WrittenAnswer(prompt, opens, closes, ends) if thought else WrittenAnswer(prompt, "", None, ends)
 
 
-def returns(renderer: Renderer) -> tuple[Returned, ...]:
-    """What becomes of each form of a sampled answer; () if answers do not continue the generation prompt."""
-    form = answer_form(renderer)
-    return (*_of_answers(renderer, form), *_of_calls(renderer)) if form is not None else ()
-
-
 def _written(
     renderer: Renderer, answers: Sequence[Mapping[str, Any]], *, opens: bool = False, tools: bool = False
 ) -> str | None:
     """What the template writes for a question and these answers; None if it refuses."""
-    return text_of(renderer, [{"role": "user", "content": USER}, *answers], TOOLS if tools else (), opens=opens)
+    question = {"role": "user", "content": USER}
+    return probe("", [question, *answers], TOOLS if tools else ()).text(renderer, opens=opens)
 
 
 def _returned(
     renderer: Renderer, what: tuple[str, str, str], prompt: str, sampled: str, answer: Mapping[str, Any]
 ) -> Returned:
     """What becomes of one sampled text that was parsed to this message."""
-    written = _written(renderer, [answer], tools=bool(answer.get("tool_calls")))
+    outcome, rendered = _outcome(renderer, prompt, sampled, answer, tools=bool(answer.get("tool_calls")))
+    return Returned(*what, outcome, sampled, rendered)
+
+
+def _outcome(
+    renderer: Renderer, prompt: str, sampled: str, answer: Mapping[str, Any], *, tools: bool
+) -> tuple[Return, str]:
+    """What becomes of a sampled text, and what the template writes for it; "" if it refused."""
+    written = _written(renderer, [answer], tools=tools)
     if written is None:
-        return Returned(*what, Return.REFUSED, sampled, "")
-    unchanged = written.startswith(prompt + sampled)
-    rendered = written[len(prompt) :] if written.startswith(prompt) else written
-    return Returned(*what, Return.KEPT if unchanged else Return.REWRITTEN, sampled, rendered)
+        return Return.REFUSED, ""
+    outcome = Return.KEPT if written.startswith(prompt + sampled) else Return.REWRITTEN
+    return outcome, written.removeprefix(prompt)
 
 
 # Answers and reasoning
@@ -133,7 +129,8 @@ _THOUGHTS: Mapping[str, tuple[str, str, str]] = {
 }
 
 
-def _of_answers(renderer: Renderer, form: WrittenAnswer) -> Iterator[Returned]:
+def returned_answers(renderer: Renderer, form: WrittenAnswer) -> Iterator[Returned]:
+    """What becomes of each form of a sampled answer and its reasoning."""
     thought = _THOUGHT if form.closes is not None else None
     before = f"{form.opens}{thought}{form.closes}" if thought is not None else ""
     for case, text in _ANSWERS.items():
@@ -186,7 +183,8 @@ _VALUES: Mapping[str, tuple[str, object]] = {
 }
 
 
-def _of_calls(renderer: Renderer) -> Iterator[Returned]:
+def returned_calls(renderer: Renderer) -> Iterator[Returned]:
+    """What becomes of each form of a sampled tool call."""
     prompt = _written(renderer, [], opens=True, tools=True)
     if prompt is None:
         return
@@ -254,7 +252,6 @@ def call_text(renderer: Renderer, prompt: str) -> tuple[str, str | None] | None:
 
 _HALF = "It is sun"
 _HALF_THOUGHT = "They ask for the"
-_ASKED = {"role": "user", "content": USER}
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,13 +265,8 @@ class CutAnswer:
     the generation prompt and the text that the caller gave."""
 
 
-def partial_answers(renderer: Renderer) -> tuple[CutAnswer, ...]:
-    """What becomes of incomplete answers; () if answers do not continue the generation prompt."""
-    form = answer_form(renderer)
-    return tuple(_partial_answers(renderer, form)) if form is not None else ()
-
-
-def _partial_answers(renderer: Renderer, form: WrittenAnswer) -> Iterator[CutAnswer]:
+def partial_answers(renderer: Renderer, form: WrittenAnswer) -> Iterator[CutAnswer]:
+    """What becomes of incomplete answers."""
     before = f"{form.opens}{REASONING}{form.closes}" if form.closes is not None else ""
     thought = REASONING if form.closes is not None else None
     yield _partial(renderer, "cut inside the answer", form.prompt, before + _HALF, answering(_HALF, thought))
@@ -282,18 +274,18 @@ def _partial_answers(renderer: Renderer, form: WrittenAnswer) -> Iterator[CutAns
         case, sampled = "cut inside the reasoning", form.opens + _HALF_THOUGHT
         yield _partial(renderer, case, form.prompt, sampled, answering("", _HALF_THOUGHT))
         yield _partial(renderer, f"{case}, left in the content", form.prompt, sampled, answering(sampled))
-    prompt = text_of(renderer, [_ASKED], TOOLS, opens=True)
+    prompt = _written(renderer, [], opens=True, tools=True)
     called = call_text(renderer, prompt) if prompt is not None else None
     if prompt is not None and called is not None:
         half = called[0][: called[0].find(_CITY)]
         yield _partial(renderer, "cut inside a tool call", prompt, half, answering(half), tools=True)
     # An answer that the caller began, cut where it ends, as `continue_final_message` does.
-    written = text_of(renderer, [_ASKED, answering(_HALF)])
+    written = _written(renderer, [answering(_HALF)])
     if written is None:
         yield CutAnswer("prefill: the beginning of an answer", Return.REFUSED)
         return
     cut = written[: written.rfind(_HALF) + len(_HALF)]
-    whole = text_of(renderer, [_ASKED, answering(ANSWER)])
+    whole = _written(renderer, [answering(ANSWER)])
     unchanged = _HALF in written and whole is not None and whole.startswith(cut)
     before = cut[len(form.prompt) : len(cut) - len(_HALF)] if cut.startswith(form.prompt) else ""
     yield CutAnswer("prefill: the beginning of an answer", Return.KEPT if unchanged else Return.REWRITTEN, before)
@@ -303,9 +295,5 @@ def _partial(
     renderer: Renderer, case: str, prompt: str, sampled: str, answer: Mapping[str, Any], *, tools: bool = False
 ) -> CutAnswer:
     """What the template makes of a text that was sampled without an end token."""
-    written = text_of(renderer, [_ASKED, answer], TOOLS if tools else ())
-    if written is None:
-        return CutAnswer(case, Return.REFUSED)
-    if not written.startswith(prompt + sampled):
-        return CutAnswer(case, Return.REWRITTEN)
-    return CutAnswer(case, Return.KEPT, written[len(prompt + sampled) :])
+    outcome, rendered = _outcome(renderer, prompt, sampled, answer, tools=tools)
+    return CutAnswer(case, outcome, rendered[len(sampled) :] if outcome is Return.KEPT else "")

@@ -13,10 +13,9 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-from tito_audit.record.message import as_messages
 from tito_audit.render.renderer import Renderer
 from tito_audit.templates.appends import sampled_text, turn_ends
-from tito_audit.templates.probes import TOOLS, answering, call, text_of
+from tito_audit.templates.probes import TOOLS, Probe, answering, call, probe
 from tito_audit.tokens.tokenizer import Tokenizer
 
 CONTENTS = ("Aqz{} is here.", "{}Bqy", "x = {}\n  1")
@@ -99,10 +98,9 @@ def _between(
 ) -> Iterator[tuple[str, str, str]]:
     """Each pair of neighbours in a conversation with the text between them, and the generation prompt."""
     contents = [form.format(number) for number in range(len(pattern))]
-    messages = as_messages([wire(*message) for message in zip(pattern, contents, strict=True)], "a pattern")
-    tools = TOOLS if "tool" in pattern else ()
-    with_tools = " with tools" if tools else ""
-    closed = text_of(renderer, messages, tools, opens=False)
+    conversation = of_pattern(pattern, contents)
+    with_tools = " with tools" if conversation.tools else ""
+    closed = conversation.text(renderer, opens=False)
     if closed is None:
         return
     at, left = 0, _START + with_tools
@@ -115,8 +113,8 @@ def _between(
                 yield left, role, closed[at:start]
             at, left = start + len(contents[number]), role + (with_tools if role == "system" else "")
             continue
-        prompt = text_of(renderer, messages[:number], tools, opens=True)
-        written = text_of(renderer, messages[: number + 1], tools, opens=False)
+        prompt = conversation.text(renderer, number)
+        written = conversation.text(renderer, number + 1, opens=False)
         if prompt is None or written is None or not written.startswith(prompt):
             return
         if prompt[:at] == closed[:at]:
@@ -130,12 +128,17 @@ def _between(
                 return
             at = min(places)
         left = _ANSWER if role == "assistant" else _CALL
-    opened = text_of(renderer, messages, tools, opens=True)
+    opened = conversation.text(renderer)
     if opened is not None and opened[:at] == closed[:at]:
         yield left, _OPENED, opened[at:]
 
 
-def wire(role: str, content: str) -> Mapping[str, Any]:
+def of_pattern(pattern: Sequence[str], contents: Sequence[str]) -> Probe:
+    """A conversation of these roles and contents."""
+    return probe("a pattern", list(map(_wire, pattern, contents)), TOOLS if "tool" in pattern else ())
+
+
+def _wire(role: str, content: str) -> Mapping[str, Any]:
     """A message of a pattern: `call` and `calls` are answers that call one tool, or two."""
     if role == "assistant":
         return answering(content)
@@ -205,7 +208,7 @@ def contents(renderer: Renderer) -> tuple[Content, ...]:
     trials: dict[str, list[tuple[str, tuple[str, str], str | None]]] = {}
     for pattern in _PATTERNS:
         plain = [f"Wqz{number} is here." for number in range(len(pattern))]
-        base = _written(renderer, pattern, plain)
+        base = of_pattern(pattern, plain).text(renderer, opens=False)
         if base is None:
             continue
         for number, role in enumerate(pattern):
@@ -213,8 +216,8 @@ def contents(renderer: Renderer) -> tuple[Content, ...]:
                 continue
             before, _, after = base.partition(plain[number])
             for shape in (*_SHAPES, *(("<think>\nShort.\n</think>\n\nSaid.",) if role == "assistant" else ())):
-                text = _written(renderer, pattern, [*plain[:number], shape, *plain[number + 1 :]])
-                trials.setdefault(role, []).append((shape, (before, after), text))
+                chat = of_pattern(pattern, [*plain[:number], shape, *plain[number + 1 :]])
+                trials.setdefault(role, []).append((shape, (before, after), chat.text(renderer, opens=False)))
     contents: list[Content] = []
     for role, tried in trials.items():
         # The contents that each way writes otherwise: an unlike one of the way that fits most.
@@ -226,7 +229,3 @@ def contents(renderer: Renderer) -> tuple[Content, ...]:
         unlike = None if exact is not None else min(others.values(), key=len)[0]
         contents.append(Content(role, exact or Writing.OTHERWISE, unlike))
     return tuple(contents)
-
-
-def _written(renderer: Renderer, pattern: Sequence[str], texts: Sequence[str]) -> str | None:
-    return text_of(renderer, list(map(wire, pattern, texts)), TOOLS if "tool" in pattern else ())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tito_audit.templates.appends import AppendOnly, Fate
@@ -37,13 +37,40 @@ class Claim:
 
 def verdict(facts: TemplateFacts) -> str:
     """One line: what the template appends to, what it changes, and what helps."""
-    always = [_NAMES.get(name, name) for name, steps in _in_order(facts.append.by_next()).items() if steps.holds]
-    always = [name for name in always if name != _NAMES["assistant"]]
-    head = title(facts.append)
+    append, by_next = facts.append, _in_order(facts.append.by_next())
+    always = [_NAMES.get(name, name) for name, steps in by_next.items() if steps.holds and name != "assistant"]
+    head = title(append)
     if always:
-        head += f"{'' if facts.append.holds else ', except'} for {_listed(always)}"
-    rest = "; ".join(_parts(facts))
-    return f"{head}: {rest}." if rest else f"{head}."
+        head += f"{'' if append.holds else ', except'} for {_listed(always)}"
+    rest: list[str] = []
+    # What it changes, each with what follows and the lines of the template that decide it
+    nexts: dict[Altered, dict[str, None]] = {}
+    lines: dict[Altered, dict[int, None]] = {}
+    for broken in facts.breaks:
+        nexts.setdefault(broken.change, {}).setdefault(broken.step.next)
+        line = line_of(broken)
+        if line is not None:
+            lines.setdefault(broken.change, {}).setdefault(line)
+    for change, names in sorted(nexts.items(), key=lambda broken: tuple(Altered).index(broken[0])):
+        follows = _listed([_NEXT.get(name, name) for name in _ORDER if name in names] or list(names), "or")
+        at = list(lines.get(change, ()))
+        lines_of = f"line{'s' if len(at) > 1 else ''} {', '.join(map(str, at[:3]))}"
+        place = f" ({lines_of})" if at else ""
+        rest.append(
+            change + ("" if change in (Altered.MOVED, Altered.TOOLS) else f" when {follows} follows") + place
+        )
+    if append.broken and (helped := helping(facts)):
+        rest.append(f"append-only for usual conversations with {helped}")
+    parts = dict.fromkeys(part for step in append.left_out for part in step.left_out)
+    if parts:
+        some = "some answers" if append.holds or append.broken else "them"
+        rest.append(f"leaves out {_listed(list(parts))} of {some}")
+    refused = [_NAMES.get(name, name) for name, steps in by_next.items() if len(steps.refused) == len(steps.steps)]
+    if refused and len(refused) == len(by_next):
+        rest.append((append.refused[0].refusal or "").rstrip("."))
+    elif refused:
+        rest.append(f"refuses {_listed(refused)}")
+    return f"{head}: {words}." if (words := "; ".join(rest)) else f"{head}."
 
 
 def title(append: AppendOnly) -> str:
@@ -91,37 +118,6 @@ def advice(facts: TemplateFacts) -> dict[str, str]:
     return {"safe": safe, "change": change, "gateway": serve}
 
 
-def _parts(facts: TemplateFacts) -> Iterator[str]:
-    """The parts of the verdict after the title."""
-    append = facts.append
-    by_next = _in_order(append.by_next())
-    # What it changes, each with what follows and the lines of the template that decide it
-    nexts: dict[Altered, dict[str, None]] = {}
-    lines: dict[Altered, dict[int, None]] = {}
-    for broken in facts.breaks:
-        nexts.setdefault(broken.change, {}).setdefault(broken.step.next)
-        line = line_of(broken)
-        if line is not None:
-            lines.setdefault(broken.change, {}).setdefault(line)
-    for change, names in sorted(nexts.items(), key=lambda broken: tuple(Altered).index(broken[0])):
-        follows = _listed([_NEXT.get(name, name) for name in _ORDER if name in names] or list(names), "or")
-        at = list(lines.get(change, ()))
-        lines_of = f"line{'s' if len(at) > 1 else ''} {', '.join(map(str, at[:3]))}"
-        place = f" ({lines_of})" if at else ""
-        yield change + ("" if change in (Altered.MOVED, Altered.TOOLS) else f" when {follows} follows") + place
-    if append.broken and (helped := helping(facts)):
-        yield f"append-only for usual conversations with {helped}"
-    parts = dict.fromkeys(part for step in append.left_out for part in step.left_out)
-    if parts:
-        some = "some answers" if append.holds or append.broken else "them"
-        yield f"leaves out {_listed(list(parts))} of {some}"
-    refused = [_NAMES.get(name, name) for name, steps in by_next.items() if len(steps.refused) == len(steps.steps)]
-    if refused and len(refused) == len(by_next):
-        yield (append.refused[0].refusal or "").rstrip(".")
-    elif refused:
-        yield f"refuses {_listed(refused)}"
-
-
 def line_of(broken: Break) -> int | None:
     """The template's line that leads to a break: its condition, or else the tag that wrote the other text."""
     if broken.conditions:
@@ -160,6 +156,21 @@ def claims(facts: TemplateFacts) -> tuple[Claim, ...]:
     after = [seam for seam in facts.seams if seam.left in ("assistant", "tool call")]
     loose = [f"{seam.left} → {seam.right}" for seam in after if not seam.fixed]
     openers = len(facts.generation_prompt.texts)
+    encoded = [seam for seam in after if seam.ids is not None]
+    merging = dict.fromkeys(repr(text) for seam in encoded for text in seam.merges_after)
+    apart = f"encode it with the new message: a token reaches into one that begins with {_listed(list(merging))}"
+    if not encoded:
+        apart = "no tokenizer was given" if facts.bos.added is None else "there is no such text"
+    elif not merging:
+        apart = ""
+    written = [stop for stop in facts.stops if stop.written]
+    other = [stop.text for stop in written if not stop.of_tokenizer]
+    ends: bool | None = not other
+    ending = f"it also ends them with {_listed(other)}" if other else ""
+    if not any(stop.of_tokenizer for stop in facts.stops):
+        ends, ending = None, "no end tokens are known"
+    elif not written:
+        ends, ending = False, "the template ends answers without one"
     return (
         *stays,
         Claim(
@@ -167,7 +178,7 @@ def claims(facts: TemplateFacts) -> tuple[Claim, ...]:
             not loose if after else None,
             f"not for {_listed(loose)}" if loose else "",
         ),
-        _own_ids(facts),
+        Claim("That text may be encoded by itself", not merging if encoded else None, apart),
         Claim(
             "The generation prompt is the same after any message",
             openers == 1 if openers else None,
@@ -178,30 +189,8 @@ def claims(facts: TemplateFacts) -> tuple[Claim, ...]:
             facts.generation_prompt.continued,
             "" if facts.generation_prompt.continued else "rendered answers begin differently",
         ),
-        _known_stops(facts),
+        Claim("An answer ends with an end token of the tokenizer", ends, ending),
     )
-
-
-def _own_ids(facts: TemplateFacts) -> Claim:
-    claim = "That text may be encoded by itself"
-    after = [seam for seam in facts.seams if seam.left in ("assistant", "tool call") and seam.ids is not None]
-    if not after:
-        return Claim(claim, None, "no tokenizer was given" if facts.bos.added is None else "there is no such text")
-    merging = dict.fromkeys(repr(text) for seam in after for text in seam.merges_after)
-    because = f"encode it with the new message: a token reaches into one that begins with {_listed(list(merging))}"
-    return Claim(claim, not merging, because if merging else "")
-
-
-def _known_stops(facts: TemplateFacts) -> Claim:
-    claim = "An answer ends with an end token of the tokenizer"
-    stops = [stop for stop in facts.stops if stop.of_tokenizer]
-    written = [stop for stop in facts.stops if stop.written]
-    if not stops:
-        return Claim(claim, None, "no end tokens are known")
-    if not written:
-        return Claim(claim, False, "the template ends answers without one")
-    other = [stop.text for stop in written if not stop.of_tokenizer]
-    return Claim(claim, not other, f"it also ends them with {_listed(other)}" if other else "")
 
 
 def _in_order(steps: Mapping[str, AppendOnly]) -> dict[str, AppendOnly]:

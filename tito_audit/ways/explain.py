@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from json import dumps
 
 from tito_audit.record.rollout import Rollout
 from tito_audit.render.renderer import Renderer
 from tito_audit.render.span_builder import common_start
 from tito_audit.tokens.tokenizer import Tokenizer
-from tito_audit.ways.explanation import GIVEN_TEMPLATE, Departure, DepartureKind, Explanation, NamedTemplate
 from tito_audit.ways.observed import Observation, for_search, observations
 from tito_audit.ways.reading import MARK
 from tito_audit.ways.search import NEARLY_ALL, SEARCHED, Confirmed, explained, spread
-from tito_audit.ways.way import CHARACTERS, CLOCK, SYSTEM, SYSTEM_ROLES, Way
+from tito_audit.ways.way import (
+    CHARACTERS,
+    CLOCK,
+    GIVEN_TEMPLATE,
+    SYSTEM,
+    SYSTEM_ROLES,
+    Departure,
+    DepartureKind,
+    Explanation,
+    NamedTemplate,
+    Way,
+)
 from tito_audit.ways.writer import Writer
 
 
@@ -64,44 +74,33 @@ def explanation_of(way: Way, writer: Writer, template: NamedTemplate, seen: Sequ
             values = Counter(repr(dict(row_way.args)[name]) for row_way in own)
             wanted = values.most_common(1)[0][0]
             args[name] = next(value for row_way in own if repr(value := dict(row_way.args)[name]) == wanted)
-    return Explanation(
-        writer.tokenizer.name,
-        template,
-        args,
-        way.tool_arguments,
-        clock,
-        way.without_tools,
-        tuple(_departures(way, own, seen)),
-    )
-
-
-def _departures(way: Way, own: Sequence[Way], seen: Sequence[Observation]) -> Iterator[Departure]:
     kind = DepartureKind
-    if way.system is not None:
-        stated = any(observation.messages[0].role in SYSTEM_ROLES for observation in seen)
-        yield Departure(kind.SYSTEM_REPLACED if stated else kind.SYSTEM_ADDED, way.system)
-    if way.drops_system:
-        yield Departure(kind.SYSTEM_DROPPED)
-    if not way.opens:
-        yield Departure(kind.NO_GENERATION_PROMPT)
-    if way.prefill:
-        yield Departure(kind.PREFILL, way.prefill)
-    if way.bos:
-        yield Departure(kind.BOS_ADDED if way.bos > 0 else kind.BOS_MISSING)
-    if way.reasoning != "as logged":
-        yield Departure(kind.REASONING_DROPPED if way.reasoning == "dropped" else kind.REASONING_IN_CONTENT)
-    if not way.uses_stated:
-        yield Departure(kind.STATED_UNUSED)
+    stated = any(observation.messages[0].role in SYSTEM_ROLES for observation in seen)
+    texts = {
+        kind.SYSTEM_REPLACED if stated else kind.SYSTEM_ADDED: way.system,
+        kind.SYSTEM_DROPPED: "" if way.drops_system else None,
+        kind.NO_GENERATION_PROMPT: None if way.opens else "",
+        kind.PREFILL: way.prefill or None,
+        kind.BOS_ADDED: "" if way.bos > 0 else None,
+        kind.BOS_MISSING: "" if way.bos < 0 else None,
+        kind.REASONING_DROPPED: "" if way.reasoning == "dropped" else None,
+        kind.REASONING_IN_CONTENT: "" if way.reasoning == "in content" else None,
+        kind.STATED_UNUSED: None if way.uses_stated else "",
+    }
+    departures = [Departure(what, text) for what, text in texts.items() if text is not None]
     for name in sorted(way.varies):
         if name == CLOCK:
-            dates = dict.fromkeys(str(row_way.clock.date()) for row_way in own if row_way.clock is not None)
-            yield Departure(kind.CLOCK_VARIES, "", tuple(sorted(dates))[:_VALUES])
+            days = sorted({str(row_way.clock.date()) for row_way in own if row_way.clock is not None})
+            departures.append(Departure(kind.CLOCK_VARIES, "", tuple(days)[:_VALUES]))
         elif name == SYSTEM:
             systems = Counter(row_way.system for row_way in own if row_way.system is not None)
-            yield Departure(kind.SYSTEM_VARIES, "", tuple(text for text, _ in systems.most_common(_VALUES)))
+            most = tuple(text for text, _ in systems.most_common(_VALUES))
+            departures.append(Departure(kind.SYSTEM_VARIES, "", most))
         else:
-            values = dict.fromkeys(str(dict(row_way.args)[name]) for row_way in own)
-            yield Departure(kind.ARGUMENT_VARIES, name, tuple(values)[:_VALUES])
+            read = dict.fromkeys(str(dict(row_way.args)[name]) for row_way in own)
+            departures.append(Departure(kind.ARGUMENT_VARIES, name, tuple(read)[:_VALUES]))
+    same = way.tool_arguments, clock, way.without_tools
+    return Explanation(writer.tokenizer.name, template, args, *same, tuple(departures))
 
 
 # Whether an explanation is certain
@@ -169,35 +168,35 @@ def _doubt_of_systems(best: Confirmed, others: Iterable[Confirmed], rest: Sequen
     """Why the system prompts that an explanation reads may be something else; "" if it reads none, or they are
     certain.
     """
-    if SYSTEM in best.way.varies:
-        read: Mapping[int, str] = best.read
-    elif best.way.system is not None:
-        read = dict.fromkeys(best.written, best.way.system)
-    else:
-        return ""
+    read = best.read
+    if SYSTEM not in best.way.varies:
+        read = {} if best.way.system is None else dict.fromkeys(best.written, best.way.system)
     if any(_holds(text, rest[at], best) for at, text in read.items()):
         return f"the system prompt that it needs holds what the messages or tools say: {_LIKELIER}"
-    return _doubt_of_own(best, others, rest) if SYSTEM in best.way.varies else ""
-
-
-def _doubt_of_own(best: Confirmed, others: Iterable[Confirmed], rest: Sequence[Observation]) -> str:
-    """The same where each prompt has a system prompt of its own."""
-    if len({(text, _first(rest[at])) for at, text in best.read.items()}) < 4:
+    if SYSTEM not in best.way.varies:
+        return ""
+    # Each prompt has a system prompt of its own.
+    if len({(text, _first(rest[at])) for at, text in read.items()}) < 4:
         return "too few prompts open with a system prompt that the messages lack"
     by_tools: dict[tuple[object, ...], list[int]] = {}
-    for at in best.read:
+    for at in read:
         stated = repr(sorted(rest[at].stated.items()))
         by_tools.setdefault((bool(rest[at].tools), stated), []).append(at)
     groups = by_tools.values()
     if not all(_in_own_message(best, rest[max(group, key=lambda at: len(_first(rest[at])))]) for group in groups):
         return "the text that the messages lack is not written as a separate message"
-    texts = [sorted({best.read[at] for at in group}) for group in groups]
+    texts = [sorted({read[at] for at in group}) for group in groups]
     if all(len(group) == 1 for group in texts):
         return f"the system prompts that it needs depend on tools or arguments alone: {_LIKELIER}"
     if any(_share_text(group) for group in texts):
         return f"the system prompts that it needs begin or end with the same text: {_LIKELIER}"
-    if any(_rivals(best, other) for other in others):
-        return "another explanation writes as many prompts, with other system prompts"
+    for other in others:
+        # Another template that writes the same prompts with other system prompts, which are not all longer
+        if other.writer is best.writer or SYSTEM not in other.way.varies or other.read == read:
+            continue
+        more = [len(other.read.get(at, "")) - len(read.get(at, "")) for at in {*read, *other.read}]
+        if best.written <= other.written and (min(more) < 0 or max(more) < CHARACTERS):
+            return "another explanation writes as many prompts, with other system prompts"
     return ""
 
 
@@ -229,17 +228,6 @@ def _share_text(texts: list[str]) -> bool:
     return False
 
 
-def _rivals(best: Confirmed, other: Confirmed) -> bool:
-    """Whether another template writes the same prompts with other system prompts that are not all longer."""
-    if other.writer is best.writer or not best.written <= other.written:
-        return False
-    if SYSTEM not in other.way.varies or other.read == best.read:
-        return False
-    own, theirs = best.read, other.read
-    more = [len(theirs.get(at, "")) - len(own.get(at, "")) for at in {*own, *theirs}]
-    return min(more) < 0 or max(more) < CHARACTERS
-
-
 def _holds(text: str, observation: Observation, best: Confirmed) -> bool:
     """Whether a text read as the system prompt holds the message's text, or tools that are not rendered."""
     first = observation.messages[0]
@@ -251,17 +239,14 @@ def _holds(text: str, observation: Observation, best: Confirmed) -> bool:
     if repeats:
         return True
     written = best.writer.text(best.way, observation) or ""
-    functions = [tool.get("function", tool) for tool in observation.tools]
-    return any(_writes_tool(text, written, each) for each in functions if isinstance(each, Mapping))
-
-
-def _writes_tool(text: str, written: str, function: Mapping[str, object]) -> bool:
-    """Whether a tool is defined only in a system prompt; an example may name it elsewhere."""
-    name, about = function.get("name"), function.get("description")
-    if not isinstance(name, str) or f'"{name}"' not in text:
-        return False
-    if written.count(f'"{name}"') != text.count(f'"{name}"'):
-        return False
-    if not isinstance(about, str) or not about.strip():
-        return True
-    return any(form[:_SAID] in text for form in (about.strip(), dumps(about.strip())[1:-1]))
+    for tool in observation.tools:
+        function = tool.get("function", tool)
+        function = function if isinstance(function, Mapping) else {}
+        name, about = function.get("name"), function.get("description")
+        quoted = f'"{name}"'
+        # A tool that is defined only there; an example may name it elsewhere.
+        if isinstance(name, str) and 0 < text.count(quoted) == written.count(quoted):
+            about = about.strip() if isinstance(about, str) else ""
+            if not about or any(form[:_SAID] in text for form in (about, dumps(about)[1:-1])):
+                return True
+    return False

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
-from itertools import accumulate
+from itertools import accumulate, zip_longest
 
 import numpy as np
 
@@ -189,11 +189,8 @@ def for_search(seen: Sequence[Observation], most: int) -> list[Observation]:
         if key not in ids_picked:
             ids_picked.add(key)
             by_shape.setdefault(observation.shape, []).append(observation)
-    picked: list[Observation] = []
-    depth = 0
-    while len(picked) < most and any(depth < len(group) for group in by_shape.values()):
-        picked += [group[depth] for group in by_shape.values() if depth < len(group)]
-        depth += 1
+    layers = zip_longest(*by_shape.values())
+    picked = [observation for layer in layers for observation in layer if observation is not None]
     sizes = accumulate(len(observation.ids) for observation in picked)
     return [
         observation

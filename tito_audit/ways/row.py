@@ -81,36 +81,121 @@ class OtherWays:
         if self.canonical is None:
             return
         seen = {self.canonical}
-        for ways in (_dates, _tool_sets, _systems, _histories):
-            for other in ways(self):
-                if other.text not in seen:
-                    seen.add(other.text)
-                    yield other
+        for other in self._others(self.canonical):
+            if other.text not in seen:
+                seen.add(other.text)
+                yield other
+
+    def _written(self, code: str, cause: str, what: str, **changes: Any) -> Iterator[OtherText]:
+        """The messages as logged but for some changes, unless the template refuses them."""
+        text = self.write(replace(self.logged, **changes))
+        if text is not None:
+            yield OtherText(text, code, cause, what)
+
+    def _others(self, canonical: str) -> Iterator[OtherText]:
+        # On the date that the recorded text holds where the template writes one
+        if has_clock(self.writer.renderer):
+            probed = self.write(replace(self.logged, clock=PROBE.at))
+            moment = date_in(probed, self.recorded) if probed is not None else None
+            if moment is not None:
+                what = f"the prompt was written on {moment:%Y-%m-%d}"
+                yield from self._written("TPL210", "another date", what, clock=moment)
+        # With the tools that the recorded text holds, or with none
+        logged, head = self.observation.tools, self.recorded[:_LONGEST_TEXT]
+        at = head.find(self.question) if self.question else -1
+        recorded = tools_in(head[:at] if at > 0 else head)  # most templates write them before the first question
+        if recorded:
+            cause, what = _difference(logged, recorded)
+            for tools in (recorded, [_wrapped(tool) for tool in recorded]):
+                yield from self._written("TPL212", cause, what, tools=tuple(tools))
+        elif logged:
+            what = "the tools are missing from the prompt"
+            yield from self._written("TPL212", "all tools missing", what, tools=())
+        yield from self._systems(canonical)
+        # From a later question on, the longest history first
+        messages = self.observation.messages
+        system_messages = 1 if messages[0].role in SYSTEM_ROLES else 0
+        later = [i for i in range(system_messages + 1, len(messages)) if messages[i].role == "user"]
+        in_text = [i for i in later if messages[i].text.strip() and messages[i].text.strip() in self.recorded]
+        for first in in_text[:4]:
+            for start in range(system_messages, min(system_messages + 2, first)):
+                what = "an older message is" if first - start == 1 else f"{first - start} older messages are"
+                cause = "older messages dropped"
+                yield from self._written("SEQ303", cause, f"{what} left out", left_out=(start, first))
+
+    def _systems(self, canonical: str) -> Iterator[OtherText]:
+        """With another system prompt, with none, or with it in another place."""
+        system, *rest = self.observation.messages
+        if system.role in SYSTEM_ROLES:
+            text = self.write(replace(self.logged, drops_system=True))
+            bare = self._without_default(text) if text is not None else None
+            if text is not None and bare is not None:
+                cause = "default system prompt in place of the log's"
+                yield OtherText(text, "TPL206", cause, "the template's default replaces the system prompt")
+            without = bare or text
+            if without is not None:
+                yield OtherText(without, "TPL206", "system prompt missing", "a system prompt is missing")
+                own_turn = self._own_turn(canonical, without, system.text)
+                if own_turn is not None:
+                    what = "the system prompt has a turn of its own"
+                    yield OtherText(own_turn, "TPL206", "system prompt as a turn of its own", what)
+            can_fold = rest and rest[0].role == "user" and isinstance(rest[0].content, str)
+            for between in ("\n\n", "\n", " ") if can_fold else ():
+                text = self.write(replace(self.logged, folds=between))
+                if text is None:
+                    break
+                for folded in (self._without_default(text), text):
+                    if folded is not None:
+                        cause = "system prompt folded into the first user message"
+                        yield OtherText(folded, "TPL206", cause, "the system prompt is in the first user message")
+            cause, what = "another system prompt", "the system prompt is not the one in the messages"
+        else:
+            bare = self._without_default(canonical)
+            if bare is not None:
+                what = "the default system prompt is missing"
+                yield OtherText(bare, "TPL206", "default system prompt missing", what)
+            cause, what = "system prompt not in the messages", "the system prompt is not in the messages"
+        # The system prompt that the recorded text holds where the template writes one; it has no control tokens.
+        marked = self.write(replace(self.logged, system=MARK, drops_system=True))
+        read = at_mark(marked, self.recorded, lambda after: after[:48]) if marked is not None else None
+        if read is not None and not self.writer.holds_control(read):
+            yield from self._written("TPL206", cause, what, system=read, drops_system=True)
+
+    def _own_turn(self, canonical: str, without: str, system: str) -> str | None:
+        """The system prompt as a turn of its own, where the template folds it into the first user turn."""
+        start, at = self._user_header(without)
+        if start is None or _holds_system(canonical[: max(canonical.find(self.question), 0)]):
+            return None
+        header, close = without[start:at], without[at + len(self.question) :]
+        again = close.find(header[: max(header.lower().find("user"), 1)])
+        if again < 0 or "user" not in header:
+            return None
+        turn = header.replace("user", "system") + system.strip() + close[:again]
+        return without[:start] + turn + without[start:]
+
+    def _without_default(self, text: str) -> str | None:
+        """A text rendered without a system message, with the template's default system prompt cut out too."""
+        if self.observation.tools:
+            return None  # the tools are written there
+        start, _ = self._user_header(text)
+        if start is None or not _holds_system(text[:start]):
+            return None
+        return self.bos + text[start:].removeprefix(self.bos)
+
+    def _user_header(self, text: str) -> tuple[int | None, int]:
+        """Where the header of the first user message begins, and where its text begins."""
+        at = text.find(self.question) if self.question else -1
+        word = text.lower().rfind("user", 0, max(at, 0))
+        if at < 0 or word < 0:
+            return None, at
+        tokens = filter(None, self.writer.renderer.control_texts)
+        start = max((text.rfind(token, 0, word + len(token)) for token in tokens), default=-1)
+        return (start if start >= 0 else None), at
 
 
-def _dates(ways: OtherWays) -> Iterator[OtherText]:
-    """The messages rendered on the date that the recorded text holds where the template writes one."""
-    if not has_clock(ways.writer.renderer):
-        return
-    probed = ways.write(replace(ways.logged, clock=PROBE.at))
-    moment = date_in(probed, ways.recorded) if probed is not None else None
-    text = ways.write(replace(ways.logged, clock=moment)) if moment is not None else None
-    if moment is not None and text is not None:
-        yield OtherText(text, "TPL210", "another date", f"the prompt was written on {moment:%Y-%m-%d}")
-
-
-def _histories(ways: OtherWays) -> Iterator[OtherText]:
-    """The messages from a later question on, the longest history first."""
-    messages = ways.observation.messages
-    system_messages = 1 if messages[0].role in SYSTEM_ROLES else 0
-    later = [i for i in range(system_messages + 1, len(messages)) if messages[i].role == "user"]
-    recorded = [i for i in later if messages[i].text.strip() and messages[i].text.strip() in ways.recorded]
-    for first in recorded[:4]:
-        for head in range(system_messages, min(system_messages + 2, first)):
-            text = ways.write(replace(ways.logged, left_out=(head, first)))
-            if text is not None:
-                what = "an older message is" if first - head == 1 else f"{first - head} older messages are"
-                yield OtherText(text, "SEQ303", "older messages dropped", f"{what} left out")
+def _holds_system(text: str) -> bool:
+    """Whether a text contains a system or developer header."""
+    return re.search(r"(^|[>\n|])\s*(system|developer)\b", text) is not None or "<<SYS>>" in text
 
 
 # Tools other than the log's
@@ -120,23 +205,6 @@ _STRICT = "strict"
 """An instruction to a hosted service, which converters of tools keep or drop."""
 _LONGEST_TEXT = 400_000
 """Characters searched for tools."""
-
-
-def _tool_sets(ways: OtherWays) -> Iterator[OtherText]:
-    """The messages rendered with the tools that the recorded text holds, or with none."""
-    logged, head = ways.observation.tools, ways.recorded[:_LONGEST_TEXT]
-    at = head.find(ways.question) if ways.question else -1
-    recorded = tools_in(head[:at] if at > 0 else head)  # most templates write them before the first question
-    if not recorded:
-        text = ways.write(replace(ways.logged, tools=())) if logged else None
-        if text is not None:
-            yield OtherText(text, "TPL212", "all tools missing", "the tools are missing from the prompt")
-        return
-    cause, what = _difference(logged, recorded)
-    for tools in (recorded, [_wrapped(tool) for tool in recorded]):
-        text = ways.write(replace(ways.logged, tools=tuple(tools)))
-        if text is not None:
-            yield OtherText(text, "TPL212", cause, what)
 
 
 def tools_as_sent(rollout: Rollout, vocabulary: Vocabulary) -> tuple[ToolSpec, ...]:
@@ -189,95 +257,3 @@ def _keys(value: Any) -> set[str]:
     if isinstance(value, list | tuple):
         return {key for each in value for key in _keys(each)}
     return set()
-
-
-# A system prompt other than the messages', or theirs in another place
-
-
-def _systems(ways: OtherWays) -> Iterator[OtherText]:
-    """The messages rendered with another system prompt, with none, or with it in another place."""
-    assert ways.canonical is not None
-    if ways.observation.messages[0].role in SYSTEM_ROLES:
-        yield from _other_systems(ways)
-        cause, what = "another system prompt", "the system prompt is not the one in the messages"
-    else:
-        bare = _without_default(ways, ways.canonical)
-        if bare is not None:
-            what = "the default system prompt is missing"
-            yield OtherText(bare, "TPL206", "default system prompt missing", what)
-        cause, what = "system prompt not in the messages", "the system prompt is not in the messages"
-    # The system prompt that the recorded text holds where the template writes one; it has no control tokens.
-    marked = ways.write(replace(ways.logged, system=MARK, drops_system=True))
-    system = at_mark(marked, ways.recorded, lambda after: after[:48]) if marked is not None else None
-    if system is not None and not ways.writer.holds_control(system):
-        text = ways.write(replace(ways.logged, system=system, drops_system=True))
-        if text is not None:
-            yield OtherText(text, "TPL206", cause, what)
-
-
-def _other_systems(ways: OtherWays) -> Iterator[OtherText]:
-    """The messages rendered without their system prompt, or with it in another place."""
-    system, *rest = ways.observation.messages
-    text = ways.write(replace(ways.logged, drops_system=True))
-    bare = _without_default(ways, text) if text is not None else None
-    if text is not None and bare is not None:
-        cause = "default system prompt in place of the log's"
-        yield OtherText(text, "TPL206", cause, "the template's default replaces the system prompt")
-    without = bare or text
-    if without is not None:
-        yield OtherText(without, "TPL206", "system prompt missing", "a system prompt is missing")
-        yield from _own_turn(ways, without, system.text)
-    if not rest or rest[0].role != "user" or not isinstance(rest[0].content, str):
-        return
-    for between in ("\n\n", "\n", " "):
-        text = ways.write(replace(ways.logged, folds=between))
-        if text is None:
-            return
-        cause = "system prompt folded into the first user message"
-        for folded in (_without_default(ways, text), text):
-            if folded is not None:
-                yield OtherText(folded, "TPL206", cause, "the system prompt is in the first user message")
-
-
-def _own_turn(ways: OtherWays, without: str, system: str) -> Iterator[OtherText]:
-    """The system prompt as a turn of its own, where the template folds it into the first user turn."""
-    assert ways.canonical is not None
-    start, at = _user_header(ways, without)
-    if start is None or _holds_system(ways.canonical[: max(ways.canonical.find(ways.question), 0)]):
-        return
-    header = without[start:at]
-    close = without[at + len(ways.question) :]
-    again = close.find(header[: max(header.lower().find("user"), 1)])
-    if again < 0 or "user" not in header:
-        return
-    turn = header.replace("user", "system") + system.strip() + close[:again]
-    text = without[:start] + turn + without[start:]
-    what = "the system prompt has a turn of its own"
-    yield OtherText(text, "TPL206", "system prompt as a turn of its own", what)
-
-
-def _without_default(ways: OtherWays, text: str) -> str | None:
-    """A text rendered without a system message, with the template's default system prompt cut out too."""
-    if ways.observation.tools:
-        return None  # the tools are written there
-    start, _ = _user_header(ways, text)
-    if start is None or not _holds_system(text[:start]):
-        return None
-    shortened = text[start:]
-    return shortened if ways.bos and shortened.startswith(ways.bos) else ways.bos + shortened
-
-
-def _holds_system(text: str) -> bool:
-    """Whether a text contains a system or developer header."""
-    return re.search(r"(^|[>\n|])\s*(system|developer)\b", text) is not None or "<<SYS>>" in text
-
-
-def _user_header(ways: OtherWays, text: str) -> tuple[int | None, int]:
-    """Where the header of the first user message begins, and where its text begins."""
-    at = text.find(ways.question) if ways.question else -1
-    word = text.lower().rfind("user", 0, max(at, 0))
-    if at < 0 or word < 0:
-        return None, at
-    tokens = filter(None, ways.writer.renderer.control_texts)
-    start = max((text.rfind(token, 0, word + len(token)) for token in tokens), default=-1)
-    return (start if start >= 0 else None), at

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import product
+from itertools import count, product
 from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
 from tito_audit.render.span_builder import common_start
-from tito_audit.ways.explanation import NamedTemplate
 from tito_audit.ways.observed import Observation, Part, for_search
-from tito_audit.ways.way import CHARACTERS, CLOCK, SYSTEM, Way, has_reasoning
+from tito_audit.ways.way import CHARACTERS, CLOCK, SYSTEM, NamedTemplate, Way, has_reasoning
 from tito_audit.ways.writer import Writer
 
 if TYPE_CHECKING:
@@ -64,7 +63,7 @@ class Search:
 
     def score(self, way: Way) -> Score:
         """How well a way writes the observations."""
-        key = way.key
+        key = repr(way)
         if key not in self._scores:
             exact, near = 0, 0.0
             for observation in self._seen:
@@ -183,7 +182,6 @@ class Search:
 
     def _values(self, argument: Argument) -> Callable[[Way], Iterator[Way]]:
         name = argument.name
-
         stated = any(name in observation.stated for observation in self._seen)
 
         def ways(way: Way) -> Iterator[Way]:
@@ -243,10 +241,7 @@ class Search:
 
 def _leading(text: str, token: str) -> int:
     """How often a text begins with a token."""
-    number = 0
-    while text.startswith(token, number * len(token)):
-        number += 1
-    return number
+    return next(number for number in count() if not text.startswith(token, number * len(token)))
 
 
 # Which of the confirming rows a way writes exactly
@@ -337,27 +332,20 @@ def explained(
     rest: Sequence[Observation],
 ) -> list[Confirmed]:
     """The best way to write with a template, and other ways for the rows that it does not explain."""
-    explanations = [_searched(writer, template, start, searched, rest)]
-    for _ in range(2):  # of what is left, the unexplained rows are searched again
-        written = frozenset().union(*(each.written for each in explanations))
-        missing = [seen for at, seen in enumerate(rest) if at not in written and seen.first]
-        if not explanations[0].written or len(missing) <= (1 - NEARLY_ALL) * len(rest):
-            break
-        other = _searched(writer, template, explanations[0].way, for_search(missing, SEARCHED), rest)
-        if other.written <= written:
+    explanations: list[Confirmed] = []
+    written = frozenset[int]()
+    for _ in range(3):  # of what is left, the unexplained rows are searched again
+        way = Search(writer, searched).best(explanations[0].way if explanations else start)
+        if any(writer.spells(way, observation) for observation in searched):
+            other = confirmed(writer, template, way, rest)
+        else:
+            other = Confirmed(writer, template, way, frozenset())
+        if explanations and other.written <= written:
             break
         explanations.append(other)
+        written |= other.written
+        missing = [seen for at, seen in enumerate(rest) if at not in written and seen.first]
+        if not written or len(missing) <= (1 - NEARLY_ALL) * len(rest):
+            break
+        searched = for_search(missing, SEARCHED)
     return explanations
-
-
-def _searched(
-    writer: Writer,
-    template: NamedTemplate,
-    start: Way,
-    searched: Sequence[Observation],
-    rest: Sequence[Observation],
-) -> Confirmed:
-    way = Search(writer, searched).best(start)
-    if not any(writer.spells(way, observation) for observation in searched):
-        return Confirmed(writer, template, way, frozenset())
-    return confirmed(writer, template, way, rest)

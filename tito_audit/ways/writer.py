@@ -81,7 +81,7 @@ class Writer:
 
     def text(self, way: Way, observation: Observation) -> str | None:
         """The text of an observation in this way; None if the template refuses."""
-        key = way.key, id(observation)
+        key = repr(way), id(observation)
         if key not in self._texts:
             self.recorded(observation)
             if len(self._texts) >= 1 << 14:

@@ -16,6 +16,7 @@ from tito_audit.errors import SetupError
 from tito_audit.render.renderer import Renderer
 from tito_audit.render.template import compile_template
 from tito_audit.templates.appends import Fate, Step, append_only, unwritten
+from tito_audit.templates.edits import EditKind, TemplateEdit, apply_edits, plain_newlines, possible_edits
 from tito_audit.templates.probes import (
     ANSWER,
     CORE,
@@ -25,11 +26,8 @@ from tito_audit.templates.probes import (
     Probe,
     answer_kind,
     answering,
-    part_text,
     probe,
-    text_of,
 )
-from tito_audit.templates.training.edits import EditKind, TemplateEdit, apply_edits, plain_newlines, possible_edits
 
 _THOUGHT = re.compile(r"<\|?(?:begin_of_)?(?:think|thought|thinking)\|?>\s*\Z")
 _SPACED = " \n What is\tthe weather? \n\n"
@@ -100,7 +98,7 @@ class Judged:
         steps = {step.kind: step for step in self.steps if _name(step) in self.lost}
         probes = [replace(step.probe, messages=step.probe.messages[: step.until]) for step in steps.values()]
         probes += [_spaced_probe(space) for space in _SPACES[:2] if self.trimmed]
-        return [(case, rendered(renderer, case)) for case in probes]
+        return [(case, case.text(renderer)) for case in probes]
 
 
 def alone(renderer: Renderer, source: str, where: str) -> Renderer:
@@ -112,7 +110,7 @@ def judge(renderer: Renderer, probes: Sequence[Probe], *, spaces: bool = True) -
     """What becomes of the answers of some conversations; `spaces`: also of whitespace at their ends."""
     steps = append_only(renderer, probes).steps
     # Whether it writes the field `reasoning_content` of a message
-    text = text_of(renderer, [_ASK, answering(ANSWER, REASONING)])
+    text = probe("", [_ASK, answering(ANSWER, REASONING)]).text(renderer, opens=False)
     has_field = text is None or REASONING in text
     names: set[str] = set()
     lost: set[str] = set()
@@ -170,19 +168,14 @@ def _spaced_probe(space: str) -> Probe:
     return probe("", [_ASK, answering(space.format(_SAID)), _ASK])
 
 
-def rendered(renderer: Renderer, case: Probe) -> str | None:
-    """A prompt that ends with a generation prompt; None if the template refuses it."""
-    return part_text(renderer, case, len(case.messages), opens=True)
-
-
 def _texts(renderer: Renderer, case: Probe) -> tuple[str, str] | None:
     """The prompt of a probe's answer, and the prompt after it; None if the template refuses them."""
-    first, second = (text_of(renderer, messages, opens=True) for messages in (case.messages[:1], case.messages))
+    first, second = (case.text(renderer, count) for count in (1, None))
     return None if first is None or second is None else (first, second)
 
 
 class Original:
-    """A template as it was, with what it writes for first turns."""
+    """A template as it was, with what it writes for first turns and answers."""
 
     def __init__(self, renderer: Renderer, log: Sequence[Probe] = ()) -> None:
         self.renderer = renderer
@@ -193,21 +186,22 @@ class Original:
             *({name: value} for name in values if name not in stated for value in values[name]),
         )
         """Those to prove first prompts with: the given ones, and each value that the template distinguishes."""
-        self._few = [(probe, args) for probe in _FIRST for args in self.arguments[:1]]
-        self._many = [(probe, args) for probe in (*_FIRST, *_heads(PROBES)) for args in self.arguments]
-        self._log: list[tuple[Probe, Mapping[str, object]]] = [(head, {}) for head in _heads(log)]
-        self.firsts, self.firsts_of_log = len(self._many), len(self._log)
-        """How many first prompts are compared, of the probes and of the log."""
-        self._texts: dict[tuple[int, str], str | None] = {}
+        self.firsts = [
+            replace(head, template_args=args) for head in (*_FIRST, *_heads(PROBES)) for args in self.arguments
+        ]
+        self.firsts_of_log = _heads(log)
+        """The first prompts that are compared, of the probes and of the log."""
+        self._texts: dict[int, str | None] = {}
         self._answers = {id(probe): list(_turns(renderer, probe)) for probe in (*PROBES, *PARSED)}
 
-    def writes_same(self, variant: Renderer, *, all_of_them: bool = False) -> bool:
-        """Whether first prompts are byte for byte the same; a few of them, or all."""
-        return all(self._same(variant, *case) for case in (self._many if all_of_them else self._few))
-
-    def same_in_log(self, variant: Renderer) -> int:
-        """How many first prompts of the log are unchanged."""
-        return sum(self._same(variant, *case) for case in self._log)
+    def writes_same(self, variant: Renderer, firsts: Iterable[Probe]) -> bool:
+        """Whether these first prompts are byte for byte the same."""
+        for first in firsts:
+            if id(first) not in self._texts:
+                self._texts[id(first)] = first.text(self.renderer)
+            if first.text(variant) != self._texts[id(first)]:
+                return False
+        return True
 
     def agrees(self, variant: Renderer) -> bool:
         """Whether answers and what follows them are unchanged, except for history, in every probe."""
@@ -222,12 +216,6 @@ class Original:
     def _pairs(self, variant: Renderer, case: Probe) -> Iterator[tuple[_Turn, _Turn]]:
         return zip(self._answers[id(case)], _turns(variant, case), strict=True)
 
-    def _same(self, variant: Renderer, case: Probe, args: Mapping[str, object]) -> bool:
-        key = id(case), repr(args)
-        if key not in self._texts:
-            self._texts[key] = _first(self.renderer, case, args)
-        return _first(variant, case, args) == self._texts[key]
-
 
 def _heads(probes: Iterable[Probe]) -> list[Probe]:
     """The messages before the first answer of each."""
@@ -237,10 +225,6 @@ def _heads(probes: Iterable[Probe]) -> list[Probe]:
         if count:
             heads.append(replace(case, messages=case.messages[:count]))
     return heads
-
-
-def _first(renderer: Renderer, case: Probe, args: Mapping[str, object]) -> str | None:
-    return text_of(renderer, case.messages, case.tools, opens=True, args={**case.template_args, **args})
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,10 +242,10 @@ class _Turn:
 def _turns(renderer: Renderer, case: Probe) -> Iterator[_Turn]:
     """The answers of a probe, each with what follows it."""
     answers = [i for i, message in enumerate(case.messages) if message.sampled]
-    after = part_text(renderer, case, answers[0]) if answers else None
+    after = case.text(renderer, answers[0]) if answers else None
     for answer, until in pairwise([*answers, len(case.messages)]):
-        prompt, after = after, part_text(renderer, case, until)
-        closed = part_text(renderer, case, answer + 1, opens=False)
+        prompt, after = after, case.text(renderer, until)
+        closed = case.text(renderer, answer + 1, opens=False)
         last = None
         if prompt is not None and closed is not None and closed.startswith(prompt):
             last = closed[len(prompt) :]
@@ -339,9 +323,9 @@ def find_variant(renderer: Renderer, log: Sequence[Probe] = ()) -> Variant:
     before, after = (judge(chosen, PROBES) for chosen in both)
     of_log = None
     if log:
-        of_log = OfLog(original.firsts_of_log, *(judge(chosen, log, spaces=False) for chosen in both))
+        of_log = OfLog(len(original.firsts_of_log), *(judge(chosen, log, spaces=False) for chosen in both))
     arguments = tuple(f"{name}={value!r}" for argument in original.arguments for name, value in argument.items())
-    return Variant(source, edits, before, after, original.firsts, arguments, of_log, search.rejected())
+    return Variant(source, edits, before, after, len(original.firsts), arguments, of_log, search.rejected())
 
 
 class _Search:
@@ -455,7 +439,7 @@ class _Search:
         """
         if thread_time() > self._deadline or (variant := self.renderer(edits)) is None:
             return False
-        return any(rendered(variant, case) != text for case, text in self._watched)
+        return any(case.text(variant) != text for case, text in self._watched)
 
     def _is_proved(self, edits: _Set, judged: Judged) -> bool:
         """Whether everything but history is unchanged."""
@@ -464,13 +448,13 @@ class _Search:
             variant, why = self.renderer(edits), ""
             if variant is None:
                 why = "it is not a template"
-            elif not self._original.writes_same(variant):
+            elif not self._original.writes_same(variant, _FIRST):
                 why = "first prompts change"
             elif not self._original.agrees(variant):
                 why = "an answer, or what follows one, changes"
-            elif not self._original.writes_same(variant, all_of_them=True):
+            elif not self._original.writes_same(variant, self._original.firsts):
                 why = "first prompts with some argument change"
-            elif self._original.same_in_log(variant) < self._original.firsts_of_log:
+            elif not self._original.writes_same(variant, self._original.firsts_of_log):
                 why = "first prompts of the log change"
             gain = self._now.faults - judged.faults
             if why and gain > 0 and len(edits) == 1:

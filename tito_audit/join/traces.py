@@ -1,12 +1,16 @@
-"""The hashes of a call: they depend only on the call and the known turn ends, so any process can compute them."""
+"""The hashes of a call, and how much its answer resembles another text.
+
+Hashes depend only on the call and the known turn ends, so any process can compute them.
+"""
 
 from __future__ import annotations
 
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from difflib import SequenceMatcher
 from enum import IntFlag
 from hashlib import blake2b
 from typing import Any, NamedTuple, TypeAlias
@@ -15,9 +19,10 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
-from tito_audit.align.runs import HASH_BASE
+from tito_audit.align.runs import HASH_BASE, gaps, paired_runs
 from tito_audit.record.arrays import Ids, Offsets
 from tito_audit.record.message import Message, ToolCall
+from tito_audit.record.prefix import starts_with
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,113 +136,6 @@ def _canonical(value: Any) -> str:
 Hashes: TypeAlias = NDArray[np.uint64]
 MASK = (1 << 64) - 1
 _OFFSET = np.uint64(0xD1B54A32D192ED03)
-
-
-class Rolling:
-    """Hashes of all prefixes of a sequence of integers.
-
-    Each position has its own factor, so no pattern of ids makes two sequences collide.
-    """
-
-    def __init__(self) -> None:
-        self._factors = _factors(1 << 12)
-
-    def prefixes(self, values: NDArray[np.integer], salt: int) -> Hashes:
-        """`[N+1]` The hash of the first n values, for each n."""
-        hash_at = np.empty(len(values) + 1, np.uint64)
-        hash_at[0] = salt
-        terms = self._terms(values, 0)
-        terms[:1] += np.uint64(salt)
-        np.cumsum(terms, out=hash_at[1:])
-        return hash_at
-
-    def extended(self, hash_: int, length: int, values: NDArray[np.integer]) -> int:
-        """The hash of a sequence with this hash and length, followed by these values."""
-        return (hash_ + int(self._terms(values, length).sum())) & MASK
-
-    def _terms(self, values: NDArray[np.integer], at: int) -> Hashes:
-        end = at + len(values)
-        if end > len(self._factors):
-            self._factors = _factors(2 * end)
-        terms = values.astype(np.uint64)
-        terms += _OFFSET
-        terms *= HASH_BASE
-        terms ^= terms >> np.uint64(32)
-        terms *= self._factors[at:end]
-        return terms
-
-
-def _factors(count: int) -> Hashes:
-    """`[count]` Odd factors that look random (splitmix64)."""
-    state = np.arange(1, count + 1, dtype=np.uint64) * HASH_BASE
-    state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return (state ^ (state >> np.uint64(31))) | np.uint64(1)
-
-
-def hash_of(data: bytes) -> int:
-    """A 64-bit hash of bytes."""
-    return int.from_bytes(blake2b(data, digest_size=8).digest(), "little")
-
-
-def digest(text: str) -> int:
-    """A number below 2**64 that identifies a text."""
-    return hash_of(text.encode("utf-8", "surrogatepass"))
-
-
-_WATCHED = 16
-
-
-class TurnEnds:
-    """Ids that end a turn: last ids of ended completions that do not occur earlier in completions."""
-
-    def __init__(self) -> None:
-        self.ids: tuple[int, ...] = ()
-        """The most frequent ones."""
-        self._ended = 0
-        self._last: Counter[int] = Counter()
-        self._inside: Counter[int] = Counter()
-
-    def learn(self, completion: Ids, *, ended: bool) -> None:
-        """Count the last id of a completion, and the known ends within it."""
-        changed = False
-        self._ended += ended
-        for id_ in self._last:
-            if (inside := int(np.count_nonzero(completion[:-1] == id_))) != 0:
-                self._inside[id_] += inside
-                changed = True
-        if ended and len(completion):
-            last = int(completion[-1])
-            if last not in self._last and len(self._last) == _WATCHED:
-                rarest = min(self._last, key=self._last.__getitem__)
-                if self._last[rarest] == 1:
-                    del self._last[rarest], self._inside[rarest]
-            if last in self._last or len(self._last) < _WATCHED:
-                self._last[last] += 1
-                changed |= last not in self.ids
-        if changed or self._ended & (self._ended - 1) == 0:
-            surest = sorted(self._last.items(), key=lambda each: (-each[1], each[0]))
-            often = [(id_, count, self._inside[id_]) for id_, count in surest if count >= 0.05 * self._ended]
-            # An id may end turns that is rarely used inside completions, too.
-            self.ids = tuple(id_ for id_, count, inside in often if inside <= 0.02 * (count + inside))[:8]
-
-    def after(self, ids: Ids) -> Offsets:
-        """The positions after each turn end in a sequence, ascending; `[E]` int64."""
-        if not self.ids:
-            return np.empty(0, np.int64)
-        at = ids == self.ids[0]
-        for id_ in self.ids[1:]:
-            at |= ids == id_
-        return np.flatnonzero(at) + 1
-
-    def without(self, ids: Ids) -> Ids:
-        """A sequence without trailing turn ends."""
-        end = len(ids)
-        while end and int(ids[end - 1]) in self.ids:
-            end -= 1
-        return ids[:end]
-
-
 _FACTOR = 0x9E3779B97F4A7C15
 _NO_TURNS: Hashes = np.empty(0, np.uint64)
 
@@ -277,30 +175,84 @@ class Trace(NamedTuple):
 
 
 class Tracer:
-    """Hashes calls. Processes with the same `ends` get the same hashes."""
+    """Hashes calls. Processes with the same `ends` get the same hashes.
+
+    Each position of a sequence has its own factor, so no pattern of ids makes two sequences collide.
+    """
 
     def __init__(self) -> None:
-        self.ends, self.rolling = TurnEnds(), Rolling()
+        self.ends: tuple[int, ...] = ()
+        """Ids that end a turn: last ids of ended completions that do not occur earlier in completions; the most
+        frequent first."""
+        self._factors = _factors(1 << 12)
 
-    def learn(self, call: CallTraits) -> None:
-        """Learn from a call which ids end a turn."""
-        if call.prompt is not None and call.completion is not None:
-            self.ends.learn(call.completion, ended=call.ended)
+    def learn(self, calls: Iterable[CallTraits]) -> None:
+        """Learn from some calls which ids end a turn; other such ids are found by rereading rows."""
+        sampled = [(call.completion, call.ended) for call in calls if call.prompt is not None]
+        completions = [(ids, ended) for ids, ended in sampled if ids is not None]
+        last = Counter(int(ids[-1]) for ids, ended in completions if ended and len(ids))
+        ends: list[int] = []
+        for id_, count in sorted(last.items(), key=lambda each: (-each[1], each[0]))[:16]:
+            inside = sum(int(np.count_nonzero(ids[:-1] == id_)) for ids, _ in completions)
+            # An id may end turns that is rarely used inside completions, too.
+            if count >= 0.05 * sum(ended for _, ended in completions) and inside <= 0.02 * (count + inside):
+                ends.append(id_)
+        self.ends = tuple(ends[:8])
+
+    def after_ends(self, ids: Ids) -> Offsets:
+        """The positions after each turn end in a sequence, ascending; `[E]` int64."""
+        if not self.ends:
+            return np.empty(0, np.int64)
+        at = ids == self.ends[0]
+        for id_ in self.ends[1:]:
+            at |= ids == id_
+        return np.flatnonzero(at) + 1
+
+    def without_ends(self, ids: Ids) -> Ids:
+        """A sequence without trailing turn ends."""
+        end = len(ids)
+        while end and int(ids[end - 1]) in self.ends:
+            end -= 1
+        return ids[:end]
+
+    def prefixes(self, values: NDArray[np.integer], salt: int) -> Hashes:
+        """`[N+1]` The hash of the first n values, for each n."""
+        hash_at = np.empty(len(values) + 1, np.uint64)
+        hash_at[0] = salt
+        terms = self._terms(values, 0)
+        terms[:1] += np.uint64(salt)
+        np.cumsum(terms, out=hash_at[1:])
+        return hash_at
+
+    def extended(self, hash_: int, length: int, values: NDArray[np.integer]) -> int:
+        """The hash of a sequence with this hash and length, followed by these values."""
+        return (hash_ + int(self._terms(values, length).sum())) & MASK
+
+    def _terms(self, values: NDArray[np.integer], at: int) -> Hashes:
+        end = at + len(values)
+        if end > len(self._factors):
+            self._factors = _factors(2 * end)
+        terms = values.astype(np.uint64)
+        terms += _OFFSET
+        terms *= HASH_BASE
+        terms ^= terms >> np.uint64(32)
+        terms *= self._factors[at:end]
+        return terms
 
     def trace(self, call: CallTraits) -> Trace:
         """The hashes of a call."""
         has, length, prompt, seen, turns = Has(0), 0, 0, 0, _NO_TURNS
         if call.prompt is not None:
             has, length = Has.IDS, len(call.prompt)
-            hash_at = self.rolling.prefixes(call.prompt, salt("ids", call.context))
-            prompt, turns = int(hash_at[-1]), hash_at[self.ends.after(call.prompt)[::-1]]
+            hash_at = self.prefixes(call.prompt, salt("ids", call.context))
+            prompt, turns = int(hash_at[-1]), hash_at[self.after_ends(call.prompt)[::-1]]
             if call.completion is not None and len(call.completion):
-                seen = self.rolling.extended(prompt, length, call.completion)
+                seen = self.extended(prompt, length, call.completion)
         elif call.request is None and call.prompt_text is not None:
             has, values = Has.TEXT, as_bytes(call.prompt_text)
-            length, prompt = len(values), self.rolling.extended(salt("text", call.context), 0, values)
+            length, prompt = len(values), self.extended(salt("text", call.context), 0, values)
             if call.completion_text:
-                seen = self.rolling.extended(prompt, length, as_bytes(call.completion_text))
+                seen = self.extended(prompt, length, as_bytes(call.completion_text))
         key = 0 if call.key is None else hash_of(call.key) ^ salt("key", call.context)
         if call.request is None:
             return Trace(int(has), length, prompt, turns, seen, key)
@@ -328,6 +280,24 @@ class Tracer:
         )
 
 
+def _factors(count: int) -> Hashes:
+    """`[count]` Odd factors that look random (splitmix64)."""
+    state = np.arange(1, count + 1, dtype=np.uint64) * HASH_BASE
+    state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return (state ^ (state >> np.uint64(31))) | np.uint64(1)
+
+
+def hash_of(data: bytes) -> int:
+    """A 64-bit hash of bytes."""
+    return int.from_bytes(blake2b(data, digest_size=8).digest(), "little")
+
+
+def digest(text: str) -> int:
+    """A number below 2**64 that identifies a text."""
+    return hash_of(text.encode("utf-8", "surrogatepass"))
+
+
 def salt(kind: str, context: int) -> int:
     """The hash of the empty sequence, by kind and context."""
     return (hash_of(kind.encode()) ^ (context * _FACTOR)) & MASK
@@ -342,3 +312,79 @@ def _then(hash_: int, message: Message) -> int:
     """The hash of messages with this hash, followed by one more."""
     mixed = ((hash_ ^ message_digest(message)) * _FACTOR) & MASK
     return (mixed ^ (mixed >> 29)) * _FACTOR & MASK
+
+
+# How much an answer resembles what a later prompt holds in its place
+
+
+PROVEN = 0.8
+"""From this likeness on, they are the same answer."""
+SAME, SAME_WITHOUT_REASONING, SAME_IN_OTHER_SPELLING = 3.0, 2.0, 1.0
+_UNPROVEN = 0.5
+"""The highest likeness of two answers that say different things in similar words."""
+_LEAST_BYTES, _LEAST_IDS = 16, 8
+_MOST_WORDS, _MOST_IDS, _FREQUENT_FROM = 1000, 1500, 200
+_WORD = re.compile(r"\w+|[^\w\s]")
+
+
+def likeness_of_texts(answer: bytes, there: bytes, *, open_end: bool = False) -> float:
+    """How much two texts resemble each other: 1 to 3 if they say the same, else below 1.
+
+    With `open_end`, `there` may go on after the answer.
+    """
+    if not answer.strip() or not there.strip():
+        return 0.0
+    if answer == there or (open_end and len(answer) >= _LEAST_BYTES and there.startswith(answer)):
+        return SAME
+    spelled, spelled_there = (text.decode("utf-8", "replace") for text in (answer, there))
+    shown, shown_there = without_reasoning(spelled).strip(), without_reasoning(spelled_there).strip()
+    if shown and _same(shown, shown_there, open_end=open_end):
+        return SAME_WITHOUT_REASONING
+    (text, calls), (text_there, calls_there) = text_and_calls(spelled), text_and_calls(spelled_there)
+    if calls != calls_there[: len(calls)] or (len(calls) != len(calls_there) and not open_end):
+        return 0.0
+    text, text_there = "".join(text.split()), "".join(text_there.split())
+    if _same(text, text_there, open_end=open_end) and (text or calls):
+        return SAME_IN_OTHER_SPELLING
+    return 0.0 if open_end else _likeness_of_words(shown, shown_there)
+
+
+def _same(text: str, there: str, *, open_end: bool) -> bool:
+    return text == there or (open_end and len(text) >= _LEAST_BYTES and there.startswith(text))
+
+
+def _likeness_of_words(text: str, there: str) -> float:
+    """The share of words that two texts have in common, in order; below proof if numbers differ."""
+    words, others = _WORD.findall(text), _WORD.findall(there)
+    if not words or not others or max(len(words), len(others)) > _MOST_WORDS:
+        return 0.0
+    matcher = SequenceMatcher(None, words, others, autojunk=False)
+    same = [word for start, _, size in matcher.get_matching_blocks() for word in words[start : start + size]]
+    equal = sum(map(len, same))
+    likeness = equal / max(sum(map(len, words)), sum(map(len, others)))
+    numbers, other_numbers = (
+        Counter(word for word in spelled if any(map(str.isdigit, word))) for spelled in (words, others)
+    )
+    return likeness if numbers == other_numbers and equal >= _LEAST_BYTES else min(likeness, _UNPROVEN)
+
+
+def likeness_of_ids(answer: Ids, there: Ids, *, open_end: bool = False) -> float:
+    """The same for token ids whose text is unknown.
+
+    One id instead of another is different text; several instead of one may be the same text.
+    """
+    if not len(answer) or not len(there):
+        return 0.0
+    if open_end:
+        return SAME if len(answer) >= _LEAST_IDS and starts_with(there, answer) else 0.0
+    if np.array_equal(answer, there):
+        return SAME
+    if len(there) < len(answer) and np.array_equal(answer[-len(there) :], there):
+        return SAME_WITHOUT_REASONING
+    runs = list(paired_runs(answer, there, longest=_MOST_IDS, frequent_from=_FREQUENT_FROM))
+    equal = sum(run.size for run in runs)
+    swapped = any(
+        gap.end - gap.start == gap.other_end - gap.other == 1 for gap in gaps(runs, len(answer), len(there))
+    )
+    likeness = min(equal / len(there), 0.99)
+    return likeness if equal >= _LEAST_IDS and not swapped else min(likeness, _UNPROVEN)
