@@ -25,6 +25,7 @@ from tests.faults import END, Log, clean_logs, encode, log_of, places, spelling 
 from tests.tiers import examples  # noqa: E402
 from tito_audit.align.drift import align  # noqa: E402
 from tito_audit.evidence.chains import chain_turns  # noqa: E402
+from tito_audit.evidence.differences import Stretch, stretches  # noqa: E402
 from tito_audit.evidence.gather import gather  # noqa: E402
 from tito_audit.evidence.model import Evidence, TextSide  # noqa: E402
 from tito_audit.evidence.prefix_reuse import (  # noqa: E402
@@ -34,13 +35,11 @@ from tito_audit.evidence.prefix_reuse import (  # noqa: E402
     compare_text,
 )
 from tito_audit.evidence.reference import Reference  # noqa: E402
-from tito_audit.evidence.stretches import Stretch, stretches  # noqa: E402
 from tito_audit.record.arrays import Ids  # noqa: E402
 from tito_audit.record.message import as_messages  # noqa: E402
 from tito_audit.record.rollout import Rollout, Turn  # noqa: E402
 from tito_audit.settings.model import Settings  # noqa: E402
-from tito_audit.tokens.prefix_cache import KnownText, KnownTexts, PrefixEncoder  # noqa: E402
-from tito_audit.tokens.segments import Cuts, SegmentEncoder  # noqa: E402
+from tito_audit.tokens.segments import Cuts, KnownText, KnownTexts, PrefixEncoder, SegmentEncoder  # noqa: E402  # noqa: E402
 
 TOY = ROOT / "fixtures" / "tokenizers" / "toy_bpe"
 some = settings(max_examples=examples(20, 60), deadline=None, derandomize=True)

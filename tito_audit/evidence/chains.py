@@ -22,7 +22,7 @@ from tito_audit.chains.links import (
     resumed_prompt,
     sibling_link,
 )
-from tito_audit.evidence.differences import Region, difference
+from tito_audit.evidence.differences import Region, Stretch, difference, starting_before, stretches
 from tito_audit.evidence.model import Against, Difference
 from tito_audit.evidence.prefix_reuse import PiecesCache, changed_text
 from tito_audit.evidence.reference import Reference
@@ -36,12 +36,11 @@ from tito_audit.evidence.rewritten import (
     opens_twice,
     other_tools,
 )
-from tito_audit.evidence.stretches import Stretch, starting_before, stretches
 from tito_audit.record.arrays import Ids
 from tito_audit.record.finding import Severity
 from tito_audit.record.prefix import common_byte_prefix, common_prefix, starts_with
 from tito_audit.record.rollout import Rollout
-from tito_audit.tokens.prefix_cache import KnownText
+from tito_audit.tokens.segments import KnownText
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,33 +82,23 @@ def chain_turns(rollout: Rollout, reference: Reference | None) -> Chains:
         if turn.prompt_ids is not None and earlier:
             link, differing = _link(rollout, k, earlier, regions, reference, pieces)
             links.append(link)
-        if link is not None and link.parent is not None:
+        if link is not None and (parent := link.parent) is not None:
             for stretch in differing:
                 if not len(stretch.canonical.ids):
                     effect = f"turn {k} did not see these tokens"
                 elif not len(stretch.recorded.ids):
-                    effect = f"turn {k} saw tokens that turn {link.parent} lacks"
+                    effect = f"turn {k} saw tokens that turn {parent} lacks"
                 else:
                     same = stretch.recorded.data == stretch.canonical.data
                     effect = f"turn {k} saw the {'re-encoded' if same else 'rewritten'} tokens"
-                differences.append(
-                    difference(
-                        stretch,
-                        Against.NEXT_PROMPT,
-                        Severity.ERROR,
-                        effect,
-                        regions=regions[link.parent],
-                        turn=link.parent,
-                        turns=turns,
-                        later_turn=k,
-                    )
-                )
+                new = difference(stretch, Against.NEXT_PROMPT, Severity.ERROR, effect, parent, regions[parent], k)
+                differences.append(new)
         completions: tuple[Region, ...] = ()
         if turn.prompt_ids is not None and turn.completion_ids is not None:
             if link is not None and link.kind is LinkKind.CONTINUES and link.parent is not None:
                 completions = regions[link.parent]
             start = len(turn.prompt_ids)
-            completions = (*completions, Region(k, start, start + len(turn.completion_ids)))
+            completions = (*completions, Region(k, start, start + len(turn.completion_ids), turn.message_index))
         regions.append(completions)
         if turn.prompt_ids is not None and (tokens := seen[k]) is not None:
             earlier.add(History(k, turn.prompt_ids, tokens))

@@ -17,8 +17,7 @@ from tito_audit.record.arrays import Ids, empty_ids
 from tito_audit.record.finding import Severity
 from tito_audit.record.prefix import same_ids, starts_with
 from tito_audit.record.rollout import Rollout
-from tito_audit.tokens.prefix_cache import KnownText
-from tito_audit.tokens.segments import Cuts
+from tito_audit.tokens.segments import Cuts, KnownText
 
 _HARMLESS = "harmless as logged, but would drift if the text were re-encoded"
 
@@ -99,18 +98,11 @@ def reencoded_differences(
         if same_ids(encoded, answer.ids):
             continue
         whole = KnownText(reference.tokenizer.cuts, answer.text, encoded)
-        region = Region(answer.turn, answer.start, len(answer.ids))
+        index = rollout.turns[answer.turn].message_index
+        region = Region(answer.turn, answer.start, len(answer.ids), index)
         every.append(
             [
-                difference(
-                    stretch,
-                    Against.REENCODED,
-                    Severity.NOTE,
-                    _HARMLESS,
-                    regions=(region,),
-                    turn=answer.turn,
-                    turns=rollout.turns,
-                )
+                difference(stretch, Against.REENCODED, Severity.NOTE, _HARMLESS, answer.turn, (region,))
                 for stretch in compare_ids(whole, answer.ids, reference, PiecesCache(reference))[0]
                 if stretch.end > answer.start
             ]

@@ -1,16 +1,165 @@
-"""Differences from stretches: what each did to training, and in which completion it lies."""
+"""Where two aligned sequences differ, what each difference did to training, and in which completion it lies."""
 
 from __future__ import annotations
 
+import re
+import unicodedata
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
 
-from tito_audit.evidence.model import Against, Difference
-from tito_audit.evidence.stretches import Stretch
+from tito_audit.align.blocks import Block, BlockKind, Blocks
+from tito_audit.align.pieces import AROUND, Pieces
+from tito_audit.align.runs import equal_runs, gaps
+from tito_audit.evidence.model import CONTEXT_TOKENS, Against, Difference, TextSide
+from tito_audit.record.arrays import Ids
 from tito_audit.record.finding import Severity, Where
-from tito_audit.record.rollout import Turn
+from tito_audit.record.prefix import common_ends
+
+_BROKEN = "\ufffd"
+_EMPTY_REASONING = re.compile(rb"<think>\s*</think>\s*")
+_WINDOW = 4 * AROUND
+"""About how many bytes the text around one difference takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """One block that is not SAME, with both sides' tokens and text."""
+
+    kind: BlockKind
+    start: int
+    end: int
+    """Half-open in the recorded pieces."""
+    canonical_start: int
+    canonical_end: int
+    recorded: TextSide
+    canonical: TextSide
+    equal: tuple[int, int]
+    """How many tokens right before and right after it are the same in both, at most `CONTEXT_TOKENS`."""
+
+    @property
+    def key(self) -> tuple[int, int, bytes]:
+        """The same for one difference found twice in a recorded sequence."""
+        return self.start, self.end, self.canonical.ids.tobytes()
+
+
+def stretches(
+    recorded: Pieces,
+    canonical: Pieces,
+    blocks: Blocks | Sequence[Block],
+    within: tuple[Ids, int, Ids, int] | None = None,
+) -> list[Stretch]:
+    """The tokens that differ in every block that is not SAME, in order; their places are those `within` longer
+    sequences, of which each side begins at a token, if these are given."""
+    differing = blocks.differing() if isinstance(blocks, Blocks) else blocks
+    few = len(differing) * _WINDOW < len(recorded.data)
+    ids, first, others, c_first = within or (recorded.ids, 0, canonical.ids, 0)
+    return [
+        Stretch(
+            kind,
+            start + first,
+            end + first,
+            c_start + c_first,
+            c_end + c_first,
+            _side(recorded, start, end, few),
+            _side(canonical, c_start, c_end, few),
+            equal_around(ids, (start + first, end + first), others, (c_start + c_first, c_end + c_first)),
+        )
+        for block in differing
+        for kind, start, end, c_start, c_end in narrowed(block, recorded, canonical)
+    ]
+
+
+def starting_before(every: Sequence[Stretch], tokens: int) -> Sequence[Stretch]:
+    """Those that begin before this recorded token."""
+    return [stretch for stretch in every if stretch.start < tokens]
+
+
+def equal_around(
+    recorded: Ids, stretch: tuple[int, int], canonical: Ids, other: tuple[int, int]
+) -> tuple[int, int]:
+    """How many tokens right before and right after two ranges are the same in both sequences."""
+    (start, end), (c_start, c_end) = stretch, other
+    before = after = 0
+    for size in range(1, min(CONTEXT_TOKENS, start, c_start) + 1):
+        if recorded[start - size] != canonical[c_start - size]:
+            break
+        before = size
+    for at in range(min(CONTEXT_TOKENS, len(recorded) - end, len(canonical) - c_end)):
+        if recorded[end + at] != canonical[c_end + at]:
+            break
+        after = at + 1
+    return before, after
+
+
+def _side(pieces: Pieces, start: int, end: int, few: bool) -> TextSide:
+    """One side of a difference. Of few differences each keeps its own text; many share the whole sequence."""
+    if not few:
+        return TextSide(pieces, start, end)
+    near, low = pieces.near(start, end)
+    return TextSide(near, start - low, end - low)
+
+
+# A block whose bytes differ, narrowed to the tokens that differ.
+
+
+def narrowed(block: Block, recorded: Pieces, canonical: Pieces) -> list[Block]:
+    """The parts of a block that differ; one part where all of it does.
+
+    Tokens that both sides begin or end with are cut off. If all that differs is control tokens that the canonical
+    side drops, broken characters that it writes as U+FFFD, text that it normalises, or empty reasoning that it
+    adds, each of these is a part.
+    """
+    kind, start, end, c_start, c_end = block
+    if kind is not BlockKind.DRIFT:
+        return [block]
+    a, b = recorded.ids[start:end], canonical.ids[c_start:c_end]
+    head, tail = common_ends(a, b)
+    whole = _part(start + head, end - tail, c_start + head, c_end - tail)
+    a, b = a[head : len(a) - tail], b[head : len(b) - tail]
+    if not len(a) or not len(b) or max(len(a), len(b)) > 2000:
+        return [whole]
+    parts = [
+        _part(whole[1] + i, whole[1] + i_end, whole[3] + j, whole[3] + j_end)
+        for i, i_end, j, j_end in gaps(equal_runs(a, b), len(a), len(b))
+    ]
+    separate = len(parts) > 1 and all(_is_clear(part, recorded, canonical) for part in parts)
+    return parts if separate else [whole]
+
+
+def _is_clear(part: Block, recorded: Pieces, canonical: Pieces) -> bool:
+    """Whether a part shows by itself what happened: dropped control tokens, text as decoding or normalising leaves
+    it, or empty reasoning that was added."""
+    kind, start, end, c_start, c_end = part
+    if kind is BlockKind.EXTRA:
+        return bool(recorded.control[start:end].all())
+    data, written = recorded.bytes_of(start, end), canonical.bytes_of(c_start, c_end)
+    if kind is BlockKind.MISSING:
+        return _EMPTY_REASONING.fullmatch(written) is not None
+    text = _text(data)
+    return (_BROKEN in text and text == _text(written)) or normalised(data, written) is not None
+
+
+def normalised(data: bytes, written: bytes) -> str | None:
+    """The Unicode normalisation that makes one text the other; None if none does."""
+    try:
+        text, other = data.decode(), written.decode()
+    except UnicodeDecodeError:
+        return None
+    if text == other:
+        return None
+    return next((form for form in ("NFC", "NFKC") if unicodedata.normalize(form, text) == other), None)
+
+
+def _text(data: bytes) -> str:
+    """Bytes as text, each run of broken characters as one: decoders differ in how many they produce."""
+    return re.sub(f"{_BROKEN}+", _BROKEN, data.decode("utf-8", "replace"))
+
+
+def _part(start: int, end: int, c_start: int, c_end: int) -> Block:
+    kind = BlockKind.DRIFT if start < end and c_start < c_end else BlockKind.EXTRA
+    return (BlockKind.MISSING if start == end else kind), start, end, c_start, c_end
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +169,8 @@ class Region:
     turn: int
     start: int
     end: int
+    message_index: int | None = None
+    """The message that it wrote, when known."""
 
 
 def difference(
@@ -27,24 +178,20 @@ def difference(
     against: Against,
     severity: Severity,
     effect: str,
-    *,
-    regions: tuple[Region, ...],
-    turn: int | None,
-    where: Where = Where.PROMPT,
-    turns: Sequence[Turn] = (),
+    turn: int | None = None,
+    regions: Sequence[Region] = (),
     later_turn: int | None = None,
 ) -> Difference:
-    """A stretch as a difference, placed in the completion that it touches, else in `where` of `turn`.
+    """A stretch as a difference, placed in the completion that it touches, else in the prompt of `turn`, or in the
+    training row if there is none.
 
     A stretch that begins before a completion and ends inside it counts as the completion's, from token 0 on.
     """
     region = region_of(stretch, regions)
-    start, end = stretch.start, stretch.end
-    index = None
+    start, end, where = stretch.start, stretch.end, Where.ROW if turn is None else Where.PROMPT
     if region is not None:
         start, end = max(start - region.start, 0), min(end, region.end) - region.start
         where, turn = Where.COMPLETION, region.turn
-        index = turns[region.turn].message_index if turns else None
     return Difference(
         against,
         stretch.kind,
@@ -57,7 +204,7 @@ def difference(
         severity,
         effect,
         sampled=region is not None,
-        message_index=index,
+        message_index=None if region is None else region.message_index,
         later_turn=later_turn,
         equal=stretch.equal,
     )

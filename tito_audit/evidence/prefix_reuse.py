@@ -13,11 +13,11 @@ import numpy as np
 
 from tito_audit.align.drift import Pair, align, differing_tokens
 from tito_audit.align.pieces import Pieces
+from tito_audit.evidence.differences import Stretch, stretches
 from tito_audit.evidence.reference import Reference
-from tito_audit.evidence.stretches import Stretch, stretches
 from tito_audit.record.arrays import Ids
 from tito_audit.record.prefix import common_prefix, same_ids
-from tito_audit.tokens.prefix_cache import KnownText, KnownTexts
+from tito_audit.tokens.segments import KnownText, KnownTexts
 from tito_audit.tokens.vocab import Vocabulary
 
 _REPLACED = "\ufffd"

@@ -13,7 +13,7 @@ from tito_audit.chains.links import LinkKind
 from tito_audit.errors import RenderError
 from tito_audit.evidence.chains import Chains
 from tito_audit.evidence.completions import ConfirmedIds
-from tito_audit.evidence.differences import difference, region_of
+from tito_audit.evidence.differences import Stretch, difference, region_of
 from tito_audit.evidence.model import Against, Construction, Difference
 from tito_audit.evidence.prefix_reuse import (
     Comparison,
@@ -23,14 +23,13 @@ from tito_audit.evidence.prefix_reuse import (
 )
 from tito_audit.evidence.prompt_starts import LaterText, prompt_starts
 from tito_audit.evidence.reference import Reference
-from tito_audit.evidence.stretches import Stretch
 from tito_audit.record.arrays import Ids
 from tito_audit.record.finding import Severity
 from tito_audit.record.message import Message
 from tito_audit.record.rollout import Rollout
 from tito_audit.render.renderer import Forms
 from tito_audit.render.scaffolds import scaffolds, scaffolds_of
-from tito_audit.tokens.prefix_cache import KnownText
+from tito_audit.tokens.segments import KnownText
 from tito_audit.tokens.vocab import keeps_bytes
 from tito_audit.ways.observed import prompt_messages
 
@@ -40,6 +39,7 @@ _KEPT = (
 PREFILL = Construction("TPL207", "prefilled answer", "the harness wrote the first tokens of the answer")
 _PREFILLED = "right as long as the loss leaves them out: they were given, not sampled"
 _FENCE = re.compile(r"```\w*")
+_LATER = "harmless as logged: a later prompt would hold what the template writes"
 _OFF_TEMPLATE = "the sampler was given tokens that the template does not write for these messages"
 _LACKING = "the sampler was not given what the template writes for these messages"
 _WORTH_KNOWING, _MANY = 8192, 5
@@ -268,15 +268,9 @@ def rendered_differences(
             )
             harmless = stretch.start < old or (in_answer and stretch.start == stretch.end)
             effect = _LACKING if stretch.start == stretch.end else _OFF_TEMPLATE
-            new = difference(
-                stretch,
-                Against.TEMPLATE,
-                Severity.NOTE if harmless or prefill else Severity.WARNING,
-                _PREFILLED if prefill else _KEPT if harmless else effect,
-                regions=regions,
-                turn=k,
-                turns=rollout.turns,
-            )
+            severity = Severity.NOTE if harmless or prefill else Severity.WARNING
+            effect = _PREFILLED if prefill else _KEPT if harmless else effect
+            new = difference(stretch, Against.TEMPLATE, severity, effect, k, regions)
             out.append(replace(new, construction=PREFILL) if prefill else new)
     out.extend(_last_answer(rollout, chains, texts, reference, pieces, reported, comparisons))
     return out
@@ -344,15 +338,7 @@ def _last_answer(
     own, before = chains.regions[last][-1], _comparison(rollout, last, texts, comparisons, reference)
     differing, _ = compare_text(rendered.text, seen, before, reference, pieces, open_end=True, after=own.start)
     return (
-        difference(
-            stretch,
-            Against.TEMPLATE,
-            Severity.NOTE,
-            "harmless as logged: a later prompt would hold what the template writes",
-            regions=(own,),
-            turn=last,
-            turns=rollout.turns,
-        )
+        difference(stretch, Against.TEMPLATE, Severity.NOTE, _LATER, last, (own,))
         for stretch in differing
         if own.start <= stretch.start < len(seen)
         and (stretch.kind not in SAME_BYTES and stretch.key not in reported[last])

@@ -9,7 +9,7 @@ from itertools import compress
 import numpy as np
 
 from tito_audit.align.pieces import Pieces
-from tito_audit.evidence.headers import Headers, headers_of
+from tito_audit.evidence.roles import Headers, headers_of
 from tito_audit.record.arrays import Ids
 from tito_audit.record.memo import memoized
 from tito_audit.record.message import Message, ToolSpec

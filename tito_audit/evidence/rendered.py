@@ -31,8 +31,7 @@ from tito_audit.record.rollout import Rollout
 from tito_audit.record.speakers import ASSISTANT, GIVEN_ANSWER, unknown_role_name
 from tito_audit.render.scaffolds import Scaffold
 from tito_audit.render.sentinels import SpanKind
-from tito_audit.render.span_builder import Span
-from tito_audit.render.spans import Rendering, WrittenFast, spans, written_fast
+from tito_audit.render.spans import Rendering, Span, WrittenFast, spans, written_fast
 from tito_audit.render.template import Template
 from tito_audit.tokens.segments import pattern_of, shared_start
 from tito_audit.tokens.tokenizer import Tokenizer

@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 
 from tito_audit.align.pieces import Pieces
-from tito_audit.evidence.differences import Region, region_of
+from tito_audit.evidence.differences import Region, Stretch, region_of
 from tito_audit.evidence.model import TextSide
 from tito_audit.evidence.reference import Reference
 from tito_audit.evidence.roles import GENERATION_PROMPT, TEMPLATE, TURN_END, UNKNOWN, Roles, token_roles
-from tito_audit.evidence.stretches import Stretch
 from tito_audit.record.message import Message, ToolCall
 from tito_audit.record.nesting import parsed_by_python
 from tito_audit.record.rollout import Rollout

@@ -19,7 +19,7 @@ from tito_audit.evidence.belonging import (
     shares_answer,
     spoken,
 )
-from tito_audit.evidence.differences import difference
+from tito_audit.evidence.differences import Stretch, difference, normalised, starting_before, stretches
 from tito_audit.evidence.fill import FARTHEST
 from tito_audit.evidence.masks import is_end, spans_of
 from tito_audit.evidence.model import Against, Difference, RowFound, RowView, SampledSpan, Sound
@@ -35,9 +35,8 @@ from tito_audit.evidence.roles import (
     token_roles,
 )
 from tito_audit.evidence.sft import is_sft
-from tito_audit.evidence.stretches import Stretch, normalised, starting_before, stretches
 from tito_audit.record.arrays import Ids, Logprobs, Mask, Offsets
-from tito_audit.record.finding import Severity, Where
+from tito_audit.record.finding import Severity
 from tito_audit.record.message import as_message
 from tito_audit.record.prefix import same_ids
 from tito_audit.record.rollout import Rollout, TrainingRow
@@ -227,18 +226,10 @@ def row_against_template(rollout: Rollout, rendered: RenderedConversation, refer
         beside = int(is_sft(rollout) and stretch.start == stretch.end)
         near = slice(max(stretch.start - beside, 0), stretch.end + beside)
         trained = row.loss_mask is None or bool(row.loss_mask[near].any())
-        new = difference(
-            stretch,
-            Against.TEMPLATE,
-            Severity.NOTE
-            if in_answer and (same_text or not trained or proven or _is_certain(row, view, stretch))
-            else Severity.WARNING,
-            _effect(in_answer, proven, lacking=stretch.start == stretch.end, of_sft=is_sft(rollout)),
-            regions=(),
-            turn=None,
-            where=Where.ROW,
-        )
-        out.append(replace(new, sampled=in_answer))
+        harmless = in_answer and (same_text or not trained or proven or _is_certain(row, view, stretch))
+        severity = Severity.NOTE if harmless else Severity.WARNING
+        effect = _effect(in_answer, proven, lacking=stretch.start == stretch.end, of_sft=is_sft(rollout))
+        out.append(replace(difference(stretch, Against.TEMPLATE, severity, effect), sampled=in_answer))
     return RowFound(view, out)
 
 
@@ -342,7 +333,7 @@ def row_against_itself(rollout: Rollout, reference: Reference) -> RowFound:
     return RowFound(
         _view_by_roles(recorded, rollout, reference),
         [
-            difference(stretch, Against.REENCODED, Severity.NOTE, harmless, regions=(), turn=None, where=Where.ROW)
+            difference(stretch, Against.REENCODED, Severity.NOTE, harmless)
             for stretch in stretches(recorded, canonical, align(recorded, canonical))
         ],
     )

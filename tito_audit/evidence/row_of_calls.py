@@ -19,11 +19,18 @@ from tito_audit.evidence.belonging import (
     spoken,
 )
 from tito_audit.evidence.chains import Chains
-from tito_audit.evidence.differences import Region, difference, first_of_each, region_of
+from tito_audit.evidence.differences import (
+    Region,
+    Stretch,
+    difference,
+    first_of_each,
+    region_of,
+    starting_before,
+    stretches,
+)
 from tito_audit.evidence.model import Against, Difference, RowFound, RowView
 from tito_audit.evidence.reference import Reference, pieces_of
 from tito_audit.evidence.roles import TURN_END, token_roles, unknown_roles
-from tito_audit.evidence.stretches import Stretch, starting_before, stretches
 from tito_audit.record.arrays import Ids
 from tito_audit.record.finding import Severity
 from tito_audit.record.rollout import Rollout, TrainingRow
@@ -59,16 +66,7 @@ def row_against_calls(rollout: Rollout, chains: Chains, reference: Reference | N
             if windowed and stretch.canonical_start == stretch.canonical_end:
                 continue  # an answer dropped from the history on purpose is not drift
             severity, effect = _effect(row, region, stretch, view.end_ids)
-            new = difference(
-                stretch,
-                Against.ROW,
-                severity,
-                effect,
-                regions=chains.regions[leaf],
-                turn=leaf,
-                turns=rollout.turns,
-            )
-            out.append(new)
+            out.append(difference(stretch, Against.ROW, severity, effect, leaf, chains.regions[leaf]))
     return RowFound(view.finish(), first_of_each(out))
 
 

@@ -26,8 +26,7 @@ from tito_audit.tokens.encoders import (
     probes,
     shown,
 )
-from tito_audit.tokens.prefix_cache import KnownTexts, PrefixEncoder
-from tito_audit.tokens.segments import Cuts, SegmentEncoder, find_cuts
+from tito_audit.tokens.segments import Cuts, KnownTexts, PrefixEncoder, SegmentEncoder, find_cuts
 from tito_audit.tokens.split_points import SafeCuts, find_safe_cuts
 from tito_audit.tokens.vocab import Vocabulary, keeps_bytes, normal_form
 
