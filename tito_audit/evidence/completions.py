@@ -11,7 +11,7 @@ from tito_audit.chains.links import LinkKind
 from tito_audit.evidence.chains import Chains
 from tito_audit.evidence.differences import Region, difference
 from tito_audit.evidence.model import Against, Difference
-from tito_audit.evidence.prefix_reuse import PiecesCache, compare_ids
+from tito_audit.evidence.prefix_reuse import compare_ids
 from tito_audit.evidence.reference import Reference
 from tito_audit.record.arrays import Ids, empty_ids
 from tito_audit.record.finding import Severity
@@ -103,7 +103,7 @@ def reencoded_differences(
         every.append(
             [
                 difference(stretch, Against.REENCODED, Severity.NOTE, _HARMLESS, answer.turn, (region,))
-                for stretch in compare_ids(whole, answer.ids, reference, PiecesCache(reference))[0]
+                for stretch in compare_ids(whole, answer.ids, reference)[0]
                 if stretch.end > answer.start
             ]
         )

@@ -12,77 +12,12 @@ from typing import NamedTuple
 import numpy as np
 
 from tito_audit.align.drift import Pair, align, differing_tokens
-from tito_audit.align.pieces import Pieces
 from tito_audit.evidence.differences import Stretch, stretches
 from tito_audit.evidence.reference import Reference
 from tito_audit.record.arrays import Ids
 from tito_audit.record.prefix import common_prefix, same_ids
-from tito_audit.tokens.segments import KnownText, KnownTexts
+from tito_audit.tokens.segments import KnownText
 from tito_audit.tokens.vocab import Vocabulary
-
-_REPLACED = "\ufffd"
-"""The text of broken characters, whatever their bytes."""
-
-
-class PiecesCache:
-    """The pieces of sequences with a common start, computed once for what they share."""
-
-    def __init__(self, reference: Reference) -> None:
-        self._reference = reference
-        self._known: list[Pieces] = []
-
-    def of(self, ids: Ids) -> Pieces:
-        """What `Reference.pieces` returns."""
-        best, shared = None, 0
-        for text in self._known:
-            common = common_prefix(ids, text.ids)
-            if common == len(ids) == len(text):
-                return text
-            if common > shared:
-                best, shared = text, common
-        if best is None or shared < 64:  # too few to be worth it
-            pieces = self._reference.pieces(ids)
-        else:
-            # The pieces of `ids`: the first `shared` of known pieces, then `rest`.
-            rest = self._reference.pieces(ids[shared:])
-            size = int(best.end[shared - 1])
-            pieces = Pieces(
-                ids,
-                np.concatenate([best.end[:shared], rest.end + size]),
-                best.data[:size] + rest.data,
-                np.concatenate([best.control[:shared], rest.control]),
-            )
-            if shared == len(best):
-                self._known = [text for text in self._known if text is not best]
-        self._known.append(pieces)
-        del self._known[:-4]  # two chains, both sides
-        return pieces
-
-
-class SpelledTexts:
-    """Texts that recorded ids are known to spell, to confirm what the fast renderer writes."""
-
-    def __init__(self, reference: Reference) -> None:
-        self._reference = reference
-        self._known = KnownTexts(reference.tokenizer.cuts)
-
-    def keep(self, text: str, recorded: Ids) -> None:
-        """Remember that these ids spell this text."""
-        self._known.keep(text, recorded)
-
-    def confirms(self, text: str, recorded: Ids) -> bool:
-        """Whether the ids spell exactly this text, in any tokens."""
-        if _REPLACED in text:
-            return False
-        nearest, shared = self._known.find(text)
-        characters, first = nearest.up_to(shared) if nearest is not None else (0, 0)
-        if nearest is not None and not same_ids(nearest.ids[:first], recorded[:first]):
-            nearest, shared, characters, first = None, 0, 0, 0
-        rest, own = text[characters:], recorded[first:]
-        if self._reference.tokenizer.has_more_bytes(own, rest) or self._reference.text(own) != rest:
-            return False
-        self._known.keep(text, recorded, nearest, shared)
-        return True
 
 
 class Shared(NamedTuple):
@@ -140,7 +75,6 @@ def compare_text(
     recorded: Ids,
     before: Comparison | None,
     reference: Reference,
-    pieces: PiecesCache,
     *,
     open_end: bool = False,
     after: int = 0,
@@ -158,14 +92,13 @@ def compare_text(
     if base is not None:
         canonical = np.concatenate([base.ids[: shared.other], encoded])
     whole = KnownText(reference.tokenizer.cuts, text, canonical, base, shared.cuts)
-    return compare_ids(whole, recorded, reference, pieces, before, shared, open_end=open_end, after=after)
+    return compare_ids(whole, recorded, reference, before, shared, open_end=open_end, after=after)
 
 
 def compare_ids(
     whole: KnownText,
     recorded: Ids,
     reference: Reference,
-    pieces: PiecesCache,
     before: Comparison | None = None,
     shared: Shared = _NOTHING,
     *,
@@ -177,7 +110,7 @@ def compare_ids(
     if changed is not None:
         return changed
     looked_into = before.shared_pairs(recorded, whole.ids) if before is not None else ()
-    both, pairs = (pieces.of(recorded), pieces.of(whole.ids)), list[Pair]()
+    both, pairs = (reference.pieces(recorded), reference.pieces(whole.ids)), list[Pair]()
     blocks = align(*both, open_end=open_end, after=after, looked_into=looked_into, pairs=pairs)
     return stretches(*both, blocks), Comparison(whole, recorded, pairs, None)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -15,21 +15,16 @@ from tito_audit.evidence.chains import Chains
 from tito_audit.evidence.completions import ConfirmedIds
 from tito_audit.evidence.differences import Stretch, difference, region_of
 from tito_audit.evidence.model import Against, Construction, Difference
-from tito_audit.evidence.prefix_reuse import (
-    Comparison,
-    PiecesCache,
-    SpelledTexts,
-    compare_text,
-)
+from tito_audit.evidence.prefix_reuse import Comparison, compare_text
 from tito_audit.evidence.prompt_starts import LaterText, prompt_starts
 from tito_audit.evidence.reference import Reference
 from tito_audit.record.arrays import Ids
 from tito_audit.record.finding import Severity
 from tito_audit.record.message import Message
 from tito_audit.record.rollout import Rollout
-from tito_audit.render.renderer import Forms
+from tito_audit.render.renderer import Forms, Renderer
 from tito_audit.render.scaffolds import scaffolds, scaffolds_of
-from tito_audit.tokens.segments import KnownText
+from tito_audit.tokens.segments import Cuts, KnownText
 from tito_audit.tokens.vocab import keeps_bytes
 from tito_audit.ways.observed import prompt_messages
 
@@ -88,6 +83,7 @@ class _Prompt:
 
 def render_texts(rollout: Rollout, chains: Chains, reference: Reference) -> Renderings:
     """The text of every prompt that can be rendered, and what rendering shows."""
+    assert reference.renderer is not None
     prompts: list[_Prompt] = []
     for k, call in enumerate(rollout.turns):
         sent = prompt_messages(rollout, k)
@@ -98,85 +94,70 @@ def render_texts(rollout: Rollout, chains: Chains, reference: Reference) -> Rend
         whole = rollout.messages[: last.message_index + 1]
         prompts.append(_Prompt(None, whole, chains.seen[-1], opens=False))
     ids = sum(len(prompt.recorded) for prompt in prompts if prompt.recorded is not None)
-    return _Writer(rollout, reference, may_know=ids >= _WORTH_KNOWING or len(prompts) >= _MANY).written(prompts)
+    may_know = ids >= _WORTH_KNOWING or len(prompts) >= _MANY
+    return _Writer(rollout, reference, reference.renderer, may_know=may_know).written(prompts)
 
 
 class _Writer:
     """Renders the texts of one rollout, longest first: most prompts are then known to be the start of one."""
 
-    def __init__(self, rollout: Rollout, reference: Reference, *, may_know: bool) -> None:
+    def __init__(self, rollout: Rollout, reference: Reference, renderer: Renderer, *, may_know: bool) -> None:
         """With `may_know`, prompts that are known to be the start of a later text are not rendered."""
-        assert reference.renderer is not None
-        self._rollout = rollout
-        self._reference = reference
-        variables = reference.renderer.variables(rollout.tools, rollout.template_kwargs)
-        template = reference.renderer.template(bool(rollout.tools))
+        self._rollout, self._reference, self._renderer = rollout, reference, renderer
+        self._variables = renderer.variables(rollout.tools, rollout.template_kwargs)
+        template = renderer.template(bool(rollout.tools))
         self._shapes = prompt_starts(reference.tokenizer, template)
         every = scaffolds(template)
-        self._inputs = every.inputs(variables) if every is not None else None
-        self._scaffolds = scaffolds_of(reference.renderer, bool(rollout.tools))
+        self._inputs = every.inputs(self._variables) if every is not None else None
+        self._scaffolds = scaffolds_of(renderer, bool(rollout.tools))
         self._starts = self._shapes if may_know else None
-        self._spelled = SpelledTexts(reference)
         self._forms = Forms()
         self._later: list[tuple[LaterText, RenderedText]] = []
         """The latest texts that lead to recorded ids, of several chains."""
-        self._texts: RenderedTexts = {}
-        self._errors: dict[int | None, str] = {}
-        self._confirmed: list[ConfirmedIds] = []
 
     def written(self, prompts: Sequence[_Prompt]) -> Renderings:
         """The texts of these prompts."""
-        ordered = prompts
-        if self._starts is not None:
+        starts, ordered = self._starts, prompts
+        if starts is not None:
             ordered = sorted(prompts, key=lambda prompt: -len(prompt.messages))
+        texts: RenderedTexts = {}
+        refused: dict[int | None, str] = {}
+        confirmed: list[ConfirmedIds] = []
         for prompt in ordered:
+            size, recorded = len(prompt.messages), prompt.recorded
             later = self._later_than(prompt)
-            if later is not None and self._is_start_of(*later, prompt):
+            if later and starts and recorded is not None and starts.is_known(later[0], size, recorded):
+                rendering = texts[prompt.turn] = _start_of(*later, starts.cuts, recorded)
+                self._keep(starts.start(later[0], size, recorded), rendering)
                 continue
-            rendering = self._rendered(prompt)
-            if rendering is None or prompt.recorded is None:
+            try:
+                texts[prompt.turn] = rendering = self._rendered(prompt)
+            except RenderError as error:
+                refused[prompt.turn] = str(error)
                 continue
-            size, matches = len(prompt.messages), rendering.matches_record
-            if later is not None and self._starts is not None:
-                text = rendering.text if matches else None
-                self._starts.learn(later[0], later[1].text, size, prompt.recorded, text)
-            if not matches:
+            if recorded is None:
                 continue
-            self._confirmed.append(ConfirmedIds(prompt.recorded, goes_on=not prompt.opens))
-            if self._starts is not None:
-                self._keep(
-                    self._starts.later(prompt.messages, self._inputs, prompt.opens, prompt.recorded, self._forms),
-                    rendering,
-                )
+            matches = rendering.matches_record
+            if later is not None and starts is not None:
+                starts.learn(later[0], later[1].text, size, recorded, rendering.text if matches else None)
+            if matches:
+                confirmed.append(ConfirmedIds(recorded, goes_on=not prompt.opens))
+                if starts is not None:
+                    begun = starts.later(prompt.messages, self._inputs, prompt.opens, recorded, self._forms)
+                    self._keep(begun, rendering)
         errors: list[tuple[int | None, str]] = []
         for prompt in prompts:
-            error = self._errors.get(prompt.turn)
-            if error is not None and (not errors or errors[-1][1] != error):
-                errors.append((prompt.turn, error))
-        return Renderings(self._texts, tuple(errors), tuple(self._confirmed))
-
-    def _is_start_of(self, later: LaterText, text: RenderedText, prompt: _Prompt) -> bool:
-        """Whether a prompt is known to be the start of a later text and need not be rendered."""
-        starts, recorded, size = self._starts, prompt.recorded, len(prompt.messages)
-        if starts is None or recorded is None or not starts.is_known(later, size, recorded):
-            return False
-        start = starts.start(later, size, recorded)
-        cuts, opener = starts.cuts, later.opener.tail
-        written = RenderedText(
-            lambda: "".join(cuts.split(text.text)[: 2 * len(cuts.positions(recorded))]) + opener,
-            matches_record=True,
-        )
-        self._texts[prompt.turn] = written
-        self._keep(start, written)
-        return True
+            reason = refused.get(prompt.turn)
+            if reason is not None and (not errors or errors[-1][1] != reason):
+                errors.append((prompt.turn, reason))
+        return Renderings(texts, tuple(errors), tuple(confirmed))
 
     def _later_than(self, prompt: _Prompt) -> tuple[LaterText, RenderedText] | None:
         """The latest known text whose messages begin with a prompt's."""
-        if self._starts is None or not prompt.opens or prompt.recorded is None:
-            return None
-        for later in reversed(self._later):
-            if self._starts.are_first(prompt.messages, later[0], self._forms):
-                return later
+        if self._starts is not None and prompt.opens and prompt.recorded is not None:
+            for later in reversed(self._later):
+                if self._starts.are_first(prompt.messages, later[0], self._forms):
+                    return later
         return None
 
     def _keep(self, later: LaterText | None, text: RenderedText) -> None:
@@ -184,56 +165,58 @@ class _Writer:
             self._later.append((later, text))
             del self._later[:-4]  # calls may alternate between several chains
 
-    def _rendered(self, prompt: _Prompt) -> RenderedText | None:
-        """The text that the template writes; None where it refuses, and the error is recorded."""
-        rollout, reference, recorded = self._rollout, self._reference, prompt.recorded
-        text: RenderedText | None
-        parts, inputs = self._scaffolds, self._inputs
-        if parts is not None and inputs is not None and recorded is not None:
-            how = prompt.messages, inputs, prompt.opens, self._forms
-            whole, scaffold = parts.written(*how) or ("", None)
+    def _rendered(self, prompt: _Prompt) -> RenderedText:
+        """The text that the template writes; RenderError where it refuses."""
+        reference, recorded, opens = self._reference, prompt.recorded, prompt.opens
+        if recorded is None:
+            return self._exactly(prompt, None)
+        if self._scaffolds is not None and self._inputs is not None:
+            how = prompt.messages, self._inputs, opens, self._forms
+            whole, scaffold = self._scaffolds.written(*how) or ("", None)
             if scaffold is not None:
                 data = whole.encode()
                 # Tokens of another length are of another text, unless a text is normalised first.
-                differ = prompt.opens and len(data) != reference.vocabulary.byte_count(recorded)
+                differ = opens and len(data) != reference.vocabulary.byte_count(recorded)
                 differ = differ and keeps_bytes(reference.tokenizer.normal_form, data)
-                matches = not differ and reference.leads_to(whole, recorded, goes_on=not prompt.opens)
-                if matches or parts.is_exact(scaffold, *how):
-                    text = self._texts[prompt.turn] = RenderedText(lambda: whole, matches)
-                    return text
-        how_written = prompt.messages, rollout.tools, rollout.template_kwargs
-        fast = reference.render_fast(*how_written, opens_answer=prompt.opens, forms=self._forms)
-        if fast is None or recorded is None:
-            text = self._exactly(prompt, None)
-        elif reference.leads_to(fast, recorded, goes_on=not prompt.opens):
-            if prompt.opens:
-                self._spelled.keep(fast, recorded)
-            text = RenderedText(lambda: fast, matches_record=True)
-        elif prompt.opens and self._spelled.confirms(fast, recorded):
-            text = RenderedText(lambda: fast, matches_record=False)
-        else:
-            text = self._exactly(prompt, fast)
-        if text is not None:
-            self._texts[prompt.turn] = text
-        return text
+                matches = not differ and reference.leads_to(whole, recorded, goes_on=not opens)
+                if matches or self._scaffolds.is_exact(scaffold, *how):
+                    return RenderedText(lambda: whole, matches)
+        _, fast = self._renderer.accepted_fast(
+            prompt.messages, self._variables, add_generation_prompt=opens, forms=self._forms
+        )
+        if fast is None:
+            return self._exactly(prompt, None)
+        if reference.leads_to(fast, recorded, goes_on=not opens):
+            return RenderedText(lambda: fast, matches_record=True)
+        if opens and reference.spells(recorded, fast):
+            return RenderedText(lambda: fast, matches_record=False)
+        return self._exactly(prompt, fast)
 
-    def _exactly(self, prompt: _Prompt, fast: str | None) -> RenderedText | None:
+    def _exactly(self, prompt: _Prompt, fast: str | None) -> RenderedText:
         """The text of the reference environment, or of the fast engine where both are known to write it alike."""
-        rollout, places = self._rollout, None
-        if fast is not None and self._shapes is not None:
-            places = self._shapes.places_alone(prompt.messages, self._inputs, prompt.opens, self._forms)
-            if places is not None and self._shapes.writes_alike(places):
+        rollout, shapes, places = self._rollout, self._shapes, None
+        if fast is not None and shapes is not None:
+            places = shapes.places_alone(prompt.messages, self._inputs, prompt.opens, self._forms)
+            if places is not None and shapes.writes_alike(places):
                 return RenderedText(lambda: fast, matches_record=False)
-        try:
-            text = self._reference.render(
-                prompt.messages, rollout.tools, rollout.template_kwargs, opens_answer=prompt.opens
-            )
-        except RenderError as error:
-            self._errors[prompt.turn] = str(error)
-            return None
-        if places is not None and self._shapes is not None:
-            self._shapes.learn_alike(places, text == fast)
+        text = self._renderer.render(
+            prompt.messages,
+            rollout.tools,
+            add_generation_prompt=prompt.opens,
+            template_kwargs=rollout.template_kwargs,
+        )
+        if places is not None and shapes is not None:
+            shapes.learn_alike(places, text == fast)
         return RenderedText(lambda: text, matches_record=False)
+
+
+def _start_of(later: LaterText, text: RenderedText, cuts: Cuts, recorded: Ids) -> RenderedText:
+    """The start of a later text, if that is known to lead to these ids."""
+
+    def write() -> str:
+        return "".join(cuts.split(text.text)[: 2 * len(cuts.positions(recorded))]) + later.opener.tail
+
+    return RenderedText(write, matches_record=True)
 
 
 def rendered_differences(
@@ -243,7 +226,6 @@ def rendered_differences(
     out: list[Difference] = []
     reported: dict[int, set[tuple[int, int, bytes]]] = {}
     comparisons: dict[int, Comparison | None] = {}
-    pieces = PiecesCache(reference)
     for k, turn in enumerate(rollout.turns):
         link = chains.link(k)
         parent = link.parent if link and link.kind is LinkKind.CONTINUES else None
@@ -257,7 +239,7 @@ def rendered_differences(
             old = regions[-1].end
         # Differences in the parent's prompt were reported or skipped there.
         before = None if parent is None else _comparison(rollout, parent, texts, comparisons, reference)
-        differing, comparisons[k] = compare_text(rendered.text, turn.prompt_ids, before, reference, pieces)
+        differing, comparisons[k] = compare_text(rendered.text, turn.prompt_ids, before, reference)
         for stretch in differing:
             in_answer = region_of(stretch, regions) is not None
             if stretch.key in reported[k] or (in_answer and stretch.kind in SAME_BYTES):
@@ -272,7 +254,18 @@ def rendered_differences(
             effect = _PREFILLED if prefill else _KEPT if harmless else effect
             new = difference(stretch, Against.TEMPLATE, severity, effect, k, regions)
             out.append(replace(new, construction=PREFILL) if prefill else new)
-    out.extend(_last_answer(rollout, chains, texts, reference, pieces, reported, comparisons))
+    # Where the template would write the last answer differently; its missing end is not a difference.
+    last = len(rollout.turns) - 1
+    rendered, seen = texts.get(None), chains.seen[last] if last >= 0 else None
+    if seen is not None and rendered is not None and not rendered.matches_record:
+        own, before = chains.regions[last][-1], _comparison(rollout, last, texts, comparisons, reference)
+        differing, _ = compare_text(rendered.text, seen, before, reference, open_end=True, after=own.start)
+        out += [
+            difference(stretch, Against.TEMPLATE, Severity.NOTE, _LATER, last, (own,))
+            for stretch in differing
+            if own.start <= stretch.start < len(seen)
+            and (stretch.kind not in SAME_BYTES and stretch.key not in reported[last])
+        ]
     return out
 
 
@@ -318,28 +311,3 @@ def _comparison(
     if turn not in compared and ids is not None and rendered is not None and rendered.matches_record:
         compared[turn] = Comparison(KnownText(reference.tokenizer.cuts, rendered.text, ids), ids)
     return compared.get(turn)
-
-
-def _last_answer(
-    rollout: Rollout,
-    chains: Chains,
-    texts: RenderedTexts,
-    reference: Reference,
-    pieces: PiecesCache,
-    reported: dict[int, set[tuple[int, int, bytes]]],
-    comparisons: dict[int, Comparison | None],
-) -> Iterable[Difference]:
-    """Where the template would write the last answer differently; its missing end is not a difference."""
-    last = len(rollout.turns) - 1
-    seen = chains.seen[last] if last >= 0 else None
-    rendered = texts.get(None)
-    if seen is None or rendered is None or rendered.matches_record:
-        return []
-    own, before = chains.regions[last][-1], _comparison(rollout, last, texts, comparisons, reference)
-    differing, _ = compare_text(rendered.text, seen, before, reference, pieces, open_end=True, after=own.start)
-    return (
-        difference(stretch, Against.TEMPLATE, Severity.NOTE, _LATER, last, (own,))
-        for stretch in differing
-        if own.start <= stretch.start < len(seen)
-        and (stretch.kind not in SAME_BYTES and stretch.key not in reported[last])
-    )

@@ -12,10 +12,9 @@ from tito_audit.align.pieces import Pieces
 from tito_audit.evidence.roles import Headers, headers_of
 from tito_audit.record.arrays import Ids
 from tito_audit.record.memo import memoized
-from tito_audit.record.message import Message, ToolSpec
 from tito_audit.record.prefix import same_ids, starts_with
 from tito_audit.record.speakers import DEFAULT, Speakers
-from tito_audit.render.renderer import Forms, Renderer
+from tito_audit.render.renderer import Renderer
 from tito_audit.tokens.tokenizer import Tokenizer
 from tito_audit.tokens.vocab import Prefix, Vocabulary, keeps_bytes
 from tito_audit.ways.reading import named_ends
@@ -121,33 +120,6 @@ class Reference:
     def leads_to(self, text: str, recorded: Ids, *, goes_on: bool = False) -> bool:
         """Whether a text encodes as these ids; with `goes_on`, as these and more."""
         return self.tokenizer.leads_to(text, recorded, _ONE_IN, goes_on=goes_on)
-
-    def render_fast(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[ToolSpec],
-        kwargs: Mapping[str, object],
-        *,
-        opens_answer: bool,
-        forms: Forms | None = None,
-    ) -> str | None:
-        """The text as the fast template engine writes it: a guess until the recorded ids confirm it."""
-        assert self.renderer is not None
-        return self.renderer.render_fast(
-            messages, tools, add_generation_prompt=opens_answer, template_kwargs=kwargs, forms=forms
-        )
-
-    def render(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[ToolSpec],
-        kwargs: Mapping[str, object],
-        *,
-        opens_answer: bool,
-    ) -> str:
-        """The text the template writes; RenderError when it cannot. Needs a renderer."""
-        assert self.renderer is not None
-        return self.renderer.render(messages, tools, add_generation_prompt=opens_answer, template_kwargs=kwargs)
 
 
 def pieces_of(ids: Ids, vocabulary: Vocabulary | None, data: bytes | None = None) -> Pieces:

@@ -21,7 +21,6 @@ from tito_audit.evidence.belonging import (
 )
 from tito_audit.evidence.differences import Stretch, difference, normalised, starting_before, stretches
 from tito_audit.evidence.fill import FARTHEST
-from tito_audit.evidence.masks import is_end, spans_of
 from tito_audit.evidence.model import Against, Difference, RowFound, RowView, SampledSpan, Sound
 from tito_audit.evidence.reference import Reference
 from tito_audit.evidence.rendered import RenderedConversation, ToldTurns, render_conversation
@@ -35,10 +34,10 @@ from tito_audit.evidence.roles import (
     token_roles,
 )
 from tito_audit.evidence.sft import is_sft
-from tito_audit.record.arrays import Ids, Logprobs, Mask, Offsets
+from tito_audit.record.arrays import Logprobs, Mask
 from tito_audit.record.finding import Severity
 from tito_audit.record.message import as_message
-from tito_audit.record.prefix import same_ids
+from tito_audit.record.prefix import same_ids, starts_with
 from tito_audit.record.rollout import Rollout, TrainingRow
 from tito_audit.record.runs import trained_runs
 from tito_audit.record.speakers import ASSISTANT, GIVEN_SPEAKERS, unknown_role_name
@@ -179,31 +178,30 @@ def row_against_template(rollout: Rollout, rendered: RenderedConversation, refer
     """The role of each row token by the rendered messages, and where the template writes other tokens."""
     row = rollout.training_row
     assert row is not None
+    if isinstance(rendered.shown, ToldTurns) and starts_with(rendered.ids, row.token_ids):
+        size = len(row.token_ids)
+        spans = tuple([SampledSpan(at, (end, end + 1)) for at, end in rendered.shown.turns if at < size])
+        if not spans or spans[-1].ends[0] < size:  # it does not end inside an answer
+            sound = Sound.NOTHING if rollout.turns else Sound.IDS
+            return RowFound(_view(*rendered.shown.of_tokens(size), spans, sound))
     if row.token_ids is rendered.ids or same_ids(row.token_ids, rendered.ids):
-        if rendered.told is not None:
-            return RowFound(_told_view(rendered.told, rollout))
-        if rendered.byte_roles is None:
-            return RowFound(_view_by_roles(reference.pieces(rendered.ids), rollout, reference))
-        return RowFound(_view(*rendered.byte_roles.of_tokens(rendered.starts)))
-    if rendered.told is not None and np.array_equal(row.token_ids, rendered.ids[: len(row.token_ids)]):
-        turns_read = rendered.told.up_to(len(row.token_ids))
-        if turns_read is not None:
-            return RowFound(_told_view(turns_read, rollout))
+        pieces = reference.pieces(rendered.ids)
+        shown = rendered.of_tokens(pieces.start)
+        return RowFound(_view_by_roles(pieces, rollout, reference) if shown is None else _view(*shown))
     canonical = reference.pieces(rendered.ids, rendered.data)
     recorded = reference.pieces(row.token_ids, canonical.data if rendered.spelled else None)
     blocks = align(recorded, canonical, open_end=True)
     other = not canonical.data.startswith(recorded.data)
     headed = _view_by_roles(recorded, rollout, reference) if other else None
-    at = _canonical_bytes(recorded, canonical, blocks)
-    if rendered.told is None and rendered.byte_roles is None:
+    shown = rendered.of_bytes(_canonical_bytes(recorded, canonical, blocks), canonical.start)
+    if shown is None:
         view = _view_by_roles(recorded, rollout, reference)
     elif headed is not None and _is_clear(headed, rollout):
         view = headed  # the row's own headers fit better than those of a different text
-    elif rendered.told is not None:
-        view = _view_at(at, rendered.told, row.token_ids, canonical, reference)
-    elif rendered.byte_roles is not None:
-        view = _view(*rendered.byte_roles.of_tokens(at))
-    generated = _generated(rendered)
+    else:
+        view = _view(*shown)
+    written = rendered.of_tokens(canonical.start)
+    generated = None if written is None else written[1]
     if other and generated is not None and _are_of_others(row, recorded, headed, canonical, generated, blocks):
         return row_against_itself(rollout, reference)._replace(unrelated=OTHER_MESSAGES)
     if not has_template_markers(recorded, canonical, reference):
@@ -269,26 +267,6 @@ def _are_of_others(
     if shares_answer(canonical, answers, recorded, runs, Blocks(blocks.canonical_end, blocks.recorded_end, kinds)):
         return False
     return not share_words(spoken(canonical, answers), spoken(recorded, runs))
-
-
-def _told_view(turns_read: ToldTurns, rollout: Rollout) -> RowView:
-    """What was sampled in a rendered conversation whose turns control tokens show."""
-    spans = tuple([SampledSpan(start, (closer, closer + 1)) for start, closer in turns_read.turns])
-    sound = Sound.NOTHING if rollout.turns else Sound.IDS
-    return _view(*turns_read.of_tokens(), spans, sound)
-
-
-def _view_at(at: Offsets, turns_read: ToldTurns, ids: Ids, canonical: Pieces, reference: Reference) -> RowView:
-    """The same for a row whose tokens, `[T]`, lie at these bytes of the conversation."""
-    view, end_ids = _view(*turns_read.of_bytes(at, canonical.start)), reference.end_ids()
-    return replace(view, spans=spans_of(view.sampled, lambda place: is_end(place, ids, view, end_ids)))
-
-
-def _generated(rendered: RenderedConversation) -> Mask | None:
-    """`[N]` what a model would sample in a rendered conversation; None if unknown."""
-    if rendered.told is not None:
-        return rendered.told.of_tokens()[1]
-    return None if rendered.byte_roles is None else rendered.byte_roles.of_tokens(rendered.starts)[1]
 
 
 def _names_role(stretch: Stretch, rollout: Rollout) -> bool:

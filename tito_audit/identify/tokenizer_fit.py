@@ -231,7 +231,7 @@ def _opened(seen: _Seen, reference: Reference) -> bool:
         return False
     question = as_messages([{"role": "user", "content": "?!"}], "messages")
     try:
-        opener = reference.render(question, (), {}, opens_answer=True).rpartition("?!")[2].strip()
+        opener = reference.renderer.render(question, add_generation_prompt=True).rpartition("?!")[2].strip()
     except RenderError:
         return False
     return len(opener) > _TEXT and any(opener in text for text in seen.decoded)
