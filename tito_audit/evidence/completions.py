@@ -88,23 +88,18 @@ def answers_of(
     return answers
 
 
-def reencoded_differences(
-    rollout: Rollout, answers: Sequence[Answer], reference: Reference
-) -> list[Sequence[Difference]]:
+def reencoded_differences(rollout: Rollout, answers: Sequence[Answer], reference: Reference) -> list[Difference]:
     """Where each completion differs from its re-encoding; severity NOTE."""
-    every: list[Sequence[Difference]] = []
+    every: list[Difference] = []
     texts, recorded = [answer.text for answer in answers], [answer.ids for answer in answers]
     for answer, encoded in zip(answers, reference.encode_all_as(texts, recorded), strict=True):
-        if same_ids(encoded, answer.ids):
-            continue
-        whole = KnownText(reference.tokenizer.cuts, answer.text, encoded)
-        index = rollout.turns[answer.turn].message_index
-        region = Region(answer.turn, answer.start, len(answer.ids), index)
-        every.append(
-            [
+        if not same_ids(encoded, answer.ids):
+            index = rollout.turns[answer.turn].message_index
+            region = Region(answer.turn, answer.start, len(answer.ids), index)
+            whole = KnownText(reference.tokenizer.cuts, answer.text, encoded)
+            every += [
                 difference(stretch, Against.REENCODED, Severity.NOTE, _HARMLESS, answer.turn, (region,))
                 for stretch in compare_ids(whole, answer.ids, reference)[0]
                 if stretch.end > answer.start
             ]
-        )
     return every

@@ -33,11 +33,11 @@ from tito_audit.evidence.row import (
     answer_to,
     holds_given_turns,
     is_as_sent,
+    row_against_calls,
     row_against_itself,
     row_against_request,
     row_against_template,
 )
-from tito_audit.evidence.row_of_calls import row_against_calls
 from tito_audit.evidence.sft import is_sft, with_edges, with_ends
 from tito_audit.record.beside import NOTHING_BESIDE, BesideTokens
 from tito_audit.record.by_name import versions_and_trainers
@@ -63,69 +63,6 @@ from tito_audit.ways.observed import Observation, Part, observed, prompt_message
 from tito_audit.ways.reading import date_formats
 from tito_audit.ways.row import OtherWays, tools_as_sent
 from tito_audit.ways.writer import Writer
-
-# KnownDifferences: the differences of a rollout, without those that an earlier one covers.
-
-
-class _Sequence:
-    """The differences in one recorded sequence."""
-
-    def __init__(self) -> None:
-        self._every: list[Difference] = []
-        self._furthest: list[int] | None = None
-        """The furthest end of each and all before it, once they are in order of their starts."""
-
-    def add(self, difference: Difference) -> None:
-        """Add a difference."""
-        self._every.append(difference)
-        self._furthest = None
-
-    def cover(self, difference: Difference) -> bool:
-        """Whether one of them covers a difference."""
-        if self._furthest is None:
-            self._every.sort(key=attrgetter("start"))
-            self._furthest = list(accumulate((old.end for old in self._every), max))
-        at = bisect_right(self._every, difference.start, key=attrgetter("start")) - 1
-        while at >= 0 and self._furthest[at] >= difference.end:
-            old = self._every[at]
-            holds = difference.start < difference.end or old.start < difference.start < old.end
-            # One that only spells the same text in other tokens does not cover a difference in text.
-            if (
-                old.end >= difference.end
-                and (holds or old.start == old.end)
-                and (
-                    old.recorded.data != old.canonical.data
-                    or difference.recorded.data == difference.canonical.data
-                )
-            ):
-                return True
-            at -= 1
-        return False
-
-
-class KnownDifferences:
-    """Differences in the order in which they were added."""
-
-    def __init__(self, every: Iterable[Difference]) -> None:
-        self.every: list[Difference] = []
-        self._by_sequence: dict[tuple[Where, int | None], _Sequence] = {}
-        self._keep(every)
-
-    def add(self, new: Iterable[Difference]) -> None:
-        """Add those that no difference from before covers."""
-        self._keep(
-            [
-                difference
-                for difference in new
-                if (sequence := self._by_sequence.get((difference.where, difference.turn))) is None
-                or not sequence.cover(difference)
-            ]
-        )
-
-    def _keep(self, every: Iterable[Difference]) -> None:
-        self.every += every
-        for difference in every:
-            self._by_sequence.setdefault((difference.where, difference.turn), _Sequence()).add(difference)
 
 
 def gather(
@@ -183,11 +120,11 @@ def gather(
         row = with_ends(row) if of_sft else row
     differences: Sequence[Difference] = each_once((*chains.differences, *more))
     if reference is not None:
-        again = reencoded_differences(rollout, answers, reference) if answers else []
+        again = reencoded_differences(rollout, answers, reference) if answers else ()
         written = rendered_differences(rollout, chains, texts, reference) if texts else ()
-        several = [group for group in (*again, written) if group]
-        if differences or several:
-            differences = _together(differences, several, reference, rollout.training_row)
+        groups = [group for group in (again, written) if group]
+        if differences or groups:
+            differences = _together(differences, groups, reference, rollout.training_row)
             differences = with_constructions(rollout, differences, reference)
     rendered = bool(texts) or (row is not None and not rollout.turns and bool(rollout.messages))
     compared = frozenset(texts)
@@ -334,19 +271,14 @@ def _strings_only(turn: Turn) -> bool:
 
 def _together(
     differences: Sequence[Difference],
-    several: Sequence[Sequence[Difference]],
+    groups: Sequence[Sequence[Difference]],
     reference: Reference,
     row: TrainingRow | None,
 ) -> Sequence[Difference]:
-    """The differences with those of others that none from before covers; no image that a processor expanded, and
-    nothing that neither the model sees nor the loss trains."""
-    if not differences and len(several) == 1:
-        differences = several[0]
-    elif several:
-        union = KnownDifferences(differences)
-        for group in several:
-            union.add(group)
-        differences = union.every
+    """The differences with those of each group that none from before covers; no image that a processor expanded,
+    and nothing that neither the model sees nor the loss trains."""
+    for group in groups:
+        differences = [*differences, *uncovered(group, differences)] if differences else group
     if row is not None and row.hidden is not None:
         unseen = row.hidden if row.loss_mask is None else row.hidden & ~row.loss_mask
         differences = [
@@ -356,6 +288,33 @@ def _together(
     if tokens is None:
         return differences
     return [difference for difference in differences if not is_expansion(difference, tokens)]
+
+
+def uncovered(new: Iterable[Difference], known: Iterable[Difference]) -> list[Difference]:
+    """Those of new differences that no known one of the same sequence covers."""
+    sequences: dict[tuple[Where, int | None], list[Difference]] = {}
+    for old in sorted(known, key=attrgetter("start")):
+        sequences.setdefault((old.where, old.turn), []).append(old)
+    # The furthest end of each and all before it.
+    furthest = {place: list(accumulate((old.end for old in every), max)) for place, every in sequences.items()}
+    out = []
+    for difference in new:
+        place = difference.where, difference.turn
+        every = sequences.get(place, [])
+        at = bisect_right(every, difference.start, key=attrgetter("start")) - 1
+        while at >= 0 and furthest[place][at] >= difference.end and not _covers(every[at], difference):
+            at -= 1
+        if at < 0 or furthest[place][at] < difference.end:
+            out.append(difference)
+    return out
+
+
+def _covers(old: Difference, new: Difference) -> bool:
+    """Whether a difference that does not begin later covers another one; one that only spells the same text in
+    other tokens does not cover a difference in text."""
+    inside = new.start < new.end or old.start < new.start < old.end or old.start == old.end
+    text = old.recorded.data != old.canonical.data or new.recorded.data == new.canonical.data
+    return old.end >= new.end and inside and text
 
 
 def _present(
@@ -424,20 +383,10 @@ def partly_recorded(rollout: Rollout) -> Needs:
     )
 
 
-_ASKED = (
-    *(Needs.MESSAGES, Needs.PROMPTS, Needs.COMPLETIONS, Needs.COMPLETION_LOGPROBS, Needs.SEVERAL_CALLS),
-    *(Needs.ROW, Needs.MASK, Needs.ROW_LOGPROBS, Needs.TOKENIZER, Needs.RENDERING, Needs.SAMPLED),
-    *(Needs.WEIGHT_VERSIONS, Needs.HIDDEN, Needs.TRAINER_LOGPROBS, Needs.IMAGES, Needs.IMAGE_TOKENS),
-    *(Needs.HISTORY, Needs.TEMPLATE, Needs.EXPERTS, Needs.EXPERTS_READ, Needs.KEPT_SETS, Needs.KEPT_SETS_READ),
-    Needs.CREDIT,
-)
-"""What `_present` asks for, in its order."""
-
-
 @lru_cache(maxsize=256)
 def _needs(met: tuple[bool, ...]) -> Needs:
-    """The needs that are met, of those asked for."""
-    return reduce(or_, (need for need, there in zip(_ASKED, met, strict=True) if there), Needs.NOTHING)
+    """The needs that are met, of all in their order."""
+    return reduce(or_, (need for need, there in zip(Needs, met, strict=True) if there), Needs.NOTHING)
 
 
 _LOGPROBS = ColumnRole.LOGPROBS
