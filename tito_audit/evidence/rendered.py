@@ -24,7 +24,6 @@ from tito_audit.evidence.roles import (
     token_roles,
 )
 from tito_audit.record.arrays import Ids, Mask, Offsets, empty_ids
-from tito_audit.record.memo import memoized
 from tito_audit.record.message import Message
 from tito_audit.record.prefix import same_ids
 from tito_audit.record.rollout import Rollout
@@ -35,7 +34,7 @@ from tito_audit.render.spans import Rendering, Span, WrittenFast, spans, written
 from tito_audit.render.template import Template
 from tito_audit.tokens.segments import pattern_of, shared_start
 from tito_audit.tokens.tokenizer import Tokenizer
-from tito_audit.tokens.vocab import Prefix, Vocabulary
+from tito_audit.tokens.vocab import Prefix
 
 # The model's turns in the ids that a template wrote, found by control tokens alone.
 
@@ -164,18 +163,13 @@ def turn_reader(
     vocabulary = tokenizer.vocabulary
     if not prompt or not vocabulary.special_ids or not end_ids:
         return None
-    readers = _readers(template, vocabulary)
+    readers: dict[str, TurnReader | None] = template.memo.setdefault((TurnReader, vocabulary), {})
     if prompt not in readers:
         (ids,) = tokenizer.encode_fast_batch([prompt])
         # It has to open with a control token, and its tokens have to spell it.
         shows = len(ids) > 0 and vocabulary.control(ids)[0] and vocabulary.text(ids) == prompt
         readers[prompt] = TurnReader(tokenizer, ids, end_ids) if shows else None
     return readers[prompt]
-
-
-@memoized
-def _readers(template: Template, vocabulary: Vocabulary) -> dict[str, TurnReader | None]:
-    return {}
 
 
 @dataclass(frozen=True, slots=True)
