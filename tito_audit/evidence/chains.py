@@ -70,7 +70,7 @@ def chain_turns(rollout: Rollout, reference: Reference | None) -> Chains:
     turns = rollout.turns
     if not turns:
         return _NO_CALLS
-    seen = tuple(turn.seen_ids for turn in turns)
+    seen = tuple([turn.seen_ids for turn in turns])
     links: list[Link] = []
     regions: list[tuple[Region, ...]] = []
     differences: list[Difference] = []

@@ -236,11 +236,12 @@ def _without_messages(rollout: Rollout, because: str) -> Rollout:
 
 def _recovered(rollout: Rollout, reference: Reference | None) -> tuple[Rollout, tuple[tuple[int, str], ...]]:
     """The rollout with ids looked up from token strings where the log has only those."""
-    if reference is None or True not in [_strings_only(turn) for turn in rollout.turns]:
+    strings_only = [turn.completion_ids is None and bool(turn.token_texts) for turn in rollout.turns]
+    if reference is None or True not in strings_only:
         return rollout, ()
     turns, problems = [], []
     for number, turn in enumerate(rollout.turns):
-        if _strings_only(turn) and turn.token_texts is not None:
+        if strings_only[number] and turn.token_texts is not None:
             ids = recover_ids(turn.token_texts, reference.vocabulary, reference.end_ids())
             if ids.problem is not None:
                 problems.append((number, ids.problem))
@@ -263,10 +264,6 @@ def _in_row(again: TrainedAgain, rollout: Rollout) -> TrainedAgain:
         return again
     first = row.prompt_length or 0
     return replace(again, turn=None, runs=tuple((start + first, end + first) for start, end in again.runs))
-
-
-def _strings_only(turn: Turn) -> bool:
-    return turn.completion_ids is None and bool(turn.token_texts)
 
 
 def _together(
@@ -337,11 +334,11 @@ def _present(
             messages,
             True in [turn.prompt_ids is not None for turn in turns],
             True in [turn.completion_ids is not None for turn in turns],
-            any(turn.completion_logprobs is not None or _has_logprobs(turn.columns) for turn in turns),
+            True in _scored(turns),
             len(turns) > 1,
             line is not None and len(line.token_ids) > 0,
             line is not None and line.loss_mask is not None,
-            line is not None and _has_logprobs(line.columns),
+            line is not None and _LOGPROBS in [column.role for column in line.columns],
             reference is not None,
             rendered,
             row is not None,
@@ -375,7 +372,7 @@ def partly_recorded(rollout: Rollout) -> Needs:
     """What some calls with completion ids have, and others lack: prompt ids, or logprobs."""
     calls = [turn for turn in rollout.turns if turn.completion_ids is not None and len(turn.completion_ids)]
     prompts = {turn.prompt_ids is not None for turn in calls}
-    logprobs = {_has_logprobs(turn.columns) or turn.completion_logprobs is not None for turn in calls}
+    logprobs = set(_scored(calls))
     if len(prompts) <= 1 and len(logprobs) <= 1:
         return Needs.NOTHING
     return (Needs.PROMPTS if len(prompts) > 1 else Needs.NOTHING) | (
@@ -392,8 +389,13 @@ def _needs(met: tuple[bool, ...]) -> Needs:
 _LOGPROBS = ColumnRole.LOGPROBS
 
 
-def _has_logprobs(columns: tuple[object, ...]) -> bool:
-    return _LOGPROBS in [getattr(column, "role", None) for column in columns]
+def _scored(turns: Sequence[Turn]) -> list[bool]:
+    """Whether each call has logprobs, or a column that should hold them."""
+    return [
+        turn.completion_logprobs is not None
+        or (turn.columns != () and _LOGPROBS in [column.role for column in turn.columns])
+        for turn in turns
+    ]
 
 
 def with_constructions(

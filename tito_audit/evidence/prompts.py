@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate, count
-from operator import is_, or_
+from operator import attrgetter, is_, or_
 from typing import NamedTuple
 
 import numpy as np
@@ -137,6 +137,8 @@ class PromptStarts:
 
     def __init__(self, tokenizer: Tokenizer, template: Template, shapes: Shapes) -> None:
         self._tokenizer = tokenizer
+        self.cuts = tokenizer.cuts
+        """The control tokens at which texts may be cut."""
         self._template = template
         self._shapes = shapes
         self._openers: dict[int, Opener | None] = {}
@@ -152,11 +154,6 @@ class PromptStarts:
         self._engines_differ = False
         self._off = False
         """Whether some prompt was not what the template writes although all of its messages were proven."""
-
-    @property
-    def cuts(self) -> Cuts:
-        """The control tokens at which texts may be cut."""
-        return self._tokenizer.cuts
 
     def later(
         self, messages: Sequence[Message], inputs: Inputs | None, opens: bool, ids: Ids, forms: Forms
@@ -367,6 +364,8 @@ class _Prompt:
     """None: the conversation with its last answer."""
     messages: Sequence[Message]
     recorded: Ids | None
+    size: int
+    """How many messages."""
     opens: bool = True
     """Whether a generation prompt ends it."""
 
@@ -378,12 +377,12 @@ def render_texts(rollout: Rollout, chains: Chains, reference: Reference) -> Rend
     for k, call in enumerate(rollout.turns):
         sent = prompt_messages(rollout, k)
         if sent and call.prompt_ids is not None:
-            prompts.append(_Prompt(k, sent, call.prompt_ids))
+            prompts.append(_Prompt(k, sent, call.prompt_ids, len(sent)))
     last = rollout.turns[-1] if rollout.turns else None
     if last is not None and last.message_index is not None and last.prompt_messages is None:
         whole = rollout.messages[: last.message_index + 1]
-        prompts.append(_Prompt(None, whole, chains.seen[-1], opens=False))
-    ids = sum(len(prompt.recorded) for prompt in prompts if prompt.recorded is not None)
+        prompts.append(_Prompt(None, whole, chains.seen[-1], len(whole), opens=False))
+    ids = sum([len(prompt.recorded) for prompt in prompts if prompt.recorded is not None])
     may_know = ids >= _WORTH_KNOWING or len(prompts) >= _MANY
     return _Writer(rollout, reference, reference.renderer, may_know=may_know).written(prompts)
 
@@ -409,13 +408,18 @@ class _Writer:
         """The texts of these prompts."""
         starts, ordered = self._starts, prompts
         if starts is not None:
-            ordered = sorted(prompts, key=lambda prompt: -len(prompt.messages))
+            ordered = sorted(prompts, key=attrgetter("size"), reverse=True)
         texts: RenderedTexts = {}
         refused: dict[int | None, str] = {}
         confirmed: list[ConfirmedIds] = []
         for prompt in ordered:
-            size, recorded = len(prompt.messages), prompt.recorded
-            later = self._later_than(prompt)
+            size, recorded = prompt.size, prompt.recorded
+            later = None  # the latest known text whose messages begin with those of the prompt
+            if starts is not None and prompt.opens and recorded is not None:
+                for known in reversed(self._later):
+                    if starts.are_first(prompt.messages, known[0], self._forms):
+                        later = known
+                        break
             if later and starts and recorded is not None and starts.is_known(later[0], size, recorded):
                 rendering = texts[prompt.turn] = _start_of(*later, starts.cuts, recorded)
                 self._keep(starts.start(later[0], size, recorded), rendering)
@@ -441,14 +445,6 @@ class _Writer:
             if reason is not None and (not errors or errors[-1][1] != reason):
                 errors.append((prompt.turn, reason))
         return Renderings(texts, tuple(errors), tuple(confirmed))
-
-    def _later_than(self, prompt: _Prompt) -> tuple[LaterText, RenderedText] | None:
-        """The latest known text whose messages begin with a prompt's."""
-        if self._starts is not None and prompt.opens and prompt.recorded is not None:
-            for later in reversed(self._later):
-                if self._starts.are_first(prompt.messages, later[0], self._forms):
-                    return later
-        return None
 
     def _keep(self, later: LaterText | None, text: RenderedText) -> None:
         if later is not None:

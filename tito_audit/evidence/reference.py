@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import compress
 
 import numpy as np
@@ -23,7 +23,7 @@ _ONE_IN = 1024
 """One in this many segments equal to the recorded ids is checked with the reference encoder."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Reference:
     """A tokenizer and, if there is a chat template, its renderer."""
 
@@ -32,14 +32,18 @@ class Reference:
     speakers: Speakers = DEFAULT
     """Which roles were sampled."""
 
-    @property
-    def vocabulary(self) -> Vocabulary:
-        """The tokenizer's vocabulary."""
-        return self.tokenizer.vocabulary
+    vocabulary: Vocabulary = field(init=False)
+    """The tokenizer's vocabulary."""
+    _end_ids: frozenset[int] | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self.vocabulary = self.tokenizer.vocabulary
 
     def end_ids(self) -> frozenset[int]:
         """Ids that end a turn: the tokenizer's own end tokens and those of published templates."""
-        return named_ends(self.vocabulary) | frozenset(self.tokenizer.eos_ids)
+        if self._end_ids is None:
+            self._end_ids = named_ends(self.vocabulary) | frozenset(self.tokenizer.eos_ids)
+        return self._end_ids
 
     def headers(self, kwargs: Mapping[str, object]) -> Headers:
         """The message headers of a row, given its template arguments."""
@@ -130,8 +134,8 @@ def pieces_of(ids: Ids, vocabulary: Vocabulary | None, data: bytes | None = None
     if vocabulary is None:
         plain = np.ascontiguousarray(ids, np.int32)
         return Pieces(plain, 4 * np.arange(1, len(ids) + 1), plain.tobytes(), np.zeros(len(ids), np.bool_))
-    end = vocabulary.byte_lengths(ids).cumsum()
-    return Pieces(ids, end, vocabulary.data(ids) if data is None else data, vocabulary.control(ids))
+    end, own, control = vocabulary.spelling(ids)
+    return Pieces(ids, end, own if data is None else data, control)
 
 
 @memoized

@@ -400,14 +400,15 @@ class KnownTexts:
         self._cuts = cuts
         self._known: list[KnownText] = []
 
-    def find(self, text: str) -> tuple[KnownText | None, int]:
-        """The known text that shares the most with this one, and how many cuts; None and 0 if none shares any."""
+    def find(self, text: str) -> tuple[KnownText | None, int, int, int]:
+        """The known text that shares the most with this one, how many cuts, and how many characters and ids up to
+        the end of the last; None and zeros if none shares any."""
         best, most, longest = None, 0, (0, 0)
-        for text_known in reversed(self._known):
-            shared = text_known.shared(text)
-            if shared and text_known.up_to(shared) > longest:
-                best, most, longest = text_known, shared, text_known.up_to(shared)
-        return best, most
+        for known in reversed(self._known):
+            shared = known.shared(text)
+            if shared and (size := known.up_to(shared)) > longest:
+                best, most, longest = known, shared, size
+        return best, most, *longest
 
     def ids_of(self, text: str) -> Ids | None:
         """The ids of exactly this text; None if it is not known."""
@@ -436,8 +437,7 @@ class PrefixEncoder:
         same = self._known.ids_of(text)
         if same is not None:
             return [same]
-        base, shared = self._known.find(text)
-        characters, first = base.up_to(shared) if base is not None else (0, 0)
+        base, shared, characters, first = self._known.find(text)
         if base is not None and characters == len(text):
             return [base.ids[:first]]
         (ids,) = self._whole.encode_batch([text[characters:]])

@@ -137,18 +137,14 @@ class Vocabulary:
 
     def data(self, ids: Ids) -> bytes:
         """The bytes of all ids, joined."""
-        if len(ids) < _FEW:
-            return b"".join(self._each(ids))
-        if len(ids) > _AT_ONCE:
-            return b"".join(self.data(ids[at : at + _AT_ONCE]) for at in range(0, len(ids), _AT_ONCE))
+        slots = self._slots(ids)
+        return self._joined(slots, self._lengths.take(slots, mode="clip"))
+
+    def spelling(self, ids: Ids) -> tuple[Offsets, bytes, Mask]:
+        """Where each id ends in the bytes of all, `[N]`, those bytes, and which ids are control tokens, `[N]`."""
         slots = self._slots(ids)
         lengths = self._lengths.take(slots, mode="clip")
-        # Byte i of the result is byte i - (where its token begins in the result) of that token.
-        begins = lengths.cumsum()
-        begins -= lengths
-        offsets = np.subtract(self._starts.take(slots, mode="clip"), begins, out=begins).repeat(lengths)
-        offsets += np.arange(len(offsets))
-        return self._flat.take(offsets, mode="clip").tobytes() if len(offsets) else b""
+        return lengths.cumsum(), self._joined(slots, lengths), self._control.take(slots, mode="clip")
 
     def known(self, ids: Ids) -> Mask:
         """`[N]` bool, True where the id is in the vocabulary."""
@@ -181,7 +177,7 @@ class Vocabulary:
             return self.data(ids).decode("utf-8", errors="replace")
         out: list[bytes] = []
         stretch: list[bytes] = []  # what stands between added tokens, joined without its prepended space
-        for token_id, data in zip(ids.tolist(), self._each(ids), strict=True):
+        for token_id, data in zip(ids.tolist(), self._each(self._slots(ids)), strict=True):
             if token_id not in self.added_ids:
                 stretch.append(data)
                 continue
@@ -253,8 +249,21 @@ class Vocabulary:
         start = int(self._starts[slot])
         return self._data[start : start + int(self._lengths[slot])]
 
-    def _each(self, ids: Ids) -> list[bytes]:
-        slots, data = self._slots(ids), self._data
+    def _joined(self, slots: NDArray[Any], lengths: Offsets) -> bytes:
+        if len(slots) < _FEW:
+            return b"".join(self._each(slots))
+        if len(slots) > _AT_ONCE:
+            parts = [slice(at, at + _AT_ONCE) for at in range(0, len(slots), _AT_ONCE)]
+            return b"".join([self._joined(slots[part], lengths[part]) for part in parts])
+        # Byte i of the result is byte i - (where its token begins in the result) of that token.
+        begins = lengths.cumsum()
+        begins -= lengths
+        offsets = np.subtract(self._starts.take(slots, mode="clip"), begins, out=begins).repeat(lengths)
+        offsets += np.arange(len(offsets))
+        return self._flat.take(offsets, mode="clip").tobytes() if len(offsets) else b""
+
+    def _each(self, slots: NDArray[Any]) -> list[bytes]:
+        data = self._data
         starts = self._starts.take(slots, mode="clip").tolist()
         lengths = self._lengths.take(slots, mode="clip").tolist()
         return [data[start : start + length] for start, length in zip(starts, lengths, strict=True)]
@@ -262,7 +271,7 @@ class Vocabulary:
     def _by_bytes(self) -> dict[bytes, tuple[int, ...]]:
         ids = np.concatenate([np.arange(self.size), self.entries.far_ids])[self._known[:-1]]
         spelled: dict[bytes, tuple[int, ...]] = {}
-        for token_id, data in zip(ids.tolist(), self._each(ids), strict=True):
+        for token_id, data in zip(ids.tolist(), self._each(self._slots(ids)), strict=True):
             spelled[data] = (*spelled.get(data, ()), token_id)
         return spelled
 
