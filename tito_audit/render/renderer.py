@@ -79,31 +79,17 @@ class Renderer:
         template_kwargs: Mapping[str, object] | None = None,
     ) -> tuple[Chat, str]:
         """The form of the messages that the template accepted, and the text that it wrote for them."""
-        first: RenderError | None = None
+        template, first = self.template(bool(tools)), None
+        variables = {
+            **self.variables(tools, template_kwargs),
+            "add_generation_prompt": add_generation_prompt,
+        }
         for chat in self._forms(messages):
             try:
-                text = self.write(
-                    chat, tools, add_generation_prompt=add_generation_prompt, template_kwargs=template_kwargs
-                )
+                return chat, template.run({**variables, "messages": chat})
             except RenderError as error:
                 first = first or error
-            else:
-                return chat, text
         raise first or RenderError("chat template: there are no messages to render")
-
-    def write(
-        self,
-        chat: Chat,
-        tools: Sequence[ToolSpec] = (),
-        *,
-        add_generation_prompt: bool,
-        template_kwargs: Mapping[str, object] | None = None,
-    ) -> str:
-        """The text of messages that are already in their final form."""
-        variables = self.variables(tools, template_kwargs)
-        return self.template(bool(tools)).run(
-            {**variables, "messages": chat, "add_generation_prompt": add_generation_prompt}
-        )
 
     def render_fast(
         self,

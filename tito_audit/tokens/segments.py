@@ -263,8 +263,8 @@ def find_cuts(backend: tokenizers.Tokenizer, vocabulary: Vocabulary) -> Cuts:
     """
     none = Cuts({})
     try:
-        normal = not part_steps(backend.normalizer, "normalizers")
-        part_steps(backend.pre_tokenizer, "pretokenizers")
+        normal = not part_steps(backend.normalizer)
+        part_steps(backend.pre_tokenizer)
     except Exception:  # tokenizers raises plain Exception for parts written in Python
         return none
     if vocabulary.prefix is Prefix.FIRST_UNLESS_SPACE:

@@ -75,9 +75,9 @@ class Entries:
     @classmethod
     def of(cls, backend: tokenizers.Tokenizer) -> Entries:
         """The entries of a tokenizer, including its added tokens."""
-        normalizers = part_steps(backend.normalizer, "normalizers", code=True)
-        pre_tokenizers = part_steps(backend.pre_tokenizer, "pretokenizers", code=True)
-        decoders = part_steps(backend.decoder, "decoders", code=True)
+        normalizers = part_steps(backend.normalizer, code=True)
+        pre_tokenizers = part_steps(backend.pre_tokenizer, code=True)
+        decoders = part_steps(backend.decoder, code=True)
         byte_level = any(step.get("type") == "ByteLevel" for step in pre_tokenizers + decoders)
         added = backend.get_added_tokens_decoder()
         literal = {
@@ -367,25 +367,32 @@ def _prefix_of(normalizers: list[dict[str, Any]], pre_tokenizers: list[dict[str,
     return Prefix.NEVER
 
 
-def part_steps(part: Any, name: str, *, code: bool = False) -> list[dict[str, Any]]:
+def part_steps(part: Any, *, code: bool = False) -> list[Any]:
     """The steps of one part, in order. A part written in Python raises, or has none if it may be `code`."""
-    if part is None:
-        return []
     try:
-        pending, steps = [orjson.loads(part.__getstate__())], []
+        return [] if part is None else flat_steps(orjson.loads(part.__getstate__()))
     except Exception:  # tokenizers raises plain Exception for parts written in Python
         if code:
             return []
         raise
+
+
+def flat_steps(part: Any) -> list[Any]:
+    """The steps of one part of a definition, in order, without the sequences around them."""
+    pending, steps = [part], []
     while pending:
-        step = pending.pop(0)
-        if isinstance(step.get(name), list):
-            pending = [*step[name], *pending]
-        else:
+        step = pending.pop()
+        several = None
+        if isinstance(step, dict) and step.get("type") == "Sequence":
+            several = next((step[key] for key in _SEQUENCES if isinstance(step.get(key), list)), None)
+        if several is not None:
+            pending += reversed(several)
+        elif step is not None:
             steps.append(step)
     return steps
 
 
+_SEQUENCES = ("normalizers", "pretokenizers", "processors", "decoders")
 _ASCII = bytes(range(0x80))
 _LAST_OF_ALPHABET = "\u0143"
 """The last of the characters by which byte-level vocabularies write bytes."""
@@ -420,8 +427,8 @@ def keeps_bytes(form: str | None, data: bytes) -> bool:
 def normal_form(backend: tokenizers.Tokenizer) -> str | None:
     """How a tokenizer normalises a text before it splits it, "" or "NFC"; None if it may write other bytes."""
     try:
-        normalizers = part_steps(backend.normalizer, "normalizers")
-        cuts = part_steps(backend.pre_tokenizer, "pretokenizers")
+        normalizers = part_steps(backend.normalizer)
+        cuts = part_steps(backend.pre_tokenizer)
     except Exception:  # tokenizers raises plain Exception for parts written in Python
         return None
     if any(step != {"type": "NFC"} for step in normalizers) or not _by_bytes(cuts) or not _has_all_bytes(backend):
