@@ -28,8 +28,8 @@ from tito_audit.evidence.prefix_reuse import changed_text
 from tito_audit.evidence.reference import Reference
 from tito_audit.evidence.rewritten import (
     INSERTED,
-    GivenText,
     answers_again,
+    given_change,
     holds_answer,
     messages_changed,
     of_one_list,
@@ -197,8 +197,7 @@ def _other_text(
             alone = "its prompt does not share even its first message with any earlier call"
             return broken_link(k, prompt.ids, parent, LinkKind.ORPHAN, alone), []
     changed = messages_changed(rollout, parent.turn, k, reference.vocabulary.data(parent.prompt), prompt.data)
-    text_given = GivenText(seen, prompt, regions, rollout, reference)
-    what = next(filter(None, map(text_given.change, differing)), None)
+    what = given_change(differing, seen, prompt, regions, rollout, reference)
     if changed or (what is not None and (changed is None or what.endswith(INSERTED))):
         return broken_link(k, prompt.ids, parent, LinkKind.REWRITTEN, what or "messages changed"), []
     return broken_link(k, prompt.ids, parent, LinkKind.TEMPLATE), differing

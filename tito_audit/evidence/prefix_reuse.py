@@ -64,11 +64,6 @@ class Comparison:
         characters -= len(vocabulary.token_bytes(int(ids[after - 1])).decode())
         return Shared(cuts, after + longer - 1, after - 1, characters)
 
-    def shared_pairs(self, recorded: Ids, canonical: Ids) -> Sequence[Pair]:
-        """The pairs that lie in what other ids of both sides begin with, so that they differ as they do here."""
-        size, other_size = common_prefix(recorded, self.recorded), common_prefix(canonical, self.canonical.ids)
-        return [pair for pair in self.pairs if pair[1] < size and pair[3] < other_size]
-
 
 def compare_text(
     text: str,
@@ -109,7 +104,10 @@ def compare_ids(
     changed = changed_text(whole, recorded, reference, before, shared, open_end=open_end, after=after)
     if changed is not None:
         return changed
-    looked_into = before.shared_pairs(recorded, whole.ids) if before is not None else ()
+    looked_into: Sequence[Pair] = ()
+    if before is not None:  # the pairs in what both sides begin with differ as they did
+        size, other_size = common_prefix(recorded, before.recorded), common_prefix(whole.ids, before.canonical.ids)
+        looked_into = [pair for pair in before.pairs if pair[1] < size and pair[3] < other_size]
     both, pairs = (reference.pieces(recorded), reference.pieces(whole.ids)), list[Pair]()
     blocks = align(*both, open_end=open_end, after=after, looked_into=looked_into, pairs=pairs)
     return stretches(*both, blocks), Comparison(whole, recorded, pairs, None)

@@ -161,24 +161,6 @@ class RenderedChat:
             return ""
         return opened[len(closed) :] if opened.startswith(closed) else ""
 
-    def new_builder(self) -> SpanBuilder:
-        """A builder for the spans of the text."""
-        return SpanBuilder(len(self.text), [message.get("role") for message in self.chat])
-
-
-class TurnSpans(NamedTuple):
-    """Where an assistant message opens, where the model's part starts, and where its end token is."""
-
-    opened: int
-    start: int
-    closer: int
-    end: int
-
-    @property
-    def sampled(self) -> tuple[int, int]:
-        """What a model would have sampled: from after the generation prompt through the turn end."""
-        return self.start, self.end
-
 
 class TurnFinder:
     """Finds what a model would have sampled, between the marked texts."""
@@ -202,8 +184,9 @@ class TurnFinder:
         """The marked texts of one message."""
         return self._found[index]
 
-    def turn(self, index: int, earliest: int) -> TurnSpans | None:
-        """The turn of an assistant message, from `earliest` on; None if it is not found."""
+    def turn(self, index: int, earliest: int) -> tuple[int, int, int, int] | None:
+        """Where an assistant message opens, where the model's part starts, where its end token is, and where that
+        ends, from `earliest` on; None if it is not found."""
         own = self.of(index)
         calls = bool(self._job.chat[index].get("tool_calls"))
         if calls and not self._marking.tool_calls:
@@ -217,7 +200,7 @@ class TurnFinder:
         renderer = self._job.renderer
         ends = first_of(renderer.end_texts, self._text, start, later) if calls else None
         closer = ends or first_of(renderer.control_texts, self._text, start, later)
-        return TurnSpans(*opening, *closer) if closer is not None else None
+        return (*opening, *closer) if closer is not None else None
 
     def _opening(self, index: int, earliest: int, first: int | None) -> tuple[int, int] | None:
         """Where the generation prompt of a message begins and ends; None if unknown."""
@@ -405,7 +388,7 @@ def _by_marks(job: RenderedChat) -> Rendering | None:
 
 def _assemble(job: RenderedChat, pieces: list[MarkedText], marking: Marking) -> Rendering:
     """The spans of the marked texts, and of the model's turns around them."""
-    builder = job.new_builder()
+    builder = SpanBuilder(len(job.text), [message.get("role") for message in job.chat])
     for piece in pieces:
         builder.put(*piece)
     finder = TurnFinder(job, pieces, marking)
@@ -415,23 +398,25 @@ def _assemble(job: RenderedChat, pieces: list[MarkedText], marking: Marking) -> 
         own = finder.of(index)
         if index in job.answers:
             turn = finder.turn(index, earliest)
-            sampled[index] = turn.sampled if turn is not None else None
+            sampled[index] = None
             if turn is not None:
+                opened, start, closer, end = turn
+                sampled[index] = start, end
                 # Label what is inside a turn, its opener and its end.
-                builder.put(turn.opened, turn.start, SpanKind.GENERATION_PROMPT, index)
-                builder.put(turn.closer, turn.end, SpanKind.TURN_END, index)
+                builder.put(opened, start, SpanKind.GENERATION_PROMPT, index)
+                builder.put(closer, end, SpanKind.TURN_END, index)
                 ends = [piece.end for piece in own if piece.kind is not SpanKind.TOOL_CALL]
                 calls = [piece.start for piece in own if piece.kind is SpanKind.TOOL_CALL]
                 if calls:
                     # The markers around the calls belong to them, not the end of the reasoning before them.
-                    begin = max([turn.start, *ends])
+                    begin = max([start, *ends])
                     thought = job.text.rfind("</think>", begin, calls[0])
                     if thought >= 0:
                         begin = thought + len("</think>")
                         begin += len(job.text[begin : calls[0]]) - len(job.text[begin : calls[0]].lstrip())
-                    builder.put(begin, turn.closer, SpanKind.TOOL_CALL, index)
-                builder.fill(turn.start, turn.closer, SpanKind.SCAFFOLD, index)
-                earliest = turn.end
+                    builder.put(begin, closer, SpanKind.TOOL_CALL, index)
+                builder.fill(start, closer, SpanKind.SCAFFOLD, index)
+                earliest = end
         for piece in own:
             earliest = max(earliest, piece.end)
     if job.opens_answer:
@@ -444,7 +429,7 @@ def _assemble(job: RenderedChat, pieces: list[MarkedText], marking: Marking) -> 
 
 def _by_prefixes(job: RenderedChat) -> Rendering:
     """The spans, as far as shorter renderings are prefixes of the whole."""
-    builder = job.new_builder()
+    builder = SpanBuilder(len(job.text), [message.get("role") for message in job.chat])
     count = len(job.chat)
     bounds: list[int | None] = [job.prefix_length(n, opens_answer=False) for n in range(count)]
     bounds.append(job.prefix_length(count, opens_answer=False) if job.opens_answer else len(job.text))
