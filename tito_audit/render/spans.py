@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import product
+from itertools import pairwise, product
 from typing import Any, NamedTuple, TypeAlias
 
 from tito_audit.errors import RenderError
@@ -33,16 +33,13 @@ class Span(NamedTuple):
     kind: SpanKind
     message_index: int | None
     """The message it belongs to; None for scaffold between messages, and where unknown."""
-    role: str | None
-    """The role of that message."""
 
 
 class SpanBuilder:
     """Collects the kind and message of each range of a text; where ranges overlap, the last one wins."""
 
-    def __init__(self, size: int, roles: list[str | None]) -> None:
+    def __init__(self, size: int) -> None:
         self._size = size
-        self._roles = roles
         self._labelled: list[tuple[int, int, _Label, bool]] = []
 
     def put(self, start: int, end: int, kind: SpanKind, index: int | None) -> None:
@@ -58,8 +55,6 @@ class SpanBuilder:
     def spans(self, unlabelled: SpanKind) -> tuple[Span, ...]:
         """The spans in order, with adjacent ranges of equal label merged; `unlabelled` is the kind of all other
         text."""
-        if not self._size:
-            return ()
         edges = {0, self._size}
         for start, end, _, _ in self._labelled:
             edges.add(start)
@@ -72,19 +67,13 @@ class SpanBuilder:
                 if not only_free or labels[number] is None:
                     labels[number] = label
         out: list[Span] = []
-        here: _Label | None = None
-        start = 0
-        for edge, own in zip(order, labels, strict=False):
+        for (start, end), own in zip(pairwise(order), labels, strict=True):
             label = own or (unlabelled, None)
-            if label != here:
-                if here is not None:
-                    out.append(self._span(start, edge, here))
-                start, here = edge, label
-        return (*out, self._span(start, self._size, here or (unlabelled, None)))
-
-    def _span(self, start: int, end: int, label: _Label) -> Span:
-        kind, index = label
-        return Span(start, end, kind, index, None if index is None else self._roles[index])
+            if out and out[-1][2:] == label:
+                out[-1] = Span(out[-1].start, end, *label)
+            else:
+                out.append(Span(start, end, *label))
+        return tuple(out)
 
 
 def common_start(text: str, other: str) -> int:
@@ -129,7 +118,6 @@ class RenderedChat:
     chat: Chat
     text: str
     inputs: Mapping[str, Any]
-    opens_answer: bool
     run: Callable[[Mapping[str, Any]], str]
     fixed_opener: str | None
     """What a generation prompt adds after any of the messages; None if that may depend on them."""
@@ -268,18 +256,14 @@ def spans(
     messages: Sequence[Message],
     tools: Sequence[ToolSpec] = (),
     template_kwargs: Mapping[str, object] | None = None,
-    *,
-    add_generation_prompt: bool = False,
 ) -> Rendering:
     """The text of these messages with its spans; RenderError when the template cannot render them."""
-    chat, text = renderer.accepted(
-        messages, tools, add_generation_prompt=add_generation_prompt, template_kwargs=template_kwargs
-    )
+    chat, text = renderer.accepted(messages, tools, add_generation_prompt=False, template_kwargs=template_kwargs)
     variables = renderer.variables(tools, template_kwargs)
     template = renderer.template(bool(tools))
     opener = template.opener(variables)
     answers = _answers(messages)
-    job = RenderedChat(renderer, chat, text, variables, add_generation_prompt, template.run, opener, answers)
+    job = RenderedChat(renderer, chat, text, variables, template.run, opener, answers)
     return (None if has_marks(text) else _by_marks(job)) or _by_prefixes(job)
 
 
@@ -292,7 +276,6 @@ class WrittenFast:
     accepted: Chat | None
     """The messages in the form that the template accepted; None for the usual one."""
     inputs: Mapping[str, Any]
-    opens_answer: bool
     text: str
     scaffold: Scaffold | None = None
     """What stands around the words of the messages, if that was known without rendering them."""
@@ -327,7 +310,6 @@ class WrittenFast:
             self.chat,
             self.text,
             self.inputs,
-            self.opens_answer,
             run,
             self.generation_prompt,
             _answers(self.messages),
@@ -347,8 +329,6 @@ def written_fast(
     messages: Sequence[Message],
     tools: Sequence[ToolSpec] = (),
     template_kwargs: Mapping[str, object] | None = None,
-    *,
-    add_generation_prompt: bool = False,
 ) -> WrittenFast | None:
     """What the fast engine writes for these messages; None if it does not know, or if the text holds marks."""
     variables = renderer.variables(tools, template_kwargs)
@@ -356,14 +336,12 @@ def written_fast(
     inputs = scaffolds.inputs(variables) if scaffolds is not None else None
     text, scaffold = None, None
     if scaffolds is not None and inputs is not None:
-        text, scaffold = scaffolds.written(messages, inputs, add_generation_prompt, forms) or (None, None)
+        text, scaffold = scaffolds.written(messages, inputs, False, forms) or (None, None)
     if text is None:
-        chat, text = renderer.accepted_fast(
-            messages, variables, add_generation_prompt=add_generation_prompt, forms=forms
-        )
+        chat, text = renderer.accepted_fast(messages, variables, add_generation_prompt=False, forms=forms)
     if text is None or has_marks(text):
         return None
-    return WrittenFast(renderer, messages, chat, variables, add_generation_prompt, text, scaffold)
+    return WrittenFast(renderer, messages, chat, variables, text, scaffold)
 
 
 def _answers(messages: Sequence[Message]) -> frozenset[int]:
@@ -378,7 +356,7 @@ def _by_marks(job: RenderedChat) -> Rendering | None:
         marking = Marking(assistant_only=assistant_only, tool_calls=tool_calls)
         try:
             marked, owners = mark(job.chat, marking, job.answers)
-            pieces = unmark(job.write(marked, opens_answer=job.opens_answer), owners, job.text)
+            pieces = unmark(job.write(marked, opens_answer=False), owners, job.text)
         except (RenderError, OverflowError):
             continue
         if pieces is not None:
@@ -388,7 +366,7 @@ def _by_marks(job: RenderedChat) -> Rendering | None:
 
 def _assemble(job: RenderedChat, pieces: list[MarkedText], marking: Marking) -> Rendering:
     """The spans of the marked texts, and of the model's turns around them."""
-    builder = SpanBuilder(len(job.text), [message.get("role") for message in job.chat])
+    builder = SpanBuilder(len(job.text))
     for piece in pieces:
         builder.put(*piece)
     finder = TurnFinder(job, pieces, marking)
@@ -419,20 +397,16 @@ def _assemble(job: RenderedChat, pieces: list[MarkedText], marking: Marking) -> 
                 earliest = end
         for piece in own:
             earliest = max(earliest, piece.end)
-    if job.opens_answer:
-        closed = job.prefix_length(len(job.chat), opens_answer=False)
-        if closed is not None and closed >= earliest:
-            builder.put(closed, len(job.text), SpanKind.GENERATION_PROMPT, None)
     unlabelled = SpanKind.UNKNOWN if marking.assistant_only else SpanKind.SCAFFOLD
     return Rendering(job.text, builder.spans(unlabelled), sampled, job.chat)
 
 
 def _by_prefixes(job: RenderedChat) -> Rendering:
     """The spans, as far as shorter renderings are prefixes of the whole."""
-    builder = SpanBuilder(len(job.text), [message.get("role") for message in job.chat])
+    builder = SpanBuilder(len(job.text))
     count = len(job.chat)
     bounds: list[int | None] = [job.prefix_length(n, opens_answer=False) for n in range(count)]
-    bounds.append(job.prefix_length(count, opens_answer=False) if job.opens_answer else len(job.text))
+    bounds.append(len(job.text))
     sampled: dict[int, tuple[int, int] | None] = {}
     for index in range(len(job.chat)):
         begin, stop = bounds[index], bounds[index + 1]
@@ -461,6 +435,4 @@ def _by_prefixes(job: RenderedChat) -> Rendering:
                 sampled[index] = turn_between
         elif begin is not None and stop is not None and placed:
             builder.put(begin, stop, SpanKind.UNKNOWN, index)
-    if job.opens_answer and bounds[-1] is not None:
-        builder.put(bounds[-1], len(job.text), SpanKind.GENERATION_PROMPT, None)
     return Rendering(job.text, builder.spans(SpanKind.UNKNOWN), sampled, job.chat)
