@@ -23,9 +23,9 @@ import numpy as np
 from tito_audit import formats
 from tito_audit.evidence import fill, judgement, prompts, rendered
 from tito_audit.evidence.completions import ConfirmedIds
+from tito_audit.evidence.differences import Comparison
+from tito_audit.evidence.differences import compare_text as compare_incrementally
 from tito_audit.evidence.model import Evidence, Sound
-from tito_audit.evidence.prefix_reuse import Comparison
-from tito_audit.evidence.prefix_reuse import compare_text as compare_incrementally
 from tito_audit.evidence.reference import Reference
 from tito_audit.record.arrays import Ids
 from tito_audit.record.finding import Result

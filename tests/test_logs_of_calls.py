@@ -25,13 +25,14 @@ from tests.faults import END, Log, clean_logs, encode, log_of, places, spelling 
 from tests.tiers import examples  # noqa: E402
 from tito_audit.align.drift import align  # noqa: E402
 from tito_audit.evidence.chains import chain_turns  # noqa: E402
-from tito_audit.evidence.differences import Stretch, stretches  # noqa: E402
-from tito_audit.evidence.gather import gather  # noqa: E402
-from tito_audit.evidence.model import Evidence, TextSide  # noqa: E402
-from tito_audit.evidence.prefix_reuse import (  # noqa: E402
+from tito_audit.evidence.differences import (  # noqa: E402  # noqa: E402
+    Stretch,
     changed_text,
     compare_text,
+    stretches,
 )
+from tito_audit.evidence.gather import gather  # noqa: E402
+from tito_audit.evidence.model import Evidence, TextSide  # noqa: E402
 from tito_audit.evidence.reference import Reference  # noqa: E402
 from tito_audit.record.arrays import Ids  # noqa: E402
 from tito_audit.record.message import as_messages  # noqa: E402

@@ -22,9 +22,8 @@ from tito_audit.chains.links import (
     resumed_prompt,
     sibling_link,
 )
-from tito_audit.evidence.differences import Region, Stretch, difference, starting_before, stretches
+from tito_audit.evidence.differences import Region, Stretch, changed_text, difference, starting_before, stretches
 from tito_audit.evidence.model import Against, Difference
-from tito_audit.evidence.prefix_reuse import changed_text
 from tito_audit.evidence.reference import Reference
 from tito_audit.evidence.rewritten import (
     INSERTED,

@@ -9,9 +9,8 @@ import numpy as np
 
 from tito_audit.chains.links import LinkKind
 from tito_audit.evidence.chains import Chains
-from tito_audit.evidence.differences import Region, difference
+from tito_audit.evidence.differences import Region, compare_ids, difference
 from tito_audit.evidence.model import Against, Difference
-from tito_audit.evidence.prefix_reuse import compare_ids
 from tito_audit.evidence.reference import Reference
 from tito_audit.record.arrays import Ids, empty_ids
 from tito_audit.record.finding import Severity

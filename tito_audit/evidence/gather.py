@@ -287,10 +287,10 @@ def _together(
     return [difference for difference in differences if not is_expansion(difference, tokens)]
 
 
-def uncovered(new: Iterable[Difference], known: Iterable[Difference]) -> list[Difference]:
-    """Those of new differences that no known one of the same sequence covers."""
+def uncovered(new: Iterable[Difference], earlier: Iterable[Difference]) -> list[Difference]:
+    """Those of new differences that no earlier one of the same sequence covers."""
     sequences: dict[tuple[Where, int | None], list[Difference]] = {}
-    for old in sorted(known, key=attrgetter("start")):
+    for old in sorted(earlier, key=attrgetter("start")):
         sequences.setdefault((old.where, old.turn), []).append(old)
     # The furthest end of each and all before it.
     furthest = {place: list(accumulate((old.end for old in every), max)) for place, every in sequences.items()}

@@ -30,9 +30,8 @@ from tito_audit.chains.links import LinkKind
 from tito_audit.errors import RenderError
 from tito_audit.evidence.chains import Chains
 from tito_audit.evidence.completions import ConfirmedIds
-from tito_audit.evidence.differences import Stretch, difference, region_of
+from tito_audit.evidence.differences import Comparison, Stretch, compare_text, difference, region_of
 from tito_audit.evidence.model import Against, Construction, Difference
-from tito_audit.evidence.prefix_reuse import Comparison, compare_text
 from tito_audit.evidence.reference import Reference
 from tito_audit.record.arrays import Ids, Offsets
 from tito_audit.record.finding import Severity
@@ -416,9 +415,9 @@ class _Writer:
             size, recorded = prompt.size, prompt.recorded
             later = None  # the latest known text whose messages begin with those of the prompt
             if starts is not None and prompt.opens and recorded is not None:
-                for known in reversed(self._later):
-                    if starts.are_first(prompt.messages, known[0], self._forms):
-                        later = known
+                for candidate in reversed(self._later):
+                    if starts.are_first(prompt.messages, candidate[0], self._forms):
+                        later = candidate
                         break
             if later and starts and recorded is not None and starts.is_known(later[0], size, recorded):
                 rendering = texts[prompt.turn] = _start_of(*later, starts.cuts, recorded)

@@ -318,10 +318,10 @@ def _render(rollout: Rollout, reference: Reference) -> tuple[RenderedConversatio
     try:
         ids, spelled = _confirmed(quick, rollout, recorded, reference) if quick is not None else (None, False)
         if quick is not None and ids is not None:
-            told = _told(rollout, quick, ids, reference)
-            if told is not None:
+            turns_read = _told(rollout, quick, ids, reference)
+            if turns_read is not None:
                 return RenderedConversation(
-                    ids, told, None if ids is recorded else quick.text.encode(), spelled
+                    ids, turns_read, None if ids is recorded else quick.text.encode(), spelled
                 ), None
             guess = quick.spans()
             if guess is not None:

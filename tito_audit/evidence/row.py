@@ -51,7 +51,7 @@ from tito_audit.evidence.sft import is_sft
 from tito_audit.record.arrays import Ids, Logprobs, Mask
 from tito_audit.record.finding import Severity
 from tito_audit.record.message import as_message
-from tito_audit.record.prefix import same_ids, starts_with
+from tito_audit.record.prefix import same_ids
 from tito_audit.record.rollout import Rollout, TrainingRow
 from tito_audit.record.runs import trained_runs
 from tito_audit.record.speakers import ASSISTANT, GIVEN_SPEAKERS, unknown_role_name
@@ -193,8 +193,8 @@ def row_against_template(rollout: Rollout, rendered: RenderedConversation, refer
     """The role of each row token by the rendered messages, and where the template writes other tokens."""
     row = rollout.training_row
     assert row is not None
-    if isinstance(rendered.shown, ToldTurns) and starts_with(rendered.ids, row.token_ids):
-        size = len(row.token_ids)
+    size = len(row.token_ids)
+    if isinstance(rendered.shown, ToldTurns) and np.array_equal(row.token_ids, rendered.ids[:size]):
         spans = tuple([SampledSpan(at, (end, end + 1)) for at, end in rendered.shown.turns if at < size])
         if not spans or spans[-1].ends[0] < size:  # it does not end inside an answer
             sound = Sound.NOTHING if rollout.turns else Sound.IDS

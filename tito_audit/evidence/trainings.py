@@ -13,7 +13,7 @@ from tito_audit.record.column import Column, ColumnRole, MaskEncoding, trained_o
 from tito_audit.record.finding import Hit, Severity, Where
 from tito_audit.record.prefix import starts_with
 from tito_audit.record.rollout import IdsFrom, Rollout, TrainingRow, seen_by_loss, visible_part
-from tito_audit.record.runs import Run, trained_runs
+from tito_audit.record.runs import Run
 from tito_audit.record.trainings import SEQUENCE, SPAN, TrainedAgain, Trainings
 
 _LEAST = -50.0
@@ -49,7 +49,7 @@ def trainings_of(rollout: Rollout) -> Trainings | None:
         hasher.update(np.ascontiguousarray(more, np.int32).data)
         hashed = prompt
         sampled = _sampled(turn.columns, len(completion))
-        runs = [(0, len(completion))] if sampled is None else trained_runs(sampled)
+        runs = [(0, len(completion))] if sampled is None else _runs(sampled)
         runs = [run for run in runs if run[1] > run[0]]
         if len(trained := _spans(completion, runs, turn.completion_logprobs, hasher.copy(), len(prompt))):
             answer_id = _answer_id(ids[number]) if len(ids) == len(turns) else 0
@@ -77,7 +77,7 @@ def _of_row(row: TrainingRow, facts: Mapping[str, object]) -> list[_Span]:
     start, end = visible_part(row)
     if start or (len(mask) and mask[0]):
         return []  # The context is unknown: a first token is never sampled, nor is padding part of a prompt.
-    return _spans(row.token_ids[:end], trained_runs(mask[:end]), row.logprobs, blake2b(digest_size=8))
+    return _spans(row.token_ids[:end], _runs(mask[:end]), row.logprobs, blake2b(digest_size=8))
 
 
 def _sampled(columns: Sequence[Column], size: int) -> Mask | None:
@@ -88,6 +88,15 @@ def _sampled(columns: Sequence[Column], size: int) -> Mask | None:
                 continue
             return np.ascontiguousarray(trained_of(column.values, column.encoding))
     return None
+
+
+def _runs(mask: Mask) -> list[Run]:
+    """What `trained_runs` returns, without a copy of the mask."""
+    if not len(mask):
+        return []
+    edges = (mask[1:] != mask[:-1]).nonzero()[0] + 1
+    bounds = [*([0] if mask[0] else []), *edges.tolist(), *([len(mask)] if mask[-1] else [])]
+    return list(zip(bounds[::2], bounds[1::2], strict=True))
 
 
 def _spans(

@@ -115,10 +115,11 @@ class Renderer:
         *,
         add_generation_prompt: bool,
         template_kwargs: Mapping[str, object] | None = None,
+        forms: Forms | None = None,
     ) -> str | None:
         """The text of these messages, by `render_fast` if possible; None if the template refuses."""
         how: dict[str, Any] = {"add_generation_prompt": add_generation_prompt, "template_kwargs": template_kwargs}
-        fast = self.render_fast(messages, tools, **how)
+        fast = self.render_fast(messages, tools, forms=forms, **how)
         if fast is not None:
             return fast
         try:

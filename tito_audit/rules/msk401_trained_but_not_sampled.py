@@ -6,10 +6,9 @@ import shlex
 from collections import Counter
 from collections.abc import Iterator
 
-from tito_audit.evidence.masks import unclear_roles
 from tito_audit.evidence.model import Evidence, Sound
 from tito_audit.evidence.needs import Needs
-from tito_audit.evidence.roles import GENERATION_PROMPT, TEMPLATE, TURN_END, UNKNOWN
+from tito_audit.evidence.roles import GENERATION_PROMPT, TEMPLATE, TURN_END, UNKNOWN, unclear_roles
 from tito_audit.evidence.sft import of_sft
 from tito_audit.record.finding import Hit, Severity, Where
 from tito_audit.record.rollout import hidden_and_trained

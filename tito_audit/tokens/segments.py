@@ -404,10 +404,10 @@ class KnownTexts:
         """The known text that shares the most with this one, how many cuts, and how many characters and ids up to
         the end of the last; None and zeros if none shares any."""
         best, most, longest = None, 0, (0, 0)
-        for known in reversed(self._known):
-            shared = known.shared(text)
-            if shared and (size := known.up_to(shared)) > longest:
-                best, most, longest = known, shared, size
+        for text_known in reversed(self._known):
+            shared = text_known.shared(text)
+            if shared and (size := text_known.up_to(shared)) > longest:
+                best, most, longest = text_known, shared, size
         return best, most, *longest
 
     def ids_of(self, text: str) -> Ids | None:
