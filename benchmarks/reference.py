@@ -23,12 +23,13 @@ import numpy as np
 from tito_audit import formats
 from tito_audit.evidence import fill, judgement, prompts, rendered
 from tito_audit.evidence.completions import ConfirmedIds
+from tito_audit.evidence.differences import Comparison
+from tito_audit.evidence.differences import compare_text as compare_incrementally
 from tito_audit.evidence.model import Evidence, Sound
-from tito_audit.evidence.prefix_reuse import Comparison, PiecesCache, SpelledTexts
-from tito_audit.evidence.prefix_reuse import compare_text as compare_incrementally
 from tito_audit.evidence.reference import Reference
 from tito_audit.record.arrays import Ids
 from tito_audit.record.finding import Result
+from tito_audit.render.renderer import Renderer
 from tito_audit.run.scan import scan_rollouts
 from tito_audit.settings.model import Settings
 
@@ -52,10 +53,8 @@ def nothing_fast() -> Iterator[None]:
         formed = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
         return np.array(self.tokenizer.backend.encode(formed, add_special_tokens=False).ids, np.int32)
 
-    def all_of_it(
-        text: str, recorded: Ids, _before: Comparison | None, reference: Reference, pieces: PiecesCache, **how: Any
-    ) -> Any:
-        return compare_incrementally(text, recorded, None, reference, pieces, **how)[0], None
+    def all_of_it(text: str, recorded: Ids, _before: Comparison | None, reference: Reference, **how: Any) -> Any:
+        return compare_incrementally(text, recorded, None, reference, **how)[0], None
 
     with ExitStack() as stack:
         for target, name, instead in (
@@ -70,9 +69,8 @@ def nothing_fast() -> Iterator[None]:
             (prompts, "scaffolds_of", nothing),
             (prompts, "compare_text", all_of_it),
             (ConfirmedIds, "reencode", never),
-            (SpelledTexts, "confirms", never),
-            (PiecesCache, "of", lambda self, ids: self._reference.pieces(ids)),
-            (Reference, "render_fast", nothing),
+            (Reference, "spells", never),
+            (Renderer, "accepted_fast", lambda *_, **__: ([], None)),
             (Reference, "encode_as", whole),
             (Reference, "leads_to", never),
         ):

@@ -34,8 +34,8 @@ STAGES: dict[str, tuple[str, ...]] = {
         "tito_audit.render.fast.render:FastTemplate.run",
         "tito_audit.render.template:Template.run",
         "tito_audit.evidence.rendered:written_fast",
-        "tito_audit.evidence.reference:Reference.render_fast",
-        "tito_audit.evidence.reference:Reference.render",
+        "tito_audit.render.renderer:Renderer.accepted_fast",
+        "tito_audit.render.renderer:Renderer.render",
     ),
     ENCODING: (
         "tito_audit.tokens.encoders:FastEncoder.encode_batch",

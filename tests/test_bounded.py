@@ -21,7 +21,7 @@ from tests.tiers import examples
 from tests.toy import toy_tokenizer
 from tito_audit.errors import RecordError
 from tito_audit.evidence.differences import Region, region_of
-from tito_audit.evidence.gather import KnownDifferences
+from tito_audit.evidence.gather import uncovered
 from tito_audit.formats.tinker import FORMAT
 from tito_audit.record.finding import Where
 from tito_audit.record.rollout import Place
@@ -80,11 +80,11 @@ _SEVERAL = st.lists(st.builds(_difference, _ranges(9), st.integers(0, 1), st.boo
 def test_a_difference_is_left_out_if_an_earlier_one_covers_it(
     first: list[Any], second: list[Any], third: list[Any]
 ) -> None:
-    known, every = KnownDifferences(first), list(first)
+    known, every = list(first), list(first)
     for several in (second, third):
-        known.add(several)
+        known += uncovered(several, known)
         every += [one for one in several if not any(_covers(old, one) for old in every)]
-    assert [id(one) for one in known.every] == [id(one) for one in every]
+    assert [id(one) for one in known] == [id(one) for one in every]
 
 
 def _covers(old: Any, one: Any) -> bool:

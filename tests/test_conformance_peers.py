@@ -31,7 +31,7 @@ from tito_audit.conformance.world import Tokens, Unsampled, World, of_template, 
 from tito_audit.errors import RenderError
 from tito_audit.record.message import as_messages, as_tools
 from tito_audit.render.renderer import make_renderer
-from tito_audit.render.span_builder import common_start
+from tito_audit.render.spans import common_start
 from tito_audit.run.template import NO_TOKENS
 from tito_audit.settings.model import Settings
 from tito_audit.tokens.load import load_tokenizer

@@ -19,7 +19,7 @@ from tito_audit.align.drift import align
 from tito_audit.align.pieces import Pieces
 from tito_audit.errors import RenderError
 from tito_audit.evidence import row as rows
-from tito_audit.evidence.differences import difference
+from tito_audit.evidence.differences import difference, stretches
 from tito_audit.evidence.gather import gather
 from tito_audit.evidence.judgement import with_turn_ends
 from tito_audit.evidence.model import Against, Difference, RowView
@@ -27,9 +27,8 @@ from tito_audit.evidence.reference import Reference
 from tito_audit.evidence.rendered import _byte_roles, _role_name
 from tito_audit.evidence.roles import TURN_END, UNKNOWN, Roles, token_roles
 from tito_audit.evidence.row import answer_at, has_template_markers, logprobs_prove_sampled, with_answer_starts
-from tito_audit.evidence.stretches import stretches
 from tito_audit.record.build import training_row
-from tito_audit.record.finding import Severity, Where
+from tito_audit.record.finding import Severity
 from tito_audit.record.rollout import Place, Rollout, TrainingRow
 from tito_audit.record.runs import trained_runs
 from tito_audit.record.speakers import ASSISTANT, unknown_role_name
@@ -123,7 +122,7 @@ def slow_row(
         harmless = mine and (stretch.recorded.data == stretch.canonical.data or not trained or proven)
         effect = rows._effect(mine, proven, lacking=stretch.start == stretch.end)
         severity = Severity.NOTE if harmless else Severity.WARNING
-        found = difference(stretch, Against.TEMPLATE, severity, effect, regions=(), turn=None, where=Where.ROW)
+        found = difference(stretch, Against.TEMPLATE, severity, effect)
         out.append(replace(found, sampled=mine))
     return view, out, ""
 

@@ -25,22 +25,21 @@ from tests.faults import END, Log, clean_logs, encode, log_of, places, spelling 
 from tests.tiers import examples  # noqa: E402
 from tito_audit.align.drift import align  # noqa: E402
 from tito_audit.evidence.chains import chain_turns  # noqa: E402
-from tito_audit.evidence.gather import gather  # noqa: E402
-from tito_audit.evidence.model import Evidence, TextSide  # noqa: E402
-from tito_audit.evidence.prefix_reuse import (  # noqa: E402
-    PiecesCache,
-    SpelledTexts,
+from tito_audit.evidence.differences import (  # noqa: E402  # noqa: E402
+    Stretch,
     changed_text,
     compare_text,
+    stretches,
 )
+from tito_audit.evidence.gather import gather  # noqa: E402
+from tito_audit.evidence.model import Evidence, TextSide  # noqa: E402
 from tito_audit.evidence.reference import Reference  # noqa: E402
-from tito_audit.evidence.stretches import Stretch, stretches  # noqa: E402
 from tito_audit.record.arrays import Ids  # noqa: E402
 from tito_audit.record.message import as_messages  # noqa: E402
 from tito_audit.record.rollout import Rollout, Turn  # noqa: E402
+from tito_audit.render.renderer import Renderer  # noqa: E402
 from tito_audit.settings.model import Settings  # noqa: E402
-from tito_audit.tokens.prefix_cache import KnownText, KnownTexts, PrefixEncoder  # noqa: E402
-from tito_audit.tokens.segments import Cuts, SegmentEncoder  # noqa: E402
+from tito_audit.tokens.segments import Cuts, KnownText, KnownTexts, PrefixEncoder, SegmentEncoder  # noqa: E402
 
 TOY = ROOT / "fixtures" / "tokenizers" / "toy_bpe"
 some = settings(max_examples=examples(20, 60), deadline=None, derandomize=True)
@@ -129,10 +128,10 @@ def test_a_text_that_has_little_in_common_is_not_looked_at() -> None:
     cuts = Cuts({"<e>": 6})
     known = KnownTexts(cuts)
     known.keep("ab<e>" + "c" * 40, np.array([1, 6, *[3] * 40], np.int32))
-    assert known.find("ab<e>d") == (None, 0)
-    found, shared = known.find("ab<e>" + "c" * 30)
+    assert known.find("ab<e>d") == (None, 0, 0, 0)
+    found, _, *places = known.find("ab<e>" + "c" * 30)
     assert found is not None
-    assert found.up_to(shared) == (5, 2)
+    assert places == [5, 2]
 
 
 @some
@@ -168,16 +167,15 @@ def test_ids_that_are_changed_later_do_not_change_what_is_known() -> None:
 def test_a_text_is_borne_out_by_the_ids_that_spell_it(seed: int) -> None:
     dice = random.Random(seed)
     reference = Reference(toy.toy_tokenizer(), None)
-    spelled = SpelledTexts(reference)
     for text in chains(dice, 15):
         ids = respelled(toy.toy_tokenizer().encode(text), dice)
         other = ids.copy()
         if len(other):
             other[dice.randrange(len(other))] = 300
         for recorded in (other, ids, ids[:-1], np.append(ids, np.int32(300))):
-            assert spelled.confirms(text, recorded) == (reference.text(recorded) == text)
+            assert reference.spells(recorded, text) == (reference.text(recorded) == text)
     broken = toy.toy_tokenizer().vocabulary.ids_of_bytes(b"\xe2")[0]
-    assert not spelled.confirms("\ufffd", np.array([broken], np.int32)), "the bytes were lost on the way"
+    assert not reference.spells(np.array([broken], np.int32), "\ufffd"), "the bytes were lost on the way"
 
 
 def respelled(ids: Ids, dice: random.Random) -> Ids:
@@ -192,36 +190,12 @@ def respelled(ids: Ids, dice: random.Random) -> Ids:
     return np.array(out, np.int32)
 
 
-# Ids that begin alike
-
-
-@some
-@given(seed=st.integers(0, 1 << 30))
-def test_pieces_are_the_same_however_they_are_put_together(seed: int) -> None:
-    dice = random.Random(seed)
-    reference = Reference(toy.toy_tokenizer(), None)
-    grown = PiecesCache(reference)
-    known = [np.array(encode(written(dice, 200)), np.int32)]
-    for _ in range(20):
-        ids = dice.choice(known[-4:])
-        cut = dice.randrange(len(ids) + 1) if dice.random() < 0.4 else len(ids)
-        new = [dice.choice((300, 301, 2001, 2002, 1 << 20, -1)) for _ in range(dice.randrange(60))]
-        ids = np.concatenate([ids[:cut], np.array(new, np.int32)])
-        known.append(ids)
-        one, other = grown.of(ids), reference.pieces(ids)
-        assert one.data == other.data
-        for name in ("ids", "end", "control"):
-            assert np.array_equal(getattr(one, name), getattr(other, name)), name
-            assert getattr(one, name).dtype == getattr(other, name).dtype, name
-
-
 # Prompts that grow
 
 
 def grown_and_whole(dice: random.Random) -> int:
     """A chain of texts compared both ways; how often one left out what was found before."""
     reference = Reference(toy.toy_tokenizer(), None)
-    pieces = PiecesCache(reference)
     text, recorded = "", np.empty(0, np.int32)
     before, known = None, set()
     shorter = 0
@@ -231,8 +205,8 @@ def grown_and_whole(dice: random.Random) -> int:
         text, recorded = text + new, np.concatenate([recorded, respelled(np.array(ids, np.int32), dice)])
         if dice.random() < 0.15:  # a record that does not go on from the one before
             recorded = respelled(np.array(encode(text), np.int32), dice)
-        found, before = compare_text(text, recorded, before, reference, pieces)
-        every, _ = plain(text, recorded, None, reference, None)
+        found, before = compare_text(text, recorded, before, reference)
+        every, _ = plain(text, recorded, None, reference)
         left_out = len(every) - len(found)
         wanted = [stated(one) for one in every]
         places = [wanted.index(stated(one)) for one in found]
@@ -313,7 +287,7 @@ def test_of_texts_that_differ_alone_the_same_is_found_as_of_the_whole(seed: int)
 # Whole rollouts
 
 
-def plain(text: str, recorded: Ids, _before: Any, reference: Reference, _pieces: Any, **how: Any) -> Any:
+def plain(text: str, recorded: Ids, _before: Any, reference: Reference, **how: Any) -> Any:
     """A prompt against its whole text."""
     encoded = reference.tokenizer.encode(text)
     held, canonical = reference.pieces(recorded), reference.pieces(encoded)
@@ -344,10 +318,9 @@ def check(rollout: Rollout) -> None:
     found = said(gather(rollout, tokenizer, renderer))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("tito_audit.evidence.prompts.compare_text", plain)
-        patch.setattr(SpelledTexts, "confirms", lambda *_: False)
+        patch.setattr(Reference, "spells", lambda *_: False)
         patch.setattr(Reference, "leads_to", lambda *_, **__: False)
-        patch.setattr(Reference, "render_fast", lambda *_, **__: None)
-        patch.setattr(PiecesCache, "of", lambda self, ids: self._reference.pieces(ids))
+        patch.setattr(Renderer, "accepted_fast", lambda *_, **__: ([], None))
         assert found == said(gather(rollout, tokenizer, renderer))
 
 
@@ -429,14 +402,14 @@ def test_what_a_long_conversation_keeps_is_said_once_and_looked_at_once(monkeypa
         return whole(self, text, recorded, **how)
 
     rendered: list[bool] = []
-    render = Reference.render
+    render = Renderer.render
 
-    def counted(self: Reference, *args: Any, opens_answer: bool) -> str:
-        rendered.append(opens_answer)
-        return render(self, *args, opens_answer=opens_answer)
+    def counted(self: Renderer, *args: Any, add_generation_prompt: bool, **how: Any) -> str:
+        rendered.append(add_generation_prompt)
+        return render(self, *args, add_generation_prompt=add_generation_prompt, **how)
 
     monkeypatch.setattr(Reference, "encode_as", watched)
-    monkeypatch.setattr(Reference, "render", counted)
+    monkeypatch.setattr(Renderer, "render", counted)
     gather(replace(log.rollout(), training_row=None), toy.toy_tokenizer(), toy.toy_renderer())
     seen = len(log.prompts[-1]) + len(log.completions[-1])
     assert sum(asked) < 4 * seen < sum(map(len, log.prompts))

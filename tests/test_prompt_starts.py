@@ -23,11 +23,11 @@ from tests import toy
 from tests.test_logs_of_calls import said
 from tests.tiers import examples, some
 from tito_audit.errors import RenderError
-from tito_audit.evidence import prompt_starts, prompts
+from tito_audit.evidence import prompts
 from tito_audit.evidence.chains import chain_turns
 from tito_audit.evidence.completions import ConfirmedIds
 from tito_audit.evidence.gather import gather
-from tito_audit.evidence.prompt_starts import PromptStarts
+from tito_audit.evidence.prompts import PromptStarts
 from tito_audit.evidence.reference import Reference
 from tito_audit.record.message import as_messages, as_tools
 from tito_audit.record.rollout import Place, Rollout, Turn
@@ -481,7 +481,7 @@ def test_a_template_that_was_misread_is_always_rendered() -> None:
         rollouts = [Writer(tokenizer, renderer, ()).rollout(messages, dice) for messages in (short, long)]
         first = Writer(tokenizer, wrong, ()).rollout(long, dice).turns[0]
         misread = replace(rollouts[1], turns=(first, *rollouts[1].turns[1:]))
-        starts = prompt_starts.prompt_starts(tokenizer, renderer.template(False))
+        starts = prompts.prompt_starts(tokenizer, renderer.template(False))
         assert starts is not None
         written(rollouts[0], tokenizer, renderer)
         assert starts._found == 2
@@ -496,7 +496,7 @@ def test_a_template_that_was_misread_is_always_rendered() -> None:
 
 def test_texts_that_both_engines_write_alike_are_proven_by_shape() -> None:
     tokenizer, renderer = toy.toy_tokenizer(), make_renderer(toy.toy_tokenizer(), chat_template=PLAIN)
-    starts = prompt_starts.prompt_starts(tokenizer, renderer.template(False))
+    starts = prompts.prompt_starts(tokenizer, renderer.template(False))
     assert starts is not None
     known = scaffolds(renderer.template(False))
     given = known.inputs(renderer.variables((), {})) if known is not None else None
@@ -512,7 +512,7 @@ def test_texts_that_both_engines_write_alike_are_proven_by_shape() -> None:
     assert starts.writes_alike(places("other", "texts"))
     for unproven in (places("a", "b", "c"), places("", "b"), places("a"), places("a", "b", opens=False)):
         assert not starts.writes_alike(unproven)
-    assert [starts.writes_alike(first) for _ in range(prompt_starts._ONE_IN)].count(False) == 1, "one is checked"
+    assert [starts.writes_alike(first) for _ in range(prompts._ONE_IN)].count(False) == 1, "one is checked"
     starts.learn_alike(first, False)
     assert places("a", "b") is None
     assert not starts.writes_alike(first)

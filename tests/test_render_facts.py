@@ -47,7 +47,7 @@ def used(source: str | None = None, tokenizer: Path = TOY, chats=(CHAT,), **choi
     loaded = load_tokenizer(str(tokenizer))
     renderer = make_renderer(loaded, chat_template=source, **choices)
     for chat in chats:
-        spans_fast(renderer, chat, add_generation_prompt=True)
+        spans_fast(renderer, chat)
     loaded.save()
     return renderer
 
@@ -75,12 +75,12 @@ def assert_the_same_is_written(source: str | None, tokenizer: Path, count: int) 
     cold = make_renderer(loaded, chat_template=source)
     dice = random.Random(f"{source} {tokenizer.name}")
     asked = [cases(dice) for _ in range(count)]
-    want = [told(spans_fast, cold, *case[:3], add_generation_prompt=case[3]) for case in asked]
+    want = [told(spans_fast, cold, *case[:3]) for case in asked]
     loaded.save()
     templates = load_tokenizer(str(tokenizer)).chat_templates if source is None else {"default": source}
     warm = make_renderer(load_tokenizer(str(tokenizer)), chat_template=source)
     compiled_before = [is_compiled(template) for template in warm.templates.values()]
-    got = [told(spans_fast, warm, *case[:3], add_generation_prompt=case[3]) for case in asked]
+    got = [told(spans_fast, warm, *case[:3]) for case in asked]
     assert got == want
     assert compiled_before == [False] * len(warm.templates)
     for name, template in warm.templates.items():
@@ -89,8 +89,8 @@ def assert_the_same_is_written(source: str | None, tokenizer: Path, count: int) 
     for messages, tools, kwargs, opens in asked:
         given = {"add_generation_prompt": opens, "template_kwargs": kwargs}
         assert told(warm.render, messages, tools, **given) == told(cold.render, messages, tools, **given)
-        whole = told(spans, warm, messages, tools, kwargs, add_generation_prompt=opens)
-        assert whole == told(spans, cold, messages, tools, kwargs, add_generation_prompt=opens)
+        whole = told(spans, warm, messages, tools, kwargs)
+        assert whole == told(spans, cold, messages, tools, kwargs)
 
 
 @pytest.mark.parametrize("name", OWN)
@@ -116,7 +116,7 @@ def test_a_published_template_writes_what_it_wrote_before(tokenizer):
 def test_a_known_template_is_compiled_when_it_is_run_and_not_before():
     first = used()
     renderer, template = renderer_of()
-    assert spans_fast(renderer, CHAT, add_generation_prompt=True) is not None
+    assert spans_fast(renderer, CHAT) is not None
     assert not is_compiled(template)
     want = first.render(CHAT, add_generation_prompt=True)
     assert renderer.render(CHAT, add_generation_prompt=True) == want

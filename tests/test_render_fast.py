@@ -237,10 +237,10 @@ def test_fast_spans_are_none_or_those_of_the_reference(name):
     dice = random.Random(f"{name} spans")
     told = possible = 0
     for _ in range(RENDERS // len(RENDERERS)):
-        messages, tools, kwargs, opens = cases(dice)
-        fast = spans_fast(renderer, messages, tools, kwargs, add_generation_prompt=opens)
+        messages, tools, kwargs, _ = cases(dice)
+        fast = spans_fast(renderer, messages, tools, kwargs)
         try:
-            slow = spans(renderer, messages, tools, kwargs, add_generation_prompt=opens)
+            slow = spans(renderer, messages, tools, kwargs)
         except RenderError:
             slow = None
         if fast is not None or slow is None:

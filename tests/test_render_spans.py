@@ -60,14 +60,14 @@ def test_spans_by_known_openers_are_those_by_renderings_of_prefixes(
 ) -> None:
     renderer, dice = RENDERERS[name], random.Random(f"{name} prefixes")
     for _ in range(RENDERS // len(RENDERERS) // 2):
-        messages, tools, kwargs, opens = cases(dice)
+        messages, tools, kwargs, _ = cases(dice)
         try:
-            short = spans(renderer, messages, tools, kwargs, add_generation_prompt=opens)
+            short = spans(renderer, messages, tools, kwargs)
         except RenderError:
             continue
         with monkeypatch.context() as patch:
             patch.setattr(Template, "opener", lambda *_: None)
-            assert spans(renderer, messages, tools, kwargs, add_generation_prompt=opens) == short
+            assert spans(renderer, messages, tools, kwargs) == short
 
 
 LOOP = "{% for m in messages %}[{{ m.role }}]{{ m.content }}<|im_end|>{% endfor %}"

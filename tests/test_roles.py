@@ -13,9 +13,8 @@ import pytest
 from tests.tables import table
 from tests.tiers import some
 from tito_audit.align.pieces import Pieces
-from tito_audit.evidence.headers import Headers, headers_of
 from tito_audit.evidence.reference import Reference
-from tito_audit.evidence.roles import GENERATION_PROMPT, TURN_END, token_roles
+from tito_audit.evidence.roles import GENERATION_PROMPT, TURN_END, Headers, headers_of, token_roles
 from tito_audit.record.build import call_columns
 from tito_audit.record.message import as_messages
 from tito_audit.record.rollout import Place, Rollout, Turn, with_speakers

@@ -11,7 +11,7 @@ from tito_audit.conformance.builders import BUILDERS, AnsweredTurn, Forked, Next
 from tito_audit.conformance.corpus import CORPUS, CorpusConversation, SamplingForm
 from tito_audit.conformance.world import Tokens, Unsampled, World
 from tito_audit.errors import RenderError
-from tito_audit.render.span_builder import common_start
+from tito_audit.render.spans import common_start
 from tito_audit.templates.appends import Fate, Step
 from tito_audit.templates.breaks import ends_something
 

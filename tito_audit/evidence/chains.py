@@ -22,26 +22,24 @@ from tito_audit.chains.links import (
     resumed_prompt,
     sibling_link,
 )
-from tito_audit.evidence.differences import Region, difference
+from tito_audit.evidence.differences import Region, Stretch, changed_text, difference, starting_before, stretches
 from tito_audit.evidence.model import Against, Difference
-from tito_audit.evidence.prefix_reuse import PiecesCache, changed_text
 from tito_audit.evidence.reference import Reference
 from tito_audit.evidence.rewritten import (
     INSERTED,
-    GivenText,
     answers_again,
+    given_change,
     holds_answer,
     messages_changed,
     of_one_list,
     opens_twice,
     other_tools,
 )
-from tito_audit.evidence.stretches import Stretch, starting_before, stretches
 from tito_audit.record.arrays import Ids
 from tito_audit.record.finding import Severity
 from tito_audit.record.prefix import common_byte_prefix, common_prefix, starts_with
 from tito_audit.record.rollout import Rollout
-from tito_audit.tokens.prefix_cache import KnownText
+from tito_audit.tokens.segments import KnownText
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,45 +69,34 @@ def chain_turns(rollout: Rollout, reference: Reference | None) -> Chains:
     turns = rollout.turns
     if not turns:
         return _NO_CALLS
-    seen = tuple(turn.seen_ids for turn in turns)
+    seen = tuple([turn.seen_ids for turn in turns])
     links: list[Link] = []
     regions: list[tuple[Region, ...]] = []
     differences: list[Difference] = []
-    pieces = PiecesCache(reference) if reference is not None else None
     earlier = Histories()
     for k, turn in enumerate(turns):
         differing: Sequence[Stretch] = []
         link = None
         if turn.prompt_ids is not None and earlier:
-            link, differing = _link(rollout, k, earlier, regions, reference, pieces)
+            link, differing = _link(rollout, k, earlier, regions, reference)
             links.append(link)
-        if link is not None and link.parent is not None:
+        if link is not None and (parent := link.parent) is not None:
             for stretch in differing:
                 if not len(stretch.canonical.ids):
                     effect = f"turn {k} did not see these tokens"
                 elif not len(stretch.recorded.ids):
-                    effect = f"turn {k} saw tokens that turn {link.parent} lacks"
+                    effect = f"turn {k} saw tokens that turn {parent} lacks"
                 else:
                     same = stretch.recorded.data == stretch.canonical.data
                     effect = f"turn {k} saw the {'re-encoded' if same else 'rewritten'} tokens"
-                differences.append(
-                    difference(
-                        stretch,
-                        Against.NEXT_PROMPT,
-                        Severity.ERROR,
-                        effect,
-                        regions=regions[link.parent],
-                        turn=link.parent,
-                        turns=turns,
-                        later_turn=k,
-                    )
-                )
+                new = difference(stretch, Against.NEXT_PROMPT, Severity.ERROR, effect, parent, regions[parent], k)
+                differences.append(new)
         completions: tuple[Region, ...] = ()
         if turn.prompt_ids is not None and turn.completion_ids is not None:
             if link is not None and link.kind is LinkKind.CONTINUES and link.parent is not None:
                 completions = regions[link.parent]
             start = len(turn.prompt_ids)
-            completions = (*completions, Region(k, start, start + len(turn.completion_ids)))
+            completions = (*completions, Region(k, start, start + len(turn.completion_ids), turn.message_index))
         regions.append(completions)
         if turn.prompt_ids is not None and (tokens := seen[k]) is not None:
             earlier.add(History(k, turn.prompt_ids, tokens))
@@ -122,7 +109,6 @@ def _link(
     earlier: Histories,
     regions: Sequence[tuple[Region, ...]],
     reference: Reference | None,
-    pieces: PiecesCache | None,
 ) -> tuple[Link, Sequence[Stretch]]:
     """How turn k relates to the turns before it, and the stretches where its prompt differs from what was seen."""
     prompt = rollout.turns[k].prompt_ids
@@ -130,18 +116,18 @@ def _link(
     link = link_by_ids(k, prompt, earlier)
     if link is not None:
         return link, []
-    if reference is None or pieces is None:
+    if reference is None:
         return link_without_text(k, prompt, earlier), []
     last = earlier.last
     whole = KnownText(reference.tokenizer.cuts, "", prompt)
     changed = changed_text(whole, last.seen, reference, open_end=True)
     if changed is not None and not changed[1].texts:
         return broken_link(k, prompt, last, LinkKind.RETOKENIZED), starting_before(changed[0], len(last.seen))
-    data, last_data = pieces.of(prompt), pieces.of(last.seen)
+    data, last_data = reference.pieces(prompt), reference.pieces(last.seen)
     if data.data.startswith(last_data.data):
         differing = stretches_in_seen(last_data, data, 0, frozenset())
         return broken_link(k, prompt, last, LinkKind.RETOKENIZED), differing
-    last_prompt = pieces.of(last.prompt).data
+    last_prompt = reference.vocabulary.data(last.prompt)
     inside = data.data.startswith(last_prompt)
     goes_on = messages_changed(rollout, last.turn, k, last_prompt, data.data) is False
     if goes_on or of_one_list(rollout, last.turn, k):
@@ -150,11 +136,11 @@ def _link(
         parent = earlier.longest_prefix_or_closest(prompt)
     if starts_with(prompt, parent.seen):
         resumed = last if inside and len(last.prompt) >= len(parent.seen) else None
-        resumed = resumed or _resumed(data, parent, earlier, regions, pieces, reference)
+        resumed = resumed or _resumed(data, parent, earlier, regions, reference)
         if resumed is None:
             return sibling_link(k, prompt, parent, last), []
         parent = last if starts_with(last.prompt, parent.seen) else resumed
-    return _other_text(rollout, k, last if inside else parent, data, pieces, regions, reference)
+    return _other_text(rollout, k, last if inside else parent, data, regions, reference)
 
 
 def _resumed(
@@ -162,7 +148,6 @@ def _resumed(
     branch: History,
     earlier: Histories,
     regions: Sequence[tuple[Region, ...]],
-    pieces: PiecesCache,
     reference: Reference,
 ) -> History | None:
     """The latest call after `branch` whose answer a prompt holds in another form or behind other messages.
@@ -172,13 +157,13 @@ def _resumed(
     resumed = resumed_prompt(prompt.ids, branch, earlier)
     if resumed is not None:
         return resumed
-    rest = prompt.data[len(pieces.of(branch.seen).data) :]
+    rest = prompt.data[reference.vocabulary.byte_count(branch.seen) :]
     if not opens_twice(prompt, rest):
         return None
     ends = _end_texts(reference)
     for history in islice(reversed(earlier), 32):  # the latest calls
         if history.turn > branch.turn and regions[history.turn]:
-            seen, answer = pieces.of(history.seen), regions[history.turn][-1]
+            seen, answer = reference.pieces(history.seen), regions[history.turn][-1]
             if holds_answer(rest, seen, answer, ends) or answers_again(rest, seen, answer):
                 return history
     return None
@@ -189,12 +174,11 @@ def _other_text(
     k: int,
     parent: History,
     prompt: Pieces,
-    pieces: PiecesCache,
     every_region: Sequence[tuple[Region, ...]],
     reference: Reference,
 ) -> tuple[Link, Sequence[Stretch]]:
     """The link of a prompt whose text differs: rendered differently, rewritten on purpose, or of another chain."""
-    seen, regions = pieces.of(parent.seen), every_region[parent.turn]
+    seen, regions = reference.pieces(parent.seen), every_region[parent.turn]
     end_ids = reference.end_ids()
     differing = stretches_in_seen(seen, prompt, regions[-1].start if regions else 0, end_ids)
     # Sequences that do not share even the tokens up to the first turn end or answer share no history.
@@ -211,9 +195,8 @@ def _other_text(
         ):
             alone = "its prompt does not share even its first message with any earlier call"
             return broken_link(k, prompt.ids, parent, LinkKind.ORPHAN, alone), []
-    changed = messages_changed(rollout, parent.turn, k, pieces.of(parent.prompt).data, prompt.data)
-    text_given = GivenText(seen, prompt, regions, rollout, reference)
-    what = next(filter(None, map(text_given.change, differing)), None)
+    changed = messages_changed(rollout, parent.turn, k, reference.vocabulary.data(parent.prompt), prompt.data)
+    what = given_change(differing, seen, prompt, regions, rollout, reference)
     if changed or (what is not None and (changed is None or what.endswith(INSERTED))):
         return broken_link(k, prompt.ids, parent, LinkKind.REWRITTEN, what or "messages changed"), []
     return broken_link(k, prompt.ids, parent, LinkKind.TEMPLATE), differing

@@ -9,16 +9,14 @@ import numpy as np
 
 from tito_audit.chains.links import LinkKind
 from tito_audit.evidence.chains import Chains
-from tito_audit.evidence.differences import Region, difference
+from tito_audit.evidence.differences import Region, compare_ids, difference
 from tito_audit.evidence.model import Against, Difference
-from tito_audit.evidence.prefix_reuse import PiecesCache, compare_ids
 from tito_audit.evidence.reference import Reference
 from tito_audit.record.arrays import Ids, empty_ids
 from tito_audit.record.finding import Severity
 from tito_audit.record.prefix import same_ids, starts_with
 from tito_audit.record.rollout import Rollout
-from tito_audit.tokens.prefix_cache import KnownText
-from tito_audit.tokens.segments import Cuts
+from tito_audit.tokens.segments import Cuts, KnownText
 
 _HARMLESS = "harmless as logged, but would drift if the text were re-encoded"
 
@@ -89,30 +87,18 @@ def answers_of(
     return answers
 
 
-def reencoded_differences(
-    rollout: Rollout, answers: Sequence[Answer], reference: Reference
-) -> list[Sequence[Difference]]:
+def reencoded_differences(rollout: Rollout, answers: Sequence[Answer], reference: Reference) -> list[Difference]:
     """Where each completion differs from its re-encoding; severity NOTE."""
-    every: list[Sequence[Difference]] = []
+    every: list[Difference] = []
     texts, recorded = [answer.text for answer in answers], [answer.ids for answer in answers]
     for answer, encoded in zip(answers, reference.encode_all_as(texts, recorded), strict=True):
-        if same_ids(encoded, answer.ids):
-            continue
-        whole = KnownText(reference.tokenizer.cuts, answer.text, encoded)
-        region = Region(answer.turn, answer.start, len(answer.ids))
-        every.append(
-            [
-                difference(
-                    stretch,
-                    Against.REENCODED,
-                    Severity.NOTE,
-                    _HARMLESS,
-                    regions=(region,),
-                    turn=answer.turn,
-                    turns=rollout.turns,
-                )
-                for stretch in compare_ids(whole, answer.ids, reference, PiecesCache(reference))[0]
+        if not same_ids(encoded, answer.ids):
+            index = rollout.turns[answer.turn].message_index
+            region = Region(answer.turn, answer.start, len(answer.ids), index)
+            whole = KnownText(reference.tokenizer.cuts, answer.text, encoded)
+            every += [
+                difference(stretch, Against.REENCODED, Severity.NOTE, _HARMLESS, answer.turn, (region,))
+                for stretch in compare_ids(whole, answer.ids, reference)[0]
                 if stretch.end > answer.start
             ]
-        )
     return every

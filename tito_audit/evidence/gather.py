@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -11,14 +12,16 @@ from operator import attrgetter, or_
 
 import numpy as np
 
+from tito_audit.align.blocks import SAME_BYTES
+from tito_audit.align.drift import align
+from tito_audit.align.pieces import Pieces
 from tito_audit.evidence.belonging import Unrelated, of_another_conversation
 from tito_audit.evidence.chains import Chains, chain_turns
 from tito_audit.evidence.completions import Answer, ConfirmedIds, answers_of, reencoded_differences
-from tito_audit.evidence.constructions import with_constructions
 from tito_audit.evidence.differences import each_once
 from tito_audit.evidence.images import image_tokens, is_expansion, states_images
 from tito_audit.evidence.judgement import JUDGEMENT, with_turn_ends
-from tito_audit.evidence.model import Difference, Evidence, RowFound, RowView, Sound
+from tito_audit.evidence.model import Against, Construction, Difference, Evidence, RowFound, RowView, Sound
 from tito_audit.evidence.needs import Needs
 from tito_audit.evidence.prompts import RenderedTexts, render_texts, rendered_differences
 from tito_audit.evidence.recover import recover_ids
@@ -27,18 +30,19 @@ from tito_audit.evidence.rendered import render_conversation
 from tito_audit.evidence.roles import TEMPLATE, Roles
 from tito_audit.evidence.row import (
     OTHER_MESSAGES,
+    answer_to,
     holds_given_turns,
     is_as_sent,
+    row_against_calls,
     row_against_itself,
     row_against_request,
     row_against_template,
 )
-from tito_audit.evidence.row_of_calls import row_against_calls
 from tito_audit.evidence.sft import is_sft, with_edges, with_ends
 from tito_audit.record.beside import NOTHING_BESIDE, BesideTokens
 from tito_audit.record.by_name import versions_and_trainers
 from tito_audit.record.column import ColumnRole
-from tito_audit.record.finding import Where
+from tito_audit.record.finding import Severity, Where
 from tito_audit.record.reading import NOTHING_STATED, Conventions
 from tito_audit.record.rollout import (
     IdsFrom,
@@ -55,71 +59,10 @@ from tito_audit.record.stated import Unread
 from tito_audit.record.trainings import TrainedAgain
 from tito_audit.render.renderer import Renderer
 from tito_audit.tokens.tokenizer import Tokenizer
+from tito_audit.ways.observed import Observation, Part, observed, prompt_messages
 from tito_audit.ways.reading import date_formats
-from tito_audit.ways.row import tools_as_sent
-
-# KnownDifferences: the differences of a rollout, without those that an earlier one covers.
-
-
-class _Sequence:
-    """The differences in one recorded sequence."""
-
-    def __init__(self) -> None:
-        self._every: list[Difference] = []
-        self._furthest: list[int] | None = None
-        """The furthest end of each and all before it, once they are in order of their starts."""
-
-    def add(self, difference: Difference) -> None:
-        """Add a difference."""
-        self._every.append(difference)
-        self._furthest = None
-
-    def cover(self, difference: Difference) -> bool:
-        """Whether one of them covers a difference."""
-        if self._furthest is None:
-            self._every.sort(key=attrgetter("start"))
-            self._furthest = list(accumulate((old.end for old in self._every), max))
-        at = bisect_right(self._every, difference.start, key=attrgetter("start")) - 1
-        while at >= 0 and self._furthest[at] >= difference.end:
-            old = self._every[at]
-            holds = difference.start < difference.end or old.start < difference.start < old.end
-            # One that only spells the same text in other tokens does not cover a difference in text.
-            if (
-                old.end >= difference.end
-                and (holds or old.start == old.end)
-                and (
-                    old.recorded.data != old.canonical.data
-                    or difference.recorded.data == difference.canonical.data
-                )
-            ):
-                return True
-            at -= 1
-        return False
-
-
-class KnownDifferences:
-    """Differences in the order in which they were added."""
-
-    def __init__(self, every: Iterable[Difference]) -> None:
-        self.every: list[Difference] = []
-        self._by_sequence: dict[tuple[Where, int | None], _Sequence] = {}
-        self._keep(every)
-
-    def add(self, new: Iterable[Difference]) -> None:
-        """Add those that no difference from before covers."""
-        self._keep(
-            [
-                difference
-                for difference in new
-                if (sequence := self._by_sequence.get((difference.where, difference.turn))) is None
-                or not sequence.cover(difference)
-            ]
-        )
-
-    def _keep(self, every: Iterable[Difference]) -> None:
-        self.every += every
-        for difference in every:
-            self._by_sequence.setdefault((difference.where, difference.turn), _Sequence()).add(difference)
+from tito_audit.ways.row import OtherWays, tools_as_sent
+from tito_audit.ways.writer import Writer
 
 
 def gather(
@@ -177,11 +120,11 @@ def gather(
         row = with_ends(row) if of_sft else row
     differences: Sequence[Difference] = each_once((*chains.differences, *more))
     if reference is not None:
-        again = reencoded_differences(rollout, answers, reference) if answers else []
+        again = reencoded_differences(rollout, answers, reference) if answers else ()
         written = rendered_differences(rollout, chains, texts, reference) if texts else ()
-        several = [group for group in (*again, written) if group]
-        if differences or several:
-            differences = _together(differences, several, reference, rollout.training_row)
+        groups = [group for group in (again, written) if group]
+        if differences or groups:
+            differences = _together(differences, groups, reference, rollout.training_row)
             differences = with_constructions(rollout, differences, reference)
     rendered = bool(texts) or (row is not None and not rollout.turns and bool(rollout.messages))
     compared = frozenset(texts)
@@ -293,11 +236,12 @@ def _without_messages(rollout: Rollout, because: str) -> Rollout:
 
 def _recovered(rollout: Rollout, reference: Reference | None) -> tuple[Rollout, tuple[tuple[int, str], ...]]:
     """The rollout with ids looked up from token strings where the log has only those."""
-    if reference is None or True not in [_strings_only(turn) for turn in rollout.turns]:
+    strings_only = [turn.completion_ids is None and bool(turn.token_texts) for turn in rollout.turns]
+    if reference is None or True not in strings_only:
         return rollout, ()
     turns, problems = [], []
     for number, turn in enumerate(rollout.turns):
-        if _strings_only(turn) and turn.token_texts is not None:
+        if strings_only[number] and turn.token_texts is not None:
             ids = recover_ids(turn.token_texts, reference.vocabulary, reference.end_ids())
             if ids.problem is not None:
                 problems.append((number, ids.problem))
@@ -322,25 +266,16 @@ def _in_row(again: TrainedAgain, rollout: Rollout) -> TrainedAgain:
     return replace(again, turn=None, runs=tuple((start + first, end + first) for start, end in again.runs))
 
 
-def _strings_only(turn: Turn) -> bool:
-    return turn.completion_ids is None and bool(turn.token_texts)
-
-
 def _together(
     differences: Sequence[Difference],
-    several: Sequence[Sequence[Difference]],
+    groups: Sequence[Sequence[Difference]],
     reference: Reference,
     row: TrainingRow | None,
 ) -> Sequence[Difference]:
-    """The differences with those of others that none from before covers; no image that a processor expanded, and
-    nothing that neither the model sees nor the loss trains."""
-    if not differences and len(several) == 1:
-        differences = several[0]
-    elif several:
-        union = KnownDifferences(differences)
-        for group in several:
-            union.add(group)
-        differences = union.every
+    """The differences with those of each group that none from before covers; no image that a processor expanded,
+    and nothing that neither the model sees nor the loss trains."""
+    for group in groups:
+        differences = [*differences, *uncovered(group, differences)] if differences else group
     if row is not None and row.hidden is not None:
         unseen = row.hidden if row.loss_mask is None else row.hidden & ~row.loss_mask
         differences = [
@@ -350,6 +285,33 @@ def _together(
     if tokens is None:
         return differences
     return [difference for difference in differences if not is_expansion(difference, tokens)]
+
+
+def uncovered(new: Iterable[Difference], earlier: Iterable[Difference]) -> list[Difference]:
+    """Those of new differences that no earlier one of the same sequence covers."""
+    sequences: dict[tuple[Where, int | None], list[Difference]] = {}
+    for old in sorted(earlier, key=attrgetter("start")):
+        sequences.setdefault((old.where, old.turn), []).append(old)
+    # The furthest end of each and all before it.
+    furthest = {place: list(accumulate((old.end for old in every), max)) for place, every in sequences.items()}
+    out = []
+    for difference in new:
+        place = difference.where, difference.turn
+        every = sequences.get(place, [])
+        at = bisect_right(every, difference.start, key=attrgetter("start")) - 1
+        while at >= 0 and furthest[place][at] >= difference.end and not _covers(every[at], difference):
+            at -= 1
+        if at < 0 or furthest[place][at] < difference.end:
+            out.append(difference)
+    return out
+
+
+def _covers(old: Difference, new: Difference) -> bool:
+    """Whether a difference that does not begin later covers another one; one that only spells the same text in
+    other tokens does not cover a difference in text."""
+    inside = new.start < new.end or old.start < new.start < old.end or old.start == old.end
+    text = old.recorded.data != old.canonical.data or new.recorded.data == new.canonical.data
+    return old.end >= new.end and inside and text
 
 
 def _present(
@@ -372,11 +334,11 @@ def _present(
             messages,
             True in [turn.prompt_ids is not None for turn in turns],
             True in [turn.completion_ids is not None for turn in turns],
-            any(turn.completion_logprobs is not None or _has_logprobs(turn.columns) for turn in turns),
+            True in _scored(turns),
             len(turns) > 1,
             line is not None and len(line.token_ids) > 0,
             line is not None and line.loss_mask is not None,
-            line is not None and _has_logprobs(line.columns),
+            line is not None and _LOGPROBS in [column.role for column in line.columns],
             reference is not None,
             rendered,
             row is not None,
@@ -410,7 +372,7 @@ def partly_recorded(rollout: Rollout) -> Needs:
     """What some calls with completion ids have, and others lack: prompt ids, or logprobs."""
     calls = [turn for turn in rollout.turns if turn.completion_ids is not None and len(turn.completion_ids)]
     prompts = {turn.prompt_ids is not None for turn in calls}
-    logprobs = {turn.completion_logprobs is not None or _has_logprobs(turn.columns) for turn in calls}
+    logprobs = set(_scored(calls))
     if len(prompts) <= 1 and len(logprobs) <= 1:
         return Needs.NOTHING
     return (Needs.PROMPTS if len(prompts) > 1 else Needs.NOTHING) | (
@@ -418,24 +380,112 @@ def partly_recorded(rollout: Rollout) -> Needs:
     )
 
 
-_ASKED = (
-    *(Needs.MESSAGES, Needs.PROMPTS, Needs.COMPLETIONS, Needs.COMPLETION_LOGPROBS, Needs.SEVERAL_CALLS),
-    *(Needs.ROW, Needs.MASK, Needs.ROW_LOGPROBS, Needs.TOKENIZER, Needs.RENDERING, Needs.SAMPLED),
-    *(Needs.WEIGHT_VERSIONS, Needs.HIDDEN, Needs.TRAINER_LOGPROBS, Needs.IMAGES, Needs.IMAGE_TOKENS),
-    *(Needs.HISTORY, Needs.TEMPLATE, Needs.EXPERTS, Needs.EXPERTS_READ, Needs.KEPT_SETS, Needs.KEPT_SETS_READ),
-    Needs.CREDIT,
-)
-"""What `_present` asks for, in its order."""
-
-
 @lru_cache(maxsize=256)
 def _needs(met: tuple[bool, ...]) -> Needs:
-    """The needs that are met, of those asked for."""
-    return reduce(or_, (need for need, there in zip(_ASKED, met, strict=True) if there), Needs.NOTHING)
+    """The needs that are met, of all in their order."""
+    return reduce(or_, (need for need, there in zip(Needs, met, strict=True) if there), Needs.NOTHING)
 
 
 _LOGPROBS = ColumnRole.LOGPROBS
 
 
-def _has_logprobs(columns: tuple[object, ...]) -> bool:
-    return _LOGPROBS in [getattr(column, "role", None) for column in columns]
+def _scored(turns: Sequence[Turn]) -> list[bool]:
+    """Whether each call has logprobs, or a column that should hold them."""
+    return [
+        turn.completion_logprobs is not None
+        or (turn.columns != () and _LOGPROBS in [column.role for column in turn.columns])
+        for turn in turns
+    ]
+
+
+def with_constructions(
+    rollout: Rollout, differences: Sequence[Difference], reference: Reference
+) -> Sequence[Difference]:
+    """The same differences, each with the construction that explains it, if one was found."""
+    if reference.renderer is None:
+        return differences
+    out = [*differences]
+    sequences: dict[tuple[Where, int | None], array[int]] = {}
+    for number, difference in enumerate(differences):
+        if (
+            difference.against is Against.TEMPLATE
+            and difference.where is not Where.COMPLETION
+            and difference.kind not in SAME_BYTES
+        ):
+            sequences.setdefault((difference.where, difference.turn), array("q")).append(number)
+    for (where, turn), numbers in list(sequences.items())[:8]:  # rendering is slow
+        if all(_harmless(out[number]) for number in numbers):
+            continue
+        observation = _observation(rollout, where, turn, reference)
+        if observation is None:
+            continue
+        recorded = reference.pieces(observation.ids)
+        # A run of one control token at the very start or end of a sequence is padding.
+        ids, bos = observation.ids, reference.tokenizer.bos_id
+        place = "prompt ids" if observation.opens else "row"
+        for number in numbers:
+            start, end = out[number].start, out[number].end
+            outside = start == 0 or end == len(ids)
+            if end - start < 2 or not outside or len(out[number].canonical.ids):
+                continue
+            pad = int(ids[start])
+            if recorded.control[start] and bool((ids[start:end] == pad).all()) and pad != bos:
+                what = f"{end - start} padding tokens are in the {place}"
+                padding = Construction("REC004", f"padding in the {place}", what)
+                out[number] = replace(out[number], construction=padding)
+        unexplained = [number for number in numbers if out[number].construction is None]
+        ways = OtherWays(Writer(reference.tokenizer, reference.renderer), observation)
+        if unexplained and ways.has_role_markers:
+            _explain(ways, recorded, reference, out, unexplained)
+    return out
+
+
+def _observation(rollout: Rollout, where: Where, turn: int | None, reference: Reference) -> Observation | None:
+    """A sequence with the messages that it was rendered from; None where the log does not say."""
+    if where is not Where.ROW:
+        assert turn is not None
+        ids, sent = rollout.turns[turn].prompt_ids, prompt_messages(rollout, turn)
+        return None if ids is None or not sent else observed(rollout, turn, sent, ids, Part.LATER)
+    row = rollout.training_row
+    if row is None:
+        return None
+    if not is_as_sent(rollout):
+        return observed(rollout, None, rollout.messages, row.token_ids, Part.WHOLE)
+    answer = answer_to(rollout, reference)
+    before = row.token_ids if answer is None else row.token_ids[: answer[0]]
+    return observed(rollout, None, rollout.messages, before, Part.LATER)
+
+
+def _harmless(difference: Difference) -> bool:
+    """Whether it is proven to be what a model sampled, which leaves nothing to explain."""
+    return difference.sampled and difference.severity is Severity.NOTE
+
+
+def _explain(
+    ways: OtherWays, recorded: Pieces, reference: Reference, out: list[Difference], numbers: Sequence[int]
+) -> None:
+    """Give the differences of one sequence their constructions, starting with those that explain the most."""
+    explaining: list[tuple[Construction, list[int]]] = []
+    for text, code, cause, what in ways.texts():
+        # The ranges of recorded tokens whose bytes differ from the text's.
+        written, opens = reference.pieces(reference.encode_as(text, recorded.ids)), ways.observation.opens
+        rest = [
+            (start, end)
+            for kind, start, end, _, _ in align(recorded, written, open_end=not opens).differing()
+            if kind not in SAME_BYTES and (opens or start < len(recorded))
+        ]
+        explained = [number for number in numbers if not any(_touch(out[number], part) for part in rest)]
+        if not explained or not all(any(_touch(out[number], part) for number in numbers) for part in rest):
+            continue
+        explaining.append((Construction(code, cause, what), explained))
+        if all(number in explained or _harmless(out[number]) for number in numbers):
+            break
+    for construction, explained in sorted(explaining, key=lambda pair: -len(pair[1])):
+        for number in explained:
+            if out[number].construction is None:
+                out[number] = replace(out[number], construction=construction)
+
+
+def _touch(difference: Difference, stretch: tuple[int, int]) -> bool:
+    """Whether a stretch of recorded tokens is part of a difference, or next to it."""
+    return stretch[0] <= difference.end and difference.start <= stretch[1]

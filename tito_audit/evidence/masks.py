@@ -14,8 +14,14 @@ import numpy as np
 from tito_audit.evidence.fill import FARTHEST, first_covered
 from tito_audit.evidence.model import Evidence, RowView, SampledSpan
 from tito_audit.evidence.reference import headers_in, pieces_of
-from tito_audit.evidence.roles import TURN_END, UNKNOWN, ends_turn, token_roles
-from tito_audit.evidence.unclear import unclear_roles, unclear_tokens
+from tito_audit.evidence.roles import (
+    TURN_END,
+    UNKNOWN,
+    ends_turn,
+    token_roles,
+    unclear_roles,
+    unclear_tokens,
+)
 from tito_audit.record.arrays import Ids, Mask
 from tito_audit.record.column import ColumnRole
 from tito_audit.record.memo import memoized

@@ -54,60 +54,39 @@ class Absent(Enum):
     """There is nothing to check: a single call has no link to another."""
 
 
-ABSENT: Final[Mapping[Needs, Absent]] = {
-    Needs.MESSAGES: Absent.MISSING,
-    Needs.PROMPTS: Absent.ELSEWHERE,
-    Needs.COMPLETIONS: Absent.ELSEWHERE,
-    Needs.COMPLETION_LOGPROBS: Absent.ELSEWHERE,
-    Needs.SEVERAL_CALLS: Absent.NOTHING,
-    Needs.ROW: Absent.ELSEWHERE,
-    Needs.MASK: Absent.MISSING,
-    Needs.ROW_LOGPROBS: Absent.ELSEWHERE,
-    Needs.TOKENIZER: Absent.MISSING,
-    Needs.RENDERING: Absent.MISSING,
-    Needs.SAMPLED: Absent.MISSING,
-    Needs.WEIGHT_VERSIONS: Absent.NOTHING,
-    Needs.HIDDEN: Absent.NOTHING,
-    Needs.TRAINER_LOGPROBS: Absent.NOTHING,
-    Needs.IMAGES: Absent.NOTHING,
-    Needs.IMAGE_TOKENS: Absent.MISSING,
-    Needs.HISTORY: Absent.NOTHING,
-    Needs.TEMPLATE: Absent.MISSING,
-    Needs.EXPERTS: Absent.NOTHING,
-    Needs.EXPERTS_READ: Absent.MISSING,
-    Needs.KEPT_SETS: Absent.NOTHING,
-    Needs.KEPT_SETS_READ: Absent.MISSING,
-    Needs.CREDIT: Absent.NOTHING,
+_LACKED: Final[Mapping[Needs, tuple[Absent, str]]] = {
+    Needs.MESSAGES: (Absent.MISSING, "no messages"),
+    Needs.PROMPTS: (Absent.ELSEWHERE, "no prompt ids"),
+    Needs.COMPLETIONS: (Absent.ELSEWHERE, "no completion ids"),
+    Needs.COMPLETION_LOGPROBS: (Absent.ELSEWHERE, "no logprobs"),
+    Needs.SEVERAL_CALLS: (Absent.NOTHING, "only one call"),
+    Needs.ROW: (Absent.ELSEWHERE, "no training row"),
+    Needs.MASK: (Absent.MISSING, "no loss mask"),
+    Needs.ROW_LOGPROBS: (Absent.ELSEWHERE, "no logprobs in a training row"),
+    Needs.TOKENIZER: (Absent.MISSING, "no tokenizer"),
+    Needs.RENDERING: (Absent.MISSING, "no rendered prompt (messages, template or ids missing)"),
+    Needs.SAMPLED: (Absent.MISSING, "nothing says which tokens were sampled (calls or messages missing)"),
+    Needs.WEIGHT_VERSIONS: (Absent.NOTHING, "no weight versions"),
+    Needs.HIDDEN: (Absent.NOTHING, ""),
+    Needs.TRAINER_LOGPROBS: (Absent.NOTHING, "no logprobs of the trainer next to the sampler's"),
+    Needs.IMAGES: (Absent.NOTHING, ""),
+    Needs.IMAGE_TOKENS: (Absent.MISSING, "the tokenizer's image tokens are unknown"),
+    Needs.HISTORY: (Absent.NOTHING, "only one call and no rendered prompt (messages, template or ids missing)"),
+    Needs.TEMPLATE: (Absent.MISSING, "no chat template"),
+    Needs.EXPERTS: (Absent.NOTHING, "no routed experts"),
+    Needs.EXPERTS_READ: (Absent.MISSING, "the form of the routed experts is not known"),
+    Needs.KEPT_SETS: (Absent.NOTHING, "no kept-token sets"),
+    Needs.KEPT_SETS_READ: (Absent.MISSING, "the form of the kept-token sets is not known"),
+    Needs.CREDIT: (Absent.NOTHING, "no advantages or rewards"),
 }
-"""What it means if a rollout lacks each of the needs; an alternative means the worst of its members."""
+"""What it means if a rollout lacks each of the needs, and how to say so; an alternative means the worst of its
+members."""
 _CALLS = Needs.PROMPTS | Needs.COMPLETIONS
 _IDS = _CALLS | Needs.ROW
 
 
-_WORDS = {
-    Needs.MESSAGES: "no messages",
-    Needs.PROMPTS: "no prompt ids",
-    Needs.COMPLETIONS: "no completion ids",
-    Needs.COMPLETION_LOGPROBS: "no logprobs",
-    Needs.SEVERAL_CALLS: "only one call",
-    Needs.ROW: "no training row",
-    Needs.MASK: "no loss mask",
-    Needs.ROW_LOGPROBS: "no logprobs in a training row",
-    Needs.TOKENIZER: "no tokenizer",
-    Needs.RENDERING: "no rendered prompt (messages, template or ids missing)",
-    Needs.SAMPLED: "nothing says which tokens were sampled (calls or messages missing)",
-    Needs.WEIGHT_VERSIONS: "no weight versions",
-    Needs.TRAINER_LOGPROBS: "no logprobs of the trainer next to the sampler's",
-    Needs.IMAGE_TOKENS: "the tokenizer's image tokens are unknown",
-    Needs.TEMPLATE: "no chat template",
-    Needs.EXPERTS: "no routed experts",
-    Needs.KEPT_SETS: "no kept-token sets",
-    Needs.CREDIT: "no advantages or rewards",
-    Needs.EXPERTS_READ: "the form of the routed experts is not known",
-    Needs.KEPT_SETS_READ: "the form of the kept-token sets is not known",
-}
 RARE = frozenset(
-    _WORDS[need]
+    _LACKED[need][1]
     for need in (Needs.WEIGHT_VERSIONS, Needs.TRAINER_LOGPROBS, Needs.EXPERTS, Needs.KEPT_SETS, Needs.CREDIT)
 )
 """What most logs lack by their nature, in words."""
@@ -121,7 +100,6 @@ _WITHIN = {
 
 _MISSING = re.compile(r" \([^()]* missing\)")
 """What is said to be missing."""
-_WORDS[Needs.HISTORY] = f"{_WORDS[Needs.SEVERAL_CALLS]} and {_WORDS[Needs.RENDERING]}"
 
 _UNREAD = {
     Unread.MESSAGES: (Needs.MESSAGES, Needs.MESSAGES | Needs.RENDERING | Needs.SAMPLED | Needs.HISTORY),
@@ -135,9 +113,9 @@ _UNREAD = {
 def words_for(need: Needs, present: Needs = Needs.NOTHING, reasons: tuple[NotRead, ...] = ()) -> str:
     """Why a rule that needs one of these could not look, for the summary, with the format's reasons."""
     named = need & ~Needs.ROW_LOGPROBS if Needs.COMPLETION_LOGPROBS in need else need  # "no logprobs" says both
-    if need in _WITHIN and not present & _WITHIN[need] and _WITHIN[need] in _WORDS:
+    if need in _WITHIN and not present & _WITHIN[need] and _LACKED[_WITHIN[need]][1]:
         named = _WITHIN[need]
-    words = " and ".join(dict.fromkeys(_WORDS[name] for name in named if name in _WORDS))
+    words = " and ".join(dict.fromkeys(words for name in named if (words := _LACKED[name][1])))
     explains = []
     for reason in reasons:
         lacked, unmet = _UNREAD[reason.what]
@@ -163,8 +141,9 @@ def _nothing(need: Needs, present: Needs) -> bool:
     """Whether a rollout holds nothing of any alternative, and nothing is missing for that."""
     need = _WITHIN.get(need, need)
     return not need & present and all(
-        ABSENT[part] is Absent.NOTHING or (ABSENT[part] is Absent.ELSEWHERE and _elsewhere(part, present))
+        absent is Absent.NOTHING or (absent is Absent.ELSEWHERE and _elsewhere(part, present))
         for part in need
+        for absent, _ in [_LACKED[part]]
     )
 
 

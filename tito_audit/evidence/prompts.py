@@ -1,38 +1,318 @@
-"""Compares each prompt, and the last answer, with what the template writes for the messages."""
+"""Compares each prompt, and the last answer, with what the template writes for the messages.
+
+A conversation is rendered and encoded once: most of its prompts are known to be the start of a later text.
+
+    later    <|im_start|>user\\nHi<|im_end|>\\n<|im_start|>assistant\\nHello<|im_end|>\\n<|im_start|>user\\n…
+    prompt   <|im_start|>user\\nHi<|im_end|>\\n<|im_start|>assistant\\n
+
+A prompt is the start of a later text if the template writes each of its messages the same way there. If the
+template is known to look only at a message, its neighbours and which messages come before and after it (see
+`render/fast/looked_for.py`), that depends only on their shapes. So a rendered prompt that is the start of a later
+text proves it for each of its messages, and a prompt whose messages are all proven need not be rendered. It ends
+where the answer after its messages begins, found by counting generation prompts: there must be as many as answers,
+so no message spells one. One prompt in 256 is rendered anyway, as a check.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import accumulate, count
+from operator import attrgetter, is_, or_
 from typing import NamedTuple
+
+import numpy as np
 
 from tito_audit.align.blocks import SAME_BYTES
 from tito_audit.chains.links import LinkKind
 from tito_audit.errors import RenderError
 from tito_audit.evidence.chains import Chains
 from tito_audit.evidence.completions import ConfirmedIds
-from tito_audit.evidence.differences import difference, region_of
+from tito_audit.evidence.differences import Comparison, Stretch, compare_text, difference, region_of
 from tito_audit.evidence.model import Against, Construction, Difference
-from tito_audit.evidence.prefix_reuse import (
-    Comparison,
-    PiecesCache,
-    SpelledTexts,
-    compare_text,
-)
-from tito_audit.evidence.prompt_starts import LaterText, prompt_starts
 from tito_audit.evidence.reference import Reference
-from tito_audit.evidence.stretches import Stretch
-from tito_audit.record.arrays import Ids
+from tito_audit.record.arrays import Ids, Offsets
 from tito_audit.record.finding import Severity
 from tito_audit.record.message import Message
+from tito_audit.record.prefix import starts_with
 from tito_audit.record.rollout import Rollout
-from tito_audit.render.renderer import Forms
-from tito_audit.render.scaffolds import scaffolds, scaffolds_of
-from tito_audit.tokens.prefix_cache import KnownText
+from tito_audit.render.renderer import Forms, Renderer
+from tito_audit.render.scaffolds import Inputs, Shapes, scaffolds, scaffolds_of
+from tito_audit.render.template import Template
+from tito_audit.tokens.segments import Cuts, KnownText
+from tito_audit.tokens.tokenizer import Tokenizer
 from tito_audit.tokens.vocab import keeps_bytes
 from tito_audit.ways.observed import prompt_messages
+
+_ONE_IN = 256
+"""One in this many known prompts is rendered anyway."""
+_MOST_KEYS = 1 << 12
+_MOST = 1 << 16
+"""How many places of messages are remembered."""
+_FAR = 3
+"""Beyond this distance from the end, the distance of a message no longer matters."""
+_ANSWER = "assistant"
+_Place = tuple[int, ...]
+"""Everything that decides how a message is written in a prompt and in a later text."""
+
+
+class Opener(NamedTuple):
+    """A generation prompt that begins with a control token."""
+
+    tail: str
+    """Its text after its last control token."""
+    ids: Ids
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LaterText:
+    """A text of the template that leads to recorded ids, and may start with earlier prompts."""
+
+    messages: Sequence[Message]
+    given: int
+    """A number for everything else passed to the template."""
+    shapes: Sequence[int]
+    """`[messages]` A number for the shape of each."""
+    around: Sequence[int]
+    """`[messages]` A number for what the template sees of it while it writes another one."""
+    before: Sequence[int]
+    """`[messages + 1]` A bit for each of these numbers that comes before it."""
+    answers: Sequence[int]
+    """`[messages + 1]` How many of the first 0, 1, 2, … messages are answers."""
+    opener: Opener
+    openers: Sequence[int]
+    """Where in the ids generation prompts begin."""
+    opens: bool
+    """Whether it is a prompt; if not, it may continue after its recorded ids."""
+    ids: Ids
+    key: int
+    """A number for all of it but the texts of its messages and its ids."""
+
+    def may_start_with(self, size: int, recorded: Ids) -> bool:
+        """Whether recorded ids are its start, through the generation prompt after the first messages."""
+        if len(self.openers) != self.answers[-1] + self.opens or self.answers[size] >= len(self.openers):
+            return False
+        end = self.openers[self.answers[size]] + len(self.opener.ids)
+        return len(recorded) == end and starts_with(self.ids, recorded)
+
+    def places(self, size: int) -> list[_Place]:
+        """What decides how the template writes each of the first messages, and what precedes them, in their prompt
+        and here."""
+        around, before, every = self.around, self.before, len(self.messages)
+        after, beyond = 0, 0
+        for other in around[size:]:
+            beyond |= 1 << other
+        places: list[_Place] = []
+        for i in range(size - 1, -1, -1):
+            places.append(
+                (
+                    self.given,
+                    self.opens,
+                    beyond,
+                    self.shapes[i],
+                    around[i - 1] if i else -1,
+                    around[i + 1] if i + 1 < every else -1,
+                    min(size - i, _FAR),
+                    min(every - i, _FAR),
+                    before[i],
+                    after,
+                )
+            )
+            after |= 1 << around[i]
+        places.append((self.given, self.opens, beyond, around[0], around[size - 1], around[-1], after))
+        return places
+
+    @property
+    def says_nothing_twice(self) -> bool:
+        """Whether no two messages have the same text and could be confused."""
+        texts = [text for message in self.messages for text in (message.content, message.reasoning) if text]
+        return all(isinstance(text, str) for text in texts) and len(set(texts)) == len(texts)
+
+
+class PromptStarts:
+    """What is known about the texts that one template writes, for one tokenizer."""
+
+    def __init__(self, tokenizer: Tokenizer, template: Template, shapes: Shapes) -> None:
+        self._tokenizer = tokenizer
+        self.cuts = tokenizer.cuts
+        """The control tokens at which texts may be cut."""
+        self._template = template
+        self._shapes = shapes
+        self._openers: dict[int, Opener | None] = {}
+        self._proven: set[_Place] = set()
+        self._keys: dict[tuple[int, ...], int] = {}
+        self._numbers = count()
+        self._sure: set[tuple[int, int]] = set()
+        """Keys of later texts, and how many of their messages are all proven."""
+        self._alike: set[_Place] = set()
+        """Places of messages that both engines write alike."""
+        self._found = 0
+        self._trusted = 0
+        self._engines_differ = False
+        self._off = False
+        """Whether some prompt was not what the template writes although all of its messages were proven."""
+
+    def later(
+        self, messages: Sequence[Message], inputs: Inputs | None, opens: bool, ids: Ids, forms: Forms
+    ) -> LaterText | None:
+        """A text known to lead to these ids; None if it says nothing about prompts."""
+        opener = self._opener(inputs) if inputs is not None and not self._off else None
+        read = self._shapes.read(messages, forms) if opener is not None else None
+        if inputs is None or opener is None or read is None:
+            return None
+        around = [each.around for each in read]
+        return LaterText(
+            messages,
+            inputs.number,
+            [each.shape for each in read],
+            around,
+            list(accumulate([1 << number for number in around], or_, initial=0)),
+            list(accumulate([message.role == _ANSWER for message in messages], initial=0)),
+            opener,
+            _openers(ids, opener.ids, self.cuts).tolist(),
+            opens,
+            ids,
+            self._key((inputs.number, opens, *[number for each in read for number in each[:2]])),
+        )
+
+    def start(self, later: LaterText, size: int, recorded: Ids) -> LaterText:
+        """The prompt for the first messages of a later text, known to be these recorded ids, which it starts
+        with."""
+        return LaterText(
+            later.messages[:size],
+            later.given,
+            later.shapes[:size],
+            later.around[:size],
+            later.before[: size + 1],
+            later.answers[: size + 1],
+            later.opener,
+            later.openers[: later.answers[size] + 1],
+            True,
+            recorded,
+            self._key((later.key, size)),
+        )
+
+    def _key(self, parts: tuple[int, ...]) -> int:
+        if len(self._keys) >= _MOST_KEYS:
+            self._keys.clear()
+            self._sure.clear()
+        return self._keys.setdefault(parts, next(self._numbers))
+
+    def are_first(self, messages: Sequence[Message], later: LaterText, forms: Forms) -> bool:
+        """Whether the messages of a later text start with these."""
+        size = len(messages)
+        first = later.messages[:size]
+        if len(first) < size:
+            return False
+        if all(map(is_, messages, first)):
+            return True
+        if tuple(messages) != tuple(first):
+            return False
+        read = self._shapes.read(messages, forms)  # 1 and 1.0 are equal but differ in shape
+        return read is not None and [each.shape for each in read] == list(later.shapes[:size])
+
+    def is_known(self, later: LaterText, size: int, recorded: Ids) -> bool:
+        """Whether the template is known to write these recorded ids for the first messages of a later text.
+
+        Also False for a prompt that is to be rendered as a check.
+        """
+        if self._off or self._found % _ONE_IN == _ONE_IN - 1 or not later.may_start_with(size, recorded):
+            return False
+        if (later.key, size) not in self._sure:
+            if not self._proven.issuperset(later.places(size)):
+                return False
+            self._sure.add((later.key, size))
+        self._found += 1
+        return True
+
+    def learn(self, later: LaterText, later_text: str, size: int, recorded: Ids, text: str | None) -> None:
+        """Record whether a later text starts with a rendered prompt.
+
+        `text` is the prompt's, or None if it does not lead to its recorded ids.
+        """
+        if not later.may_start_with(size, recorded):
+            return
+        places = set(later.places(size))
+        if text is None or not later_text.startswith(text):
+            self._off |= self._proven.issuperset(places)
+        elif self._proven.issuperset(places):
+            self._found += 1
+        elif later.says_nothing_twice and len(self._proven) < _MOST:
+            self._proven |= places
+
+    def places_alone(
+        self, messages: Sequence[Message], inputs: Inputs | None, opens: bool, forms: Forms
+    ) -> list[_Place] | None:
+        """What decides how the template writes each of these messages in their own text; None if unknown."""
+        read = self._shapes.read(messages, forms) if inputs is not None and not self._engines_differ else None
+        if inputs is None or read is None:
+            return None
+        around = [each.around for each in read]
+        size, before, after = len(messages), 0, 0
+        later: list[int] = []
+        for other in reversed(around):
+            later.append(after)
+            after |= 1 << other
+        places: list[_Place] = []
+        for i, after in enumerate(reversed(later)):
+            neighbours = around[i - 1] if i else -1, around[i + 1] if i + 1 < size else -1
+            places.append(
+                (inputs.number, opens, around[0], read[i].shape, *neighbours, min(size - i, _FAR), before, after)
+            )
+            before |= 1 << around[i]
+        return places
+
+    def writes_alike(self, places: Sequence[_Place]) -> bool:
+        """Whether both engines are known to write messages at these places alike.
+
+        Also False for a text that is to be rendered by both as a check.
+        """
+        if self._engines_differ or not self._alike.issuperset(places):
+            return False
+        self._trusted += 1
+        return self._trusted % _ONE_IN != 0
+
+    def learn_alike(self, places: Sequence[_Place], alike: bool) -> None:
+        """Record whether both engines wrote the messages at these places alike."""
+        self._engines_differ |= not alike
+        if alike and len(self._alike) < _MOST:
+            self._alike.update(places)
+
+    def _opener(self, inputs: Inputs) -> Opener | None:
+        """The generation prompt; None if it shows nothing."""
+        if inputs.number not in self._openers:
+            text = self._template.opener_after_user(inputs.variables)
+            begin, *pieces = self.cuts.split(text)
+            shows = not begin and pieces
+            self._openers[inputs.number] = (
+                Opener(pieces[-1], self._tokenizer.encode_fast_batch([text])[0]) if shows else None
+            )
+        return self._openers[inputs.number]
+
+
+def _openers(ids: Ids, opener: Ids, cuts: Cuts) -> Offsets:
+    """Where in ids `[N]` a generation prompt begins."""
+    at = cuts.positions(ids)
+    at = at[ids[at] == opener[0]]
+    at = at[at + len(opener) <= len(ids)]
+    places: Offsets = at[(ids[at[:, None] + np.arange(len(opener))] == opener).all(axis=1)]
+    return places
+
+
+def prompt_starts(tokenizer: Tokenizer, template: Template) -> PromptStarts | None:
+    """What is known about the texts of a template; None if more than shapes may decide, or nothing shows its
+    turns."""
+    every = scaffolds(template)
+    if every is None or not tokenizer.cuts.tokens:
+        return None
+    key = PromptStarts, tokenizer.vocabulary
+    if key not in template.memo:
+        template.memo[key] = PromptStarts(tokenizer, template, every.shapes)
+    starts: PromptStarts = template.memo[key]
+    return starts
+
 
 _KEPT = (
     "harmless as logged: the prompt keeps the tokens of the calls before it, where the template would write this"
@@ -40,6 +320,7 @@ _KEPT = (
 PREFILL = Construction("TPL207", "prefilled answer", "the harness wrote the first tokens of the answer")
 _PREFILLED = "right as long as the loss leaves them out: they were given, not sampled"
 _FENCE = re.compile(r"```\w*")
+_LATER = "harmless as logged: a later prompt would hold what the template writes"
 _OFF_TEMPLATE = "the sampler was given tokens that the template does not write for these messages"
 _LACKING = "the sampler was not given what the template writes for these messages"
 _WORTH_KNOWING, _MANY = 8192, 5
@@ -82,158 +363,145 @@ class _Prompt:
     """None: the conversation with its last answer."""
     messages: Sequence[Message]
     recorded: Ids | None
+    size: int
+    """How many messages."""
     opens: bool = True
     """Whether a generation prompt ends it."""
 
 
 def render_texts(rollout: Rollout, chains: Chains, reference: Reference) -> Renderings:
     """The text of every prompt that can be rendered, and what rendering shows."""
+    assert reference.renderer is not None
     prompts: list[_Prompt] = []
     for k, call in enumerate(rollout.turns):
         sent = prompt_messages(rollout, k)
         if sent and call.prompt_ids is not None:
-            prompts.append(_Prompt(k, sent, call.prompt_ids))
+            prompts.append(_Prompt(k, sent, call.prompt_ids, len(sent)))
     last = rollout.turns[-1] if rollout.turns else None
     if last is not None and last.message_index is not None and last.prompt_messages is None:
         whole = rollout.messages[: last.message_index + 1]
-        prompts.append(_Prompt(None, whole, chains.seen[-1], opens=False))
-    ids = sum(len(prompt.recorded) for prompt in prompts if prompt.recorded is not None)
-    return _Writer(rollout, reference, may_know=ids >= _WORTH_KNOWING or len(prompts) >= _MANY).written(prompts)
+        prompts.append(_Prompt(None, whole, chains.seen[-1], len(whole), opens=False))
+    ids = sum([len(prompt.recorded) for prompt in prompts if prompt.recorded is not None])
+    may_know = ids >= _WORTH_KNOWING or len(prompts) >= _MANY
+    return _Writer(rollout, reference, reference.renderer, may_know=may_know).written(prompts)
 
 
 class _Writer:
     """Renders the texts of one rollout, longest first: most prompts are then known to be the start of one."""
 
-    def __init__(self, rollout: Rollout, reference: Reference, *, may_know: bool) -> None:
+    def __init__(self, rollout: Rollout, reference: Reference, renderer: Renderer, *, may_know: bool) -> None:
         """With `may_know`, prompts that are known to be the start of a later text are not rendered."""
-        assert reference.renderer is not None
-        self._rollout = rollout
-        self._reference = reference
-        variables = reference.renderer.variables(rollout.tools, rollout.template_kwargs)
-        template = reference.renderer.template(bool(rollout.tools))
+        self._rollout, self._reference, self._renderer = rollout, reference, renderer
+        self._variables = renderer.variables(rollout.tools, rollout.template_kwargs)
+        template = renderer.template(bool(rollout.tools))
         self._shapes = prompt_starts(reference.tokenizer, template)
         every = scaffolds(template)
-        self._inputs = every.inputs(variables) if every is not None else None
-        self._scaffolds = scaffolds_of(reference.renderer, bool(rollout.tools))
+        self._inputs = every.inputs(self._variables) if every is not None else None
+        self._scaffolds = scaffolds_of(renderer, bool(rollout.tools))
         self._starts = self._shapes if may_know else None
-        self._spelled = SpelledTexts(reference)
         self._forms = Forms()
         self._later: list[tuple[LaterText, RenderedText]] = []
         """The latest texts that lead to recorded ids, of several chains."""
-        self._texts: RenderedTexts = {}
-        self._errors: dict[int | None, str] = {}
-        self._confirmed: list[ConfirmedIds] = []
 
     def written(self, prompts: Sequence[_Prompt]) -> Renderings:
         """The texts of these prompts."""
-        ordered = prompts
-        if self._starts is not None:
-            ordered = sorted(prompts, key=lambda prompt: -len(prompt.messages))
+        starts, ordered = self._starts, prompts
+        if starts is not None:
+            ordered = sorted(prompts, key=attrgetter("size"), reverse=True)
+        texts: RenderedTexts = {}
+        refused: dict[int | None, str] = {}
+        confirmed: list[ConfirmedIds] = []
         for prompt in ordered:
-            later = self._later_than(prompt)
-            if later is not None and self._is_start_of(*later, prompt):
+            size, recorded = prompt.size, prompt.recorded
+            later = None  # the latest known text whose messages begin with those of the prompt
+            if starts is not None and prompt.opens and recorded is not None:
+                for candidate in reversed(self._later):
+                    if starts.are_first(prompt.messages, candidate[0], self._forms):
+                        later = candidate
+                        break
+            if later and starts and recorded is not None and starts.is_known(later[0], size, recorded):
+                rendering = texts[prompt.turn] = _start_of(*later, starts.cuts, recorded)
+                self._keep(starts.start(later[0], size, recorded), rendering)
                 continue
-            rendering = self._rendered(prompt)
-            if rendering is None or prompt.recorded is None:
+            try:
+                texts[prompt.turn] = rendering = self._rendered(prompt)
+            except RenderError as error:
+                refused[prompt.turn] = str(error)
                 continue
-            size, matches = len(prompt.messages), rendering.matches_record
-            if later is not None and self._starts is not None:
-                text = rendering.text if matches else None
-                self._starts.learn(later[0], later[1].text, size, prompt.recorded, text)
-            if not matches:
+            if recorded is None:
                 continue
-            self._confirmed.append(ConfirmedIds(prompt.recorded, goes_on=not prompt.opens))
-            if self._starts is not None:
-                self._keep(
-                    self._starts.later(prompt.messages, self._inputs, prompt.opens, prompt.recorded, self._forms),
-                    rendering,
-                )
+            matches = rendering.matches_record
+            if later is not None and starts is not None:
+                starts.learn(later[0], later[1].text, size, recorded, rendering.text if matches else None)
+            if matches:
+                confirmed.append(ConfirmedIds(recorded, goes_on=not prompt.opens))
+                if starts is not None:
+                    begun = starts.later(prompt.messages, self._inputs, prompt.opens, recorded, self._forms)
+                    self._keep(begun, rendering)
         errors: list[tuple[int | None, str]] = []
         for prompt in prompts:
-            error = self._errors.get(prompt.turn)
-            if error is not None and (not errors or errors[-1][1] != error):
-                errors.append((prompt.turn, error))
-        return Renderings(self._texts, tuple(errors), tuple(self._confirmed))
-
-    def _is_start_of(self, later: LaterText, text: RenderedText, prompt: _Prompt) -> bool:
-        """Whether a prompt is known to be the start of a later text and need not be rendered."""
-        starts, recorded, size = self._starts, prompt.recorded, len(prompt.messages)
-        if starts is None or recorded is None or not starts.is_known(later, size, recorded):
-            return False
-        start = starts.start(later, size, recorded)
-        cuts, opener = starts.cuts, later.opener.tail
-        written = RenderedText(
-            lambda: "".join(cuts.split(text.text)[: 2 * len(cuts.positions(recorded))]) + opener,
-            matches_record=True,
-        )
-        self._texts[prompt.turn] = written
-        self._keep(start, written)
-        return True
-
-    def _later_than(self, prompt: _Prompt) -> tuple[LaterText, RenderedText] | None:
-        """The latest known text whose messages begin with a prompt's."""
-        if self._starts is None or not prompt.opens or prompt.recorded is None:
-            return None
-        for later in reversed(self._later):
-            if self._starts.are_first(prompt.messages, later[0], self._forms):
-                return later
-        return None
+            reason = refused.get(prompt.turn)
+            if reason is not None and (not errors or errors[-1][1] != reason):
+                errors.append((prompt.turn, reason))
+        return Renderings(texts, tuple(errors), tuple(confirmed))
 
     def _keep(self, later: LaterText | None, text: RenderedText) -> None:
         if later is not None:
             self._later.append((later, text))
             del self._later[:-4]  # calls may alternate between several chains
 
-    def _rendered(self, prompt: _Prompt) -> RenderedText | None:
-        """The text that the template writes; None where it refuses, and the error is recorded."""
-        rollout, reference, recorded = self._rollout, self._reference, prompt.recorded
-        text: RenderedText | None
-        parts, inputs = self._scaffolds, self._inputs
-        if parts is not None and inputs is not None and recorded is not None:
-            how = prompt.messages, inputs, prompt.opens, self._forms
-            whole, scaffold = parts.written(*how) or ("", None)
+    def _rendered(self, prompt: _Prompt) -> RenderedText:
+        """The text that the template writes; RenderError where it refuses."""
+        reference, recorded, opens = self._reference, prompt.recorded, prompt.opens
+        if recorded is None:
+            return self._exactly(prompt, None)
+        if self._scaffolds is not None and self._inputs is not None:
+            how = prompt.messages, self._inputs, opens, self._forms
+            whole, scaffold = self._scaffolds.written(*how) or ("", None)
             if scaffold is not None:
                 data = whole.encode()
                 # Tokens of another length are of another text, unless a text is normalised first.
-                differ = prompt.opens and len(data) != reference.vocabulary.byte_count(recorded)
+                differ = opens and len(data) != reference.vocabulary.byte_count(recorded)
                 differ = differ and keeps_bytes(reference.tokenizer.normal_form, data)
-                matches = not differ and reference.leads_to(whole, recorded, goes_on=not prompt.opens)
-                if matches or parts.is_exact(scaffold, *how):
-                    text = self._texts[prompt.turn] = RenderedText(lambda: whole, matches)
-                    return text
-        how_written = prompt.messages, rollout.tools, rollout.template_kwargs
-        fast = reference.render_fast(*how_written, opens_answer=prompt.opens, forms=self._forms)
-        if fast is None or recorded is None:
-            text = self._exactly(prompt, None)
-        elif reference.leads_to(fast, recorded, goes_on=not prompt.opens):
-            if prompt.opens:
-                self._spelled.keep(fast, recorded)
-            text = RenderedText(lambda: fast, matches_record=True)
-        elif prompt.opens and self._spelled.confirms(fast, recorded):
-            text = RenderedText(lambda: fast, matches_record=False)
-        else:
-            text = self._exactly(prompt, fast)
-        if text is not None:
-            self._texts[prompt.turn] = text
-        return text
+                matches = not differ and reference.leads_to(whole, recorded, goes_on=not opens)
+                if matches or self._scaffolds.is_exact(scaffold, *how):
+                    return RenderedText(lambda: whole, matches)
+        _, fast = self._renderer.accepted_fast(
+            prompt.messages, self._variables, add_generation_prompt=opens, forms=self._forms
+        )
+        if fast is None:
+            return self._exactly(prompt, None)
+        if reference.leads_to(fast, recorded, goes_on=not opens):
+            return RenderedText(lambda: fast, matches_record=True)
+        if opens and reference.spells(recorded, fast):
+            return RenderedText(lambda: fast, matches_record=False)
+        return self._exactly(prompt, fast)
 
-    def _exactly(self, prompt: _Prompt, fast: str | None) -> RenderedText | None:
+    def _exactly(self, prompt: _Prompt, fast: str | None) -> RenderedText:
         """The text of the reference environment, or of the fast engine where both are known to write it alike."""
-        rollout, places = self._rollout, None
-        if fast is not None and self._shapes is not None:
-            places = self._shapes.places_alone(prompt.messages, self._inputs, prompt.opens, self._forms)
-            if places is not None and self._shapes.writes_alike(places):
+        rollout, shapes, places = self._rollout, self._shapes, None
+        if fast is not None and shapes is not None:
+            places = shapes.places_alone(prompt.messages, self._inputs, prompt.opens, self._forms)
+            if places is not None and shapes.writes_alike(places):
                 return RenderedText(lambda: fast, matches_record=False)
-        try:
-            text = self._reference.render(
-                prompt.messages, rollout.tools, rollout.template_kwargs, opens_answer=prompt.opens
-            )
-        except RenderError as error:
-            self._errors[prompt.turn] = str(error)
-            return None
-        if places is not None and self._shapes is not None:
-            self._shapes.learn_alike(places, text == fast)
+        text = self._renderer.render(
+            prompt.messages,
+            rollout.tools,
+            add_generation_prompt=prompt.opens,
+            template_kwargs=rollout.template_kwargs,
+        )
+        if places is not None and shapes is not None:
+            shapes.learn_alike(places, text == fast)
         return RenderedText(lambda: text, matches_record=False)
+
+
+def _start_of(later: LaterText, text: RenderedText, cuts: Cuts, recorded: Ids) -> RenderedText:
+    """The start of a later text, if that is known to lead to these ids."""
+
+    def write() -> str:
+        return "".join(cuts.split(text.text)[: 2 * len(cuts.positions(recorded))]) + later.opener.tail
+
+    return RenderedText(write, matches_record=True)
 
 
 def rendered_differences(
@@ -243,7 +511,6 @@ def rendered_differences(
     out: list[Difference] = []
     reported: dict[int, set[tuple[int, int, bytes]]] = {}
     comparisons: dict[int, Comparison | None] = {}
-    pieces = PiecesCache(reference)
     for k, turn in enumerate(rollout.turns):
         link = chains.link(k)
         parent = link.parent if link and link.kind is LinkKind.CONTINUES else None
@@ -257,7 +524,7 @@ def rendered_differences(
             old = regions[-1].end
         # Differences in the parent's prompt were reported or skipped there.
         before = None if parent is None else _comparison(rollout, parent, texts, comparisons, reference)
-        differing, comparisons[k] = compare_text(rendered.text, turn.prompt_ids, before, reference, pieces)
+        differing, comparisons[k] = compare_text(rendered.text, turn.prompt_ids, before, reference)
         for stretch in differing:
             in_answer = region_of(stretch, regions) is not None
             if stretch.key in reported[k] or (in_answer and stretch.kind in SAME_BYTES):
@@ -268,17 +535,22 @@ def rendered_differences(
             )
             harmless = stretch.start < old or (in_answer and stretch.start == stretch.end)
             effect = _LACKING if stretch.start == stretch.end else _OFF_TEMPLATE
-            new = difference(
-                stretch,
-                Against.TEMPLATE,
-                Severity.NOTE if harmless or prefill else Severity.WARNING,
-                _PREFILLED if prefill else _KEPT if harmless else effect,
-                regions=regions,
-                turn=k,
-                turns=rollout.turns,
-            )
+            severity = Severity.NOTE if harmless or prefill else Severity.WARNING
+            effect = _PREFILLED if prefill else _KEPT if harmless else effect
+            new = difference(stretch, Against.TEMPLATE, severity, effect, k, regions)
             out.append(replace(new, construction=PREFILL) if prefill else new)
-    out.extend(_last_answer(rollout, chains, texts, reference, pieces, reported, comparisons))
+    # Where the template would write the last answer differently; its missing end is not a difference.
+    last = len(rollout.turns) - 1
+    rendered, seen = texts.get(None), chains.seen[last] if last >= 0 else None
+    if seen is not None and rendered is not None and not rendered.matches_record:
+        own, before = chains.regions[last][-1], _comparison(rollout, last, texts, comparisons, reference)
+        differing, _ = compare_text(rendered.text, seen, before, reference, open_end=True, after=own.start)
+        out += [
+            difference(stretch, Against.TEMPLATE, Severity.NOTE, _LATER, last, (own,))
+            for stretch in differing
+            if own.start <= stretch.start < len(seen)
+            and (stretch.kind not in SAME_BYTES and stretch.key not in reported[last])
+        ]
     return out
 
 
@@ -324,36 +596,3 @@ def _comparison(
     if turn not in compared and ids is not None and rendered is not None and rendered.matches_record:
         compared[turn] = Comparison(KnownText(reference.tokenizer.cuts, rendered.text, ids), ids)
     return compared.get(turn)
-
-
-def _last_answer(
-    rollout: Rollout,
-    chains: Chains,
-    texts: RenderedTexts,
-    reference: Reference,
-    pieces: PiecesCache,
-    reported: dict[int, set[tuple[int, int, bytes]]],
-    comparisons: dict[int, Comparison | None],
-) -> Iterable[Difference]:
-    """Where the template would write the last answer differently; its missing end is not a difference."""
-    last = len(rollout.turns) - 1
-    seen = chains.seen[last] if last >= 0 else None
-    rendered = texts.get(None)
-    if seen is None or rendered is None or rendered.matches_record:
-        return []
-    own, before = chains.regions[last][-1], _comparison(rollout, last, texts, comparisons, reference)
-    differing, _ = compare_text(rendered.text, seen, before, reference, pieces, open_end=True, after=own.start)
-    return (
-        difference(
-            stretch,
-            Against.TEMPLATE,
-            Severity.NOTE,
-            "harmless as logged: a later prompt would hold what the template writes",
-            regions=(own,),
-            turn=last,
-            turns=rollout.turns,
-        )
-        for stretch in differing
-        if own.start <= stretch.start < len(seen)
-        and (stretch.kind not in SAME_BYTES and stretch.key not in reported[last])
-    )

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import compress
 
 import numpy as np
 
 from tito_audit.align.pieces import Pieces
-from tito_audit.evidence.headers import Headers, headers_of
+from tito_audit.evidence.roles import Headers, headers_of
 from tito_audit.record.arrays import Ids
 from tito_audit.record.memo import memoized
-from tito_audit.record.message import Message, ToolSpec
 from tito_audit.record.prefix import same_ids, starts_with
 from tito_audit.record.speakers import DEFAULT, Speakers
-from tito_audit.render.renderer import Forms, Renderer
+from tito_audit.render.renderer import Renderer
 from tito_audit.tokens.tokenizer import Tokenizer
 from tito_audit.tokens.vocab import Prefix, Vocabulary, keeps_bytes
 from tito_audit.ways.reading import named_ends
@@ -24,7 +23,7 @@ _ONE_IN = 1024
 """One in this many segments equal to the recorded ids is checked with the reference encoder."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Reference:
     """A tokenizer and, if there is a chat template, its renderer."""
 
@@ -33,14 +32,18 @@ class Reference:
     speakers: Speakers = DEFAULT
     """Which roles were sampled."""
 
-    @property
-    def vocabulary(self) -> Vocabulary:
-        """The tokenizer's vocabulary."""
-        return self.tokenizer.vocabulary
+    vocabulary: Vocabulary = field(init=False)
+    """The tokenizer's vocabulary."""
+    _end_ids: frozenset[int] | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self.vocabulary = self.tokenizer.vocabulary
 
     def end_ids(self) -> frozenset[int]:
         """Ids that end a turn: the tokenizer's own end tokens and those of published templates."""
-        return named_ends(self.vocabulary) | frozenset(self.tokenizer.eos_ids)
+        if self._end_ids is None:
+            self._end_ids = named_ends(self.vocabulary) | frozenset(self.tokenizer.eos_ids)
+        return self._end_ids
 
     def headers(self, kwargs: Mapping[str, object]) -> Headers:
         """The message headers of a row, given its template arguments."""
@@ -122,33 +125,6 @@ class Reference:
         """Whether a text encodes as these ids; with `goes_on`, as these and more."""
         return self.tokenizer.leads_to(text, recorded, _ONE_IN, goes_on=goes_on)
 
-    def render_fast(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[ToolSpec],
-        kwargs: Mapping[str, object],
-        *,
-        opens_answer: bool,
-        forms: Forms | None = None,
-    ) -> str | None:
-        """The text as the fast template engine writes it: a guess until the recorded ids confirm it."""
-        assert self.renderer is not None
-        return self.renderer.render_fast(
-            messages, tools, add_generation_prompt=opens_answer, template_kwargs=kwargs, forms=forms
-        )
-
-    def render(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[ToolSpec],
-        kwargs: Mapping[str, object],
-        *,
-        opens_answer: bool,
-    ) -> str:
-        """The text the template writes; RenderError when it cannot. Needs a renderer."""
-        assert self.renderer is not None
-        return self.renderer.render(messages, tools, add_generation_prompt=opens_answer, template_kwargs=kwargs)
-
 
 def pieces_of(ids: Ids, vocabulary: Vocabulary | None, data: bytes | None = None) -> Pieces:
     """Token ids with their bytes (`data`, if given).
@@ -158,8 +134,8 @@ def pieces_of(ids: Ids, vocabulary: Vocabulary | None, data: bytes | None = None
     if vocabulary is None:
         plain = np.ascontiguousarray(ids, np.int32)
         return Pieces(plain, 4 * np.arange(1, len(ids) + 1), plain.tobytes(), np.zeros(len(ids), np.bool_))
-    end = vocabulary.byte_lengths(ids).cumsum()
-    return Pieces(ids, end, vocabulary.data(ids) if data is None else data, vocabulary.control(ids))
+    end, own, control = vocabulary.spelling(ids)
+    return Pieces(ids, end, own if data is None else data, control)
 
 
 @memoized

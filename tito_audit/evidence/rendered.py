@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -24,19 +24,17 @@ from tito_audit.evidence.roles import (
     token_roles,
 )
 from tito_audit.record.arrays import Ids, Mask, Offsets, empty_ids
-from tito_audit.record.memo import memoized
 from tito_audit.record.message import Message
 from tito_audit.record.prefix import same_ids
 from tito_audit.record.rollout import Rollout
 from tito_audit.record.speakers import ASSISTANT, GIVEN_ANSWER, unknown_role_name
 from tito_audit.render.scaffolds import Scaffold
 from tito_audit.render.sentinels import SpanKind
-from tito_audit.render.span_builder import Span
-from tito_audit.render.spans import Rendering, WrittenFast, spans, written_fast
+from tito_audit.render.spans import Rendering, Span, WrittenFast, spans, written_fast
 from tito_audit.render.template import Template
 from tito_audit.tokens.segments import pattern_of, shared_start
 from tito_audit.tokens.tokenizer import Tokenizer
-from tito_audit.tokens.vocab import Prefix, Vocabulary
+from tito_audit.tokens.vocab import Prefix
 
 # The model's turns in the ids that a template wrote, found by control tokens alone.
 
@@ -165,18 +163,13 @@ def turn_reader(
     vocabulary = tokenizer.vocabulary
     if not prompt or not vocabulary.special_ids or not end_ids:
         return None
-    readers = _readers(template, vocabulary)
+    readers: dict[str, TurnReader | None] = template.memo.setdefault((TurnReader, vocabulary), {})
     if prompt not in readers:
         (ids,) = tokenizer.encode_fast_batch([prompt])
         # It has to open with a control token, and its tokens have to spell it.
         shows = len(ids) > 0 and vocabulary.control(ids)[0] and vocabulary.text(ids) == prompt
         readers[prompt] = TurnReader(tokenizer, ids, end_ids) if shows else None
     return readers[prompt]
-
-
-@memoized
-def _readers(template: Template, vocabulary: Vocabulary) -> dict[str, TurnReader | None]:
-    return {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,50 +209,37 @@ class ByteRoles:
 class ToldTurns:
     """The turns of a rendered conversation, as its control tokens show them."""
 
-    ids: Ids
-    """`[N]` the tokens."""
     turns: Turns
     roles: Callable[[], tuple[Roles, ByteRoles | None]]
-    """The role of each of these tokens, and of each byte if known; computed at each call."""
+    """The role of each of its tokens, and of each byte if known; computed at each call."""
 
-    def of_tokens(self) -> tuple[Roles, Mask]:
-        """The role of each token, and whether the model would sample it, `[N]` each."""
-        sampled, ends = np.zeros(len(self.ids), np.bool_), np.zeros(len(self.ids), np.bool_)
+    def of_tokens(self, size: int) -> tuple[LaterRoles, Mask]:
+        """The role of each of its first tokens, and whether the model would sample it, `[N]` each."""
+        sampled, ends = np.zeros(size, np.bool_), np.zeros(size, np.bool_)
         for start, closer in self.turns:
             sampled[start : closer + 1] = True
-            ends[closer] = True
-        return LaterRoles(ends, lambda: self.roles()[0]), sampled
-
-    def up_to(self, size: int) -> ToldTurns | None:
-        """The same for the first tokens alone; None if they end inside an answer."""
-        if any(start < size <= closer for start, closer in self.turns):
-            return None
-        turns = tuple(turn for turn in self.turns if turn[0] < size)
-
-        def roles() -> tuple[Roles, ByteRoles | None]:
-            every, byte_roles = self.roles()
-            return every.at(np.arange(size)), byte_roles
-
-        return ToldTurns(self.ids[:size], turns, roles)
+            ends[closer : closer + 1] = True
+        return LaterRoles(ends, lambda: self.roles()[0][:size]), sampled
 
     def of_bytes(self, at: Offsets, starts: Offsets) -> tuple[Roles, Mask]:
         """The same for tokens that begin at these bytes, `[T]`.
 
         `starts` is the byte at which each of the conversation's own tokens begins, `[N]`. Both ascend.
         """
+
+        def roles_there() -> Roles:
+            roles, byte_roles = self.roles()
+            if byte_roles is not None:
+                return byte_roles.of_tokens(at)[0]
+            return roles.at(starts.searchsorted(at, "right") - 1)
+
         sampled, ends = np.zeros(len(at), np.bool_), np.zeros(len(at), np.bool_)
         edges = [(first, closer, closer + 1) for first, closer in self.turns]
         bounds = np.append(starts, np.iinfo(np.int64).max)[np.array(edges)]
         for start, closer, end in at.searchsorted(bounds).tolist():
             sampled[start:end] = True
             ends[closer:end] = True
-        return LaterRoles(ends, lambda: self._roles_at(at, starts)), sampled
-
-    def _roles_at(self, at: Offsets, starts: Offsets) -> Roles:
-        roles, byte_roles = self.roles()
-        if byte_roles is not None:
-            return byte_roles.of_tokens(at)[0]
-        return roles.at(starts.searchsorted(at, "right") - 1)
+        return LaterRoles(ends, roles_there), sampled
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,16 +248,27 @@ class RenderedConversation:
 
     ids: Ids
     """`[N]` its tokens today."""
-    starts: Offsets = field(default_factory=lambda: np.empty(0, np.int64))
-    """`[N]` the byte at which each token begins."""
-    byte_roles: ByteRoles | None = None
-    """The role of each byte; None when unknown."""
-    told: ToldTurns | None = None
-    """The turns that control tokens show, instead of the two fields above."""
+    shown: ToldTurns | ByteRoles | None
+    """The turns that control tokens show, else the role of each byte; None when unknown."""
     data: bytes | None = None
     """The bytes of these tokens; None: not computed yet."""
     spelled: bool = False
     """Whether the recorded tokens have the same bytes."""
+
+    def of_tokens(self, starts: Offsets) -> tuple[Roles, Mask] | None:
+        """The role of each token, and whether the model would sample it, `[N]` each; None when unknown.
+
+        `starts` is the byte at which each begins.
+        """
+        if isinstance(self.shown, ToldTurns):
+            return self.shown.of_tokens(len(self.ids))
+        return None if self.shown is None else self.shown.of_tokens(starts)
+
+    def of_bytes(self, at: Offsets, starts: Offsets) -> tuple[Roles, Mask] | None:
+        """The same for tokens that begin at these bytes, `[T]`, given the byte at which each of its own begins."""
+        if isinstance(self.shown, ToldTurns):
+            return self.shown.of_bytes(at, starts)
+        return None if self.shown is None else self.shown.of_tokens(at)
 
 
 def render_conversation(rollout: Rollout, reference: Reference) -> tuple[RenderedConversation | None, str | None]:
@@ -329,8 +320,9 @@ def _render(rollout: Rollout, reference: Reference) -> tuple[RenderedConversatio
         if quick is not None and ids is not None:
             turns_read = _told(rollout, quick, ids, reference)
             if turns_read is not None:
-                data = None if ids is recorded else quick.text.encode()
-                return RenderedConversation(ids, told=turns_read, data=data, spelled=spelled), None
+                return RenderedConversation(
+                    ids, turns_read, None if ids is recorded else quick.text.encode(), spelled
+                ), None
             guess = quick.spans()
             if guess is not None:
                 return _encoded(rollout, guess, ids, reference), None
@@ -390,55 +382,43 @@ def _told(rollout: Rollout, quick: WrittenFast, ids: Ids, reference: Reference) 
     reader = turn_reader(reference.tokenizer, template, quick.generation_prompt, reference.end_ids())
     if reader is None or not reference.has_bytes_of(ids, quick.text):
         return None
-    turns = reader.turns(
-        rollout, ids, quick, lambda turns: _is_proved(turns, _marked(rollout, quick, ids, reference))
-    )
-    if turns is None:
-        return None
-    return ToldTurns(ids, turns, lambda: _roles(rollout, quick, ids, reference))
 
+    def marked() -> tuple[Roles, Mask, ByteRoles] | None:
+        """What marks show: the role of each token and what was sampled, `[N]` each, and the role of each byte."""
+        guess = quick.spans()
+        shown = _encoded(rollout, guess, ids, reference).shown if guess is not None else None
+        if not isinstance(shown, ByteRoles):
+            return None
+        lengths = reference.vocabulary.byte_lengths(ids)
+        return *shown.of_tokens(lengths.cumsum() - lengths), shown
 
-def _marked(
-    rollout: Rollout, quick: WrittenFast, ids: Ids, reference: Reference
-) -> tuple[Roles, Mask, ByteRoles] | None:
-    """The role of each token and what was sampled, `[N]` each, and the role of each byte, as marks show them; None
-    where they do not."""
-    guess = quick.spans()
-    encoded = _encoded(rollout, guess, ids, reference) if guess is not None else None
-    if encoded is None or encoded.byte_roles is None:
-        return None
-    return *encoded.byte_roles.of_tokens(encoded.starts), encoded.byte_roles
+    def is_proved(turns: Turns) -> bool:
+        """Whether marks show exactly these turns, and no role is unclear."""
+        by_marks = marked()
+        if by_marks is None:
+            return False
+        roles, sampled, _ = by_marks
+        ends, generated = ToldTurns(turns, lambda: (roles, None)).of_tokens(len(ids))
+        alike = np.array_equal(generated, sampled) and np.array_equal(roles.among((TURN_END,)), ends.turn_ends)
+        return alike and not roles.unclear().any()
 
+    def roles() -> tuple[Roles, ByteRoles | None]:
+        """The role of each token by marks, else by control tokens; and of each byte, if marks show it."""
+        by_marks = marked()
+        if by_marks is not None:
+            return by_marks[0], by_marks[2]
+        headers = reference.headers(rollout.template_kwargs)
+        return token_roles(reference.pieces(ids), reference.end_ids(), headers), None
 
-def _roles(rollout: Rollout, quick: WrittenFast, ids: Ids, reference: Reference) -> tuple[Roles, ByteRoles | None]:
-    """The role of each token by marks, else by control tokens; and of each byte, if marks show it."""
-    marked = _marked(rollout, quick, ids, reference)
-    if marked is not None:
-        return marked[0], marked[2]
-    headers = reference.headers(rollout.template_kwargs)
-    return token_roles(reference.pieces(ids), reference.end_ids(), headers), None
-
-
-def _is_proved(turns: Turns, marked: tuple[Roles, Mask, ByteRoles] | None) -> bool:
-    """Whether marks show exactly these turns, and no role is unclear."""
-    if marked is None:
-        return False
-    roles, sampled, _ = marked
-    generated, ends = np.zeros(len(sampled), np.bool_), np.zeros(len(sampled), np.bool_)
-    for start, closer in turns:
-        generated[start : closer + 1] = True
-        ends[closer] = True
-    alike = np.array_equal(generated, sampled) and np.array_equal(roles.among((TURN_END,)), ends)
-    return alike and not roles.unclear().any()
+    turns = reader.turns(rollout, ids, quick, is_proved)
+    return None if turns is None else ToldTurns(turns, roles)
 
 
 def _encoded(rollout: Rollout, rendering: Rendering, ids: Ids, reference: Reference) -> RenderedConversation:
-    lengths = reference.vocabulary.byte_lengths(ids)
-    ends = lengths.cumsum()
-    size = int(ends[-1]) if len(ends) else 0
     # If a normalizer changed the text, its spans do not fit the bytes of the tokens.
     exact = reference.has_bytes_of(ids, rendering.text)
-    return RenderedConversation(ids, ends - lengths, _byte_roles(rollout, rendering, size) if exact else None)
+    size = reference.vocabulary.byte_count(ids)
+    return RenderedConversation(ids, _byte_roles(rollout, rendering, size) if exact else None)
 
 
 def _byte_roles(rollout: Rollout, rendering: Rendering, size: int) -> ByteRoles | None:

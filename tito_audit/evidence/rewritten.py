@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Sequence
-from functools import cached_property
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
 
 from tito_audit.align.pieces import Pieces
-from tito_audit.evidence.differences import Region, region_of
+from tito_audit.evidence.differences import Region, Stretch, region_of
 from tito_audit.evidence.model import TextSide
 from tito_audit.evidence.reference import Reference
-from tito_audit.evidence.roles import GENERATION_PROMPT, TEMPLATE, TURN_END, UNKNOWN, Roles, token_roles
-from tito_audit.evidence.stretches import Stretch
+from tito_audit.evidence.roles import GENERATION_PROMPT, TEMPLATE, TURN_END, UNKNOWN, token_roles
 from tito_audit.record.message import Message, ToolCall
 from tito_audit.record.nesting import parsed_by_python
 from tito_audit.record.rollout import Rollout
@@ -127,53 +126,45 @@ def answers_again(rest: bytes, seen: Pieces, region: Region) -> bool:
     return 0 <= at < len(rest) - len(opener)
 
 
-class GivenText:
-    """The text that was given to the model, in what a call saw and in a later prompt."""
+def given_change(
+    differing: Sequence[Stretch],
+    seen: Pieces,
+    prompt: Pieces,
+    regions: Sequence[Region],
+    rollout: Rollout,
+    reference: Reference,
+) -> str | None:
+    """How the first of these stretches that changes given text in more than white space does so, in words.
 
-    def __init__(
-        self, seen: Pieces, prompt: Pieces, regions: Sequence[Region], rollout: Rollout, reference: Reference
-    ) -> None:
-        self._seen = seen
-        self._prompt = prompt
-        self._regions = regions
-        self._headers = reference.headers(rollout.template_kwargs)
-        self._end_ids = reference.end_ids()
-        self._formats = date_formats(reference.renderer) if reference.renderer is not None else ()
-
-    @cached_property
-    def _roles(self) -> Roles:
-        return token_roles(self._seen, self._end_ids, self._headers)
-
-    @cached_property
-    def _prompt_roles(self) -> Roles:
-        return token_roles(self._prompt, self._end_ids, self._headers)
-
-    def change(self, stretch: Stretch) -> str | None:
-        """How a stretch changes given text in more than white space, in words; None if it does not.
-
-        Tool definitions and the date do not count: templates write them.
-        """
+    `seen` is what a call saw, with its answers at `regions`; `prompt` is a later one. Tool definitions and the
+    date do not count: templates write them.
+    """
+    ends, headers = reference.end_ids(), reference.headers(rollout.template_kwargs)
+    roles, later_roles = (cache(partial(token_roles, pieces, ends, headers)) for pieces in (seen, prompt))
+    formats = date_formats(reference.renderer) if reference.renderer is not None else ()
+    for stretch in differing:
         recorded, canonical = stretch.recorded.data, stretch.canonical.data
         if bare(recorded) == bare(canonical):
-            return None
-        answer = region_of(stretch, self._regions)
+            continue
+        answer = region_of(stretch, regions)
         # The roles of the given tokens of a stretch: beside an answer, those that are known.
-        answers = [region for region in self._regions if region.start < stretch.end and stretch.start < region.end]
+        answers = [region for region in regions if region.start < stretch.end and stretch.start < region.end]
         outside = np.ones(stretch.end - stretch.start, np.bool_)
         for region in answers:
             outside[max(region.start - stretch.start, 0) : region.end - stretch.start] = False
-        roles = self._roles.at(outside.nonzero()[0] + stretch.start)
-        others = gone = [role for role in roles if role not in _SCAFFOLD and not (answers and role == UNKNOWN)]
+        own = roles().at(outside.nonzero()[0] + stretch.start)
+        others = gone = [role for role in own if role not in _SCAFFOLD and not (answers and role == UNKNOWN)]
         # What a prompt holds in place of the end of the last answer is the next message.
-        if not gone and (answer is None or (not recorded.strip() and answer is not self._regions[-1])):
-            later = self._prompt_roles[stretch.canonical_start : stretch.canonical_end]
+        if not gone and (answer is None or (not recorded.strip() and answer is not regions[-1])):
+            later = later_roles()[stretch.canonical_start : stretch.canonical_end]
             others = [role for role in later if role not in _SCAFFOLD]
-        if not others or other_tools(stretch) or other_date(stretch.recorded, stretch.canonical, self._formats):
-            return None
+        if not others or other_tools(stretch) or other_date(stretch.recorded, stretch.canonical, formats):
+            continue
         if gone and answer is not None and not canonical.strip():
             return "older turns dropped"
         what = "message dropped" if not canonical.strip() else INSERTED if not recorded.strip() else "text changed"
         return what if others[0] == UNKNOWN else f"{others[0]} {what}"
+    return None
 
 
 def other_tools(stretch: Stretch) -> bool:

@@ -1,20 +1,156 @@
-"""The role of each token, read from control tokens alone."""
+"""The role of each token, read from control tokens alone, by the headers of published templates."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import replace
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, overload
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tito_audit.align.pieces import Pieces
-from tito_audit.evidence.headers import HARMONY, HARMONY_END, SAMPLED_HEADERS, TOOL_END, Headers, Speaker
+from tito_audit.evidence.model import Evidence
 from tito_audit.record.arrays import Mask, Offsets
+from tito_audit.record.memo import memoized
 from tito_audit.record.prefix import common_byte_prefix
-from tito_audit.record.speakers import ASSISTANT, GIVEN_ANSWER, unknown_role_name
+from tito_audit.record.speakers import ASSISTANT, GIVEN_ANSWER, GIVEN_SPEAKERS, Speakers, unknown_role_name
+
+
+class Opener(NamedTuple):
+    """A control token followed by a role."""
+
+    close: bytes = b"\n"
+    """The text that ends the role, where no control token does."""
+    role: str | None = None
+    """The role if the words after it are another name, or there are none."""
+
+
+class Speaker(NamedTuple):
+    """A control token that is a role by itself."""
+
+    role: str
+    close: bytes = b""
+    """What the template writes after it."""
+
+
+HARMONY = "<|start|>"
+"""What opens a message of gpt-oss; after its own name the model writes the header itself."""
+HARMONY_END = "<|end|>"
+"""What ends a message of gpt-oss; the same call may go on with another message."""
+TOOL_END = "<｜tool▁output▁end｜>"
+"""What DeepSeek writes after a tool's output."""
+SAMPLED_HEADERS = frozenset(("<|channel|>", "<|constrain|>", "<|message|>"))
+"""Header tokens that a model writes itself (the harmony format of gpt-oss)."""
+_TOOL = re.compile(rb"functions\.|.*\sto=assistant\b")
+_WORD = re.compile(rb"[ \t]*([^\s<>|:,;]+)")
+
+_OPENERS: Mapping[str, Opener] = {
+    **dict.fromkeys(("<|im_start|>", "<start_of_turn>", HARMONY, "<|turn>"), Opener()),
+    **dict.fromkeys(("<|start_header_id|>", "<|header_start|>", "<|start_of_role|>"), Opener()),
+    "<|im_assistant|>": Opener(role=ASSISTANT),
+    "<|im_user|>": Opener(role="user"),
+    "<|im_system|>": Opener(role="system"),
+}
+_ENDS: Mapping[str, bytes] = {
+    **dict.fromkeys(("<|end_header_id|>", "<|header_end|>"), b"\n\n"),
+    **dict.fromkeys(("<|im_sep|>", "<|im_middle|>", "<|end_of_role|>"), b""),
+}
+_SPEAKERS: Mapping[str, Speaker] = {
+    "<｜User｜>": Speaker("user"),
+    "<｜Assistant｜>": Speaker(ASSISTANT),
+    "<｜tool▁outputs▁begin｜>": Speaker("tool"),
+    "<｜tool▁output▁begin｜>": Speaker("tool"),
+    "<｜tool▁outputs▁end｜>": Speaker(ASSISTANT),
+    "<|user|>": Speaker("user", b"\n"),
+    "<|assistant|>": Speaker(ASSISTANT, b"\n"),
+    "<|system|>": Speaker("system", b"\n"),
+    "<|observation|>": Speaker("tool", b"\n"),
+    "<|CHATBOT_TOKEN|>": Speaker(ASSISTANT),
+    "<|USER_TOKEN|>": Speaker("user"),
+    "<|SYSTEM_TOKEN|>": Speaker("system"),
+    "[INST]": Speaker("user"),
+    "[/INST]": Speaker(ASSISTANT),
+    "[SYSTEM_PROMPT]": Speaker("system"),
+    "[AVAILABLE_TOOLS]": Speaker("system"),
+    "[TOOL_RESULTS]": Speaker("tool"),
+    "[/TOOL_RESULTS]": Speaker(ASSISTANT),
+}
+_PREFILL = re.compile(r"<\|?(?:\w+:)?think(?:ing)?\b|<\|?START_THINKING|\[THINK\]")
+
+
+@dataclass(frozen=True, slots=True)
+class Headers:
+    """Message headers, of published templates and of this template before an answer, and which roles were
+    sampled."""
+
+    speakers: Speakers = field(default_factory=Speakers)
+    openers: Mapping[str, Opener] = field(default_factory=lambda: _OPENERS)
+    ends: Mapping[str, bytes] = field(default_factory=lambda: _ENDS)
+    """Control tokens that end a header, each with the text that the template writes after it."""
+    named: Mapping[str, Speaker] = field(default_factory=lambda: _SPEAKERS)
+    word: bytes = b"model"
+    """The template's name for the role that answers."""
+    given: bytes = b""
+    """What a generation prompt writes after the header, such as an empty <think> block."""
+    ids: frozenset[int] = frozenset()
+    """Header tokens that the tokenizer does not mark as special."""
+
+    @property
+    def literals(self) -> frozenset[str]:
+        """The texts of the control tokens in headers."""
+        return frozenset((*self.openers, *self.ends, *self.named, TOOL_END))
+
+    def speaker(self, header: bytes, opener: str) -> str | None:
+        """Who speaks after a header with these words; None for a header without words."""
+        match = _WORD.match(header)
+        if match is None:
+            return None
+        own = self.speakers.speaker(match[1].decode("utf-8", "replace"))
+        if own != ASSISTANT and match[1] == self.word:
+            return self.speakers.speaker(ASSISTANT)
+        if own in GIVEN_SPEAKERS or own == ASSISTANT:
+            return own
+        if opener == HARMONY and _TOOL.match(header):
+            return self.speakers.speaker("tool")
+        default = self.openers[opener].role
+        return own if default is None else self.speakers.speaker(default)
+
+    def knows(self, header: bytes, opener: str) -> bool:
+        """Whether these words, after a token that opens messages, are a message header with a known role."""
+        speaker = self.speaker(header, opener)
+        return speaker is not None and unknown_role_name(speaker) is None
+
+    def own_words(self, header: bytes, opener: str) -> int:
+        """How many bytes of a header were given if the model writes the rest; 0 if it does not."""
+        match = _WORD.match(header) if opener == HARMONY else None
+        return match.end() if match is not None else 0
+
+
+def headers_of(generation_prompt: str, control_texts: Sequence[str], speakers: Speakers) -> Headers:
+    """The message headers of a template with this generation prompt; "" if it is unknown."""
+    headers = Headers(speakers)
+    prefill = _PREFILL.search(generation_prompt)
+    head = generation_prompt[: prefill.start()] if prefill else generation_prompt
+    longest_first = sorted(control_texts, key=len, reverse=True)
+    # Text before the first control token, then each control token and the text after it.
+    parts = re.split(f"({'|'.join(map(re.escape, longest_first))})", head) if control_texts else [head]
+    if len(parts) < 3:
+        return headers
+    headers = replace(headers, given=generation_prompt[len(head) :].encode())
+    *before, literal, text = parts[1:]
+    word, close = text.strip().encode(), text.encode()
+    if word:
+        close = close[len(close.rstrip()) :] or b"\n"
+        return replace(headers, openers={**headers.openers, literal: Opener(close)}, word=word)
+    word = before[-1].strip().encode() if before else b""
+    if word:
+        openers = {before[-2]: Opener(), **headers.openers}
+        return replace(headers, openers=openers, ends={**headers.ends, literal: close}, word=word)
+    return replace(headers, named={**headers.named, literal: Speaker(ASSISTANT, close)})
+
 
 TEMPLATE, UNKNOWN = "template", "unknown"
 GENERATION_PROMPT, TURN_END = "generation prompt", "turn end"
@@ -266,3 +402,48 @@ class _Walk:
 
     def _code(self, name: str) -> int:
         return self._names.setdefault(name, len(self._names))
+
+
+# Unknown roles in a training row, whose tokens may or may not have been sampled.
+
+
+@dataclass(frozen=True, slots=True)
+class Unclear:
+    """Roles that are not known to be sampled or given."""
+
+    names: tuple[str, ...]
+    """As logged, those of trained tokens first."""
+    tokens: Mask
+    """`[T]` the trained tokens of the row in such a role."""
+
+
+@memoized
+def unclear_tokens(evidence: Evidence) -> Mask:
+    """`[T]` bool, True where the role of a row token is unknown, including the end of its turn."""
+    view, row = evidence.row, evidence.rollout.training_row
+    if view is None or view.proven or row is None or not isinstance(view.roles, Roles):
+        return np.zeros(len(row.token_ids) if row is not None else 0, np.bool_)
+    unclear = view.roles.unclear()
+    if not unclear.any():
+        return unclear
+    ends = np.isin(row.token_ids, np.fromiter(evidence.end_ids, np.int64)) & ~view.sampled
+    follows = np.concatenate((np.zeros(1, np.bool_), unclear[:-1]))
+    return unclear | (ends & follows)
+
+
+@memoized
+def unclear_roles(evidence: Evidence) -> Unclear | None:
+    """The roles that leave open which row tokens were sampled; None if there are none, or calls prove it."""
+    view, row = evidence.row, evidence.rollout.training_row
+    if view is None or view.proven or row is None or row.loss_mask is None:
+        return None
+    unknown = [
+        unknown_role_name(speaker) for speaker in dict.fromkeys(m.speaker for m in evidence.rollout.messages)
+    ]
+    unclear = unclear_tokens(evidence)
+    if not unclear.any() and all(name is None for name in unknown):
+        return None
+    tokens = unclear & row.loss_mask
+    in_row = [unknown_role_name(view.roles[at]) for at in tokens.nonzero()[0].tolist()]
+    names = tuple(dict.fromkeys(name for name in (*in_row, *unknown) if name is not None))
+    return Unclear(names, tokens) if names else None

@@ -1,4 +1,4 @@
-"""The training row compared with the rendered messages, else with its re-encoding."""
+"""The training row compared with its calls, else with the rendered messages, else with its re-encoding."""
 
 from __future__ import annotations
 
@@ -8,22 +8,34 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from tito_audit.align.blocks import BlockKind, Blocks
+from tito_audit.align.blocks import BlockKind, Blocks, GrowingBlocks
 from tito_audit.align.drift import align
 from tito_audit.align.pieces import Pieces
+from tito_audit.chains.links import LinkKind, last_calls
 from tito_audit.evidence.belonging import (
     MESSAGES,
+    TRAINING_ROW,
     Unrelated,
+    common_offset,
     said,
     share_words,
     shares_answer,
     spoken,
 )
-from tito_audit.evidence.differences import difference
+from tito_audit.evidence.chains import Chains
+from tito_audit.evidence.differences import (
+    Region,
+    Stretch,
+    difference,
+    first_of_each,
+    normalised,
+    region_of,
+    starting_before,
+    stretches,
+)
 from tito_audit.evidence.fill import FARTHEST
-from tito_audit.evidence.masks import is_end, spans_of
 from tito_audit.evidence.model import Against, Difference, RowFound, RowView, SampledSpan, Sound
-from tito_audit.evidence.reference import Reference
+from tito_audit.evidence.reference import Reference, pieces_of
 from tito_audit.evidence.rendered import RenderedConversation, ToldTurns, render_conversation
 from tito_audit.evidence.roles import (
     COMMON_ROLES,
@@ -33,16 +45,17 @@ from tito_audit.evidence.roles import (
     UNKNOWN,
     Roles,
     token_roles,
+    unknown_roles,
 )
 from tito_audit.evidence.sft import is_sft
-from tito_audit.evidence.stretches import Stretch, normalised, starting_before, stretches
-from tito_audit.record.arrays import Ids, Logprobs, Mask, Offsets
-from tito_audit.record.finding import Severity, Where
+from tito_audit.record.arrays import Ids, Logprobs, Mask
+from tito_audit.record.finding import Severity
 from tito_audit.record.message import as_message
 from tito_audit.record.prefix import same_ids
 from tito_audit.record.rollout import Rollout, TrainingRow
 from tito_audit.record.runs import trained_runs
 from tito_audit.record.speakers import ASSISTANT, GIVEN_SPEAKERS, unknown_role_name
+from tito_audit.tokens.vocab import Vocabulary
 from tito_audit.ways.reading import holds_marker
 
 # Where the answers of a training row begin, and whether logprobs prove that their tokens were sampled.
@@ -180,31 +193,30 @@ def row_against_template(rollout: Rollout, rendered: RenderedConversation, refer
     """The role of each row token by the rendered messages, and where the template writes other tokens."""
     row = rollout.training_row
     assert row is not None
+    size = len(row.token_ids)
+    if isinstance(rendered.shown, ToldTurns) and np.array_equal(row.token_ids, rendered.ids[:size]):
+        spans = tuple([SampledSpan(at, (end, end + 1)) for at, end in rendered.shown.turns if at < size])
+        if not spans or spans[-1].ends[0] < size:  # it does not end inside an answer
+            sound = Sound.NOTHING if rollout.turns else Sound.IDS
+            return RowFound(_view(*rendered.shown.of_tokens(size), spans, sound))
     if row.token_ids is rendered.ids or same_ids(row.token_ids, rendered.ids):
-        if rendered.told is not None:
-            return RowFound(_told_view(rendered.told, rollout))
-        if rendered.byte_roles is None:
-            return RowFound(_view_by_roles(reference.pieces(rendered.ids), rollout, reference))
-        return RowFound(_view(*rendered.byte_roles.of_tokens(rendered.starts)))
-    if rendered.told is not None and np.array_equal(row.token_ids, rendered.ids[: len(row.token_ids)]):
-        turns_read = rendered.told.up_to(len(row.token_ids))
-        if turns_read is not None:
-            return RowFound(_told_view(turns_read, rollout))
+        pieces = reference.pieces(rendered.ids)
+        shown = rendered.of_tokens(pieces.start)
+        return RowFound(_view_by_roles(pieces, rollout, reference) if shown is None else _view(*shown))
     canonical = reference.pieces(rendered.ids, rendered.data)
     recorded = reference.pieces(row.token_ids, canonical.data if rendered.spelled else None)
     blocks = align(recorded, canonical, open_end=True)
     other = not canonical.data.startswith(recorded.data)
     headed = _view_by_roles(recorded, rollout, reference) if other else None
-    at = _canonical_bytes(recorded, canonical, blocks)
-    if rendered.told is None and rendered.byte_roles is None:
+    shown = rendered.of_bytes(_canonical_bytes(recorded, canonical, blocks), canonical.start)
+    if shown is None:
         view = _view_by_roles(recorded, rollout, reference)
     elif headed is not None and _is_clear(headed, rollout):
         view = headed  # the row's own headers fit better than those of a different text
-    elif rendered.told is not None:
-        view = _view_at(at, rendered.told, row.token_ids, canonical, reference)
-    elif rendered.byte_roles is not None:
-        view = _view(*rendered.byte_roles.of_tokens(at))
-    generated = _generated(rendered)
+    else:
+        view = _view(*shown)
+    written = rendered.of_tokens(canonical.start)
+    generated = None if written is None else written[1]
     if other and generated is not None and _are_of_others(row, recorded, headed, canonical, generated, blocks):
         return row_against_itself(rollout, reference)._replace(unrelated=OTHER_MESSAGES)
     if not has_template_markers(recorded, canonical, reference):
@@ -227,18 +239,10 @@ def row_against_template(rollout: Rollout, rendered: RenderedConversation, refer
         beside = int(is_sft(rollout) and stretch.start == stretch.end)
         near = slice(max(stretch.start - beside, 0), stretch.end + beside)
         trained = row.loss_mask is None or bool(row.loss_mask[near].any())
-        new = difference(
-            stretch,
-            Against.TEMPLATE,
-            Severity.NOTE
-            if in_answer and (same_text or not trained or proven or _is_certain(row, view, stretch))
-            else Severity.WARNING,
-            _effect(in_answer, proven, lacking=stretch.start == stretch.end, of_sft=is_sft(rollout)),
-            regions=(),
-            turn=None,
-            where=Where.ROW,
-        )
-        out.append(replace(new, sampled=in_answer))
+        harmless = in_answer and (same_text or not trained or proven or _is_certain(row, view, stretch))
+        severity = Severity.NOTE if harmless else Severity.WARNING
+        effect = _effect(in_answer, proven, lacking=stretch.start == stretch.end, of_sft=is_sft(rollout))
+        out.append(replace(difference(stretch, Against.TEMPLATE, severity, effect), sampled=in_answer))
     return RowFound(view, out)
 
 
@@ -278,26 +282,6 @@ def _are_of_others(
     if shares_answer(canonical, answers, recorded, runs, Blocks(blocks.canonical_end, blocks.recorded_end, kinds)):
         return False
     return not share_words(spoken(canonical, answers), spoken(recorded, runs))
-
-
-def _told_view(turns_read: ToldTurns, rollout: Rollout) -> RowView:
-    """What was sampled in a rendered conversation whose turns control tokens show."""
-    spans = tuple([SampledSpan(start, (closer, closer + 1)) for start, closer in turns_read.turns])
-    sound = Sound.NOTHING if rollout.turns else Sound.IDS
-    return _view(*turns_read.of_tokens(), spans, sound)
-
-
-def _view_at(at: Offsets, turns_read: ToldTurns, ids: Ids, canonical: Pieces, reference: Reference) -> RowView:
-    """The same for a row whose tokens, `[T]`, lie at these bytes of the conversation."""
-    view, end_ids = _view(*turns_read.of_bytes(at, canonical.start)), reference.end_ids()
-    return replace(view, spans=spans_of(view.sampled, lambda place: is_end(place, ids, view, end_ids)))
-
-
-def _generated(rendered: RenderedConversation) -> Mask | None:
-    """`[N]` what a model would sample in a rendered conversation; None if unknown."""
-    if rendered.told is not None:
-        return rendered.told.of_tokens()[1]
-    return None if rendered.byte_roles is None else rendered.byte_roles.of_tokens(rendered.starts)[1]
 
 
 def _names_role(stretch: Stretch, rollout: Rollout) -> bool:
@@ -342,7 +326,7 @@ def row_against_itself(rollout: Rollout, reference: Reference) -> RowFound:
     return RowFound(
         _view_by_roles(recorded, rollout, reference),
         [
-            difference(stretch, Against.REENCODED, Severity.NOTE, harmless, regions=(), turn=None, where=Where.ROW)
+            difference(stretch, Against.REENCODED, Severity.NOTE, harmless)
             for stretch in stretches(recorded, canonical, align(recorded, canonical))
         ],
     )
@@ -510,3 +494,160 @@ def row_against_request(rollout: Rollout, reference: Reference) -> RowFound | No
     return RowFound(
         view, [*differences, *(difference for difference in itself.differences if difference.start >= start)]
     )
+
+
+# The row compared with the calls beside it.
+
+_Laid = tuple[int, Pieces, Blocks]
+"""The last call of a chain, what it saw and sampled, and the row aligned with that."""
+
+
+def row_against_calls(rollout: Rollout, chains: Chains, reference: Reference | None) -> RowFound:
+    """Which row tokens were sampled according to the calls, and where the row holds others.
+
+    Chain by chain: the first, which the row holds most of, then those that it holds half of.
+    """
+    row = rollout.training_row
+    assert row is not None
+    vocabulary, size = reference.vocabulary if reference is not None else None, len(row.token_ids)
+    pieces = pieces_of(row.token_ids, vocabulary)
+    aligned = _align_chains(chains, pieces, vocabulary)
+    unrelated = _not_of_calls(row, pieces, aligned, chains, texts=reference is not None)
+    if unrelated is not None:
+        return RowFound(unrelated=unrelated)
+    end_ids = reference.end_ids() if reference is not None else frozenset()
+    turns, offsets = np.full(size, -1, np.int32), np.full(size, -1, np.int32)
+    logprobs, drifted = np.full(size, np.nan), np.zeros(size, np.bool_)
+    laid = scored = False
+    windowed = any(link.kind is LinkKind.REWRITTEN for link in chains.links)
+    out: list[Difference] = []
+
+    def claimed(start: int, end: int) -> bool:
+        """Whether a call of an earlier chain sampled these tokens; for an empty range, those on both sides."""
+        if start == end:
+            start, end = start - 1, end + 1
+        return start >= 0 and end <= size and bool((turns[start:end] >= 0).all())
+
+    for leaf, recorded, blocks in aligned:
+        regions, (own, places) = chains.regions[leaf], blocks.matched()
+        if not regions or (laid and len(own) * 2 < regions[-1].end):
+            continue  # the row belongs to another chain and holds little of this one
+        laid = True
+        for stretch in starting_before(stretches(recorded, pieces, blocks), len(recorded)):
+            lacking = stretch.canonical_start == stretch.canonical_end
+            # An answer dropped from the history on purpose is not drift.
+            if not claimed(stretch.canonical_start, stretch.canonical_end) and not (windowed and lacking):
+                severity, effect = _effect_beside_calls(row, region_of(stretch, regions), stretch, end_ids)
+                out.append(difference(stretch, Against.ROW, severity, effect, leaf, regions))
+        for _, start, _, first, last in blocks.differing():
+            if start < regions[-1].end and not claimed(first, last):
+                drifted[first:last] = True
+        unclaimed = turns[places] < 0
+        bounds = own.searchsorted([(region.start, region.end) for region in regions])
+        for region, (first, last) in zip(regions, bounds.tolist(), strict=True):
+            inside = unclaimed[first:last].nonzero()[0] + first
+            where, offset = places[inside], own[inside] - region.start
+            turns[where], offsets[where] = region.turn, offset
+            recorded_logprobs = rollout.turns[region.turn].completion_logprobs
+            if recorded_logprobs is not None:
+                logprobs[where], scored = recorded_logprobs[offset], True
+    view = None
+    if laid:
+        sampled = turns >= 0
+        roles = token_roles(pieces, end_ids) if reference is not None else unknown_roles(size)
+        roles = roles.with_role(ASSISTANT, sampled)
+        roles = roles.with_role(TURN_END, sampled & np.isin(row.token_ids, list(end_ids)))
+        view = RowView(sampled, True, roles, turns, offsets, logprobs if scored else None, drifted)
+    return RowFound(view, first_of_each(out))
+
+
+def _effect_beside_calls(
+    row: TrainingRow, region: Region | None, stretch: Stretch, end_ids: frozenset[int]
+) -> tuple[Severity, str]:
+    """What a difference from the calls did: ERROR where the row trains on what was not sampled, WARNING for
+    drifted context, and NOTE where the row ends early and lacks more than the end of a turn."""
+    place, mask = slice(stretch.canonical_start, stretch.canonical_end), row.loss_mask
+    lacking, lacked = place.start == place.stop, stretch.recorded
+    if (
+        lacking
+        and place.start == len(row.token_ids)
+        and lacked.data.strip()
+        and not end_ids.issuperset(lacked.ids.tolist())
+    ):
+        return Severity.NOTE, "the row ends before these tokens; what it holds was sampled"
+    # For tokens that the row lacks, their neighbors show whether the answer is trained there.
+    around = slice(max(place.start - 1, 0), place.stop + 1) if lacking else place
+    severity = Severity.ERROR if mask is None or mask[around].any() else Severity.WARNING
+    if region is None or place.stop == 0:
+        severity = Severity.WARNING  # also an answer that the start of the row was cut out of
+    if lacking:
+        return severity, f"the row lacks tokens that were {'given' if region is None else 'sampled'}"
+    if stretch.start == stretch.end and mask is not None and not mask[place].any():
+        return severity, "the row holds tokens that were neither given nor sampled"
+    return severity, "the trainer would learn from tokens that were not sampled"
+
+
+def _not_of_calls(
+    row: TrainingRow, pieces: Pieces, aligned: Sequence[_Laid], chains: Chains, *, texts: bool
+) -> Unrelated | None:
+    """Why a row that trains something is not of the calls beside it; None if it may be.
+
+    `texts` says whether pieces are texts. Drift changes tokens, and some words of an answer. A row with none of
+    the answers, nor most of the words of what it trains, is of other calls.
+    """
+    runs = [(0, len(pieces))] if row.loss_mask is None else trained_runs(row.loss_mask)
+    if not len(runs) or not aligned or any(seen is None for seen in chains.seen):
+        return None
+    span = runs[0][0], runs[-1][1]
+    offset = next((far for _, seen, _ in aligned if (far := common_offset(row.token_ids, seen.ids))), 0)
+    if offset:
+        what = f"its ids are those of its calls {'plus' if offset > 0 else 'minus'} {abs(offset):,}"
+        return Unrelated(TRAINING_ROW, "ids at an offset", f"{what}: every token is another one", span)
+    answers = {leaf: [(region.start, region.end) for region in chains.regions[leaf]] for leaf, _, _ in aligned}
+    if any(shares_answer(seen, answers[leaf], pieces, runs, blocks) for leaf, seen, blocks in aligned):
+        return None
+    if texts:
+        sampled = b" ".join(spoken(seen, answers[leaf]) for leaf, seen, _ in aligned)
+        if share_words(sampled, spoken(pieces, runs)):
+            return None
+    elif any(2 * len(blocks.matched()[0]) >= len(seen) for _, seen, blocks in aligned):
+        return None  # without a tokenizer, drift of a whole answer looks like another answer
+    what = "nothing that it trains was sampled by the calls beside it"
+    return Unrelated(TRAINING_ROW, "row of other calls", f"the training row is not of these calls: {what}", span)
+
+
+def _align_chains(chains: Chains, pieces: Pieces, vocabulary: Vocabulary | None) -> list[_Laid]:
+    """The chain of every leaf aligned with the row, starting with the one that the row holds most of."""
+    aligned = []
+    # Turns that no later turn continues: their prompt + completion holds a whole chain.
+    parents = {
+        link.turn: link.parent
+        for link in chains.links
+        if link.kind is LinkKind.CONTINUES and link.parent is not None
+    }
+    for leaf in last_calls((k for k, seen in enumerate(chains.seen) if seen is not None), parents):
+        seen = chains.seen[leaf]
+        assert seen is not None
+        recorded = pieces_of(seen, vocabulary)
+        at = _start_inside(seen, pieces.ids)
+        if at is None:
+            blocks = align(recorded, pieces, open_end=True)
+        else:
+            growing = GrowingBlocks()
+            growing.block(BlockKind.MISSING, at, 0)
+            growing.block(BlockKind.SAME, len(pieces), len(pieces))
+            growing.block(BlockKind.MISSING, len(seen) - at - len(pieces), 0)
+            blocks = growing.done()
+        aligned.append((leaf, recorded, blocks))
+    return sorted(aligned, key=lambda laid: -len(laid[2].matched()[0]))
+
+
+def _start_inside(seen: Ids, ids: Ids) -> int | None:
+    """Where in what a chain saw a row of these ids begins, if it was cut at its start; else None.
+
+    A row that was cut keeps the end of its chain, so of several places the last.
+    """
+    if not 0 < len(ids) < len(seen) or np.array_equal(seen[: len(ids)], ids):
+        return None
+    starts = (seen[: len(seen) - len(ids) + 1] == ids[0]).nonzero()[0].tolist()
+    return next((at for at in reversed(starts) if np.array_equal(seen[at : at + len(ids)], ids)), None)

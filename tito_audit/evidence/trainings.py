@@ -92,6 +92,7 @@ def _sampled(columns: Sequence[Column], size: int) -> Mask | None:
 
 
 def _runs(mask: Mask) -> list[Run]:
+    """What `trained_runs` returns, without a copy of the mask."""
     if not len(mask):
         return []
     edges = (mask[1:] != mask[:-1]).nonzero()[0] + 1

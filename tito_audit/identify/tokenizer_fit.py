@@ -164,7 +164,7 @@ def _too_few(tested: Tested, seen: _Seen, reference: Reference) -> float | None:
         # A row may hold the generation prompt of the template, as rendered after a question.
         question = as_messages([{"role": "user", "content": "?!"}], "messages")
         with suppress(RenderError):
-            opener = reference.render(question, (), {}, opens_answer=True).rpartition("?!")[2].strip()
+            opener = reference.renderer.render(question, add_generation_prompt=True).rpartition("?!")[2].strip()
             if len(opener) > _TEXT and any(opener in text for text in seen.decoded):
                 return None
     same = _come_back(ids, reference)

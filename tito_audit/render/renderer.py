@@ -79,31 +79,17 @@ class Renderer:
         template_kwargs: Mapping[str, object] | None = None,
     ) -> tuple[Chat, str]:
         """The form of the messages that the template accepted, and the text that it wrote for them."""
-        first: RenderError | None = None
+        template, first = self.template(bool(tools)), None
+        variables = {
+            **self.variables(tools, template_kwargs),
+            "add_generation_prompt": add_generation_prompt,
+        }
         for chat in self._forms(messages):
             try:
-                text = self.write(
-                    chat, tools, add_generation_prompt=add_generation_prompt, template_kwargs=template_kwargs
-                )
+                return chat, template.run({**variables, "messages": chat})
             except RenderError as error:
                 first = first or error
-            else:
-                return chat, text
         raise first or RenderError("chat template: there are no messages to render")
-
-    def write(
-        self,
-        chat: Chat,
-        tools: Sequence[ToolSpec] = (),
-        *,
-        add_generation_prompt: bool,
-        template_kwargs: Mapping[str, object] | None = None,
-    ) -> str:
-        """The text of messages that are already in their final form."""
-        variables = self.variables(tools, template_kwargs)
-        return self.template(bool(tools)).run(
-            {**variables, "messages": chat, "add_generation_prompt": add_generation_prompt}
-        )
 
     def render_fast(
         self,
@@ -230,7 +216,20 @@ def make_renderer(
     sources = {"default": chat_template} if chat_template is not None else dict(tokenizer.chat_templates)
     if chat_template is not None or not template_name:
         template_name = None
-    _check_choice(tokenizer.name, sources, template_name)
+    if not sources:
+        raise SetupError(
+            f"{tokenizer.name}: no chat template.\n"
+            "Without one the messages cannot be re-rendered, so the TPL rules have nothing to compare.\n"
+            "Pass --chat-template FILE, or leave out the rules that need one."
+        )
+    if (template_name or "default") not in sources:
+        what = "several chat templates and none is the default"
+        if template_name:
+            what = f"no chat template is named {template_name!r}"
+        raise SetupError(
+            f"{tokenizer.name}: {what}.\nWhich one wrote the prompts decides what is compared.\n"
+            f"Name one of them: {', '.join(sorted(sources))}."
+        )
     wanted = {name: text for name, text in sources.items() if name in (template_name, "default", "tool_use")}
     vocabulary = tokenizer.vocabulary
     return Renderer(
@@ -253,22 +252,6 @@ def make_renderer(
         control_texts=tuple(vocabulary.piece(i) for i in sorted(vocabulary.special_ids)),
         end_texts=tuple(vocabulary.piece(i) for i in tokenizer.eos_ids),
     )
-
-
-def _check_choice(where: str, sources: Mapping[str, str], name: str | None) -> None:
-    """SetupError for a tokenizer without a template, or for a template name that does not exist."""
-    if not sources:
-        raise SetupError(
-            f"{where}: no chat template.\n"
-            "Without one the messages cannot be re-rendered, so the TPL rules have nothing to compare.\n"
-            "Pass --chat-template FILE, or leave out the rules that need one."
-        )
-    if (name or "default") not in sources:
-        what = f"no chat template is named {name!r}" if name else "several chat templates and none is the default"
-        raise SetupError(
-            f"{where}: {what}.\nWhich one wrote the prompts decides what is compared.\n"
-            f"Name one of them: {', '.join(sorted(sources))}."
-        )
 
 
 class Forms:

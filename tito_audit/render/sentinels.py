@@ -8,7 +8,7 @@ leaves exactly the text that the template writes without them.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, NamedTuple
@@ -160,49 +160,24 @@ def unmark(text: str, owners: list[tuple[int, SpanKind]], wanted: str) -> list[M
 
     Also None if the text without its marks is not `wanted`, which holds none.
     """
-    marks = _in_turn(text, 2 * len(owners))
-    unmarked, pieces = _opened(text, marks, owners) if marks is not None else (None, None)
-    if unmarked != wanted:  # some marks are missing, repeated or out of order
-        unmarked, pieces = _opened(text, _marks(text), owners)
-    return pieces if unmarked == wanted else None
-
-
-def _opened(
-    text: str, marks: Iterable[tuple[int, int]], owners: list[tuple[int, SpanKind]]
-) -> tuple[str | None, list[MarkedText]]:
-    """The text without these marks and what they enclose; None for the text if a pair was separated."""
     pieces: list[str] = []
     enclosed: list[MarkedText] = []
     at = length = 0
     opened: tuple[int, int] | None = None
-    for position, number in marks:
+    for position, number in _marks(text):
         pieces.append(text[at:position])
         length += position - at
         at = position + 1
         if number % 2 == 0 and opened is None:
-            opened = (number, length)
+            opened = number, length
         elif opened is not None and number == opened[0] + 1:
             index, kind = owners[number // 2]
             enclosed.append(MarkedText(opened[1], length, kind, index))
             opened = None
         else:
-            return None, []
-    if opened is not None:
-        return None, []
-    pieces.append(text[at:])
-    return "".join(pieces), enclosed
-
-
-def _in_turn(text: str, count: int) -> list[tuple[int, int]] | None:
-    """Where marks 0 to `count` - 1 are, if they come in order, as in most templates; else None."""
-    out: list[tuple[int, int]] = []
-    at = 0
-    for number in range(count):
-        at = text.find(_character(number), at)
-        if at < 0:
             return None
-        out.append((at, number))
-    return out
+    pieces.append(text[at:])
+    return enclosed if opened is None and "".join(pieces) == wanted else None
 
 
 def _marks(text: str) -> Iterator[tuple[int, int]]:

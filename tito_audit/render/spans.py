@@ -11,16 +11,100 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import product
-from typing import Any, NamedTuple
+from functools import lru_cache
+from itertools import pairwise, product
+from typing import Any, NamedTuple, TypeAlias
 
 from tito_audit.errors import RenderError
 from tito_audit.record.message import Message, ToolSpec
 from tito_audit.render.renderer import Chat, Forms, Renderer
 from tito_audit.render.scaffolds import Scaffold, scaffolds_of
 from tito_audit.render.sentinels import MarkedText, Marking, SpanKind, has_marks, mark, unmark
-from tito_audit.render.span_builder import Span, SpanBuilder, common_start, first_of, last_of
 from tito_audit.render.template import Template
+
+_Label: TypeAlias = tuple[SpanKind, int | None]
+
+
+class Span(NamedTuple):
+    """A half-open range `[start, end)` of the text, in characters."""
+
+    start: int
+    end: int
+    kind: SpanKind
+    message_index: int | None
+    """The message it belongs to; None for scaffold between messages, and where unknown."""
+
+
+class SpanBuilder:
+    """Collects the kind and message of each range of a text; where ranges overlap, the last one wins."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._labelled: list[tuple[int, int, _Label, bool]] = []
+
+    def put(self, start: int, end: int, kind: SpanKind, index: int | None) -> None:
+        """Label a range."""
+        if start < end:
+            self._labelled.append((start, end, (kind, index), False))
+
+    def fill(self, start: int, end: int, kind: SpanKind, index: int | None) -> None:
+        """Label the parts of a range that have no label yet."""
+        if start < end:
+            self._labelled.append((start, end, (kind, index), True))
+
+    def spans(self, unlabelled: SpanKind) -> tuple[Span, ...]:
+        """The spans in order, with adjacent ranges of equal label merged; `unlabelled` is the kind of all other
+        text."""
+        edges = {0, self._size}
+        for start, end, _, _ in self._labelled:
+            edges.add(start)
+            edges.add(end)
+        order = sorted(edges)
+        numbers = {edge: number for number, edge in enumerate(order)}
+        labels: list[_Label | None] = [None] * (len(order) - 1)  # of each range between two edges
+        for start, end, label, only_free in self._labelled:
+            for number in range(numbers[start], numbers[end]):
+                if not only_free or labels[number] is None:
+                    labels[number] = label
+        out: list[Span] = []
+        for (start, end), own in zip(pairwise(order), labels, strict=True):
+            label = own or (unlabelled, None)
+            if out and out[-1][2:] == label:
+                out[-1] = Span(out[-1].start, end, *label)
+            else:
+                out.append(Span(start, end, *label))
+        return tuple(out)
+
+
+def common_start(text: str, other: str) -> int:
+    """How many characters two texts share at the start, found in a few comparisons."""
+    low, high = 0, min(len(text), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if text[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def first_of(tokens: tuple[str, ...], text: str, start: int, stop: int) -> tuple[int, int] | None:
+    """Where the first of these tokens is in `text[start:stop]`, as `(start, end)`; None if there is none."""
+    match = _pattern(tokens).search(text, start, stop) if tokens else None
+    return match.span() if match else None
+
+
+def last_of(tokens: tuple[str, ...], text: str, start: int, stop: int) -> tuple[int, int] | None:
+    """Where the last of these tokens is in `text[start:stop]`, as `(start, end)`; None if there is none."""
+    matches = _pattern(tokens).finditer(text, start, stop) if tokens else ()
+    return max((match.span() for match in matches), default=None)
+
+
+@lru_cache(maxsize=16)
+def _pattern(tokens: tuple[str, ...]) -> re.Pattern[str]:
+    longest_first = sorted(tokens, key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, longest_first)))
+
 
 _ROLE = re.compile(r"assistant|model")
 """Template names for the role that answers."""
@@ -34,7 +118,6 @@ class RenderedChat:
     chat: Chat
     text: str
     inputs: Mapping[str, Any]
-    opens_answer: bool
     run: Callable[[Mapping[str, Any]], str]
     fixed_opener: str | None
     """What a generation prompt adds after any of the messages; None if that may depend on them."""
@@ -66,24 +149,6 @@ class RenderedChat:
             return ""
         return opened[len(closed) :] if opened.startswith(closed) else ""
 
-    def new_builder(self) -> SpanBuilder:
-        """A builder for the spans of the text."""
-        return SpanBuilder(len(self.text), [message.get("role") for message in self.chat])
-
-
-class TurnSpans(NamedTuple):
-    """Where an assistant message opens, where the model's part starts, and where its end token is."""
-
-    opened: int
-    start: int
-    closer: int
-    end: int
-
-    @property
-    def sampled(self) -> tuple[int, int]:
-        """What a model would have sampled: from after the generation prompt through the turn end."""
-        return self.start, self.end
-
 
 class TurnFinder:
     """Finds what a model would have sampled, between the marked texts."""
@@ -107,8 +172,9 @@ class TurnFinder:
         """The marked texts of one message."""
         return self._found[index]
 
-    def turn(self, index: int, earliest: int) -> TurnSpans | None:
-        """The turn of an assistant message, from `earliest` on; None if it is not found."""
+    def turn(self, index: int, earliest: int) -> tuple[int, int, int, int] | None:
+        """Where an assistant message opens, where the model's part starts, where its end token is, and where that
+        ends, from `earliest` on; None if it is not found."""
         own = self.of(index)
         calls = bool(self._job.chat[index].get("tool_calls"))
         if calls and not self._marking.tool_calls:
@@ -122,7 +188,7 @@ class TurnFinder:
         renderer = self._job.renderer
         ends = first_of(renderer.end_texts, self._text, start, later) if calls else None
         closer = ends or first_of(renderer.control_texts, self._text, start, later)
-        return TurnSpans(*opening, *closer) if closer is not None else None
+        return (*opening, *closer) if closer is not None else None
 
     def _opening(self, index: int, earliest: int, first: int | None) -> tuple[int, int] | None:
         """Where the generation prompt of a message begins and ends; None if unknown."""
@@ -190,18 +256,14 @@ def spans(
     messages: Sequence[Message],
     tools: Sequence[ToolSpec] = (),
     template_kwargs: Mapping[str, object] | None = None,
-    *,
-    add_generation_prompt: bool = False,
 ) -> Rendering:
     """The text of these messages with its spans; RenderError when the template cannot render them."""
-    chat, text = renderer.accepted(
-        messages, tools, add_generation_prompt=add_generation_prompt, template_kwargs=template_kwargs
-    )
+    chat, text = renderer.accepted(messages, tools, add_generation_prompt=False, template_kwargs=template_kwargs)
     variables = renderer.variables(tools, template_kwargs)
     template = renderer.template(bool(tools))
     opener = template.opener(variables)
     answers = _answers(messages)
-    job = RenderedChat(renderer, chat, text, variables, add_generation_prompt, template.run, opener, answers)
+    job = RenderedChat(renderer, chat, text, variables, template.run, opener, answers)
     return (None if has_marks(text) else _by_marks(job)) or _by_prefixes(job)
 
 
@@ -214,7 +276,6 @@ class WrittenFast:
     accepted: Chat | None
     """The messages in the form that the template accepted; None for the usual one."""
     inputs: Mapping[str, Any]
-    opens_answer: bool
     text: str
     scaffold: Scaffold | None = None
     """What stands around the words of the messages, if that was known without rendering them."""
@@ -249,7 +310,6 @@ class WrittenFast:
             self.chat,
             self.text,
             self.inputs,
-            self.opens_answer,
             run,
             self.generation_prompt,
             _answers(self.messages),
@@ -269,8 +329,6 @@ def written_fast(
     messages: Sequence[Message],
     tools: Sequence[ToolSpec] = (),
     template_kwargs: Mapping[str, object] | None = None,
-    *,
-    add_generation_prompt: bool = False,
 ) -> WrittenFast | None:
     """What the fast engine writes for these messages; None if it does not know, or if the text holds marks."""
     variables = renderer.variables(tools, template_kwargs)
@@ -278,14 +336,12 @@ def written_fast(
     inputs = scaffolds.inputs(variables) if scaffolds is not None else None
     text, scaffold = None, None
     if scaffolds is not None and inputs is not None:
-        text, scaffold = scaffolds.written(messages, inputs, add_generation_prompt, forms) or (None, None)
+        text, scaffold = scaffolds.written(messages, inputs, False, forms) or (None, None)
     if text is None:
-        chat, text = renderer.accepted_fast(
-            messages, variables, add_generation_prompt=add_generation_prompt, forms=forms
-        )
+        chat, text = renderer.accepted_fast(messages, variables, add_generation_prompt=False, forms=forms)
     if text is None or has_marks(text):
         return None
-    return WrittenFast(renderer, messages, chat, variables, add_generation_prompt, text, scaffold)
+    return WrittenFast(renderer, messages, chat, variables, text, scaffold)
 
 
 def _answers(messages: Sequence[Message]) -> frozenset[int]:
@@ -300,7 +356,7 @@ def _by_marks(job: RenderedChat) -> Rendering | None:
         marking = Marking(assistant_only=assistant_only, tool_calls=tool_calls)
         try:
             marked, owners = mark(job.chat, marking, job.answers)
-            pieces = unmark(job.write(marked, opens_answer=job.opens_answer), owners, job.text)
+            pieces = unmark(job.write(marked, opens_answer=False), owners, job.text)
         except (RenderError, OverflowError):
             continue
         if pieces is not None:
@@ -310,7 +366,7 @@ def _by_marks(job: RenderedChat) -> Rendering | None:
 
 def _assemble(job: RenderedChat, pieces: list[MarkedText], marking: Marking) -> Rendering:
     """The spans of the marked texts, and of the model's turns around them."""
-    builder = job.new_builder()
+    builder = SpanBuilder(len(job.text))
     for piece in pieces:
         builder.put(*piece)
     finder = TurnFinder(job, pieces, marking)
@@ -320,39 +376,37 @@ def _assemble(job: RenderedChat, pieces: list[MarkedText], marking: Marking) -> 
         own = finder.of(index)
         if index in job.answers:
             turn = finder.turn(index, earliest)
-            sampled[index] = turn.sampled if turn is not None else None
+            sampled[index] = None
             if turn is not None:
+                opened, start, closer, end = turn
+                sampled[index] = start, end
                 # Label what is inside a turn, its opener and its end.
-                builder.put(turn.opened, turn.start, SpanKind.GENERATION_PROMPT, index)
-                builder.put(turn.closer, turn.end, SpanKind.TURN_END, index)
+                builder.put(opened, start, SpanKind.GENERATION_PROMPT, index)
+                builder.put(closer, end, SpanKind.TURN_END, index)
                 ends = [piece.end for piece in own if piece.kind is not SpanKind.TOOL_CALL]
                 calls = [piece.start for piece in own if piece.kind is SpanKind.TOOL_CALL]
                 if calls:
                     # The markers around the calls belong to them, not the end of the reasoning before them.
-                    begin = max([turn.start, *ends])
+                    begin = max([start, *ends])
                     thought = job.text.rfind("</think>", begin, calls[0])
                     if thought >= 0:
                         begin = thought + len("</think>")
                         begin += len(job.text[begin : calls[0]]) - len(job.text[begin : calls[0]].lstrip())
-                    builder.put(begin, turn.closer, SpanKind.TOOL_CALL, index)
-                builder.fill(turn.start, turn.closer, SpanKind.SCAFFOLD, index)
-                earliest = turn.end
+                    builder.put(begin, closer, SpanKind.TOOL_CALL, index)
+                builder.fill(start, closer, SpanKind.SCAFFOLD, index)
+                earliest = end
         for piece in own:
             earliest = max(earliest, piece.end)
-    if job.opens_answer:
-        closed = job.prefix_length(len(job.chat), opens_answer=False)
-        if closed is not None and closed >= earliest:
-            builder.put(closed, len(job.text), SpanKind.GENERATION_PROMPT, None)
     unlabelled = SpanKind.UNKNOWN if marking.assistant_only else SpanKind.SCAFFOLD
     return Rendering(job.text, builder.spans(unlabelled), sampled, job.chat)
 
 
 def _by_prefixes(job: RenderedChat) -> Rendering:
     """The spans, as far as shorter renderings are prefixes of the whole."""
-    builder = job.new_builder()
+    builder = SpanBuilder(len(job.text))
     count = len(job.chat)
     bounds: list[int | None] = [job.prefix_length(n, opens_answer=False) for n in range(count)]
-    bounds.append(job.prefix_length(count, opens_answer=False) if job.opens_answer else len(job.text))
+    bounds.append(len(job.text))
     sampled: dict[int, tuple[int, int] | None] = {}
     for index in range(len(job.chat)):
         begin, stop = bounds[index], bounds[index + 1]
@@ -381,6 +435,4 @@ def _by_prefixes(job: RenderedChat) -> Rendering:
                 sampled[index] = turn_between
         elif begin is not None and stop is not None and placed:
             builder.put(begin, stop, SpanKind.UNKNOWN, index)
-    if job.opens_answer and bounds[-1] is not None:
-        builder.put(bounds[-1], len(job.text), SpanKind.GENERATION_PROMPT, None)
     return Rendering(job.text, builder.spans(SpanKind.UNKNOWN), sampled, job.chat)

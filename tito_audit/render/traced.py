@@ -10,8 +10,8 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jinja2
@@ -77,21 +77,15 @@ class _Output:
     """What was decided after the output before it."""
 
 
-@dataclass(slots=True)
-class _Notes:
-    """What was recorded since the last piece."""
-
-    outputs: list[_Output] = field(default_factory=list)
-    decisions: list[_Noted] = field(default_factory=list)
-
-
 class TemplateTracer:
     """A template that records what it does; `trace` returns None where it cannot."""
 
     def __init__(self, source: str, time_limit: float, size_limit: int) -> None:
         self._limits = time_limit, size_limit
         self._environment = ChatEnvironment(Budget(size_limit, time_limit))
-        self._notes = _Notes()
+        self._outputs: list[_Output] = []
+        self._decisions: list[_Noted] = []
+        """What was recorded since the last piece."""
         self._counts: Counter[int] = Counter()
         self._turned: frozenset[tuple[int, int]] = frozenset()
         self._environment.globals[_WROTE] = self._wrote
@@ -140,15 +134,16 @@ class TemplateTracer:
             return None
         seconds, size = self._limits
         self._environment.budget = Budget(size, seconds, variables)
-        self._notes, self._counts, self._turned = _Notes(), Counter(), turned
+        self._outputs, self._decisions, self._counts, self._turned = [], [], Counter(), turned
         try:
             with charged(self._source, seconds, variables), alarm(seconds, variables):
                 at, pieces = 0, list[TextPiece]()
                 for text in self._compiled.generate(variables):
                     if not text:
                         continue
-                    notes, self._notes = self._notes, _Notes()
-                    for part in _parts(text, notes):
+                    parts = _parts(text, self._outputs, self._decisions)
+                    self._outputs, self._decisions = [], []
+                    for part in parts:
                         decisions = tuple(map(self._decision, part.decisions))
                         pieces.append(TextPiece(at, part.text, self._tag(part.line), decisions))
                         at += len(part.text)
@@ -175,8 +170,8 @@ class TemplateTracer:
 
     def _wrote(self, line: int, value: Any) -> Any:
         text = str(value)
-        self._notes.outputs.append(_Output(line, text, tuple(self._notes.decisions)))
-        self._notes.decisions = []
+        self._outputs.append(_Output(line, text, tuple(self._decisions)))
+        self._decisions = []
         return value
 
     def _chose(self, number: int, value: Any) -> Any:
@@ -184,7 +179,7 @@ class TemplateTracer:
         self._counts[number] += 1
         if (number, occurrence) in self._turned:
             value = not value
-        self._notes.decisions.append((number, occurrence, bool(value)))
+        self._decisions.append((number, occurrence, bool(value)))
         return value
 
     # The template with these calls
@@ -195,23 +190,25 @@ def text_of(pieces: Iterable[TextPiece]) -> str:
     return "".join(piece.text for piece in pieces)
 
 
-def _parts(text: str, notes: _Notes) -> list[_Output]:
+def _parts(text: str, every: Sequence[_Output], last: Sequence[_Noted]) -> list[_Output]:
     """The outputs that a piece is made of: those inside a macro or block, if they make up all of it."""
-    outputs = [output for output in notes.outputs if output.text]
+    outputs = [output for output in every if output.text]
     whole = outputs[-1] if outputs and outputs[-1].text == text else None
     for parts in (outputs[:-1] if whole is not None else [], outputs):
         if parts and "".join(output.text for output in parts) == text:
-            return _with_all_decisions(parts, notes)
+            return _with_all_decisions(parts, every, last)
     # What a filter or call made of several outputs was not written by any one of them.
-    return _with_all_decisions([_Output(_UNKNOWN if whole is None else whole.line, text, ())], notes)
+    return _with_all_decisions([_Output(_UNKNOWN if whole is None else whole.line, text, ())], every, last)
 
 
-def _with_all_decisions(parts: list[_Output], notes: _Notes) -> list[_Output]:
+def _with_all_decisions(
+    parts: list[_Output], every: Sequence[_Output], rest_decided: Sequence[_Noted]
+) -> list[_Output]:
     """The parts, each with all that was decided before it."""
     rest = {id(part) for part in parts}
     out: list[_Output] = []
     decided: list[_Noted] = []
-    for output in notes.outputs:
+    for output in every:
         decided += output.decisions
         if id(output) in rest:
             out.append(_Output(output.line, output.text, tuple(decided)))
@@ -220,7 +217,7 @@ def _with_all_decisions(parts: list[_Output], notes: _Notes) -> list[_Output]:
         out = [_Output(part.line, part.text, tuple(decided)) for part in parts]
         decided = []
     last = out[-1]
-    out[-1] = _Output(last.line, last.text, (*last.decisions, *decided, *notes.decisions))
+    out[-1] = _Output(last.line, last.text, (*last.decisions, *decided, *rest_decided))
     return out
 
 

@@ -11,7 +11,7 @@ from tito_audit.errors import RecordError
 from tito_audit.evidence.judgement import contested, judgement
 from tito_audit.evidence.masks import WholeMask, agreed_mask, perhaps_inverted, whole_mask
 from tito_audit.evidence.model import Evidence, RowView
-from tito_audit.evidence.unclear import unclear_tokens
+from tito_audit.evidence.roles import unclear_tokens
 from tito_audit.record.arrays import Mask, Offsets
 from tito_audit.record.column import ColumnRole
 from tito_audit.record.finding import Finding, Where

@@ -14,11 +14,10 @@ import numpy as np
 
 from tito_audit.align.drift import align
 from tito_audit.errors import ProviderError
-from tito_audit.evidence.differences import difference
+from tito_audit.evidence.differences import difference, stretches
 from tito_audit.evidence.images import states_images
 from tito_audit.evidence.model import Against, Evidence, Explained
 from tito_audit.evidence.reference import pieces_of
-from tito_audit.evidence.stretches import stretches
 from tito_audit.join import lines_of
 from tito_audit.provider import SamplingParams
 from tito_audit.record.arrays import Ids
@@ -321,12 +320,7 @@ def _differences(
     ours_in_text, theirs_in_text = (pieces_of(ids, evidence.vocabulary) for ids in (prompt, server))
     differences = [
         difference(
-            stretch,
-            Against.TEMPLATE,
-            Severity.WARNING,
-            "the server was given other tokens than the log holds",
-            regions=(),
-            turn=k,
+            stretch, Against.TEMPLATE, Severity.WARNING, "the server was given other tokens than the log holds", k
         )
         for stretch in stretches(ours_in_text, theirs_in_text, align(ours_in_text, theirs_in_text))
     ]

@@ -9,8 +9,7 @@ import numpy as np
 from tito_audit.evidence.judgement import judgement, row_slide
 from tito_audit.evidence.masks import is_end, left_out, sampled_turns, trained_as_sampled, whole_mask
 from tito_audit.evidence.model import Evidence, RowView
-from tito_audit.evidence.roles import GENERATION_PROMPT, TURN_END, UNKNOWN
-from tito_audit.evidence.unclear import unclear_roles, unclear_tokens
+from tito_audit.evidence.roles import GENERATION_PROMPT, TURN_END, UNKNOWN, unclear_roles, unclear_tokens
 from tito_audit.record.arrays import Ids, Mask
 from tito_audit.record.column import Alignment, ColumnRole
 from tito_audit.record.finding import Hit, Severity, Where

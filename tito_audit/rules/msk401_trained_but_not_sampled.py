@@ -8,9 +8,8 @@ from collections.abc import Iterator
 
 from tito_audit.evidence.model import Evidence, Sound
 from tito_audit.evidence.needs import Needs
-from tito_audit.evidence.roles import GENERATION_PROMPT, TEMPLATE, TURN_END, UNKNOWN
+from tito_audit.evidence.roles import GENERATION_PROMPT, TEMPLATE, TURN_END, UNKNOWN, unclear_roles
 from tito_audit.evidence.sft import of_sft
-from tito_audit.evidence.unclear import unclear_roles
 from tito_audit.record.finding import Hit, Severity, Where
 from tito_audit.record.rollout import hidden_and_trained
 from tito_audit.record.runs import trained_runs

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from tito_audit.evidence.differences import normalised
 from tito_audit.evidence.model import Difference, Evidence
 from tito_audit.evidence.needs import Needs
-from tito_audit.evidence.stretches import normalised
 from tito_audit.record.finding import Severity
 from tito_audit.rule import Reason, cause
 

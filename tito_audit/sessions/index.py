@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 
 from tito_audit.chains.histories import Key, Prefixes, running
 from tito_audit.record.message import Message, ToolCall
-from tito_audit.render.span_builder import common_start
+from tito_audit.render.spans import common_start
 from tito_audit.sessions.model import Fork, ForkReason, Node
 
 START = b""

@@ -24,7 +24,7 @@ from tito_audit.record.arrays import Ids
 from tito_audit.record.message import Message, as_message
 from tito_audit.render.globals import Clock
 from tito_audit.render.renderer import Renderer
-from tito_audit.render.span_builder import common_start
+from tito_audit.render.spans import common_start
 from tito_audit.sessions.index import Beginnings, StoredAnswer, TurnEnd, digest, rewrites, text_bytes
 from tito_audit.sessions.model import ChatCall, Fork, ForkReason, Node
 from tito_audit.templates.appends import sampled_text, turn_ends, unwritten

@@ -14,7 +14,7 @@ from tito_audit.record.arrays import Ids, Mask
 from tito_audit.record.finding import Severity
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.render.renderer import Renderer
-from tito_audit.render.span_builder import common_start
+from tito_audit.render.spans import common_start
 from tito_audit.sft.tokenized import TokenizedChat, tokenized, tokenized_texts
 
 _THINK = "think"

@@ -9,7 +9,7 @@ from enum import StrEnum
 from tito_audit.errors import RenderError
 from tito_audit.record.message import as_messages
 from tito_audit.render.renderer import Renderer
-from tito_audit.render.span_builder import common_start
+from tito_audit.render.spans import common_start
 from tito_audit.templates.probes import Probe
 
 

@@ -17,7 +17,7 @@ from itertools import pairwise
 from tito_audit.errors import RenderError
 from tito_audit.record.message import Message
 from tito_audit.render.renderer import Renderer
-from tito_audit.render.span_builder import common_start
+from tito_audit.render.spans import common_start
 from tito_audit.templates.probes import ANSWER, PROBES, USER, Probe, answer_kind, answering, probe
 
 _RUN = re.compile(r"(?:<[^<>\s]{1,40}>|\[[A-Z_/]{2,20}\])+")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from tito_audit.errors import RenderError
 from tito_audit.render.renderer import Renderer
-from tito_audit.render.span_builder import common_start
+from tito_audit.render.spans import common_start
 from tito_audit.templates.appends import AppendOnly, Fate, Step, append_only, turn_ends
 from tito_audit.templates.probes import Probe
 

@@ -21,6 +21,7 @@ from typing import Any
 import orjson
 
 from tito_audit.errors import ODD_VALUES, TitoAuditError, TokenizerError, in_words
+from tito_audit.tokens.vocab import flat_steps
 
 DEFINITION_BYTES = 256 << 20
 """The largest `tokenizer.json`, or other vocabulary; that of gemma-3 has 33 MB."""
@@ -266,7 +267,7 @@ _HARMLESS = frozenset(
 def _unknown_step(parts: Mapping[str, Any], file: Path) -> str | None:
     """The first step of a tokenizer that is not known to be quick, in a few words; None if all are."""
     for name in ("normalizer", "pre_tokenizer", "post_processor"):
-        steps = list(_flat(parts.get(name)))
+        steps = flat_steps(parts.get(name))
         if len(steps) > _MOST_STEPS:
             raise TokenizerError(
                 f"{file}: its {name} has {len(steps):,} steps, and none may have more than {_MOST_STEPS}.\n"
@@ -279,21 +280,6 @@ def _unknown_step(parts: Mapping[str, Any], file: Path) -> str | None:
                 shown = {key: step[key] for key in ("type", "pattern") if key in step} if _is(step) else step
                 return f"a {name} with the step {str(shown)[: 2 * _SHORT]}"
     return None
-
-
-def _flat(part: Any) -> Iterator[Any]:
-    """The steps of one part, in order, without the sequences around them."""
-    pending = [part]
-    while pending:
-        step = pending.pop()
-        if _is(step) and step.get("type") == "Sequence":
-            inner = (step.get(key) for key in ("normalizers", "pretokenizers", "processors"))
-            steps = next((value for value in inner if isinstance(value, list)), None)
-            if steps is not None:
-                pending += reversed(steps)
-                continue
-        if step is not None:
-            yield step
 
 
 def _is(step: Any) -> bool:

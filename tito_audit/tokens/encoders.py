@@ -27,7 +27,7 @@ import numpy as np
 
 from tito_audit.errors import EncodeError, TokenizerError
 from tito_audit.record.arrays import Ids, empty_ids
-from tito_audit.tokens.limited import first_line, is_limited, is_panic
+from tito_audit.tokens.limited import is_limited, reason_of
 from tito_audit.tokens.vocab import Vocabulary
 
 if TYPE_CHECKING:
@@ -107,9 +107,7 @@ class FastEncoder:
             with on_one_processor():
                 self._tokenizer.encode_batch_flat(["a"])
         except BaseException as error:  # ValueError if it rejects it; custom parts may raise anything
-            if not isinstance(error, Exception) and not is_panic(error):
-                raise
-            raise TokenizerError(f"fastokens rejects it ({first_line(error)})") from None
+            raise TokenizerError(f"fastokens rejects it ({reason_of(error)})") from None
 
     def encode_batch(self, texts: Sequence[str]) -> list[Ids]:
         """The ids of each text, in order."""
@@ -187,12 +185,10 @@ def _refused(texts: Sequence[str]) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        if not isinstance(error, Exception) and not is_panic(error):
-            raise
         text = max(texts, key=len, default="")
         begin = f"{text[:_SHOWN]!r}{'…' if len(text) > _SHOWN else ''}"
         raise EncodeError(
-            f"the tokenizer cannot encode a text of {len(text):,} characters, {begin} ({first_line(error)}).\n"
+            f"the tokenizer cannot encode a text of {len(text):,} characters, {begin} ({reason_of(error)}).\n"
             "Its tokens cannot be compared with recorded ones.\n"
             "Check the normalizer, the pre-tokenizer and the ids in its tokenizer.json, or download it again."
         ) from error

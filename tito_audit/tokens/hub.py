@@ -31,18 +31,9 @@ FILES = [
 _FEW = 5
 
 
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """The files of one commit of a repository, on this machine."""
-
-    folder: Path
-    commit: str
-    """Its hash, 40 hexadecimal digits."""
-
-
-def snapshot_of(name: str, commit: str | None = None) -> Snapshot:
-    """The tokenizer's files of a hub repository, downloaded if they are not in the cache; those of `commit`, if it
-    is given, instead of the revision in the name.
+def snapshot_of(name: str, commit: str | None = None) -> Path:
+    """A folder with the tokenizer's files of a hub repository, named by the hash of their commit: `commit`, if it
+    is given, else that of the revision in the name. They are downloaded if they are not in the cache.
 
     TokenizerError, in one line, for a name that is not a hub's, an unknown repository or revision, one that needs
     permission, and files that are neither in the cache nor to be had.
@@ -59,12 +50,9 @@ def snapshot_of(name: str, commit: str | None = None) -> Snapshot:
     from huggingface_hub.errors import HfHubHTTPError
 
     try:
-        folder = Path(
-            huggingface_hub.snapshot_download(hub.repository, revision=hub.revision, allow_patterns=FILES)
-        )
+        return Path(huggingface_hub.snapshot_download(hub.repository, revision=hub.revision, allow_patterns=FILES))
     except (OSError, ValueError, RuntimeError, HfHubHTTPError) as error:
         raise _refused(name, hub, error) from error
-    return Snapshot(folder, folder.name)
 
 
 def _refused(name: str, hub: HubName, error: Exception) -> TokenizerError:

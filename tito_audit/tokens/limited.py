@@ -232,13 +232,10 @@ def is_limited(backend: object) -> bool:
     return isinstance(backend, LimitedBackend)
 
 
-def is_panic(error: BaseException) -> bool:
-    """Whether it is a panic of a library written in Rust, which is no Exception."""
-    return type(error).__name__ == "PanicException"
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of an error's message, or its type."""
+def reason_of(error: BaseException) -> str:
+    """The first line of what a library written in Rust raised, an Exception or its panic; raises anything else."""
+    if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+        raise error
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 

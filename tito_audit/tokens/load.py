@@ -33,12 +33,11 @@ from tito_audit.tokens.hub import FILES, snapshot_of
 from tito_audit.tokens.limited import (
     OutOfLimits,
     converted,
-    first_line,
     has_transformers,
     is_limited,
-    is_panic,
     limited,
     probe,
+    reason_of,
 )
 from tito_audit.tokens.tokenizer import Tokenizer
 from tito_audit.tokens.vocab import Vocabulary
@@ -72,9 +71,9 @@ def load_tokenizer(name_or_dir: str, *, trust_remote_code: bool = False, commit:
             tokenizer = _loaded(path, name_or_dir, trust_remote_code)
             tokenizer.folder = path
             return tokenizer
-        snapshot = snapshot_of(name_or_dir, commit)
-        tokenizer = _loaded(snapshot.folder, name_or_dir, trust_remote_code)
-        tokenizer.folder, tokenizer.commit = snapshot.folder, snapshot.commit
+        folder = snapshot_of(name_or_dir, commit)
+        tokenizer = _loaded(folder, name_or_dir, trust_remote_code)
+        tokenizer.folder, tokenizer.commit = folder, folder.name
         return tokenizer
 
 
@@ -109,7 +108,14 @@ def _from_files(path: Path, name: str) -> Tokenizer:
     import tokenizers
 
     config = _config(path)
-    special = _special_tokens(config)
+    # The special tokens that transformers passes to a template: seven classic names, every setting that ends in
+    # `_token`, and `extra_special_tokens` if it is an object.
+    extra = config.get("extra_special_tokens")
+    named = {key: value for key, value in config.items() if key in _NAMED or key.endswith("_token")}
+    if isinstance(extra, Mapping):
+        named |= extra
+    contents = {key: _content(value) for key, value in named.items()}
+    special = {key: content for key, content in contents.items() if content is not None}
     templates = _templates(path, config)
     file = path / "tokenizer.json"
     check_file(file)
@@ -167,10 +173,8 @@ def _backend(
             probe(content.decode("utf-8"))
         backend = tokenizers.Tokenizer.from_buffer(content)
     except BaseException as error:  # tokenizers raises plain Exception, whatever is wrong; or panics
-        if not isinstance(error, Exception) and not is_panic(error):
-            raise
         raise TokenizerError(
-            f"{file}: this is not a tokenizer ({first_line(error)}).\nIt may be cut off, or a pointer that "
+            f"{file}: this is not a tokenizer ({reason_of(error)}).\nIt may be cut off, or a pointer that "
             "git-lfs left in place of the file.\nDownload it again (`git lfs pull` in a clone)."
         ) from error
     _add_missing(backend, config, special, file)
@@ -258,20 +262,6 @@ def _content(value: object) -> str | None:
     if isinstance(value, Mapping):
         value = value.get("content")
     return value if isinstance(value, str) else None
-
-
-def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    """The named special tokens that transformers passes to a template.
-
-    Besides the seven classic names, every setting that ends in `_token`, and `extra_special_tokens` if it is an
-    object.
-    """
-    extra = config.get("extra_special_tokens")
-    named = {key: value for key, value in config.items() if key in _NAMED or key.endswith("_token")}
-    if isinstance(extra, Mapping):
-        named |= extra
-    contents = {key: _content(value) for key, value in named.items()}
-    return {key: content for key, content in contents.items() if content is not None}
 
 
 def _add_missing(

@@ -26,8 +26,7 @@ from tito_audit.tokens.encoders import (
     probes,
     shown,
 )
-from tito_audit.tokens.prefix_cache import KnownTexts, PrefixEncoder
-from tito_audit.tokens.segments import Cuts, SegmentEncoder, find_cuts
+from tito_audit.tokens.segments import Cuts, KnownTexts, PrefixEncoder, SegmentEncoder, find_cuts
 from tito_audit.tokens.split_points import SafeCuts, find_safe_cuts
 from tito_audit.tokens.vocab import Vocabulary, keeps_bytes, normal_form
 
@@ -41,7 +40,6 @@ if TYPE_CHECKING:
 
 Piece = tuple[str, Ids]
 """A piece of a text and the ids that a fast encoder gave it."""
-"""How many pieces are looked up at a time."""
 
 _LIKEWISE = 4 * 4
 """How many bytes of ids two segments must end with in common to be compared: four ids."""
@@ -82,7 +80,7 @@ def pieces_to_prove(
     between = between[same[between]]
     starts, stops = np.concatenate(([0], between + 1)), np.concatenate((between, [len(fast)]))
     stretch_of = between.searchsorted(differing)
-    pieces: list[_Cells] = []
+    pieces: list[Iterator[Piece]] = []
     for number in sorted(set(stretch_of.tolist())):
         start, stop = int(starts[number]), int(stops[number])
         first, last = int(ends[start - 1]) if start else 0, int(ends[stop - 1])
@@ -162,23 +160,9 @@ def _ends(ids: Ids, vocabulary: Vocabulary) -> Offsets | None:
     return ends
 
 
-@dataclass(frozen=True, slots=True)
-class _Cells:
-    """Pieces of one text, each made while it is looked at: there may be as many as tokens."""
-
-    data: bytes
-    ids: Ids
-    places: Offsets
-    """`[N, 4]` where each starts and ends, in the bytes and in the tokens."""
-
-    def __iter__(self) -> Iterator[Piece]:
-        for at in range(0, len(self.places), _AT_ONCE):
-            for first, last, start, stop in self.places[at : at + _AT_ONCE].tolist():
-                yield self.data[first:last].decode("utf-8"), self.ids[start:stop]
-
-
-def _cells(data: bytes, ids: Ids, ends: Offsets, tokens: Offsets, safe: SafeCuts) -> _Cells:
-    """The pieces between safe cuts that contain these `tokens`; only cuts at the end of a token count."""
+def _cells(data: bytes, ids: Ids, ends: Offsets, tokens: Offsets, safe: SafeCuts) -> Iterator[Piece]:
+    """The pieces between safe cuts that contain these `tokens`, each made while it is looked at: there may be as
+    many as tokens. Only cuts at the end of a token count."""
     text = data.decode("utf-8")
     cuts = safe.within(text)
     if len(text) != len(data):
@@ -189,13 +173,11 @@ def _cells(data: bytes, ids: Ids, ends: Offsets, tokens: Offsets, safe: SafeCuts
     is_cut[cuts] = True
     is_cut[-1] = True
     stops = is_cut[ends].nonzero()[0] + 1  # tokens up to each cut
-    numbers = np.array(sorted(set(stops.searchsorted(tokens, side="right").tolist())), np.int64)
+    numbers = sorted(set(stops.searchsorted(tokens, side="right").tolist()))
     bounds = np.concatenate(([0], stops))
     at = np.concatenate(([0], ends[stops - 1]))
-    places = np.empty((len(numbers), 4), np.int64)
-    places[:, 0], places[:, 1] = at[numbers], at[numbers + 1]
-    places[:, 2], places[:, 3] = bounds[numbers], bounds[numbers + 1]
-    return _Cells(data, ids, places)
+    for number in numbers:
+        yield data[at[number] : at[number + 1]].decode("utf-8"), ids[bounds[number] : bounds[number + 1]]
 
 
 _CACHED_CHARACTERS = 32 * 1024 * 1024
@@ -417,8 +399,7 @@ class Tokenizer:
         What the text shares with an earlier one that led to recorded ids is not encoded again; on a sample of the
         rest the reference has to agree.
         """
-        base, shared = self._known_texts.find(text)
-        characters, first = base.up_to(shared) if base is not None else (0, 0)
+        base, shared, characters, first = self._known_texts.find(text)
         begun = base.ids[:first] if base is not None else empty_ids()
         if not same_ids(begun[: len(recorded_ids)] if goes_on else begun, recorded_ids[:first]):
             return False

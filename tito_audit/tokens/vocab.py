@@ -75,9 +75,9 @@ class Entries:
     @classmethod
     def of(cls, backend: tokenizers.Tokenizer) -> Entries:
         """The entries of a tokenizer, including its added tokens."""
-        normalizers = part_steps(backend.normalizer, "normalizers", code=True)
-        pre_tokenizers = part_steps(backend.pre_tokenizer, "pretokenizers", code=True)
-        decoders = part_steps(backend.decoder, "decoders", code=True)
+        normalizers = part_steps(backend.normalizer, code=True)
+        pre_tokenizers = part_steps(backend.pre_tokenizer, code=True)
+        decoders = part_steps(backend.decoder, code=True)
         byte_level = any(step.get("type") == "ByteLevel" for step in pre_tokenizers + decoders)
         added = backend.get_added_tokens_decoder()
         literal = {
@@ -137,18 +137,14 @@ class Vocabulary:
 
     def data(self, ids: Ids) -> bytes:
         """The bytes of all ids, joined."""
-        if len(ids) < _FEW:
-            return b"".join(self._each(ids))
-        if len(ids) > _AT_ONCE:
-            return b"".join(self.data(ids[at : at + _AT_ONCE]) for at in range(0, len(ids), _AT_ONCE))
+        slots = self._slots(ids)
+        return self._joined(slots, self._lengths.take(slots, mode="clip"))
+
+    def spelling(self, ids: Ids) -> tuple[Offsets, bytes, Mask]:
+        """Where each id ends in the bytes of all, `[N]`, those bytes, and which ids are control tokens, `[N]`."""
         slots = self._slots(ids)
         lengths = self._lengths.take(slots, mode="clip")
-        # Byte i of the result is byte i - (where its token begins in the result) of that token.
-        begins = lengths.cumsum()
-        begins -= lengths
-        offsets = np.subtract(self._starts.take(slots, mode="clip"), begins, out=begins).repeat(lengths)
-        offsets += np.arange(len(offsets))
-        return self._flat.take(offsets, mode="clip").tobytes() if len(offsets) else b""
+        return lengths.cumsum(), self._joined(slots, lengths), self._control.take(slots, mode="clip")
 
     def known(self, ids: Ids) -> Mask:
         """`[N]` bool, True where the id is in the vocabulary."""
@@ -181,7 +177,7 @@ class Vocabulary:
             return self.data(ids).decode("utf-8", errors="replace")
         out: list[bytes] = []
         stretch: list[bytes] = []  # what stands between added tokens, joined without its prepended space
-        for token_id, data in zip(ids.tolist(), self._each(ids), strict=True):
+        for token_id, data in zip(ids.tolist(), self._each(self._slots(ids)), strict=True):
             if token_id not in self.added_ids:
                 stretch.append(data)
                 continue
@@ -253,8 +249,21 @@ class Vocabulary:
         start = int(self._starts[slot])
         return self._data[start : start + int(self._lengths[slot])]
 
-    def _each(self, ids: Ids) -> list[bytes]:
-        slots, data = self._slots(ids), self._data
+    def _joined(self, slots: NDArray[Any], lengths: Offsets) -> bytes:
+        if len(slots) < _FEW:
+            return b"".join(self._each(slots))
+        if len(slots) > _AT_ONCE:
+            parts = [slice(at, at + _AT_ONCE) for at in range(0, len(slots), _AT_ONCE)]
+            return b"".join([self._joined(slots[part], lengths[part]) for part in parts])
+        # Byte i of the result is byte i - (where its token begins in the result) of that token.
+        begins = lengths.cumsum()
+        begins -= lengths
+        offsets = np.subtract(self._starts.take(slots, mode="clip"), begins, out=begins).repeat(lengths)
+        offsets += np.arange(len(offsets))
+        return self._flat.take(offsets, mode="clip").tobytes() if len(offsets) else b""
+
+    def _each(self, slots: NDArray[Any]) -> list[bytes]:
+        data = self._data
         starts = self._starts.take(slots, mode="clip").tolist()
         lengths = self._lengths.take(slots, mode="clip").tolist()
         return [data[start : start + length] for start, length in zip(starts, lengths, strict=True)]
@@ -262,7 +271,7 @@ class Vocabulary:
     def _by_bytes(self) -> dict[bytes, tuple[int, ...]]:
         ids = np.concatenate([np.arange(self.size), self.entries.far_ids])[self._known[:-1]]
         spelled: dict[bytes, tuple[int, ...]] = {}
-        for token_id, data in zip(ids.tolist(), self._each(ids), strict=True):
+        for token_id, data in zip(ids.tolist(), self._each(self._slots(ids)), strict=True):
             spelled[data] = (*spelled.get(data, ()), token_id)
         return spelled
 
@@ -358,25 +367,32 @@ def _prefix_of(normalizers: list[dict[str, Any]], pre_tokenizers: list[dict[str,
     return Prefix.NEVER
 
 
-def part_steps(part: Any, name: str, *, code: bool = False) -> list[dict[str, Any]]:
+def part_steps(part: Any, *, code: bool = False) -> list[Any]:
     """The steps of one part, in order. A part written in Python raises, or has none if it may be `code`."""
-    if part is None:
-        return []
     try:
-        pending, steps = [orjson.loads(part.__getstate__())], []
+        return [] if part is None else flat_steps(orjson.loads(part.__getstate__()))
     except Exception:  # tokenizers raises plain Exception for parts written in Python
         if code:
             return []
         raise
+
+
+def flat_steps(part: Any) -> list[Any]:
+    """The steps of one part of a definition, in order, without the sequences around them."""
+    pending, steps = [part], []
     while pending:
-        step = pending.pop(0)
-        if isinstance(step.get(name), list):
-            pending = [*step[name], *pending]
-        else:
+        step = pending.pop()
+        several = None
+        if isinstance(step, dict) and step.get("type") == "Sequence":
+            several = next((step[key] for key in _SEQUENCES if isinstance(step.get(key), list)), None)
+        if several is not None:
+            pending += reversed(several)
+        elif step is not None:
             steps.append(step)
     return steps
 
 
+_SEQUENCES = ("normalizers", "pretokenizers", "processors", "decoders")
 _ASCII = bytes(range(0x80))
 _LAST_OF_ALPHABET = "\u0143"
 """The last of the characters by which byte-level vocabularies write bytes."""
@@ -411,8 +427,8 @@ def keeps_bytes(form: str | None, data: bytes) -> bool:
 def normal_form(backend: tokenizers.Tokenizer) -> str | None:
     """How a tokenizer normalises a text before it splits it, "" or "NFC"; None if it may write other bytes."""
     try:
-        normalizers = part_steps(backend.normalizer, "normalizers")
-        cuts = part_steps(backend.pre_tokenizer, "pretokenizers")
+        normalizers = part_steps(backend.normalizer)
+        cuts = part_steps(backend.pre_tokenizer)
     except Exception:  # tokenizers raises plain Exception for parts written in Python
         return None
     if any(step != {"type": "NFC"} for step in normalizers) or not _by_bytes(cuts) or not _has_all_bytes(backend):

@@ -8,7 +8,7 @@ from json import dumps
 
 from tito_audit.record.rollout import Rollout
 from tito_audit.render.renderer import Renderer
-from tito_audit.render.span_builder import common_start
+from tito_audit.render.spans import common_start
 from tito_audit.tokens.tokenizer import Tokenizer
 from tito_audit.ways.observed import Observation, for_search, observations
 from tito_audit.ways.reading import MARK

@@ -9,7 +9,7 @@ from itertools import count, product
 from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
-from tito_audit.render.span_builder import common_start
+from tito_audit.render.spans import common_start
 from tito_audit.ways.observed import Observation, Part, for_search
 from tito_audit.ways.way import CHARACTERS, CLOCK, SYSTEM, NamedTemplate, Way, has_reasoning
 from tito_audit.ways.writer import Writer
