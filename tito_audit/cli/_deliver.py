@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import os
-import queue
 import sys
-import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO, TypeVar
 
 from tito_audit.cli._ends import complain, give_up_stdout, reader_gone
 from tito_audit.cli._outs import files_of, is_stdout, is_url, key_of, opened, read_as
-from tito_audit.errors import PluginError, SetupError, StorageError
+from tito_audit.errors import SetupError, StorageError
 from tito_audit.unknown import unknown
 
 if TYPE_CHECKING:
@@ -142,22 +140,35 @@ def deliver(results: Iterable[Result], summary: Summary, wanted: Sequence[Target
 
     If the reader of stdout goes away once all results are known, the verdict goes to stderr, and the run goes on.
     """
-    results = _Followed(results)
+    complete = False
     with ExitStack() as files:
-        outs = [files.enter_context(opened(report.path, report.report.name)) for report in wanted]
-        plain = replace(options, color=False)
-        choices = [options if report.path is None else plain for report in wanted]
+        outs = [files.enter_context(opened(target.path, target.report.name)) for target in wanted]
+        writers = []
         try:
-            if not wanted:
-                for _ in results:
-                    pass
-            elif len(wanted) == 1:
-                _write(wanted[0], results, summary, outs[0], choices[0])
-            else:
-                _tee(results, summary, list(zip(wanted, outs, choices, strict=True)))
+            for target, out in zip(wanted, outs, strict=True):
+                look = options if target.path is None else replace(options, color=False)
+                with _guarded(target):
+                    writers.append(files.enter_context(closing(target.report.write(summary, out, look))))
+                    next(writers[-1])
+            pairs = list(zip(wanted, writers, strict=True))
+            for result in results:
+                for target, writer in pairs:
+                    with _guarded(target):
+                        writer.send(result)
+            complete = True
+            errors: list[Exception] = []
+            for target, writer in pairs:
+                try:
+                    with suppress(StopIteration), _guarded(target):
+                        writer.send(None)
+                except Exception as error:
+                    errors.append(error)
+            # A reader of stdout that went away is of no matter to the other reports.
+            for error in sorted(errors, key=lambda error: isinstance(error, BrokenPipeError)):
+                raise error
             sys.stdout.flush()
         except BrokenPipeError:
-            if not results.complete or not reader_gone():
+            if not complete or not reader_gone():
                 raise
             from tito_audit.reports import verdict_line
             from tito_audit.terminal.escape import inert, visible
@@ -167,6 +178,15 @@ def deliver(results: Iterable[Result], summary: Summary, wanted: Sequence[Target
         # Flush all before any file gets its name: if one cannot be written, none appears.
         for out in outs:
             out.flush()
+
+
+def _guarded(target: Target) -> AbstractContextManager[None]:
+    """A block in which a report runs: PluginError if it fails."""
+    from tito_audit.run.guard import guarded
+
+    return guarded(
+        f"report `{target.report.name}`", None, "choose another report: `-f NAME` or `--report NAME=FILE`"
+    )
 
 
 def deliver_finished(
@@ -180,97 +200,3 @@ def deliver_finished(
         with opened(path, name) as file:
             reports[name](run, file, options if path is None else replace(options, color=False))
     sys.stdout.flush()
-
-
-def _write(
-    wanted: Target, results: Iterable[Result], summary: Summary, out: TextIO, options: ReportOptions
-) -> None:
-    """Write one report; PluginError if it fails, and whatever the results raise as it is."""
-    from tito_audit.run.guard import guarded
-
-    name = wanted.report.name
-    followed = results if isinstance(results, _Followed) else _Followed(results)
-    try:
-        with guarded(f"report `{name}`", None, "choose another report: `-f NAME` or `--report NAME=FILE`"):
-            wanted.report.write(followed, summary, out, options)
-    except PluginError:
-        if followed.error is not None:
-            raise followed.error from None
-        raise
-
-
-class _Followed(Iterator["Result"]):
-    """Results, and how they ended: all were taken, or with an error."""
-
-    def __init__(self, results: Iterable[Result]) -> None:
-        self._results = iter(results)
-        self.complete = False
-        self.error: Exception | None = None
-
-    def __next__(self) -> Result:
-        try:
-            return next(self._results)
-        except StopIteration:
-            self.complete = True
-            raise
-        except Exception as error:
-            self.error = error
-            raise
-
-
-class _Stopped(Exception):
-    """Ends the reports that still wait for results when a run fails."""
-
-
-class _Branch:
-    """One report in its own thread, fed by a short queue."""
-
-    def __init__(self, summary: Summary, wanted: Target, out: TextIO, options: ReportOptions) -> None:
-        self.error: BaseException | None = None
-        self._queue: queue.Queue[Result | type[_Stopped] | None] = queue.Queue(32)
-        self._thread = threading.Thread(target=self._run, args=(summary, wanted, out, options), daemon=True)
-        self._thread.start()
-
-    def put(self, result: Result | type[_Stopped] | None) -> None:
-        """Pass one result on, waiting while the queue is full; raises errors of the report."""
-        while self.error is None:
-            try:
-                return self._queue.put(result, timeout=0.1)
-            except queue.Full:
-                continue
-        raise self.error
-
-    def close(self, *, failed: bool) -> None:
-        """Tell the report that there are no more results, and wait for it to finish."""
-        if self.error is None:
-            self.put(_Stopped if failed else None)
-        self._thread.join()
-
-    def _run(self, summary: Summary, wanted: Target, out: TextIO, options: ReportOptions) -> None:
-        try:
-            _write(wanted, self._pulled(), summary, out, options)
-        except BaseException as error:
-            self.error = error
-
-    def _pulled(self) -> Iterator[Result]:
-        while (result := self._queue.get()) is not None:
-            if isinstance(result, type):
-                raise _Stopped
-            yield result
-
-
-def _tee(results: Iterable[Result], summary: Summary, wanted: list[tuple[Target, TextIO, ReportOptions]]) -> None:
-    branches = [_Branch(summary, *report) for report in wanted]
-    failed = True
-    try:
-        for result in results:
-            for branch in branches:
-                branch.put(result)
-        failed = False
-    finally:
-        for branch in branches:
-            branch.close(failed=failed)
-    # A reader of stdout that went away is of no matter to the others.
-    errors = [branch.error for branch in branches if branch.error is not None]
-    for error in sorted(errors, key=lambda error: isinstance(error, BrokenPipeError)):
-        raise error

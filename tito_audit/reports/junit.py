@@ -13,7 +13,7 @@ from typing import Any, TextIO
 from xml.sax.saxutils import escape, quoteattr
 
 from tito_audit.record.finding import Finding, Result, Severity
-from tito_audit.report import Report, ReportOptions
+from tito_audit.report import Report, ReportOptions, Takes
 from tito_audit.reports._verdict import baseline_words, rate_words, verdict
 from tito_audit.reports._worst import Shortlist
 from tito_audit.summary import Gate, Summary
@@ -68,12 +68,12 @@ class _Suite:
         return self.cases.setdefault(code, _Case())
 
 
-def write(results: Iterable[Result], summary: Summary, out: TextIO, options: ReportOptions) -> None:
+def write(summary: Summary, out: TextIO, options: ReportOptions) -> Takes[None]:
     """Read all results, keeping a few findings of each rule and file, then write the suites."""
     suites: dict[str, _Suite] = {}
     rest = _Suite()
     files: set[str] = set()
-    for result in results:
+    while (result := (yield)) is not None:
         file = result.place.file
         if file not in suites and len(suites) >= _SUITES:
             files.add(file)

@@ -13,8 +13,8 @@ from itertools import chain
 from textwrap import wrap
 from typing import TextIO
 
-from tito_audit.record.finding import Result, Severity
-from tito_audit.report import Report, ReportOptions
+from tito_audit.record.finding import Severity
+from tito_audit.report import Report, ReportOptions, Takes
 from tito_audit.reports._verdict import cause_lines, skip_lines, verdict
 from tito_audit.reports._worst import Worst, by_weight, entry_lines
 from tito_audit.summary import Gate, Summary
@@ -37,10 +37,10 @@ _NOTHING = "⚠️"
 _CAUSE_SIGNS = {Severity.ERROR: "🔴", Severity.WARNING: "🟡", Severity.NOTE: "⚪", None: ""}
 
 
-def write(results: Iterable[Result], summary: Summary, out: TextIO, options: ReportOptions) -> None:
+def write(summary: Summary, out: TextIO, options: ReportOptions) -> Takes[None]:
     """Read all results, then write one page; only the worst findings are kept in memory."""
     worst = Worst()
-    for result in results:
+    while (result := (yield)) is not None:
         worst.add(finding for finding in result.findings if not finding.known)
     before = "\n".join(chain(_head(summary), _gate(summary.gate), _table(summary, options)))
     after = "\n".join(_tail(summary))

@@ -15,8 +15,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import TextIO
 
-from tito_audit.record.finding import Result, Severity
-from tito_audit.report import Report, ReportOptions
+from tito_audit.record.finding import Severity
+from tito_audit.report import Report, ReportOptions, Takes
 from tito_audit.reports._verdict import verdict
 from tito_audit.summary import Summary
 from tito_audit.terminal.escape import visible
@@ -26,10 +26,10 @@ _FAMILY = 3
 """Characters of a code that name its family."""
 
 
-def write(results: Iterable[Result], summary: Summary, out: TextIO, options: ReportOptions) -> None:
+def write(summary: Summary, out: TextIO, options: ReportOptions) -> Takes[None]:
     """Read all results, counting what each family of rules covers, then write the gauges."""
     lacking: Counter[str] = Counter()  # rollouts that a family of rules does not cover; "": none does
-    for result in results:
+    while (result := (yield)) is not None:
         if result.of_log:
             continue
         if result.rollout is None or not result.counts.get("tokens"):

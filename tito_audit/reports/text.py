@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import TextIO
 
 from rich.console import Console
@@ -10,8 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from tito_audit.evidence.sft import ROWS
-from tito_audit.record.finding import Result, Severity
-from tito_audit.report import Report, ReportOptions
+from tito_audit.record.finding import Severity
+from tito_audit.report import Report, ReportOptions, Takes
 from tito_audit.reports._verdict import CauseLine, cause_lines, rate_words, skip_lines, skip_words, verdict
 from tito_audit.reports._worst import Curable, by_weight, more_words, next_steps
 from tito_audit.summary import Summary
@@ -40,13 +40,13 @@ _WORST_FIRST = sorted(Severity, reverse=True)
 _VERDICTS = {"failed": "bold red", "passed": "bold green", "clean": "bold green", "findings": "bold yellow"}
 
 
-def write(results: Iterable[Result], summary: Summary, out: TextIO, options: ReportOptions) -> None:
+def write(summary: Summary, out: TextIO, options: ReportOptions) -> Takes[None]:
     """Read all results, then write one page; only the worst findings are kept in memory.
 
     Notes are shown where `options` say so or where they decide whether the scan fails.
     """
     curable, in_baseline = Curable(), 0
-    for result in results:
+    while (result := (yield)) is not None:
         curable.add(result)
         in_baseline += sum(finding.known for finding in result.findings)
     gate = summary.gate
