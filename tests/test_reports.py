@@ -25,11 +25,11 @@ from tito_audit.record.rollout import Place, Rollout
 from tito_audit.record.stated import Stated
 from tito_audit.report import Report, ReportOptions, send_all
 from tito_audit.reports import all_reports, report_named
-from tito_audit.reports._verdict import verdict
-from tito_audit.reports._worst import Worst
 from tito_audit.summary import Headline, RuleCount, Summary
 from tito_audit.terminal.boxes import boxes
 from tito_audit.terminal.escape import escaped_json, visible
+from tito_audit.terminal.verdict import verdict
+from tito_audit.terminal.worst import Worst
 
 GOLDENS = Path(__file__).resolve().parents[1] / "fixtures" / "reports"
 EMPTY: dict[str, Callable[[str], bool]] = {

@@ -35,11 +35,11 @@ from tests.runner import commands
 from tito_audit.record.finding import Finding, Result, Severity, Side
 from tito_audit.record.rollout import Place
 from tito_audit.reports import all_reports, report_named
-from tito_audit.reports._worst import Shortlist
 from tito_audit.reports.markdown import code, fenced
 from tito_audit.summary import Gate, RateCount
 from tito_audit.terminal.cut import cut
 from tito_audit.terminal.escape import inert
+from tito_audit.terminal.worst import Shortlist
 
 RUN = "logs/run.jsonl"
 CONCISE = re.compile(

@@ -170,11 +170,11 @@ def deliver(results: Iterable[Result], summary: Summary, wanted: Sequence[Target
         except BrokenPipeError:
             if not complete or not reader_gone():
                 raise
-            from tito_audit.reports import verdict_line
-            from tito_audit.terminal.escape import inert, visible
+            from tito_audit.terminal.escape import inert
+            from tito_audit.terminal.verdict import verdict_line
 
             give_up_stdout()
-            complain(inert(visible(f"stdout was closed before all was printed; {verdict_line(summary)}")))
+            complain(inert(f"stdout was closed before all was printed; {verdict_line(summary)}"))
         # Flush all before any file gets its name: if one cannot be written, none appears.
         for out in outs:
             out.flush()

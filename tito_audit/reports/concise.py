@@ -11,10 +11,10 @@ from typing import TextIO
 
 from tito_audit.record.finding import Severity
 from tito_audit.report import Report, ReportOptions, Takes
-from tito_audit.reports._verdict import verdict
 from tito_audit.summary import Summary
 from tito_audit.terminal.escape import inert, visible
 from tito_audit.terminal.place import range_of
+from tito_audit.terminal.verdict import verdict
 
 _COLORS = {Severity.ERROR: 31, Severity.WARNING: 33, Severity.NOTE: 36}
 

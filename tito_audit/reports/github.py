@@ -12,13 +12,13 @@ from typing import TextIO
 
 from tito_audit.record.finding import Finding, Severity
 from tito_audit.report import Report, ReportOptions, Takes
-from tito_audit.reports._verdict import baseline_words
-from tito_audit.reports._worst import Shortlist, leads
 from tito_audit.summary import Summary
 from tito_audit.terminal.cut import cut
 from tito_audit.terminal.escape import visible
 from tito_audit.terminal.place import line_of, place_words
+from tito_audit.terminal.verdict import baseline_words
 from tito_audit.terminal.words import many
+from tito_audit.terminal.worst import Shortlist, leads
 
 PER_KIND = 10
 """Annotations of one kind that GitHub accepts from a step."""

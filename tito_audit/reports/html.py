@@ -11,16 +11,16 @@ from typing import Any, Literal, TextIO
 from tito_audit.record.finding import Severity
 from tito_audit.record.mismatch import ADVICE, MismatchCause
 from tito_audit.report import Report, ReportOptions, Takes
-from tito_audit.reports import _verdict
 from tito_audit.reports._html.page import page, short_name
 from tito_audit.reports._html.page_findings import PageFindings, headline_name
 from tito_audit.reports._html.views import ViewBlocks
-from tito_audit.reports._verdict import LINES, skips_by_reason
-from tito_audit.reports._worst import Curable, next_steps
 from tito_audit.summary import Summary
+from tito_audit.terminal import verdict as _verdict
 from tito_audit.terminal.mismatch import mismatch_rows
 from tito_audit.terminal.place import one_tokenizer, with_reading
+from tito_audit.terminal.verdict import LINES, skips_by_reason
 from tito_audit.terminal.words import many, percent, share
+from tito_audit.terminal.worst import Curable, next_steps
 from tito_audit.viewer.model import Measures, observed_of
 
 # The top of the page: the verdict, facts about the log, how often each rule found something.

@@ -15,13 +15,13 @@ from typing import TextIO
 
 from tito_audit.record.finding import Severity
 from tito_audit.report import Report, ReportOptions, Takes
-from tito_audit.reports._verdict import cause_lines, skip_lines, verdict
-from tito_audit.reports._worst import Worst, by_weight, entry_lines
 from tito_audit.summary import Gate, Summary
 from tito_audit.terminal.coverage import covered_share, required_name
 from tito_audit.terminal.cut import cut
 from tito_audit.terminal.escape import inert, visible
+from tito_audit.terminal.verdict import cause_lines, skip_lines, verdict
 from tito_audit.terminal.words import many, rate_number
+from tito_audit.terminal.worst import Worst, by_weight, entry_lines
 
 _TICKS = re.compile("`+")
 LIMIT = 65_000

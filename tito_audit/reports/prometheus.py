@@ -17,9 +17,9 @@ from typing import TextIO
 
 from tito_audit.record.finding import Severity
 from tito_audit.report import Report, ReportOptions, Takes
-from tito_audit.reports._verdict import verdict
 from tito_audit.summary import Summary
 from tito_audit.terminal.escape import visible
+from tito_audit.terminal.verdict import verdict
 
 _VERDICTS = ("passed", "failed", "clean", "findings", "nothing audited", "nothing compared")
 _FAMILY = 3

@@ -8,24 +8,15 @@ from typing import TYPE_CHECKING, Any, Self
 
 from tito_audit.errors import SetupError, TitoAuditError
 from tito_audit.record.finding import Result
-from tito_audit.reports import (
-    notebook_comparison,
-    notebook_error,
-    notebook_page,
-    verdict_line,
-    verdict_lines,
-    verdict_word,
-)
-from tito_audit.rules import all_rules
 from tito_audit.summary import Summary
 from tito_audit.tables.findings import FindingsBuilder
+from tito_audit.tables.notebook import NotebookPage, comparison_html, error_html
+from tito_audit.terminal.verdict import verdict_line, verdict_lines, verdict_word
 
 if TYPE_CHECKING:
     import pandas
     import polars
     import pyarrow
-
-    from tito_audit.reports import NotebookPage
 
 
 class ShownRepairs:
@@ -54,10 +45,8 @@ class ShownRepairs:
     def _repr_html_(self) -> str:
         """What a notebook displays: the verdict before and after, and the findings of each rule."""
         if not self._ended:
-            return notebook_error(
-                f"{type(self).__name__}: not run yet", "Call run(), iterate it, or read `repaired`."
-            )
-        return notebook_comparison(self.before, self.after)
+            return error_html(f"{type(self).__name__}: not run yet", "Call run(), iterate it, or read `repaired`.")
+        return comparison_html(self.before, self.after)
 
 
 _NOT_KEPT = "The findings were not kept: findings_table() reads the log again."
@@ -135,20 +124,20 @@ class Shown:
             _, page, kept_summary = self._kept
             return "\n".join([*verdict_lines(kept_summary), *page.lines(kept_summary)])
         if summary is not None:
-            return "\n".join([*verdict_lines(summary), *notebook_page(_titles).lines(summary), "", _NOT_KEPT])
+            return "\n".join([*verdict_lines(summary), *NotebookPage().lines(summary), "", _NOT_KEPT])
         return repr(self) if self._refusal() else str(self.run())
 
     def _repr_html_(self) -> str:
         """What a notebook displays: verdict, causes, rules, the worst findings. Runs the audit if needed."""
         summary = self._counted()
         if self._kept is None and summary is None and (refusal := self._refusal()):
-            return notebook_error(f"{type(self).__name__}: not run yet", refusal)
+            return error_html(f"{type(self).__name__}: not run yet", refusal)
         if self._kept is None and summary is not None:
-            return notebook_page(_titles).html(summary, _NOT_KEPT)
+            return NotebookPage().html(summary, _NOT_KEPT)
         try:
             _, page, summary = self._run()
         except TitoAuditError as error:
-            return notebook_error(f"{type(self).__name__}: not run", str(error))
+            return error_html(f"{type(self).__name__}: not run", str(error))
         return page.html(summary)
 
     def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
@@ -159,7 +148,7 @@ class Shown:
     def _run(self) -> tuple[FindingsBuilder, NotebookPage, Summary]:
         """All that one run found; run now if nothing is kept."""
         if self._kept is None:
-            findings, page = FindingsBuilder(), notebook_page(_titles)
+            findings, page = FindingsBuilder(), NotebookPage()
             for result in self:
                 findings.add(result.findings)
                 page.add(result.findings)
@@ -167,10 +156,6 @@ class Shown:
             assert summary is not None, "the run came to its end"
             self._kept = findings, page, summary
         return self._kept
-
-
-def _titles() -> dict[str, str]:
-    return {rule.code: rule.title for rule in all_rules()}
 
 
 def _package(name: str) -> Any:

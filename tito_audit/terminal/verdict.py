@@ -10,7 +10,9 @@ from tito_audit.record.finding import Severity
 from tito_audit.summary import Gate, Headline, New, RateCount, RuleCount, Summary
 from tito_audit.terminal.coverage import open_words
 from tito_audit.terminal.cut import cut
+from tito_audit.terminal.escape import visible
 from tito_audit.terminal.words import code_ranges, many, percent, rate_number
+from tito_audit.voice import spoken
 
 _REASONS = 3
 """Maximum reasons named for an empty audit or a failed gate, and causes of each severity."""
@@ -61,6 +63,20 @@ def verdict(summary: Summary, see_notes: str = "") -> ScanVerdict:
         parts.append(_unreadable(summary.rows_unreadable))
     words = (*_because(word, summary), *counts, *open_words(summary), *parts)
     return ScanVerdict(word, words)
+
+
+def verdict_line(summary: Summary) -> str:
+    """The verdict on a whole scan in one line: `findings: errors in 2 of 6 rollouts (33 %): …`."""
+    return visible(spoken(verdict(summary).line))
+
+
+def verdict_lines(summary: Summary) -> list[str]:
+    """The verdict on a whole scan, then a line for each of its causes with the rules that found it."""
+    lines = [verdict_line(summary)]
+    for cause in cause_lines(summary):
+        word = "" if cause.severity is None else cause.severity.word
+        lines.append(visible("  " + " ".join(filter(None, (word, cause.words, ", ".join(cause.codes))))))
+    return lines
 
 
 def _because(word: str, summary: Summary) -> list[str]:

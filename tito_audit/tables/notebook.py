@@ -6,15 +6,16 @@ are those that show on white and on black.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from html import escape
 
 from tito_audit.record.finding import Finding, Severity
-from tito_audit.reports._verdict import cause_lines, skip_lines, verdict
-from tito_audit.reports._worst import Worst, by_weight, entry_lines
+from tito_audit.rules import all_rules
 from tito_audit.summary import Summary
 from tito_audit.terminal.escape import visible
+from tito_audit.terminal.verdict import cause_lines, skip_lines, verdict
 from tito_audit.terminal.words import many
+from tito_audit.terminal.worst import Worst, by_weight, entry_lines
 from tito_audit.voice import spoken
 
 _WORST = 6
@@ -38,9 +39,7 @@ _DIM = "opacity: 0.75; font-size: 90%"
 class NotebookPage:
     """Collects the findings to show, and writes the display."""
 
-    def __init__(self, titles: Callable[[], Mapping[str, str]]) -> None:
-        """`titles` gives what each rule finds, by code."""
-        self._titles = titles
+    def __init__(self) -> None:
         self._worst = Worst()
 
     def add(self, findings: Iterable[Finding]) -> None:
@@ -72,7 +71,7 @@ class NotebookPage:
             causes.append(f"<li>{word}{_text(cause.words)}{codes}</li>")
         parts += ["<ul>", *causes, "</ul>"] if causes else []
         if summary.findings:
-            parts += _table(summary, self._titles())
+            parts += _table(summary)
         if worst := self._worst.pick(_WORST):
             shown = [escape("\n".join(entry_lines(entry, _WIDTH, named=True))) for entry in worst]
             parts.append("<details open><summary>The worst of each cause</summary>")
@@ -121,7 +120,8 @@ def _line(word: str, parts: Iterable[str], colour: str) -> str:
     return f'<div><b style="color: {colour}">tito-audit: {_text(word)}</b>: {shown}</div>'
 
 
-def _table(summary: Summary, titles: Mapping[str, str]) -> Iterator[str]:
+def _table(summary: Summary) -> Iterator[str]:
+    titles = {rule.code: rule.title for rule in all_rules()}
     any_known = any(count.known for count in summary.findings.values())
     heads = ["errors", "warnings", "notes", *(["known"] if any_known else []), "rollouts", "tokens"]
     cells = [_cell(name, "left", "th") for name in ("code", "what")]
