@@ -292,10 +292,10 @@ def test_regions_put_in_their_places_make_the_new_sequence_of_the_old(
     old, new = (DiffRow(*(np.array([entry[n] for entry in side]) for n in range(3))) for side in (one, other))
     at, made = 0, []
     for region in changed_regions(old, new):
-        assert region.old_start >= at
-        assert region.old_end > region.old_start or region.new_end > region.new_start
-        made += one[at : region.old_start]
-        assert len(made) == region.new_start
-        made += other[region.new_start : region.new_end]
-        at = region.old_end
+        assert region.start >= at
+        assert region.end > region.start or region.other_end > region.other
+        made += one[at : region.start]
+        assert len(made) == region.other
+        made += other[region.other : region.other_end]
+        at = region.end
     assert repr(made + one[at:]) == repr(other)
