@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import math
 import shutil
-import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TextIO
 
@@ -17,7 +15,7 @@ from rich.text import Text
 from tito_audit.report import ReportOptions
 from tito_audit.report_objects import as_json, fields, finding_object, mismatch_object
 from tito_audit.rescore.html import Pieces, most_expensive, page, place_words
-from tito_audit.rescore.model import EDGES, NEAR, Agreement, Behind, Price, RescoredRollout
+from tito_audit.rescore.model import EDGES, NEAR, Agreement, Behind, RescoredRollout
 from tito_audit.rescore.prompts import PromptSummary, Question
 from tito_audit.rescore.summary import (
     AFTER_HEADS,
@@ -39,40 +37,11 @@ from tito_audit.rescore.write import WrittenScores
 from tito_audit.summary import Summary
 from tito_audit.terminal.cut import elided
 from tito_audit.terminal.escape import visible
-from tito_audit.terminal.page import heading, page_to, print_parts, ruled_table
+from tito_audit.terminal.page import as_page, heading, ruled_table
 from tito_audit.terminal.words import decimal, many, percent, small
 
 _PIECES = 36
 _FINDINGS = 3
-
-
-@dataclass(slots=True)
-class Details:
-    """The rollouts of a run as JSON, which wait in a temporary file until the summary is known."""
-
-    file: TextIO | None = None
-    """None where no report wants them."""
-    number: int = 0
-
-    @classmethod
-    @contextmanager
-    def opened(cls, wanted: bool) -> Iterator[Details]:
-        """Details for a run; kept only if `wanted`."""
-        if not wanted:
-            yield cls()
-            return
-        with tempfile.TemporaryFile("w+", encoding="utf-8") as file:
-            yield cls(file)
-
-    def add(self, result: RescoredRollout) -> None:
-        if self.file is not None:
-            self.file.write((",\n" if self.number else "\n") + as_json(rollout_object(result)))
-            self.number += 1
-
-    def copy_to(self, out: TextIO) -> None:
-        if self.file is not None:
-            self.file.seek(0)
-            shutil.copyfileobj(self.file, out)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +49,8 @@ class Rescored:
     """A finished run."""
 
     summary: RescoreSummary
-    details: Details
+    details: TextIO | None
+    """The rollouts as JSON, in a file that waits until the summary is known; None where no report wants them."""
     worst: int
     """How many findings are shown with their price."""
     pieces: Pieces
@@ -89,23 +59,26 @@ class Rescored:
     """What was written; None without -o."""
 
 
-def _write_text(run: Rescored, out: TextIO, options: ReportOptions) -> None:
-    with page_to(out, options) as console:
-        print_parts(console, page_parts(run.summary, run.worst, run.pieces, run.written))
-
-
 def _write_json(run: Rescored, out: TextIO, options: ReportOptions) -> None:
-    summary = {**summary_object(run.summary), "written": written_object(run.written)}
+    written, summary = run.written, summary_object(run.summary)
+    summary["written"] = None
+    if written is not None:
+        files = [{"log": str(log), "written": str(target)} for log, target in written.files]
+        summary["written"] = {"files": files, **fields(written, "rows changed"), "refused": dict(written.refused)}
     out.write('{"summary":' + as_json(summary) + ',\n"rollouts":[')
-    run.details.copy_to(out)
+    if run.details is not None:
+        run.details.seek(0)
+        shutil.copyfileobj(run.details, out)
     out.write("\n]}\n")
 
 
-def _write_html(run: Rescored, out: TextIO, options: ReportOptions) -> None:
-    out.write(page(run.summary, verdict(run.summary), run.worst, run.pieces))
-
-
-REPORTS = {"text": _write_text, "json": _write_json, "html": _write_html}
+REPORTS: dict[str, Callable[[Rescored, TextIO, ReportOptions], None]] = {
+    "text": as_page(lambda run: page_parts(run.summary, run.worst, run.pieces, run.written)),
+    "json": _write_json,
+    "html": lambda run, out, _: print(
+        page(run.summary, verdict(run.summary), run.worst, run.pieces), end="", file=out
+    ),
+}
 
 
 def page_parts(
@@ -120,7 +93,7 @@ def page_parts(
     rows = list(agreement_rows(summary, 12))
     if rows:
         yield from heading("Recorded logprobs against the model's")
-        yield from _with_legend(_table(AGREEMENT_HEADS, rows), AGREEMENT_LEGEND)
+        yield from (_table(AGREEMENT_HEADS, rows), Text(""), AGREEMENT_LEGEND)
     for words, number in summary.explanations.most_common():
         yield Text(f"{many(number, 'rollout')}: {visible(words)}.")
     if shares := list(mismatch_cells(summary)):
@@ -129,10 +102,10 @@ def page_parts(
     if summary.causes:
         # What drift costs, by cause: the drifted tokens, then the sampled tokens after them.
         yield from heading("What drift costs, in nats")
-        yield from _with_legend(_table(DRIFTED_HEADS, list(drifted_rows(summary))), DRIFTED_LEGEND)
+        yield from (_table(DRIFTED_HEADS, list(drifted_rows(summary))), Text(""), DRIFTED_LEGEND)
         if after := list(after_rows(summary)):
             yield from heading("What drift does to the sampled tokens after it")
-            yield from _with_legend(_table(AFTER_HEADS, after), AFTER_LEGEND)
+            yield from (_table(AFTER_HEADS, after), Text(""), AFTER_LEGEND)
         yield from around(summary)
     if prices := most_expensive(summary, worst):
         yield from heading("The most expensive findings")
@@ -177,10 +150,6 @@ def _table(heads: Row, rows: Sequence[Row]) -> Table:
     for row in rows:
         table.add_row(*row)
     return table
-
-
-def _with_legend(table: Table, words: str) -> Iterator[RenderableType]:
-    yield from (table, Text(""), words)
 
 
 def _lists(summary: RescoreSummary, *, filled: bool) -> Iterator[RenderableType]:
@@ -266,32 +235,19 @@ def rollout_object(result: RescoredRollout) -> dict[str, Any]:
         "agreement": agreement_object(result.agreement),
         "explanation": result.explanation or None,
         **fields(result, "scored_tokens missing weight_versions"),
-        "prices": [price_object(price) for price in result.prices],
+        "prices": [
+            {
+                "finding": finding_object(price.finding),
+                **fields(price, "against sampled other difference share"),
+                "behind": _behind(price.behind),
+                "segments": [fields(segment, "sampled_ids other_ids sampled other") for segment in price.segments],
+            }
+            for price in result.prices
+        ],
         "unpriced": dict(result.unpriced),
         "unscored": result.unscored,
         "findings": [finding_object(finding) for finding in result.findings],
         "error": result.error or None,
-    }
-
-
-def written_object(written: WrittenScores | None) -> dict[str, Any] | None:
-    """What was written; None without -o."""
-    if written is None:
-        return None
-    return {
-        "files": [{"log": str(log), "written": str(target)} for log, target in written.files],
-        **fields(written, "rows changed"),
-        "refused": dict(written.refused),
-    }
-
-
-def price_object(price: Price) -> dict[str, Any]:
-    """A drift finding and what it costs."""
-    return {
-        "finding": finding_object(price.finding),
-        **fields(price, "against sampled other difference share"),
-        "behind": _behind(price.behind),
-        "segments": [fields(segment, "sampled_ids other_ids sampled other") for segment in price.segments],
     }
 
 
@@ -341,11 +297,6 @@ def prompt_verdict(summary: PromptSummary) -> str:
         return f"The server has the tokens of the log in {calls}.{rest}"
     differing = sum(summary.differing.values())
     return f"The server has other tokens than the log in {differing:,} of {calls}.{rest}"
-
-
-def _prompts_text(run: Prompts, out: TextIO, options: ReportOptions) -> None:
-    with page_to(out, options) as console:
-        print_parts(console, _prompt_parts(run))
 
 
 def _prompt_parts(run: Prompts) -> Iterator[RenderableType]:
@@ -409,4 +360,7 @@ def _prompts_json(run: Prompts, out: TextIO, options: ReportOptions) -> None:
     out.write(as_json({"summary": counts, "differences": differences}) + "\n")
 
 
-PROMPT_REPORTS = {"text": _prompts_text, "json": _prompts_json}
+PROMPT_REPORTS: dict[str, Callable[[Prompts, TextIO, ReportOptions], None]] = {
+    "text": as_page(_prompt_parts),
+    "json": _prompts_json,
+}

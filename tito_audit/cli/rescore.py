@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from contextlib import ExitStack, closing
 from pathlib import Path
+from tempfile import TemporaryFile
 
 import typer
 
@@ -45,10 +46,11 @@ def rescore(
     is not.
     """
     from tito_audit.cli._exits import FAILED
-    from tito_audit.cli._rescored import PROMPT_REPORTS, REPORTS, Details, Prompts, Rescored
+    from tito_audit.cli._rescored import PROMPT_REPORTS, REPORTS, Prompts, Rescored, rollout_object
     from tito_audit.provider import ProviderOptions
     from tito_audit.providers import key_of, open_provider
     from tito_audit.report import ReportOptions
+    from tito_audit.report_objects import as_json
     from tito_audit.rescore.journal import ScoreJournal
     from tito_audit.rescore.prompts import PromptRun
     from tito_audit.rescore.run import RescoreChoices, Rescoring
@@ -88,10 +90,13 @@ def rescore(
         stack.callback(scores.close)
         choices = RescoreChoices(requests, keeps=out is not None, tolerance=tolerance)
         run = Rescoring(logs, settings, scorer, choices, journal=scores, progress=pace)
-        details = stack.enter_context(Details.opened("json" in [name for name, _ in wanted]))
+        details = None
+        if "json" in [name for name, _ in wanted]:
+            details = stack.enter_context(TemporaryFile("w+", encoding="utf-8"))
         with closing(with_progress(run, pace, silent=quiet)) as results:
-            for result in results:
-                details.add(result)
+            for number, result in enumerate(results):
+                if details is not None:
+                    details.write((",\n" if number else "\n") + as_json(rollout_object(result)))
         written = None
         if out is not None:
             model_said = f"{scores.model or 'the model'} ({scorer.name})"

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from io import StringIO
-from typing import TextIO
+from typing import TextIO, TypeVar
 
 from rich import box
 from rich.cells import cell_len
@@ -24,6 +24,7 @@ from tito_audit.voice import spoken
 
 STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "bold yellow", Severity.NOTE: "bold cyan"}
 INDENT = 2
+T = TypeVar("T")
 
 
 def console_for(out: TextIO, options: ReportOptions) -> Console:
@@ -61,6 +62,16 @@ def page_to(out: TextIO, options: ReportOptions) -> Iterator[Console]:
     page.encoding = getattr(out, "encoding", None) or "utf-8"
     yield console_for(page, options)
     out.writelines(inert(line.rstrip()) + "\n" for line in page.getvalue().splitlines())
+
+
+def as_page(parts: Callable[[T], Iterable[RenderableType]]) -> Callable[[T, TextIO, ReportOptions], None]:
+    """What writes the parts of a page of something."""
+
+    def write(of: T, out: TextIO, options: ReportOptions) -> None:
+        with page_to(out, options) as console:
+            print_parts(console, parts(of))
+
+    return write
 
 
 def print_page(
