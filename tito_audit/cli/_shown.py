@@ -105,14 +105,20 @@ def wanted_place(log: str, *, row: int | None = None, item: int | None = None, t
     return ToShow(file, place["row"], place["item"] or 0, place["turn"], spot)
 
 
-def spots_of(around: Sequence[str], findings: Sequence[Finding], turn: int | None) -> Spots:
-    """What `--around` asks for: positions, and findings by code or fingerprint; SetupError for anything else."""
+def spots_of(around: Sequence[str], wanted: ToShow, findings: Sequence[Finding]) -> Spots | None:
+    """What `--around` and the place ask for: positions, and findings by code or fingerprint; None for everything.
+
+    SetupError for anything else.
+    """
+    if not around and wanted.spot is None:
+        return None
+    here = [finding for finding in findings if wanted.turn in (None, finding.hit.turn)]
     spots: list[ShowSpan] = []
     chosen: list[Finding] = []
     for text in around:
         match = _SPOT.fullmatch(text.strip())
         if match is not None:
-            spots.append(_spot(match, f"--around {text}", turn))
+            spots.append(_spot(match, f"--around {text}", wanted.turn))
             continue
         code, mark = text.strip().upper(), text.strip().lower()
         is_code, is_mark = _CODE.fullmatch(code) is not None, _FINGERPRINT.fullmatch(mark) is not None
@@ -123,15 +129,22 @@ def spots_of(around: Sequence[str], findings: Sequence[Finding], turn: int | Non
             )
         fitting = [
             finding
-            for finding in findings
+            for finding in here
             if (is_code and finding.code.startswith(code)) or (is_mark and finding.fingerprint.startswith(mark))
         ]
         if not fitting:
-            kind, whose = "code" if is_code else "fingerprint", "this rollout" if turn is None else f"turn {turn}"
-            codes = sorted(Counter(finding.code for finding in findings).items())
+            kind = "code" if is_code else "fingerprint"
+            whose = "this rollout" if wanted.turn is None else f"turn {wanted.turn}"
+            codes = sorted(Counter(finding.code for finding in here).items())
             there = ", ".join(f"{code} ({number})" for code, number in codes) or "no findings"
             raise SetupError(f"--around {text}: no finding of {whose} has this {kind}.\nIt has {there}.")
         chosen += fitting
+    if (spot := wanted.spot) is not None:
+        # A report names turn and tokens; the finding at that place says which sequence of the turn is meant.
+        hits = [(finding, finding.hit) for finding in here]
+        at = [each for each, hit in hits if (hit.start, hit.end) == (spot.start, spot.end)]
+        at = [finding for finding in at if spot.where in (None, finding.hit.where)]
+        chosen, spots = chosen + at, spots if at else [*spots, spot]
     return Spots(tuple(spots), tuple({id(finding): finding for finding in chosen}.values()))
 
 
@@ -233,38 +246,91 @@ def page_lines(
     `marked` is the turn to mark, of calls that were joined.
     """
     parts = wanted_parts(result, turn)
-    page = _Page(
-        [finding for finding in result.findings if turn in (None, finding.hit.turn)], look, console, spots, marked
-    )
     for spot in spots.spots if spots is not None else ():
         fitting = [part for part in parts if part.holds(spot.where, spot.turn)]
         if not any(spot.start <= len(part.tokens.ids) for part in fitting):
             there = "\n".join(part.title for part in parts) or "nothing"
             raise SetupError(f"{result.place}: there are no tokens at {spot}.\nIt holds, counted from 0:\n{there}")
-    return _page(result, parts, page, look, "the row" if turn is None else f"turn {turn}")
+    left = [finding for finding in result.findings if turn in (None, finding.hit.turn)]
+    page = _Page(result, parts, look, console, spots, marked, left)
+    return page.lines("the row" if turn is None else f"turn {turn}")
 
 
-def _page(result: Result, parts: Sequence[ShowPart], page: _Page, look: DrawOptions, whose: str) -> Iterator[Text]:
-    yield Text(visible(str(result.place)), style="bold")
-    if result.rollout is None:
-        yield Text("This row could not be read as a rollout.")
-    else:
-        rollout = result.rollout
-        roles = [message.role for message in rollout.messages]
+@dataclass(slots=True)
+class _Page:
+    """Draws the sequences of one rollout, each with its findings."""
+
+    result: Result
+    parts: Sequence[ShowPart]
+    look: DrawOptions
+    console: Console
+    spots: Spots | None
+    """The tokens and findings that are asked for; None: all."""
+    marked: int | None
+    """The turn that is asked for by the row of its call; None: no calls were joined."""
+    left: list[Finding]
+    """Those that were not drawn yet."""
+
+    def lines(self, whose: str) -> Iterator[Text]:
+        """The whole page; `whose` are the findings without tokens."""
+        findings = self.result.findings
+        yield Text(visible(str(self.result.place)), style="bold")
+        if self.result.rollout is None:
+            yield Text("This row could not be read as a rollout.")
+        else:
+            yield from self._head(self.result.rollout)
+        for part in self.parts:
+            yield from self._part(part)
+        # Without tokens, or about a sequence that the log does not hold.
+        left = [finding for finding in self.left if self._chosen(finding)]
+        if left:
+            yield from heading(f"{whose} as a whole")
+            left.sort(key=lambda finding: (-finding.severity, finding.hit.start))
+            yield from self._findings(deque(left))
+        if self.spots is not None:
+            return
+        # `no loss mask: MSK401-MSK404`: the skipped rules, by what was missing.
+        codes: dict[str, list[str]] = {}
+        for skip in sorted(self.result.skips, key=lambda skip: skip.code):
+            codes.setdefault(skip.because, []).append(skip.code)
+        skipped = [f"{because}: {code_ranges(those)}" for because, those in codes.items()]
+        # `tito-audit explain TOK101   what it finds`, for rules and for repairs that would help.
+        titles = {rule.code: rule.title for rule in all_rules()}
+        if findings:
+            titles |= {repair.name: f"{repair.title} ({repair.safety})" for repair in all_repairs()}
+        ranked = sorted(findings, key=lambda finding: (-finding.severity, finding.code))
+        names = [*(finding.code for finding in ranked), *(each.repair for each in findings if each.repair)]
+        more = [f"tito-audit explain {name:<{_NAME}}  {titles.get(name, '')}" for name in dict.fromkeys(names)]
+        for title, lines in (("not read", skipped), ("more", more)):
+            if lines:
+                yield from heading(title)
+                yield from (part for line in lines for part in _wrapped(visible(line), self.look.width, "  "))
+
+    def _head(self, rollout: Rollout) -> Iterator[Text]:
+        """What it is, what was found, and what the marks mean."""
+        roles, look = [message.role for message in rollout.messages], self.look
         more = f" and {len(roles) - _ROLES:,} more" if len(roles) > _ROLES else ""
         words = f"messages: {' '.join(roles[:_ROLES]) or 'none'}{more}"
         yield from _wrapped(visible(f"format {rollout.format} · {_turns(rollout)} · {words}"), look.width)
-        if page.marked is not None:
+        if self.marked is not None:
             calls = rollout.stated.calls_at
-            words = f"row {calls[page.marked][1]} is turn {page.marked} of {len(calls):,} calls that were joined"
+            words = f"row {calls[self.marked][1]} is turn {self.marked} of {len(calls):,} calls that were joined"
             yield from _wrapped(f"{words}, marked {_ASKED_CALL}; --no-join shows it by itself", look.width)
-        yield _findings_words(result)
-        spotted = page.spots is not None and bool(page.spots.spots)
-        trained = any(part.tokens.trained is not None for part in parts)
+        line, counts = Text(), self.result.counts
+        for severity in sorted(Severity, reverse=True):
+            codes = [finding.code for finding in self.result.findings if finding.severity is severity]
+            if codes:
+                line.append("; " if line else "").append(many(len(codes), severity.word), style=STYLES[severity])
+                line.append(f" {', '.join(sorted(set(codes)))}")
+        if not line:
+            nothing = "audited: no token ids" if not counts.get("tokens") else "found"
+            nothing = "compared" if counts.get("tokens") and counts.get("uncompared") else nothing
+            line = Text(f"nothing {nothing}", style="green" if nothing == "found" else "yellow")
+        yield line
         marks = {FINDING: "a finding"}
-        if trained:
+        if any(part.tokens.trained is not None for part in self.parts):
             marks |= {TRAINED: "a trained token", BOTH: "both"}
-        if spotted:
+        if self.spots is not None and self.spots.spots:
             marks[ASKED] = "asked for"
         words = "marks: " + ", ".join(f"{mark} {word}" for mark, word in marks.items())
         if look.piece is None:
@@ -274,75 +340,23 @@ def _page(result: Result, parts: Sequence[ShowPart], page: _Page, look: DrawOpti
         if look.logprobs:
             words += "; ? not recorded, ! under 1 in 1,000"
         yield from _wrapped(words, look.width, style="dim")
-    for part in parts:
-        yield from page.part(part)
-    yield from page.rest(f"{whose} as a whole")
-    if page.spots is not None:
-        return
-    # `no loss mask: MSK401-MSK404`: the skipped rules, by what was missing.
-    codes: dict[str, list[str]] = {}
-    for skip in sorted(result.skips, key=lambda skip: skip.code):
-        codes.setdefault(skip.because, []).append(skip.code)
-    skipped = [visible(f"{because}: {code_ranges(those)}") for because, those in codes.items()]
-    for title, lines in (("not read", skipped), ("more", _more(result.findings))):
-        if lines:
-            yield from heading(title)
-            yield from (part for line in lines for part in _wrapped(line, look.width, "  "))
 
+    def _chosen(self, finding: Finding) -> bool:
+        return self.spots is None or any(finding is each for each in self.spots.findings)
 
-def _turns(rollout: Rollout) -> str:
-    count = len(rollout.turns)
-    return f"{count:,} turns, 0 to {count - 1:,}" if count > 1 else ("no turns", "1 turn, turn 0")[count]
-
-
-def _findings_words(result: Result) -> Text:
-    line = Text()
-    for severity in sorted(Severity, reverse=True):
-        codes = [finding.code for finding in result.findings if finding.severity is severity]
-        if codes:
-            line.append("; " if line else "").append(many(len(codes), severity.word), style=STYLES[severity])
-            line.append(f" {', '.join(sorted(set(codes)))}")
-    if line:
-        return line
-    if not result.counts.get("tokens"):
-        return Text("nothing audited: no token ids", style="yellow")
-    uncompared = result.counts.get("uncompared")
-    return Text("nothing compared", style="yellow") if uncompared else Text("nothing found", style="green")
-
-
-class _Page:
-    """Draws the sequences of one rollout, each with its findings."""
-
-    def __init__(
-        self,
-        findings: Sequence[Finding],
-        look: DrawOptions,
-        console: Console,
-        spots: Spots | None,
-        marked: int | None,
-    ) -> None:
-        self._left = list(findings)
-        self._look = look
-        self._console = console
-        self.spots = spots
-        """The tokens and findings that are asked for; None: all."""
-        self.marked = marked
-        """The turn that is asked for by the row of its call; None: no calls were joined."""
-        self._chosen = {id(finding) for finding in spots.findings} if spots is not None else set()
-
-    def part(self, part: ShowPart) -> Iterator[Text]:
+    def _part(self, part: ShowPart) -> Iterator[Text]:
         """A title, the tokens, and the findings in them, each below the stretch in which it ends."""
         inside = [
             finding
-            for finding in self._left
+            for finding in self.left
             if range_words(finding) and finding.hit.where is part.where and part.turn in (None, finding.hit.turn)
         ]
         chosen: list[tuple[int, int]] | None = None
         if self.spots is not None:
-            context = self._look.context
+            context = self.look.context
             spots = [spot for spot in self.spots.spots if part.holds(spot.where, spot.turn)]
             chosen = [(spot.start, spot.end) for spot in spots if spot.start <= len(part.tokens.ids)]
-            chosen += [(each.hit.start, each.hit.end) for each in inside if id(each) in self._chosen]
+            chosen += [(each.hit.start, each.hit.end) for each in inside if self._chosen(each)]
             if not chosen:
                 return
             inside = [
@@ -354,50 +368,36 @@ class _Page:
                 )
             ]
         drawn = {id(finding) for finding in inside}
-        self._left = [finding for finding in self._left if id(finding) not in drawn]
+        self.left = [finding for finding in self.left if id(finding) not in drawn]
         inside.sort(key=lambda finding: (finding.hit.end, finding.hit.start, -finding.severity))
         waiting = deque(inside)
         ranges = [(finding.hit.start, finding.hit.end) for finding in inside]
-        start = 0 if self._look.full or chosen is not None else min([part.start, *(begin for begin, _ in ranges)])
+        start = 0 if self.look.full or chosen is not None else min([part.start, *(begin for begin, _ in ranges)])
         title = part.title
         if part.turn is not None and part.turn == self.marked:
             title = f"{_ASKED_CALL} {title}"
         if start:
             title += f", the first {start:,} as seen before"
-        if self._look.logprobs and part.where is not Where.PROMPT and part.tokens.logprobs is None:
+        if self.look.logprobs and part.where is not Where.PROMPT and part.tokens.logprobs is None:
             title += ", no logprobs"
         yield from heading(visible(title))
         before = 0
-        for some in draw_tokens(part.tokens, self._look, findings=ranges, wanted=chosen, start=start):
-            if some.gap or self._look.full:
-                yield from self._findings(waiting, before if some.gap else before - self._look.context)
+        for some in draw_tokens(part.tokens, self.look, findings=ranges, wanted=chosen, start=start):
+            if some.gap or self.look.full:
+                yield from self._findings(waiting, before if some.gap else before - self.look.context)
             yield from some.lines
             before = some.end
         yield from self._findings(waiting)
 
-    def rest(self, title: str) -> Iterator[Text]:
-        """The findings without tokens, or about a sequence that the log does not hold."""
-        left = [finding for finding in self._left if self.spots is None or id(finding) in self._chosen]
-        if left:
-            yield from heading(title)
-            left.sort(key=lambda finding: (-finding.severity, finding.hit.start))
-            yield from self._findings(deque(left))
-
     def _findings(self, waiting: deque[Finding], until: int | None = None) -> Iterator[Text]:
         """The waiting findings that end at or before a position (None: all)."""
         while waiting and (until is None or waiting[0].hit.end <= until):
-            yield from finding_lines(waiting.popleft(), self._console, placed=False, named=True)
+            yield from finding_lines(waiting.popleft(), self.console, placed=False, named=True)
 
 
-def _more(findings: Sequence[Finding]) -> list[str]:
-    """`tito-audit explain TOK101   what it finds`, for rules and for repairs that would help."""
-    titles = {rule.code: rule.title for rule in all_rules()}
-    repairs = {repair.name: f"{repair.title} ({repair.safety})" for repair in all_repairs()} if findings else {}
-    ranked = sorted(findings, key=lambda finding: (-finding.severity, finding.code))
-    codes = dict.fromkeys(finding.code for finding in ranked)
-    named = dict.fromkeys(finding.repair for finding in findings if finding.repair)
-    wanted = [(name, titles.get(name, "")) for name in codes] + [(name, repairs.get(name, "")) for name in named]
-    return [visible(f"tito-audit explain {name:<{_NAME}}  {title}") for name, title in wanted]
+def _turns(rollout: Rollout) -> str:
+    count = len(rollout.turns)
+    return f"{count:,} turns, 0 to {count - 1:,}" if count > 1 else ("no turns", "1 turn, turn 0")[count]
 
 
 def _wrapped(words: str, width: int, indent: str = "", style: str = "") -> Iterator[Text]:

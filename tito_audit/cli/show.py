@@ -17,7 +17,7 @@ from tito_audit.errors import SetupError
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tito_audit.cli._shown import Spots, ToShow
+    from tito_audit.cli._shown import ToShow
     from tito_audit.record.finding import Result
     from tito_audit.run.scan import Scan
     from tito_audit.settings.model import Settings
@@ -51,7 +51,7 @@ def show(
     """
     from rich.text import Text
 
-    from tito_audit.cli._shown import marked_call, page_lines, rollout_object, wanted_place
+    from tito_audit.cli._shown import marked_call, page_lines, rollout_object, spots_of, wanted_place
     from tito_audit.report import ReportOptions
     from tito_audit.run.scan import scan_rollouts
     from tito_audit.terminal.escape import visible
@@ -66,7 +66,7 @@ def show(
     wanted = replace(wanted, row=_row(file, settings) if wanted.row is None else wanted.row)
     run = scan_rollouts([str(file)], replace(settings, row=wanted.row))
     result, items = _result(run, file, wanted, settings)
-    spots = _spots(around, wanted, result)
+    spots = spots_of(around, wanted, result.findings)
     if as_json or shape == "json":
         if spots is not None:
             raise SetupError("-f json writes whole sequences; leave out --around, and the tokens of the place.")
@@ -128,27 +128,6 @@ def _result(run: Scan, file: Path, wanted: ToShow, settings: Settings) -> tuple[
     if wanted.row is not None and wanted.row < rows:
         raise SetupError(f"{file}: row {wanted.row} is a blank line or holds no rollout.")
     raise SetupError(f"{file}: there is no row {wanted.row}; it holds {rows:,} rows, counted from 0.")
-
-
-def _spots(around: list[str], wanted: ToShow, result: Result) -> Spots | None:
-    """What the page is limited to; None for everything."""
-    from tito_audit.cli._shown import Spots, spots_of
-
-    if not around and wanted.spot is None:
-        return None
-    here = [finding for finding in result.findings if wanted.turn is None or finding.hit.turn == wanted.turn]
-    chosen = spots_of(around, here, wanted.turn)
-    if wanted.spot is None:
-        return chosen
-    # A report names turn and tokens; the finding at that place says which sequence of the turn is meant.
-    spot = wanted.spot
-    there = [
-        finding
-        for finding in here
-        if (finding.hit.start, finding.hit.end) == (spot.start, spot.end)
-        and spot.where in (None, finding.hit.where)
-    ]
-    return Spots(chosen.spots if there else (*chosen.spots, spot), (*chosen.findings, *there))
 
 
 def _remarks(run: Scan, items: int, result: Result) -> list[str]:
