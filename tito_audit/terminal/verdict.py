@@ -52,6 +52,20 @@ def verdict(summary: Summary, see_notes: str = "") -> ScanVerdict:
     """
     word = verdict_word(summary)
     counts = _failures_and_findings(summary, see_notes, judged=word not in ("failed", *_NOTHING))
+    because = []  # why nothing was audited or compared
+    if word == "nothing compared":
+        because = [f"{uncompared_words(summary)} ({many(summary.uncompared, 'rollout')})"]
+    elif word == "nothing audited":
+        rollouts = many(summary.rollouts, "rollout")
+        if summary.without_ids < summary.rollouts:
+            reasons = [f"{reason} ({codes})" for reason, codes, _ in skips_by_reason(summary)[:_REASONS]]
+            because = [f"{rollouts} with {', '.join(reasons) or 'no tokenizer'}"]
+        elif summary.rollouts:
+            because = [f"no token ids in {rollouts}"]
+        else:
+            because = [
+                _unreadable(summary.rows_unreadable) if summary.rows_unreadable else "there are no rollouts"
+            ]
     # What was not audited, besides what the verdict's word says.
     parts = []
     if summary.uncompared and word not in _NOTHING:
@@ -61,8 +75,7 @@ def verdict(summary: Summary, see_notes: str = "") -> ScanVerdict:
     # A new error may say so already; not if it is known, or if REC001 was not selected.
     if summary.rows_unreadable and summary.rollouts and not summary.findings.get("REC001", RuleCount()).new:
         parts.append(_unreadable(summary.rows_unreadable))
-    words = (*_because(word, summary), *counts, *open_words(summary), *parts)
-    return ScanVerdict(word, words)
+    return ScanVerdict(word, (*because, *counts, *open_words(summary), *parts))
 
 
 def verdict_line(summary: Summary) -> str:
@@ -77,20 +90,6 @@ def verdict_lines(summary: Summary) -> list[str]:
         word = "" if cause.severity is None else cause.severity.word
         lines.append(visible("  " + " ".join(filter(None, (word, cause.words, ", ".join(cause.codes))))))
     return lines
-
-
-def _because(word: str, summary: Summary) -> list[str]:
-    """Why nothing was audited or compared; [] if something was."""
-    if word == "nothing compared":
-        return [f"{uncompared_words(summary)} ({many(summary.uncompared, 'rollout')})"]
-    if word != "nothing audited":
-        return []
-    if summary.without_ids < summary.rollouts:
-        reasons = [f"{because} ({codes})" for because, codes, _ in skips_by_reason(summary)[:_REASONS]]
-        return [f"{many(summary.rollouts, 'rollout')} with {', '.join(reasons) or 'no tokenizer'}"]
-    if summary.rollouts:
-        return [f"no token ids in {many(summary.rollouts, 'rollout')}"]
-    return [_unreadable(summary.rows_unreadable) if summary.rows_unreadable else "there are no rollouts"]
 
 
 def verdict_word(summary: Summary) -> str:
@@ -162,13 +161,13 @@ def _some(summary: Summary, severity: Severity) -> bool:
 
 def _clean(summary: Summary) -> str:
     words = f"no findings in {many(summary.compared, 'rollout')}"
-    never = [code for code, skipped in summary.skipped.items() if skipped.rollouts >= summary.rollouts]
-    without = _without_tokenizer(summary)
+    never = {code for code, skipped in summary.skipped.items() if skipped.rollouts >= summary.rollouts}
+    without, pass_tokenizer = _tokenizer_words(summary)
     if without:
-        words += f"; {_pass_tokenizer(without)}"
-    if others := len(set(never) - set(without)):
+        words += f"; {pass_tokenizer}"
+    if others := len(never - without):
         words += f"; {many(others, 'other rule' if without else 'rule')} could not run on any of them"
-    if partly := len(set(summary.skipped) - {*never, *without}):
+    if partly := len(summary.skipped.keys() - never - without):
         words += f"; {many(partly, 'rule')} could not run on some"
     return words
 
@@ -180,7 +179,14 @@ def _counted(counts: dict[Severity, New], summary: Summary, *, new: bool) -> dic
     of = f" of {many(rows, 'rollout')}"
     for severity, count in counts.items():
         noun = f"new {severity.word}" if new else severity.word
-        where, in_rollouts = _where(count, rows, of)
+        # `in 2 of 6 rollouts (33 %)`, `in the log as a whole`.
+        log = "the log as a whole" if count.of_logs == 1 else "logs as a whole"
+        where = f"in {log}"
+        if alone := count.rollouts or count.between:
+            where = f"in {alone:,}{of} ({percent(alone / rows)})" if rows else f"in {alone:,}"
+            where += " and between rows" if count.rollouts and count.between else ""
+            where += f" and in {log}" if count.of_logs else ""
+            of = ""
         ranked = [each for each in summary.ranked_headlines() if each.text and each.severity is severity]
         causes = [_brief(each, severity, count) for each in ranked]
         if severity is Severity.NOTE or not causes:
@@ -190,7 +196,6 @@ def _counted(counts: dict[Severity, New], summary: Summary, *, new: bool) -> dic
             more = f" and {many(len(causes) - _REASONS, 'more cause')}" if len(causes) > _REASONS else ""
             some = f"1 {noun}" if count.findings == 1 else f"{noun}s"
             words[severity] = f"{some} {where}: {', '.join(causes[:_REASONS])}{more}"
-        of = "" if in_rollouts else of
     return words
 
 
@@ -221,36 +226,21 @@ def _of_turn(headline: Headline) -> str | None:
     return headline.text.replace("{n} that", f"{each}, which").replace("{n}", each)
 
 
-def _where(count: New, rows: int, of: str) -> tuple[str, bool]:
-    """`in 2 of 6 rollouts (33 %)`, `in the log as a whole`; and whether it says rollouts."""
-    alone = count.rollouts or count.between
-    log = "the log as a whole" if count.of_logs == 1 else "logs as a whole"
-    if not alone:
-        return f"in {log}", False
-    words = f"in {alone:,}{of} ({percent(alone / rows)})" if rows else f"in {alone:,}"
-    if count.rollouts and count.between:
-        words += " and between rows"
-    return words + (f" and in {log}" if count.of_logs else ""), True
-
-
 def _unreadable(rows: int) -> str:
     return f"{many(rows, 'row')} could not be read"
 
 
 def uncompared_words(summary: Summary) -> str:
     """`23 rules need a tokenizer: pass -t NAME`; or that the given one does not fit."""
-    lacking = _without_tokenizer(summary)
-    return _pass_tokenizer(lacking) if lacking else "the tokenizer does not fit the log (REC007)"
+    return _tokenizer_words(summary)[1] or "the tokenizer does not fit the log (REC007)"
 
 
-def _without_tokenizer(summary: Summary) -> list[str]:
-    """The rules that could not run for lack of a tokenizer."""
+def _tokenizer_words(summary: Summary) -> tuple[set[str], str]:
+    """The rules that could not run for lack of a tokenizer, and what to do; "" without any."""
     skipped = summary.skipped.items()
-    return [code for code, skipped in skipped if any("no tokenizer" in reason for reason in skipped.because)]
-
-
-def _pass_tokenizer(codes: list[str]) -> str:
-    return f"{many(len(codes), 'rule')} {'needs' if len(codes) == 1 else 'need'} a tokenizer: pass -t NAME"
+    codes = {code for code, rule in skipped if any("no tokenizer" in reason for reason in rule.because)}
+    needs = f"{many(len(codes), 'rule')} {'needs' if len(codes) == 1 else 'need'} a tokenizer"
+    return codes, f"{needs}: pass -t NAME" if codes else ""
 
 
 def baseline_words(gate: Gate | None) -> str:
