@@ -1,6 +1,4 @@
-"""Makes commands from functions and the table of options; a function's parameters are the options it uses
-itself.
-"""
+"""Makes commands from functions and the table of options; the parameters of a function are its arguments."""
 
 from __future__ import annotations
 
@@ -21,27 +19,25 @@ from tito_audit.settings.values import LARGEST
 
 
 def command(name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """A decorator that passes a function the options of a command: its parameters, and all of them as `given`."""
+    """A decorator that passes a function its arguments, and the options of a command as `options`."""
 
     def command_of(run: Callable[..., None]) -> Callable[..., None]:
-        declared = inspect.signature(run, eval_str=True).parameters
         options = {option.name: option for option in options_of(name)}
-        arguments = [each for each in declared.values() if each.name not in options and each.name != "options"]
 
         def call(context: typer.Context, **parsed: Any) -> None:
             values = {}
-            for each, value in parsed.items():
-                if (option := options.get(each)) is not None:
-                    # A word for a choice, a list for a flag that repeats.
-                    several = option.repeats and option.fills is None
-                    values[each] = (value or []) if several else getattr(value, "value", value)
-            arguments = {each: value for each, value in (parsed | values).items() if each in declared}
-            run(**arguments, **({"options": Options(context, values)} if "options" in declared else {}))
+            for each, option in options.items():
+                # A word for a choice, a list for a flag that repeats.
+                value, several = parsed.pop(each), option.repeats and option.fills is None
+                values[each] = (value or []) if several else getattr(value, "value", value)
+            run(Options(context, values), **parsed)
 
-        context = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
+        kind = inspect.Parameter.KEYWORD_ONLY
+        context = inspect.Parameter("context", kind, annotation=typer.Context)
+        _, *arguments = inspect.signature(run, eval_str=True).parameters.values()
         flags = [_parameter(option, name) for option in options.values()]
-        arguments = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in arguments]
-        call.__signature__ = inspect.Signature([context, *arguments, *flags])  # type: ignore[attr-defined]
+        parameters = [context, *(each.replace(kind=kind) for each in arguments), *flags]
+        call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         call.__doc__ = run.__doc__
         return call
 

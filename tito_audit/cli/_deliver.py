@@ -16,6 +16,7 @@ from tito_audit.errors import SetupError, StorageError
 from tito_audit.unknown import unknown
 
 if TYPE_CHECKING:
+    from tito_audit.cli._options import Options
     from tito_audit.record.finding import Result
     from tito_audit.report import Report, ReportOptions
     from tito_audit.summary import Summary
@@ -33,40 +34,36 @@ class Target:
 
 
 def wanted_reports(
-    reports: Sequence[str],
-    output_format: str | None,
+    options: Options,
     logs: Sequence[str],
     written: Sequence[str] = (),
     inputs: Sequence[str] = (),
     names: Iterable[str] | None = None,
-    *,
-    quiet: bool = False,
-    flags: Sequence[bool] = (True, True),
 ) -> list[tuple[str, Path | None]]:
     """The reports `NAME` and `NAME=FILE` with their places; to stdout (None) the one that `--output-format` names,
-    `text` if nothing goes there and not `quiet`.
+    `text` if nothing goes there and not `--quiet`.
 
     SetupError when two would be written to the same place, one over a log or a file that the run writes or reads,
-    or one is not in `names`. `flags` says whether `reports` and `output_format` come from the command line: for
-    stdout, a flag overrides the configuration file.
+    or one is not in `names`. For stdout, a flag overrides the configuration file.
     """
-    named = named_places(reports, logs, written, inputs)
+    named, output_format = named_places(options.report, logs, written, inputs), options.values.get("output_format")
     if output_format is not None and "=" in output_format:
         raise SetupError(
             f"--output-format {output_format}: this flag is for stdout.\nFor a file, pass --report NAME=FILE"
         )
     printed = next((name for name, path in named if path is None), None)
     if output_format is not None and printed is not None:
-        if flags[0] == flags[1]:
+        by_flag = options.flagged("report")
+        if by_flag == options.flagged("output_format"):
             raise SetupError(
                 f"--output-format {output_format}: --report {printed} goes to stdout too, and the two would mix.\n"
                 f"Name a file for one of them: --report {printed}=FILE"
             )
-        if flags[0]:
+        if by_flag:
             output_format = None
         else:
             named = [(name, path) for name, path in named if path is not None]
-    first = output_format or (None if quiet or printed is not None else "text")
+    first = output_format or (None if options.quiet or printed is not None else "text")
     wanted = named if first is None else [(first, None), *named]
     for name, _ in wanted:
         if names is not None and name not in names:

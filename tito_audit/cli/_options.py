@@ -101,6 +101,13 @@ class Options:
     values: Mapping[str, Any]
     """By option."""
 
+    def __getattr__(self, name: str) -> Any:
+        """The value of an option: `options.dry_run`."""
+        try:
+            return self.values[name]
+        except KeyError:
+            raise AttributeError(name) from None
+
     def settings(self) -> Settings:
         """The settings of the audit; SetupError names an invalid option."""
         return replace(settings_of(**self.values), overrides=self.overrides())

@@ -18,6 +18,8 @@ from tito_audit.terminal.encoding import ready_stdout
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from tito_audit.cli._options import Options
+
 _STDOUT = ("-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1")
 _STDERR = "/dev/stderr"
 _URL = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
@@ -149,12 +151,13 @@ def _is_file(path: str, *, least: int = 0) -> bool:
     return stat.S_ISREG(status.st_mode) and status.st_size >= least
 
 
-def journal_place(journal: str | None, beside: str | None, *, resume: bool, way: str) -> Path | None:
-    """The journal of a run: the one that is named, or with `resume` one beside what the run writes; None: none.
+def journal_place(options: Options, beside: str | None, way: str) -> Path | None:
+    """The journal of a run: the one that is named, or with --resume one beside what the run writes; None: none.
 
     SetupError if there is nothing on disk that it could be beside (`way` says how to name something), or if an
     earlier run would be continued without being asked to.
     """
+    journal, resume = options.journal, options.resume
     if journal is None and not resume:
         return None
     if is_url(journal or ""):

@@ -24,10 +24,6 @@ SCHEMAS = ("config", "record", "report", "rescore", "rescore-prompts", "validate
 @command("config")
 def config(
     options: Options,
-    shape: str,
-    schema: bool,
-    no_config: bool,
-    report: list[str],
     logs: Annotated[
         list[str] | None,
         typer.Argument(
@@ -49,7 +45,7 @@ def config(
     from tito_audit.terminal.encoding import print_json
     from tito_audit.terminal.escape import inert, visible
 
-    if schema:
+    if options.schema:
         name = logs[0] if logs else "config"
         if name not in SCHEMAS:
             raise unknown("schema", name, SCHEMAS)
@@ -64,13 +60,13 @@ def config(
     for name in options.repair().strategies:
         repair_named(name)
     options.gate()
-    for name, _ in wanted_reports(report, None, logs or []):
+    for name, _ in wanted_reports(options, logs or []):
         report_named(name)
-    current = as_object(options.context, find_logs(logs or []), off=no_config)
-    if shape == "json":
+    current = as_object(options.context, find_logs(logs or []), off=options.no_config)
+    if options.shape == "json":
         print_object(current)
         return
-    for line in lines(current, named=options.flagged("config"), off=no_config):
+    for line in lines(current, named=options.flagged("config"), off=options.no_config):
         print(inert(visible(line)))
 
 

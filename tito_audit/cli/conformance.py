@@ -26,13 +26,6 @@ if TYPE_CHECKING:
 @command("conformance")
 def conformance(
     options: Options,
-    tokenizers: list[str],
-    chat_templates: list[str],
-    installed: bool,
-    out: str | None,
-    against: str | None,
-    force: bool,
-    shape: str,
 ) -> None:
     """Show which chat templates keep sampled tokens, for each way to build the next prompt. With --against, exits
     1 if anything got worse.
@@ -47,22 +40,25 @@ def conformance(
     from tito_audit.conformance.verdicts import Tried
     from tito_audit.terminal.terminal import RunProgress, progress_shown
 
-    old = None if against is None else read_table(Path(against))
-    refuse_inputs({"--out": out}, [*tokenizers, *chat_templates, *([against] if against else [])])
-    settings, table = options.settings(), list["Tried"]()
-    named = tokenizers or (
-        [settings.tokenizer] if settings.tokenizer and not (chat_templates or installed) else []
+    old = None if options.against is None else read_table(Path(options.against))
+    refuse_inputs(
+        {"--out": options.out},
+        [*options.tokenizers, *options.chat_templates, *([options.against] if options.against else [])],
     )
-    worlds = _worlds(named, chat_templates, installed, settings)
+    settings, table = options.settings(), list["Tried"]()
+    named = options.tokenizers or (
+        [settings.tokenizer] if settings.tokenizer and not (options.chat_templates or options.installed) else []
+    )
+    worlds = _worlds(named, options.chat_templates, options.installed, settings)
     with progress_shown(pace := RunProgress(phase="loading the templates")):
         for world in worlds:
             pace.enter(f"trying {world.name}")
             table.append(Tried.of(world, cells_of(world)))
     got_worse = [] if old is None else worse(old, [cell for tried in table for cell in tried.cells])
-    if out is not None:
-        write_table(Path(out), table, force=force)
+    if options.out is not None:
+        write_table(Path(options.out), table, force=options.force)
     print_result(
-        shape,
+        options.shape,
         lambda: {
             "cells": [as_row(tried, cell) for tried in table for cell in tried.cells],
             "verdicts": {tried.name: tried.verdict for tried in table},
@@ -71,7 +67,7 @@ def conformance(
             else None,
         },
         (),
-        _page(table, got_worse, compared=old is not None, out=out),
+        _page(table, got_worse, compared=old is not None, out=options.out),
         options.notice(),
     )
     if got_worse:

@@ -26,12 +26,6 @@ _MOST = 20
 def convert(
     options: Options,
     logs: Logs,
-    to: str,
-    out: str | None,
-    dry_run: bool,
-    lossy: bool,
-    force: bool,
-    quiet: bool,
 ) -> None:
     """Write logs in another form, to one file: calls as training rows and back, or as rows of another framework.
 
@@ -42,29 +36,31 @@ def convert(
     from tito_audit.convert.run import Conversion
     from tito_audit.terminal.terminal import RunProgress, with_progress
 
-    if out is None and not dry_run:
+    if options.out is None and not options.dry_run:
         raise SetupError(
             "There is no file to write to: a log is never changed in place.\n"
             "Pass -o OUT, or --dry-run to see what would be kept and lost."
         )
     pace, settings = RunProgress(phase="reading (1 of 2)"), options.settings()
-    refuse_inputs({"-o": None if dry_run else out}, logs, options.inputs(settings))
-    run = Conversion(logs, to, out, settings, overwrite=force or dry_run, progress=pace)
-    for _ in with_progress(run.survey(), pace, silent=quiet):
+    refuse_inputs({"-o": None if options.dry_run else options.out}, logs, options.inputs(settings))
+    run = Conversion(
+        logs, options.to, options.out, settings, overwrite=options.force or options.dry_run, progress=pace
+    )
+    for _ in with_progress(run.survey(), pace, silent=options.quiet):
         pass
     carried = run.carried
-    if not quiet:
-        for line in _lines(run, dry_run=dry_run):
+    if not options.quiet:
+        for line in _lines(run, dry_run=options.dry_run):
             print(inert(visible(line)))
         sys.stdout.flush()
-    refused = (not carried.lossless and not lossy) or (carried.not_converted and not carried.rows_made)
-    if refused and not dry_run:
+    refused = (not carried.lossless and not options.lossy) or (carried.not_converted and not carried.rows_made)
+    if refused and not options.dry_run:
         print(f"tito-audit: {visible(why_refused(run))}", file=sys.stderr)
-    elif not dry_run:
+    elif not options.dry_run:
         pace.enter("writing (2 of 2)")
-        for _ in with_progress(run.write(), pace, silent=quiet):
+        for _ in with_progress(run.write(), pace, silent=options.quiet):
             pass
-        if not quiet:
+        if not options.quiet:
             print(f"\nWritten to {visible(str(run.written))} and verified: every row holds what was converted.")
     if refused or carried.not_converted:
         raise typer.Exit(1)

@@ -10,6 +10,7 @@ import typer
 
 from tito_audit.cli import _complete
 from tito_audit.cli._command import command
+from tito_audit.cli._options import Options
 from tito_audit.cli._outs import print_object
 from tito_audit.unknown import unknown
 
@@ -33,7 +34,7 @@ _FIXES_NOTHING = "Fixes no finding; runs only if named by --with"
 
 @command("explain")
 def explain(
-    shape: str,
+    options: Options,
     name: Annotated[
         Optional[str],  # noqa: UP045 - read by Typer
         typer.Argument(
@@ -50,7 +51,7 @@ def explain(
     from tito_audit.rules import FAMILIES, all_rules
 
     rules, repairs = all_rules(), all_repairs()
-    as_object = shape != "text"
+    as_object = options.shape != "text"
     if name is None:
         if not as_object:
             from tito_audit.terminal.page import print_names

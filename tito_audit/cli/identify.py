@@ -16,11 +16,6 @@ from tito_audit.cli._outs import print_result, refuse_inputs
 def identify(
     options: Options,
     logs: Logs,
-    tokenizers: list[str],
-    chat_templates: list[str],
-    write: str | None,
-    force: bool,
-    shape: str,
 ) -> None:
     """Find what wrote a log: tokenizer, chat template, its arguments, date. Exits 1 unless that is certain.
 
@@ -40,17 +35,17 @@ def identify(
     from tito_audit.terminal.terminal import RunProgress, progress_shown
     from tito_audit.terminal.words import many
 
-    refuse_inputs({"--write": write}, logs)
+    refuse_inputs({"--write": options.write}, logs)
     with progress_shown(pace := RunProgress(phase="reading the first rows")):
         settings = options.settings()
-        templates = templates_of_files(chat_templates or options.configured("chat-template"))
+        templates = templates_of_files(options.chat_templates or options.configured("chat-template"))
         files = find_logs(logs)
         first = first_rows(files, settings, settings.limit or 400)
         pace.enter("loading tokenizers")
         candidates = candidates_for(
             first.rollouts,
             files,
-            tokenizers,
+            options.tokenizers,
             options.configured("tokenizer"),
             templates,
             trust_remote_code=settings.trust_remote_code,
@@ -63,12 +58,12 @@ def identify(
         outcome = IdentifyRun(logs, first, candidates, identified, alone, options.reading_flags())
     best = outcome.identified.best
     written = None
-    if write is not None and best is not None and outcome.identified.sure:
-        written = write_found(Path(write), best.explanation, force=force)
+    if options.write is not None and best is not None and outcome.identified.sure:
+        written = write_found(Path(options.write), best.explanation, force=options.force)
     page, paste = page_lines(outcome), paste_lines(outcome)
-    print_result(shape, lambda: as_object(outcome), page, paste, options.notice())
-    if write is not None:
-        words = written or f"Nothing was written to {write}: what wrote the log is not certain."
+    print_result(options.shape, lambda: as_object(outcome), page, paste, options.notice())
+    if options.write is not None:
+        words = written or f"Nothing was written to {options.write}: what wrote the log is not certain."
         sys.stdout.flush()
         print(inert(visible(words)), file=sys.stderr)
     if not outcome.identified.sure:

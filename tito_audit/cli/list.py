@@ -11,6 +11,7 @@ from typing import Annotated, Any, Optional
 import typer
 
 from tito_audit.cli._command import command
+from tito_audit.cli._options import Options
 from tito_audit.cli._outs import print_object
 
 
@@ -111,8 +112,7 @@ _LISTINGS = {
 
 @command("list")
 def list_plugins(
-    shape: str,
-    markdown: bool,
+    options: Options,
     kind: Annotated[
         Optional[Listable],  # noqa: UP045 - read by Typer
         typer.Argument(
@@ -122,7 +122,7 @@ def list_plugins(
     ] = None,
 ) -> None:
     """List the formats, rules, repairs, reports, providers or parsers."""
-    shape = "markdown" if markdown else shape
+    shape = "markdown" if options.markdown else options.shape
     if kind is None:
         from tito_audit.registry import module_names
 

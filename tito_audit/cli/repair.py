@@ -27,17 +27,6 @@ if TYPE_CHECKING:
 def repair(
     options: Options,
     logs: Logs,
-    out: str | None,
-    dry_run: bool,
-    diff: bool,
-    notes: bool,
-    provider: str | None,
-    worst: int,
-    report: list[str],
-    output_format: str | None,
-    journal: str | None,
-    resume: bool,
-    quiet: bool,
 ) -> None:
     """Write repaired copies of logs; a row changes only if a repair is proven on it.
 
@@ -53,40 +42,40 @@ def repair(
     from tito_audit.run.workers import all_cores
     from tito_audit.terminal.terminal import RunProgress, colors, page_width, with_progress
 
-    if out is None and not dry_run and not diff:
+    if options.out is None and not options.dry_run and not options.diff:
         raise SetupError(
             "There is no file to write to: a log is never changed in place.\n"
             "Pass -o OUT, or --dry-run to see what would be repaired, or --diff to see every change."
         )
     settings, how = all_cores(options.settings()), options.repair()
-    target = None if dry_run else out
-    place = journal_place(journal, target and target.rstrip("/"), resume=resume, way="pass -o OUT")
-    written = [path for path in (target, how.quarantine, journal) if path]
+    target = None if options.dry_run else options.out
+    place = journal_place(options, target and target.rstrip("/"), "pass -o OUT")
+    written = [path for path in (target, how.quarantine, options.journal) if path]
     read = options.inputs(settings)
-    refuse_inputs({"--quarantine": how.quarantine, "--journal": journal}, logs, read)
+    refuse_inputs({"--quarantine": how.quarantine, "--journal": options.journal}, logs, read)
     refuse_inputs({"-o": target}, (), read)  # whether it is a log is looked at for each log
-    wanted = wanted_reports(report, output_format, logs, written, read, REPORTS, quiet=quiet)
-    for name, path in wanted if diff else ():
+    wanted = wanted_reports(options, logs, written, read, REPORTS)
+    for name, path in wanted if options.diff else ():
         if name != "text" and path is None:
             raise SetupError(
                 f"--report {name}: --diff prints to stdout too, and the two would mix.\n"
                 f"Name a file for the report: --report {name}=FILE"
             )
-    if provider is not None:
-        settings, how = scored(logs, settings, how, provider, silent=quiet)
+    if options.provider is not None:
+        settings, how = scored(logs, settings, how, options.provider, silent=options.quiet)
     tally = RowTally(Severity.bar(settings.fail_on), settings)
     pace = RunProgress(phase=TRYING if target is None else REPAIRING)
     run = repair_rollouts(logs, target, settings, how, pace, resume=place)
-    run.shown = worst if diff else 0
+    run.shown = options.worst if options.diff else 0
     run.before.notices += [notice for notice in (options.notice(), skipped(logs)) if notice is not None]
     titles = {rule.code: rule.title for rule in all_rules()}
-    page = ReportOptions(color=colors(sys.stdout), width=page_width(), notes=notes, titles=titles)
+    page = ReportOptions(color=colors(sys.stdout), width=page_width(), notes=options.notes, titles=titles)
     # Lines printed one by one and the progress line would overwrite each other.
-    silent = quiet or (diff and sys.stdout.isatty())
+    silent = options.quiet or (options.diff and sys.stdout.isatty())
     with closing(with_progress(run, pace, silent=silent)) as outcomes:
-        for outcome in _printed(outcomes, run, page, worst) if diff else outcomes:
+        for outcome in _printed(outcomes, run, page, options.worst) if options.diff else outcomes:
             tally.add(outcome)
-    say_resumed(run.resumed, len(run.before.files), place, silent=quiet)
+    say_resumed(run.resumed, len(run.before.files), place, silent=options.quiet)
     done = RepairRun(tally, run.before, run.after, run.written, settings, how, target, run.changed)
     deliver_finished(done, REPORTS, wanted, page)
     if run.failing or run.before.open_beside_faults:

@@ -20,21 +20,6 @@ from tito_audit.errors import SetupError
 def rescore(
     options: Options,
     logs: Logs,
-    provider: str,
-    model: str | None,
-    requests: int,
-    tolerance: float,
-    prompts: bool,
-    replay: int,
-    journal: str | None,
-    resume: bool,
-    out: str | None,
-    unsafe: bool,
-    force: bool,
-    report: list[str],
-    output_format: str | None,
-    worst: int,
-    quiet: bool,
 ) -> None:
     """Score recorded tokens with a model: how far its logprobs are from the recorded ones, and what drift costs.
 
@@ -58,56 +43,61 @@ def rescore(
     from tito_audit.terminal.terminal import RunProgress, colors, page_width, with_progress
 
     settings = options.settings()
+    out, journal = options.out, options.journal
     places = [path for path in (out, journal) if path is not None]
     read = options.inputs(settings)
     refuse_inputs({"-o": out, "--journal": journal}, logs, read)
-    reports = PROMPT_REPORTS if prompts else REPORTS
-    wanted = wanted_reports(report, output_format, logs, places, read, reports, quiet=quiet)
-    keeping = {"-o": out, "--journal": journal, "--resume": resume, "--unsafe": unsafe}
-    if prompts and (flags := [flag for flag, value in keeping.items() if value]):
+    reports = PROMPT_REPORTS if options.prompts else REPORTS
+    wanted = wanted_reports(options, logs, places, read, reports)
+    keeping = {"-o": out, "--journal": journal, "--resume": options.resume, "--unsafe": options.unsafe}
+    if options.prompts and (flags := [flag for flag, value in keeping.items() if value]):
         raise SetupError(f"{', '.join(flags)}: --prompts scores nothing, so there is nothing to keep or write.")
     kept_in = journal
     if journal is None and out is not None:
         # The journal of a remote output is in this folder: it grows while the model is asked.
         kept_in = f"{Path(out).name if is_url(out) else out.rstrip('/')}.scores"
-    if kept_in is None and resume:
+    if kept_in is None and options.resume:
         raise SetupError("--resume: no journal is named.\nName it with --journal FILE, or pass -o OUT.")
     if out is not None:
-        check_target(logs, out, force=force)
-    scorer = open_provider(provider, ProviderOptions(model, key_of(provider), connections=requests))
+        check_target(logs, out, force=options.force)
+    scorer = open_provider(
+        options.provider, ProviderOptions(options.model, key_of(options.provider), connections=options.requests)
+    )
     pace = RunProgress()
     page = ReportOptions(color=colors(sys.stdout), width=page_width())
-    if prompts:
-        asking = PromptRun(logs, settings, scorer, replay=replay, jobs=requests, progress=pace)
-        for _ in with_progress(asking, pace, silent=quiet):
+    if options.prompts:
+        asking = PromptRun(logs, settings, scorer, replay=options.replay, jobs=options.requests, progress=pace)
+        for _ in with_progress(asking, pace, silent=options.quiet):
             pass
-        deliver_finished(Prompts(asking.summary, asking.scan, worst, asking.pieces), PROMPT_REPORTS, wanted, page)
+        deliver_finished(
+            Prompts(asking.summary, asking.scan, options.worst, asking.pieces), PROMPT_REPORTS, wanted, page
+        )
         if asking.summary.differences:
             raise typer.Exit(FAILED)
         return
     with ExitStack() as stack:
-        scores = ScoreJournal(None if kept_in is None else Path(kept_in), scorer.name, resume=resume)
+        scores = ScoreJournal(None if kept_in is None else Path(kept_in), scorer.name, resume=options.resume)
         stack.callback(scores.close)
-        choices = RescoreChoices(requests, keeps=out is not None, tolerance=tolerance)
+        choices = RescoreChoices(options.requests, keeps=out is not None, tolerance=options.tolerance)
         run = Rescoring(logs, settings, scorer, choices, journal=scores, progress=pace)
         details = None
         if "json" in [name for name, _ in wanted]:
             details = stack.enter_context(TemporaryFile("w+", encoding="utf-8"))
-        with closing(with_progress(run, pace, silent=quiet)) as results:
+        with closing(with_progress(run, pace, silent=options.quiet)) as results:
             for number, result in enumerate(results):
                 if details is not None:
                     details.write((",\n" if number else "\n") + as_json(rollout_object(result)))
         written = None
         if out is not None:
             model_said = f"{scores.model or 'the model'} ({scorer.name})"
-            values = scores_of(logs, scores, model_said, replaces=unsafe)
+            values = scores_of(logs, scores, model_said, replaces=options.unsafe)
             pace = RunProgress()
-            filling = Filling(logs, out, settings, values, force=force, progress=pace)
-            for _ in with_progress(filling, pace, silent=quiet):
+            filling = Filling(logs, out, settings, values, force=options.force, progress=pace)
+            for _ in with_progress(filling, pace, silent=options.quiet):
                 pass
             written = filling.written
             scores.close(done=journal is None)
-        done = Rescored(run.summary, details, worst, run.pieces, written)
+        done = Rescored(run.summary, details, options.worst, run.pieces, written)
         deliver_finished(done, REPORTS, wanted, page)
     if run.summary.failed:
         raise typer.Exit(FAILED)

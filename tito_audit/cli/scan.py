@@ -19,15 +19,6 @@ _AT_ONCE = ("concise", "github", "jsonl")
 def scan(
     options: Options,
     logs: Logs,
-    baseline: str | None,
-    report: list[str],
-    output_format: str | None,
-    worst: int,
-    notes: bool,
-    not_checked: bool,
-    journal: str | None,
-    resume: bool,
-    quiet: bool,
 ) -> None:
     """Audit logs: what drifted, where, and what it did to training. Exits 1 if anything fails the gate.
 
@@ -48,13 +39,16 @@ def scan(
     settings = all_cores(options.settings())
     gate = options.gate()
     read = options.inputs(settings)
-    refuse_inputs({"--journal": journal, "--baseline": baseline if gate.update_baseline else None}, logs, read)
-    flags = [options.flagged(name) for name in ("report", "output_format")]
-    written = [file for file in (baseline, journal) if file is not None]
-    places = wanted_reports(report, output_format, logs, written, read, quiet=quiet, flags=flags)
+    refuse_inputs(
+        {"--journal": options.journal, "--baseline": options.baseline if gate.update_baseline else None},
+        logs,
+        read,
+    )
+    written = [file for file in (options.baseline, options.journal) if file is not None]
+    places = wanted_reports(options, logs, written, read)
     wanted = [Target(report_named(name), path) for name, path in places]
     named = next((str(each.path) for each in wanted if each.path is not None), None)
-    place = journal_place(journal, named, resume=resume, way="write a report to a file: -r json=FILE")
+    place = journal_place(options, named, "write a report to a file: -r json=FILE")
     # Lines printed one by one and the progress line would overwrite each other.
     live = any(each.path is None and each.report.name in _AT_ONCE for each in wanted) and sys.stdout.isatty()
     pace = RunProgress(limit=settings.limit)
@@ -64,16 +58,16 @@ def scan(
     page = ReportOptions(
         color=colors(sys.stdout),
         width=page_width(),
-        worst=worst,
-        notes=notes or any(override.changes.get("fail_on") == "note" for override in settings.overrides),
-        not_checked=not_checked,
+        worst=options.worst,
+        notes=options.notes or any(override.changes.get("fail_on") == "note" for override in settings.overrides),
+        not_checked=options.not_checked,
         titles={rule.code: rule.title for rule in all_rules()},
         docs={rule.code: rule.doc for rule in all_rules()},
         ran=run.codes,
         fails=run.fails,
     )
-    with closing(compute_first(with_progress(run, pace, silent=quiet or live))) as results:
+    with closing(compute_first(with_progress(run, pace, silent=options.quiet or live))) as results:
         deliver(results, run.summary, wanted, page)
-    say_resumed(run.scan.resumed, len(run.summary.files), place, silent=quiet)
+    say_resumed(run.scan.resumed, len(run.summary.files), place, silent=options.quiet)
     if run.summary.gate is not None and run.summary.gate.failed:
         raise typer.Exit(FAILED)

@@ -31,22 +31,6 @@ _AUTO, _NONE, _SERVER = "auto", "none", "server"
 @command("serve")
 def serve(
     options: Options,
-    provider: str,
-    log: str,
-    model: str | None,
-    model_name: str | None,
-    host: str,
-    port: int,
-    api_key: str | None,
-    tool_parser: str,
-    reasoning_parser: str,
-    max_body: int,
-    max_sessions: int,
-    idle: float,
-    grace: float,
-    fsync: bool,
-    access_log: bool,
-    force: bool,
 ) -> None:
     """Serve an OpenAI-compatible gateway: agents change their base_url, and its log passes scan.
 
@@ -77,14 +61,14 @@ def serve(
 
     async def run() -> None:
         tokenizer, renderer = _loaded(settings)
-        parsers, parser_lines = _parsers(tool_parser, reasoning_parser, renderer)
-        source = open_provider(provider, ProviderOptions(model, key_of(provider)))
-        limits = Limits(sessions=max_sessions)
+        parsers, parser_lines = _parsers(options.tool_parser, options.reasoning_parser, renderer)
+        source = open_provider(options.provider, ProviderOptions(options.model, key_of(options.provider)))
+        limits = Limits(sessions=options.max_sessions)
         # Names that no earlier gateway gave, whose lines the log may hold.
         conversations = Conversations(tokenizer, renderer, limits=limits, new_id=lambda: f"s-{uuid4().hex[:16]}")
-        calls = CallLog(Path(log), sync=fsync)
-        name = model_name or source.model or "default"
-        by_server = tool_parser == _SERVER
+        calls = CallLog(Path(options.log), sync=options.fsync)
+        name = options.model_name or source.model or "default"
+        by_server = options.tool_parser == _SERVER
         if by_server and not isinstance(source, ParsingProvider):
             raise SetupError(
                 f"--tool-parser server: {source.name} cannot parse answers.\nChoose a parser by name."
@@ -94,15 +78,15 @@ def serve(
         file = tokenizer.folder / "tokenizer.json" if tokenizer.folder is not None else None
         of_file = {"tokenizer_digest": record_digest(file)} if file is not None and file.is_file() else {}
         gateway.digests = {**of_file, "template_digest": record_digest(renderer.template(False).source)}
-        notes = [*parser_lines, *await _notes(gateway, renames=model_name is None, force=force)]
-        key = api_key or os.environ.get(_KEY) or None
-        if key is None and not _is_local(host):
-            notes.append(f"warning: anyone who can reach {host} can use it; set {_KEY} to require a key")
+        notes = [*parser_lines, *await _notes(gateway, renames=options.model_name is None, force=options.force)]
+        key = options.api_key or os.environ.get(_KEY) or None
+        if key is None and not _is_local(options.host):
+            notes.append(f"warning: anyone who can reach {options.host} can use it; set {_KEY} to require a key")
         template = _verdict(renderer)
 
         def started(address: str) -> None:
             served = f"serving {gateway.model} at {address}/v1, from {gateway.provider.name}"
-            place = f"log: {gateway.log.path}" + (", each line synced to disk" if fsync else "")
+            place = f"log: {gateway.log.path}" + (", each line synced to disk" if options.fsync else "")
             secret = "…" if key else "none"
             agents = (
                 f"agents: OPENAI_BASE_URL={address}/v1 OPENAI_API_KEY={secret}",
@@ -112,8 +96,10 @@ def serve(
             )
             _print([served, place, f"tokenizer: {tokenizer.name}", template, *notes, *agents])
 
-        http = HttpOptions(key, max_body, partial(print, file=sys.stderr) if access_log else None)
-        await serve_gateway(gateway, http, ServerOptions(host, port, idle, grace), started)
+        http = HttpOptions(key, options.max_body, partial(print, file=sys.stderr) if options.access_log else None)
+        await serve_gateway(
+            gateway, http, ServerOptions(options.host, options.port, options.idle, options.grace), started
+        )
         _print([f"ended; {gateway.log.path} has every answer"])
 
     asyncio.run(run())

@@ -29,13 +29,6 @@ _SEVERITY = 9
 def sft(
     options: Options,
     logs: Logs,
-    against: str | None,
-    max_length: int | None,
-    row: int | None,
-    full: bool,
-    ids: bool,
-    shape: str,
-    quiet: bool,
 ) -> None:
     """Show what SFT would train of chat data before it is tokenized: messages, prompts and completions, ShareGPT.
 
@@ -47,19 +40,21 @@ def sft(
     from tito_audit.terminal.terminal import RunProgress, with_progress
 
     pace = RunProgress()
-    run = PreFlight(logs, options.settings(), against, max_length, pace)
+    run = PreFlight(logs, options.settings(), options.against, options.max_length, pace)
     shown, first = None, None
-    for planned in with_progress(run, pace, silent=quiet):
+    for planned in with_progress(run, pace, silent=options.quiet):
         first = planned if first is None and len(planned.ids) else first
-        if planned.place.row == row and shown is None:
+        if planned.place.row == options.row and shown is None:
             shown = planned
-    if row is not None and shown is None:
-        raise SetupError(f"--row {row}: there is no such row; there are {run.plan.rows:,}, counted from 0.")
+    if options.row is not None and shown is None:
+        raise SetupError(
+            f"--row {options.row}: there is no such row; there are {run.plan.rows:,}, counted from 0."
+        )
     shown = shown or first
-    if shape == "json":
+    if options.shape == "json":
         print_object(_as_object(run, shown))
     else:
-        _print(run, shown, options.notice(), full=full, ids=ids)
+        _print(run, shown, options.notice(), full=options.full, ids=options.ids)
     if run.plan.failed or not run.plan.rows:
         raise typer.Exit(FAILED)
 

@@ -33,17 +33,6 @@ def show(
             help="One file, or a place in it as printed in reports; - for standard input.",
         ),
     ],
-    row: int | None,
-    item: int | None,
-    turn: int | None,
-    around: list[str],
-    nearby: int,
-    ids: bool,
-    logprobs: bool,
-    full: bool,
-    as_json: bool,
-    no_pager: bool,
-    shape: str,
 ) -> None:
     """Show one rollout as tokens, with both sides of each difference and its findings below.
 
@@ -61,13 +50,13 @@ def show(
     from tito_audit.terminal.terminal import colors, page_width
 
     settings = replace(options.settings(), encoder="tokenizers")  # for one row, loading a second one takes longer
-    wanted = wanted_place(log, row=row, item=item, turn=turn)
+    wanted = wanted_place(log, row=options.row, item=options.item, turn=options.turn)
     file = one_log(wanted.log)
     wanted = replace(wanted, row=_row(file, settings) if wanted.row is None else wanted.row)
     run = scan_rollouts([str(file)], replace(settings, row=wanted.row))
     result, items = _result(run, file, wanted, settings)
-    spots = spots_of(around, wanted, result.findings)
-    if as_json or shape == "json":
+    spots = spots_of(options.around, wanted, result.findings)
+    if options.as_json or options.shape == "json":
         if spots is not None:
             raise SetupError("-f json writes whole sequences; leave out --around, and the tokens of the place.")
         piece = run.vocabulary.piece if run.vocabulary is not None else None
@@ -78,10 +67,10 @@ def show(
         encoding=sys.stdout.encoding or "utf-8",
         piece=run.vocabulary.piece if run.vocabulary is not None else None,
         control=run.vocabulary.special_ids if run.vocabulary is not None else frozenset(),
-        context=nearby,
-        full=full,
-        ids=ids,
-        logprobs=logprobs,
+        context=options.nearby,
+        full=options.full,
+        ids=options.ids,
+        logprobs=options.logprobs,
     )
     console = console_for(sys.stdout, ReportOptions(color=colors(sys.stdout), width=look.width))
     call = marked_call(result, result.place.file, wanted.row)
@@ -91,7 +80,7 @@ def show(
         (line_printed(line, console) for line in lines),
         ("\n" + line_printed(remark, console) for remark in remarks),
     )
-    show_page(page, sys.stdout, paged=not no_pager)
+    show_page(page, sys.stdout, paged=not options.no_pager)
 
 
 def _count(file: Path, settings: Settings) -> int:

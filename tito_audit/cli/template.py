@@ -16,12 +16,6 @@ from tito_audit.errors import SetupError
 @command("template")
 def template(
     options: Options,
-    logs: list[str],
-    shape: str,
-    training: str | None,
-    against: str | None,
-    force: bool,
-    full: bool,
     named: Annotated[
         Optional[str],  # noqa: UP045 - read by Typer
         typer.Argument(metavar="[TOKENIZER]", help="A folder with tokenizer.json, or a Hugging Face name."),
@@ -39,25 +33,27 @@ def template(
     from tito_audit.sessions.delimiters import delimiters
     from tito_audit.templates import explained, template_facts
 
-    if training is not None and against is not None:
+    if options.training is not None and options.against is not None:
         raise SetupError("template: --training and --against exclude each other.\nPass only one of them.")
     settings = options.settings()
     settings = settings if named is None else replace(settings, tokenizer=named)
-    if training is not None or against is not None:
-        refuse_inputs({"--training": training}, logs, options.inputs(settings))
+    if options.training is not None or options.against is not None:
+        refuse_inputs({"--training": options.training}, options.logs, options.inputs(settings))
         passed = (
-            train(settings, logs, training, shape, force=force)
-            if training is not None
-            else compare(settings, logs, against or "", shape)
+            train(settings, options.logs, options.training, options.shape, force=options.force)
+            if options.training is not None
+            else compare(settings, options.logs, options.against or "", options.shape)
         )
         if not passed:
             raise typer.Exit(FAILED)
         return
     opened = open_template(settings)
-    of_log = explained(opened.renderer, log_probes(logs, settings)) if logs else None
+    of_log = explained(opened.renderer, log_probes(options.logs, settings)) if options.logs else None
     facts = template_facts(opened.renderer, tokenizer := opened.tokenizer)
     between = delimiters(tokenizer, opened.renderer) if tokenizer is not None else None
     looked = Looked(opened.name, facts, tokenizer is not None, of_log, between)
-    print_result(shape, lambda: as_object(looked), (), page_lines(looked, full=full), options.notice())
+    print_result(
+        options.shape, lambda: as_object(looked), (), page_lines(looked, full=options.full), options.notice()
+    )
     if not looked.facts.append.holds or (of_log is not None and of_log[0].broken):
         raise typer.Exit(FAILED)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @command("validate")
-def validate(options: Options, logs: Logs, shape: str, quiet: bool) -> None:
+def validate(options: Options, logs: Logs) -> None:
     """Show what logs hold, as the level of their record. With --require-level, exits 1 below it.
 
     L0 is text, L1 the ids of prompts and answers, L2 mask and logprobs, L3 who sampled what with which weights,
@@ -33,9 +33,9 @@ def validate(options: Options, logs: Logs, shape: str, quiet: bool) -> None:
 
     settings = options.settings()
     pace = RunProgress(limit=settings.limit)
-    with nullcontext() if quiet else progress_shown(pace):
+    with nullcontext() if options.quiet else progress_shown(pace):
         validated = validate_rollouts(logs, settings, pace)
-    print_result(shape, validated.as_object, _page(validated), (), options.notice())
+    print_result(options.shape, validated.as_object, _page(validated), (), options.notice())
     if validated.because:
         raise typer.Exit(FAILED)
 
