@@ -37,6 +37,7 @@ from tito_audit.viewer.measures import measure
 from tito_audit.viewer.model import (
     LOGPROB_EDGES,
     POSITION_EDGES,
+    REPORTED,
     STATES,
     TURNS,
     Measures,
@@ -45,7 +46,6 @@ from tito_audit.viewer.model import (
     ViewSequence,
 )
 from tito_audit.viewer.replacements import SAMPLED, SEEN
-from tito_audit.viewer.selection import REPORTED
 from tito_audit.viewer.sequences import (
     MAX_PIECE,
     MAX_SWAP,

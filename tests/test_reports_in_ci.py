@@ -37,8 +37,7 @@ from tito_audit.record.rollout import Place
 from tito_audit.reports import all_reports, report_named
 from tito_audit.reports.markdown import code, fenced
 from tito_audit.summary import Gate, RateCount
-from tito_audit.terminal.cut import cut
-from tito_audit.terminal.escape import inert
+from tito_audit.terminal.escape import cut, inert
 from tito_audit.terminal.worst import Shortlist
 
 RUN = "logs/run.jsonl"

@@ -32,8 +32,7 @@ from tito_audit.reports._html.views import MARK
 from tito_audit.reports.html import write_page
 from tito_audit.run.workers import InProcess
 from tito_audit.viewer.grams import BUCKETS, SLOTS, Grams, slots_of_ids, slots_of_text
-from tito_audit.viewer.model import observed_of
-from tito_audit.viewer.selection import ViewQuota
+from tito_audit.viewer.model import ViewQuota, observed_of
 
 __all__ = ["browser"]
 

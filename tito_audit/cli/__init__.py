@@ -1,4 +1,4 @@
-"""The command line: one file per command, and the exit codes in `_exits.py`.
+"""The command line: one file per command, and the exit codes in `_ends.py`.
 
 A user's mistake is one message on stderr, never a traceback. A traceback is a bug, and also exits with 2, so that
 a crash is never mistaken for findings. A run that a signal ends exits with 128 and its number, and one whose
@@ -22,8 +22,18 @@ import typer
 from typer.core import TyperGroup
 
 from tito_audit import __version__
-from tito_audit.cli._ends import complain, give_up_stdout, ready_streams, refusal
-from tito_audit.cli._exits import HUNG_UP, INTERRUPTED, READER_GONE, TERMINATED, UNMADE, epilog
+from tito_audit.cli._ends import (
+    HUNG_UP,
+    INTERRUPTED,
+    READER_GONE,
+    TERMINATED,
+    UNMADE,
+    complain,
+    epilog,
+    give_up_stdout,
+    ready_streams,
+    refusal,
+)
 from tito_audit.cli._help import SUMMARIES, Command, UsageError, mistake, refuse_unknown_command
 from tito_audit.errors import TitoAuditError
 from tito_audit.signals import end_by_signals

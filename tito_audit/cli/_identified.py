@@ -19,10 +19,8 @@ from tito_audit.settings.file import merged_config, read_config, toml_key, toml_
 from tito_audit.settings.model import NO_TOOLS
 from tito_audit.settings.options import KEYS
 from tito_audit.storage.atomic import new_file
-from tito_audit.terminal.cut import elided
-from tito_audit.terminal.escape import visible
+from tito_audit.terminal.escape import elided, shell_word, visible
 from tito_audit.terminal.page import heading
-from tito_audit.terminal.shell import shell_word
 from tito_audit.terminal.words import listed, many, percent
 from tito_audit.ways.explanation import Explanation
 

@@ -22,10 +22,10 @@ from tito_audit.report_objects import as_json, fields, summary_object
 from tito_audit.run.auditor import TRAINED_ONCE
 from tito_audit.settings.model import RepairSettings, Settings
 from tito_audit.summary import New, RuleCount, Summary
-from tito_audit.terminal.coverage import open_words
 from tito_audit.terminal.escape import visible
 from tito_audit.terminal.page import STYLES, page_to, print_commands, print_list, ruled_table
 from tito_audit.terminal.place import show_command
+from tito_audit.terminal.verdict import open_words
 from tito_audit.terminal.words import listed, many
 
 _VARIES = re.compile(r"\d+(?:,? ?\d+)*|'[^']*'")

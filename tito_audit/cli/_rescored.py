@@ -35,8 +35,7 @@ from tito_audit.rescore.summary import (
 )
 from tito_audit.rescore.write import WrittenScores
 from tito_audit.summary import Summary
-from tito_audit.terminal.cut import elided
-from tito_audit.terminal.escape import visible
+from tito_audit.terminal.escape import elided, visible
 from tito_audit.terminal.page import as_page, heading, ruled_table
 from tito_audit.terminal.words import decimal, many, percent, small
 

@@ -24,7 +24,7 @@ from tito_audit.record.rollout import IdsFrom, Rollout
 from tito_audit.repairs import all_repairs
 from tito_audit.report_objects import fields, finding_object
 from tito_audit.rules import all_rules
-from tito_audit.settings.home import user_path
+from tito_audit.settings.values import user_path
 from tito_audit.terminal.escape import visible
 from tito_audit.terminal.page import STYLES, finding_lines, heading, range_words
 from tito_audit.terminal.sequence import ASKED, BOTH, FINDING, TRAINED, DrawOptions, TokenLine, draw_tokens

@@ -34,8 +34,7 @@ from tito_audit.templates import (
 from tito_audit.templates.against import PromptCause
 from tito_audit.templates.training.search import Judged, Variant, find_variant
 from tito_audit.templates.verdict import advice, claims, flags_of, line_of, title, verdict
-from tito_audit.terminal.cut import elided
-from tito_audit.terminal.escape import visible
+from tito_audit.terminal.escape import elided, visible
 from tito_audit.terminal.page import facts_table, heading, open_table
 from tito_audit.terminal.words import listed, many
 

@@ -34,7 +34,7 @@ def conformance(
     were cut, prefilled or sampled in other tokens. Each cell has its proof: where a prompt parts from what was
     sampled, and the line of the template that decides it.
     """
-    from tito_audit.cli._exits import FAILED
+    from tito_audit.cli._ends import FAILED
     from tito_audit.conformance import cells_of, worse
     from tito_audit.conformance.table import as_row, read_table, write_table
     from tito_audit.conformance.verdicts import Tried

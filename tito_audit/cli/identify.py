@@ -23,7 +23,7 @@ def identify(
     confirmed on others. Without -t, the tokenizers named by the configuration or the log and those in the local
     hub cache are tried; only what -t names is downloaded.
     """
-    from tito_audit.cli._exits import FAILED
+    from tito_audit.cli._ends import FAILED
     from tito_audit.cli._identified import IdentifyRun, as_object, page_lines, paste_lines, write_found
     from tito_audit.identify import engine
     from tito_audit.identify.ids_alone import ids_alone

@@ -30,7 +30,7 @@ def rescore(
     With --prompts nothing is scored: is each prompt the one that this server sees or would write? Exits 1 if one
     is not.
     """
-    from tito_audit.cli._exits import FAILED
+    from tito_audit.cli._ends import FAILED
     from tito_audit.cli._rescored import PROMPT_REPORTS, REPORTS, Prompts, Rescored, rollout_object
     from tito_audit.provider import ProviderOptions
     from tito_audit.providers import key_of, open_provider

@@ -28,7 +28,7 @@ def scan(
     severity. Rules named by --require fail the gate if they could not run, whatever was found.
     """
     from tito_audit.cli._deliver import Target, deliver, wanted_reports
-    from tito_audit.cli._exits import FAILED
+    from tito_audit.cli._ends import FAILED
     from tito_audit.gate import gate_rollouts
     from tito_audit.report import ReportOptions
     from tito_audit.reports import report_named

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 from tito_audit.cli._command import command
 from tito_audit.cli._options import Options
 from tito_audit.errors import SetupError
-from tito_audit.terminal.escape import inert, visible
-from tito_audit.terminal.shell import shell_word
+from tito_audit.terminal.escape import inert, shell_word, visible
 
 if TYPE_CHECKING:
     from tito_audit.parser import Parser, Reads

@@ -35,7 +35,7 @@ def sft(
     The share of tokens trained, answers without their end, prompts that differ at inference, answers that the
     maximum length cuts; and one row as tokens. Exits 1 if rows cannot be tokenized, or nothing would be trained.
     """
-    from tito_audit.cli._exits import FAILED
+    from tito_audit.cli._ends import FAILED
     from tito_audit.run.sft import PreFlight
     from tito_audit.terminal.terminal import RunProgress, with_progress
 
@@ -126,8 +126,7 @@ def _problems(run: PreFlight, console: Console) -> Iterator[Text]:
     from rich.text import Text
 
     from tito_audit.sft.preflight import ADVICE
-    from tito_audit.terminal.cut import elided
-    from tito_audit.terminal.escape import visible
+    from tito_audit.terminal.escape import elided, visible
     from tito_audit.terminal.page import STYLES
     from tito_audit.terminal.words import many, share
 

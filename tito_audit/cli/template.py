@@ -27,7 +27,7 @@ def template(
     It is rendered for built-in conversations with each kind of answer and message. --chat-template FILE alone,
     without a tokenizer, shows the same for text but nothing about token ids. --full adds the evidence.
     """
-    from tito_audit.cli._exits import FAILED
+    from tito_audit.cli._ends import FAILED
     from tito_audit.cli._template import Looked, as_object, compare, page_lines, train
     from tito_audit.run.template import log_probes, open_template
     from tito_audit.sessions.delimiters import delimiters

@@ -27,7 +27,7 @@ def validate(options: Options, logs: Logs) -> None:
     and L4 all that a trainer needs. A log has the level that all its rollouts have. What lacks for the next level
     is named with the line that logs it. Nothing is audited and no tokenizer is loaded.
     """
-    from tito_audit.cli._exits import FAILED
+    from tito_audit.cli._ends import FAILED
     from tito_audit.run.validate import validate_rollouts
     from tito_audit.terminal.terminal import RunProgress, progress_shown
 

@@ -31,7 +31,7 @@ def view(options: Options, logs: Logs) -> None:
     from tito_audit.terminal.escape import visible
     from tito_audit.terminal.terminal import RunProgress, progress_shown
     from tito_audit.terminal.words import many
-    from tito_audit.viewer.selection import ViewQuota, ViewSize
+    from tito_audit.viewer.model import ViewQuota, ViewSize
 
     if is_url(options.out):
         raise SetupError(

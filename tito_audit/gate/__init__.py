@@ -15,7 +15,7 @@ from tito_audit.settings.model import GateSettings, Settings
 from tito_audit.storage import Logs, Name, RowsInMemory, find_logs, names_of
 from tito_audit.summary import Summary
 from tito_audit.tables import Shown
-from tito_audit.viewer.selection import ViewQuota
+from tito_audit.viewer.model import ViewQuota
 
 __all__ = ["GatedScan", "gate_rollouts"]
 

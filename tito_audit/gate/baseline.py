@@ -27,8 +27,7 @@ from tito_audit.report_objects import fields
 from tito_audit.storage.atomic import new_file, refuse_target
 from tito_audit.storage.remote import RemoteFile, is_url, remote_file
 from tito_audit.summary import Fixed
-from tito_audit.terminal.cut import elided
-from tito_audit.terminal.escape import escaped_json, visible
+from tito_audit.terminal.escape import elided, escaped_json, visible
 
 VERSION = 1
 _WHAT = "tito-audit baseline"

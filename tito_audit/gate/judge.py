@@ -23,7 +23,7 @@ from tito_audit.run.log_findings import Failing
 from tito_audit.settings.model import GateSettings, MaxRate, Requirement, Settings
 from tito_audit.storage import Name, find_logs, output_path
 from tito_audit.summary import CoverageCount, Gate, RateCount, Summary
-from tito_audit.terminal.coverage import coverage_reason
+from tito_audit.terminal.verdict import coverage_reason
 from tito_audit.terminal.words import limit_number, many, rate_number
 from tito_audit.unknown import unknown
 

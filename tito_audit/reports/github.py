@@ -13,8 +13,7 @@ from typing import TextIO
 from tito_audit.record.finding import Finding, Severity
 from tito_audit.report import Report, ReportOptions, Takes
 from tito_audit.summary import Summary
-from tito_audit.terminal.cut import cut
-from tito_audit.terminal.escape import visible
+from tito_audit.terminal.escape import cut, visible
 from tito_audit.terminal.place import line_of, place_words
 from tito_audit.terminal.verdict import baseline_words
 from tito_audit.terminal.words import many

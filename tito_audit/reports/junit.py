@@ -15,11 +15,16 @@ from xml.sax.saxutils import escape, quoteattr
 from tito_audit.record.finding import Finding, Result, Severity
 from tito_audit.report import Report, ReportOptions, Takes
 from tito_audit.summary import Gate, Summary
-from tito_audit.terminal.coverage import coverage_reason, coverage_words, required_name
-from tito_audit.terminal.cut import cut
-from tito_audit.terminal.escape import visible
+from tito_audit.terminal.escape import cut, visible
 from tito_audit.terminal.place import place_words
-from tito_audit.terminal.verdict import baseline_words, rate_words, verdict
+from tito_audit.terminal.verdict import (
+    baseline_words,
+    coverage_reason,
+    coverage_words,
+    rate_words,
+    required_name,
+    verdict,
+)
 from tito_audit.terminal.words import many
 from tito_audit.terminal.worst import Shortlist
 

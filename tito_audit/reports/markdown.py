@@ -16,10 +16,8 @@ from typing import TextIO
 from tito_audit.record.finding import Severity
 from tito_audit.report import Report, ReportOptions, Takes
 from tito_audit.summary import Gate, Summary
-from tito_audit.terminal.coverage import covered_share, required_name
-from tito_audit.terminal.cut import cut
-from tito_audit.terminal.escape import inert, visible
-from tito_audit.terminal.verdict import cause_lines, skip_lines, verdict
+from tito_audit.terminal.escape import cut, inert, visible
+from tito_audit.terminal.verdict import cause_lines, covered_share, required_name, skip_lines, verdict
 from tito_audit.terminal.words import many, rate_number
 from tito_audit.terminal.worst import Worst, by_weight, entry_lines
 

@@ -17,11 +17,9 @@ from tito_audit.record.finding import Finding, Severity, Side, Where
 from tito_audit.report import Report, ReportOptions, Takes
 from tito_audit.report_objects import as_json, fields
 from tito_audit.summary import Gate, Summary
-from tito_audit.terminal.coverage import required_name
-from tito_audit.terminal.cut import cut
-from tito_audit.terminal.escape import visible
+from tito_audit.terminal.escape import cut, visible
 from tito_audit.terminal.place import line_of, place_words, range_of
-from tito_audit.terminal.verdict import skip_lines
+from tito_audit.terminal.verdict import required_name, skip_lines
 from tito_audit.terminal.words import many
 from tito_audit.terminal.worst import Shortlist
 from tito_audit.version import VERSION

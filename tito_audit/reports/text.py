@@ -12,11 +12,18 @@ from tito_audit.evidence.sft import ROWS
 from tito_audit.record.finding import Severity
 from tito_audit.report import Report, ReportOptions, Takes
 from tito_audit.summary import Summary
-from tito_audit.terminal.coverage import coverage_words, sft_words
 from tito_audit.terminal.escape import visible
 from tito_audit.terminal.mismatch import mismatch_lines
 from tito_audit.terminal.page import STYLES, finding_lines, page_to, print_commands, print_list, ruled_table
-from tito_audit.terminal.verdict import cause_lines, rate_words, skip_lines, skip_words, verdict
+from tito_audit.terminal.verdict import (
+    cause_lines,
+    coverage_words,
+    rate_words,
+    sft_words,
+    skip_lines,
+    skip_words,
+    verdict,
+)
 from tito_audit.terminal.words import many, percent
 from tito_audit.terminal.worst import Curable, by_weight, more_words, next_steps
 

@@ -36,7 +36,7 @@ class Kind:
     """In words."""
     schema: Mapping[str, Any]
     """The same as JSON schema, for editors and for `read`."""
-    made: Callable[[Any, Path], Any] = lambda value, folder: value
+    converted: Callable[[Any, Path], Any] = lambda value, folder: value
     """Converts a value that the schema allows to the form of the command line (a list of texts for a repeatable
     flag), with relative paths joined to the file's folder; ValueError if the value is invalid all the same."""
     shown: Callable[[Any, Path], Any] = lambda value, folder: value
@@ -46,7 +46,7 @@ class Kind:
         """A TOML value in the form of the command line; ValueError, with what is wrong in it, if it is invalid."""
         if not _allows(self.schema, value):
             raise ValueError(_wrong(self.schema, value))
-        return self.made(value, folder)
+        return self.converted(value, folder)
 
 
 def _allows(schema: Mapping[str, Any], value: Any) -> bool:
@@ -101,6 +101,14 @@ def _wrong(schema: Mapping[str, Any], value: Any) -> str:
             return f"{words(next(text for text in value if not _allows(part['items'], text)))} is in it"
     too_large = schema.get("type") in ("integer", "number") and type(value) is int and value > LARGEST
     return f"at most {LARGEST:,}" if too_large else ""
+
+
+def user_path(name: str | Path) -> Path:
+    """The path for a name: as it is if there is such a file, else with `~` as a user's folder, if there is one."""
+    text = str(name)
+    if not text.startswith("~") or os.path.lexists(text):
+        return Path(name)
+    return Path(os.path.expanduser(text))  # noqa: PTH111 - Path.expanduser raises for an unknown user
 
 
 def joined(folder: Path, text: str) -> str:
@@ -212,16 +220,16 @@ def _by_code_schema(number: Mapping[str, Any], text: str, pattern: str) -> dict[
 
 
 text = partial(Kind, schema=TEXT)
-texts = partial(Kind, schema=_ONE_OR_SEVERAL, made=_texts, shown=_split)
+texts = partial(Kind, schema=_ONE_OR_SEVERAL, converted=_texts, shown=_split)
 """A list of texts, or a single one."""
-path = partial(Kind, schema=TEXT, made=lambda value, folder: joined(folder, value), shown=_near)
+path = partial(Kind, schema=TEXT, converted=lambda value, folder: joined(folder, value), shown=_near)
 """A path, relative to the folder of the file."""
-place_or_name = partial(Kind, schema=TEXT, made=_place_or_name, shown=_near_or_name)
+place_or_name = partial(Kind, schema=TEXT, converted=_place_or_name, shown=_near_or_name)
 """A path, relative to the folder of the file, or a Hugging Face name."""
 pairs = partial(
     Kind,
     schema={"type": "object", "additionalProperties": TEXT},
-    made=lambda value, _: [f"{ours}={theirs}" for ours, theirs in value.items()],
+    converted=lambda value, _: [f"{ours}={theirs}" for ours, theirs in value.items()],
     shown=_table,
 )
 """A table of texts."""

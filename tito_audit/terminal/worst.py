@@ -14,9 +14,8 @@ from tito_audit.record.finding import Finding, Result, Severity, Where
 from tito_audit.record.trainings import ONCE
 from tito_audit.report import ReportOptions
 from tito_audit.summary import Summary
-from tito_audit.terminal.escape import visible
+from tito_audit.terminal.escape import shell_word, visible
 from tito_audit.terminal.place import show_command, with_options, with_tokenizer
-from tito_audit.terminal.shell import shell_word
 from tito_audit.terminal.verdict import NOT_APPEND_ONLY, OF_REASONING
 
 FIRST = "REC007", "REC011", "TPL210", "TPL212"

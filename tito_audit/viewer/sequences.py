@@ -24,9 +24,8 @@ from tito_audit.record.rollout import IdsFrom, TrainingRow
 from tito_audit.record.runs import trained_runs
 from tito_audit.record.speakers import ASSISTANT
 from tito_audit.tokens.vocab import Vocabulary
-from tito_audit.viewer.model import ShownStretch, Swap, View, ViewSequence
+from tito_audit.viewer.model import REPORTED, ShownStretch, Swap, View, ViewSequence, ViewSize
 from tito_audit.viewer.replacements import Key, Replaced, replaced, same_as
-from tito_audit.viewer.selection import REPORTED, ViewSize
 
 _MARGIN = 20
 """Tokens shown on each side of a finding or a swap."""
