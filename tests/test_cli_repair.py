@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from tests.command import run, written
 from tests.world import BROKEN, CLEAN, ROOT
 from tito_audit.cli._diff import DiffRow, changed_regions, diff_lines
-from tito_audit.cli._repaired import REPORTS, RepairRun, RowTally, Sayings
+from tito_audit.cli.repair import REPORTS, RepairRun, RowTally, Sayings
 from tito_audit.record.build import training_row
 from tito_audit.record.finding import Finding, Hit, Result, Severity, Where
 from tito_audit.record.outcome import Outcome

@@ -125,7 +125,7 @@ def test_concise_has_one_line_for_each_finding_and_one_for_the_run() -> None:
 
 
 def test_the_place_of_a_concise_line_can_be_shown() -> None:
-    from tito_audit.cli._shown import wanted_place
+    from tito_audit.cli.show import wanted_place
 
     *lines, _ = written(report_named("concise"), results()).splitlines()
     found = [wanted_place(line[: CONCISE_PLACE.match(line).end()]) for line in lines]  # type: ignore[union-attr]

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import atexit
 import gc
-import importlib
 import os
 import sys
 import traceback
@@ -41,8 +40,6 @@ from tito_audit.voice import naming_flags
 
 __all__ = ["app", "main"]
 
-_RUNS = {"list": "list_plugins"}
-"""The functions of commands that have another name than their command."""
 _ENDED = {
     INTERRUPTED: "interrupted; no report was finished",
     TERMINATED: "terminated; no report was finished",
@@ -52,7 +49,7 @@ _ENDED = {
 
 
 class _Modules(Mapping[str, Any]):
-    """The commands by name, each imported when it is first asked for."""
+    """The commands by name, each made when it is first asked for."""
 
     def __getitem__(self, name: str) -> Any:
         return _loaded(name)
@@ -68,9 +65,10 @@ class _Modules(Mapping[str, Any]):
 def _loaded(name: str) -> Any:
     """A command; KeyError if there is none of this name."""
     summary = SUMMARIES[name]
-    module = importlib.import_module(f"tito_audit.cli.{name}")
+    from tito_audit.cli._command import command
+
     alone = typer.Typer(add_completion=False, rich_markup_mode=None)
-    alone.command(name, cls=Command, short_help=summary)(getattr(module, _RUNS.get(name, name)))
+    alone.command(name, cls=Command, short_help=summary)(command(name))
     return typer.main.get_command(alone)
 
 

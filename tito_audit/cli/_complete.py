@@ -37,7 +37,7 @@ manuals = _one_of(lambda: (*_families_and_rules(), *module_names("tito_audit.rep
 @_one_of
 def repair_reports() -> Iterable[str]:
     """Names for `--report` of `repair`."""
-    from tito_audit.cli._repaired import REPORTS
+    from tito_audit.cli.repair import REPORTS
 
     return REPORTS
 
@@ -45,7 +45,7 @@ def repair_reports() -> Iterable[str]:
 @_one_of
 def rescore_reports() -> Iterable[str]:
     """Names for `--report` of `rescore`."""
-    from tito_audit.cli._rescored import REPORTS
+    from tito_audit.cli.rescore import REPORTS
 
     return REPORTS
 

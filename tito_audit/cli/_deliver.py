@@ -161,8 +161,8 @@ def deliver(results: Iterable[Result], summary: Summary, wanted: Sequence[Target
                 except Exception as error:
                     errors.append(error)
             # A reader of stdout that went away is of no matter to the other reports.
-            for error in sorted(errors, key=lambda error: isinstance(error, BrokenPipeError)):
-                raise error
+            for refused in sorted(errors, key=lambda error: isinstance(error, BrokenPipeError)):
+                raise refused
             sys.stdout.flush()
         except BrokenPipeError:
             if not complete or not reader_gone():

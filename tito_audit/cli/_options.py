@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Any, TypeVar
 
 import typer
 
@@ -80,17 +80,6 @@ def near(path: Path) -> Path:
 _T = TypeVar("_T")
 _READ = ("chat_template", "messages", "tools")
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
-
-
-Logs = Annotated[
-    list[str],
-    typer.Argument(
-        metavar="LOG...",
-        help="Files, folders, globs: .jsonl, .json, .parquet, .arrow, .gz, .zst; .pt by name; - for stdin; "
-        "URLs: hf://datasets/, s3://, gs://, az://, https://.",
-    ),
-]
-"""The argument of commands that take several logs."""
 
 
 @dataclass(frozen=True, slots=True)

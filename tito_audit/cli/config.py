@@ -4,47 +4,32 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
-from tito_audit.cli._command import command
+from tito_audit.cli._deliver import wanted_reports
 from tito_audit.cli._options import Options, config_of, on_command_line
 from tito_audit.cli._outs import print_object
+from tito_audit.formats import format_named
+from tito_audit.repairs import repair_named
+from tito_audit.reports import report_named
 from tito_audit.settings.file import OVERRIDES, PATHS, look_for_config, toml_value
 from tito_audit.settings.model import Override
 from tito_audit.settings.options import KEYS
+from tito_audit.storage import find_logs
+from tito_audit.terminal.encoding import print_json
+from tito_audit.terminal.escape import inert, visible
 from tito_audit.unknown import unknown
 
 SCHEMAS = ("config", "record", "report", "rescore", "rescore-prompts", "validate")
 """What `--schema` prints the JSON schema of."""
 
 
-@command("config")
-def config(
-    options: Options,
-    logs: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[LOG]...", help="Logs whose own settings are shown as well; with --schema, the name of one."
-        ),
-    ] = None,
-) -> None:
-    """Show the effective settings and where each comes from: a file, a flag or the default.
-
-    Takes the flags of the other commands, to show what they would change.
-    """
-    from importlib.resources import files
-
-    from tito_audit.cli._deliver import wanted_reports
-    from tito_audit.formats import format_named
-    from tito_audit.repairs import repair_named
-    from tito_audit.reports import report_named
-    from tito_audit.storage import find_logs
-    from tito_audit.terminal.encoding import print_json
-    from tito_audit.terminal.escape import inert, visible
-
+def config(options: Options, logs: list[str] | None) -> None:
+    """Show the effective settings and where each comes from."""
     if options.schema:
         name = logs[0] if logs else "config"
         if name not in SCHEMAS:

@@ -2,44 +2,42 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import typer
+from rich.console import RenderableType
+from rich.text import Text
 
-from tito_audit.cli._command import command
+from tito_audit.cli._ends import FAILED
 from tito_audit.cli._options import Options
 from tito_audit.cli._outs import print_result, refuse_inputs
+from tito_audit.conformance import (
+    BUILDERS,
+    CORPUS,
+    CORPUS_VERSION,
+    DriftCell,
+    World,
+    cells_of,
+    of_template,
+    of_tokenizer,
+    worse,
+)
+from tito_audit.conformance.table import as_row, read_table, write_table
+from tito_audit.conformance.verdicts import DriftScore, Tried
+from tito_audit.conformance.world import installed_templates, template_files
 from tito_audit.errors import SetupError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from rich.console import RenderableType
-
-    from tito_audit.conformance import DriftCell, World
-    from tito_audit.conformance.verdicts import Tried
-    from tito_audit.settings.model import Settings
+from tito_audit.run.template import open_template
+from tito_audit.settings.model import Settings
+from tito_audit.terminal.escape import visible
+from tito_audit.terminal.page import open_table
+from tito_audit.terminal.terminal import RunProgress, progress_shown
+from tito_audit.terminal.words import many
 
 
-@command("conformance")
-def conformance(
-    options: Options,
-) -> None:
-    """Show which chat templates keep sampled tokens, for each way to build the next prompt. With --against, exits
-    1 if anything got worse.
-
-    A fixed set of conversations is run through each template: plain answers, tool calls, reasoning, answers that
-    were cut, prefilled or sampled in other tokens. Each cell has its proof: where a prompt parts from what was
-    sampled, and the line of the template that decides it.
-    """
-    from tito_audit.cli._ends import FAILED
-    from tito_audit.conformance import cells_of, worse
-    from tito_audit.conformance.table import as_row, read_table, write_table
-    from tito_audit.conformance.verdicts import Tried
-    from tito_audit.terminal.terminal import RunProgress, progress_shown
-
+def conformance(options: Options) -> None:
+    """Show which chat templates keep sampled tokens, for each way to build the next prompt."""
     old = None if options.against is None else read_table(Path(options.against))
     refuse_inputs(
         {"--out": options.out},
@@ -77,11 +75,6 @@ def conformance(
 def _worlds(
     tokenizers: Sequence[str], chat_templates: Sequence[str], installed: bool, settings: Settings
 ) -> Iterator[World]:
-    from dataclasses import replace
-
-    from tito_audit.conformance import of_template, of_tokenizer
-    from tito_audit.conformance.world import installed_templates, template_files
-    from tito_audit.run.template import open_template
 
     files = [(file.stem, file) for name in chat_templates for file in template_files(name)]
     files += installed_templates() if installed else []
@@ -101,13 +94,6 @@ def _worlds(
 def _page(
     table: Sequence[Tried], got_worse: Sequence[tuple[DriftCell, DriftCell]], *, compared: bool, out: str | None
 ) -> Iterator[RenderableType]:
-    from rich.text import Text
-
-    from tito_audit.conformance import BUILDERS, CORPUS, CORPUS_VERSION
-    from tito_audit.conformance.verdicts import DriftScore
-    from tito_audit.terminal.escape import visible
-    from tito_audit.terminal.page import open_table
-    from tito_audit.terminal.words import many
 
     yield Text(f"{many(len(table), 'template')}, {len(CORPUS)} conversations (version {CORPUS_VERSION})")
     yield Text("kept + gone on in another training row, of compared; a dash: nothing could be compared")

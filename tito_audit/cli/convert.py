@@ -4,38 +4,24 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import typer
 
-from tito_audit.cli._command import command
-from tito_audit.cli._options import Logs, Options
+from tito_audit.cli._options import Options
 from tito_audit.cli._outs import refuse_inputs
+from tito_audit.convert.run import Conversion
 from tito_audit.errors import SetupError
 from tito_audit.terminal.escape import inert, visible
-
-if TYPE_CHECKING:
-    from tito_audit.convert.run import Conversion
+from tito_audit.terminal.terminal import RunProgress, with_progress
+from tito_audit.terminal.words import many
 
 _SHOWN = 4
 _MOST = 20
 """How many rows that could not be converted are shown; the others are counted."""
 
 
-@command("convert")
-def convert(
-    options: Options,
-    logs: Logs,
-) -> None:
-    """Write logs in another form, to one file: calls as training rows and back, or as rows of another framework.
-
-    What would be lost is listed first; then nothing is written without --lossy. Each row is read again and
-    compared: tokens, masks and logprobs stay the same. Exits 1 if something would be lost and --lossy was not
-    passed, or if rows could not be converted.
-    """
-    from tito_audit.convert.run import Conversion
-    from tito_audit.terminal.terminal import RunProgress, with_progress
-
+def convert(options: Options, logs: list[str]) -> None:
+    """Write logs in another form, to one file."""
     if options.out is None and not options.dry_run:
         raise SetupError(
             "There is no file to write to: a log is never changed in place.\n"
@@ -85,8 +71,6 @@ def why_refused(conversion: Conversion) -> str:
 
 def _lines(conversion: Conversion, *, dry_run: bool) -> Iterator[str]:
     """What the conversion keeps and loses, before anything is written."""
-    from tito_audit.terminal.words import many
-
     carried, maker = conversion.carried, conversion.maker
     yield f"{conversion.named} as {maker.name}: {maker.title}"
     read = f"{many(carried.rows_read, 'row')}, {many(carried.rollouts, 'rollout')}"

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Optional
+from typing import Any
 
-import typer
+from rich.console import Console
+from rich.markdown import Markdown
 
-from tito_audit.cli import _complete
-from tito_audit.cli._command import command
 from tito_audit.cli._options import Options
 from tito_audit.cli._outs import print_object
+from tito_audit.repairs import all_repairs
+from tito_audit.report_objects import fields
+from tito_audit.rule import Rule
+from tito_audit.rules import FAMILIES, all_rules
+from tito_audit.terminal.terminal import colors, page_width
 from tito_audit.unknown import unknown
 
-if TYPE_CHECKING:
-    from tito_audit.rule import Rule
 GUIDES = {
     "ratios-explode": (
         "My ratios explode",
@@ -32,24 +34,8 @@ GUIDES = {
 _FIXES_NOTHING = "Fixes no finding; runs only if named by --with"
 
 
-@command("explain")
-def explain(
-    options: Options,
-    name: Annotated[
-        Optional[str],  # noqa: UP045 - read by Typer
-        typer.Argument(
-            metavar="[CODE|FAMILY|REPAIR]",
-            help="A rule's code or name (TOK101), the letters of a family (TOK), or a repair's name (splice); "
-            "without one, the list of all.",
-            autocompletion=_complete.manuals,
-        ),
-    ] = None,
-) -> None:
+def explain(options: Options, name: str | None) -> None:
     """Print the manual of a rule (what it finds, why it matters, how to repair it), of a family or of a repair."""
-    from tito_audit.repairs import all_repairs
-    from tito_audit.report_objects import fields
-    from tito_audit.rules import FAMILIES, all_rules
-
     rules, repairs = all_rules(), all_repairs()
     as_object = options.shape != "text"
     if name is None:
@@ -110,8 +96,6 @@ def _rule_object(rule: Rule) -> dict[str, Any]:
 
 
 def _family_object(family: str, rules: Sequence[Rule]) -> dict[str, Any]:
-    from tito_audit.rules import FAMILIES
-
     own = [_rule_object(rule) for rule in _rules_of(family, rules)]
     return {"family": family, "about": FAMILIES[family], "rules": own}
 
@@ -126,11 +110,7 @@ def _rule_head(rule: Rule, claimed_by: list[str]) -> str:
 
 
 def _print(manual: str) -> None:
-    from tito_audit.terminal.terminal import colors, page_width
-
     if not colors(sys.stdout):
         return print(manual)
-    from rich.console import Console
-    from rich.markdown import Markdown
 
     Console(width=min(page_width(), 100)).print(Markdown(manual))

@@ -6,19 +6,15 @@ from typing import Annotated
 
 import typer
 
-from tito_audit.cli._command import command
 from tito_audit.cli._options import Options, one_log
 from tito_audit.cli._outs import print_result
+from tito_audit.inspect import as_object, inspect_log, mapping_lines, page_lines
 
 
-@command("inspect")
 def inspect(
-    options: Options,
-    log: Annotated[str, typer.Argument(metavar="LOG", help="One file or URL, or - for stdin.")],
+    options: Options, log: Annotated[str, typer.Argument(metavar="LOG", help="One file or URL, or - for stdin.")]
 ) -> None:
-    """Show what a log holds: its format, its columns and how they relate, and the command to run next."""
-    from tito_audit.inspect import as_object, inspect_log, mapping_lines, page_lines
-
+    """Show what a log holds."""
     settings = options.settings()
     file = one_log(log)
     settings = settings.at(file)

@@ -7,35 +7,23 @@ from contextlib import closing
 
 import typer
 
-from tito_audit.cli._command import command
-from tito_audit.cli._options import Logs, Options, skipped
+from tito_audit.cli._deliver import Target, deliver, wanted_reports
+from tito_audit.cli._ends import FAILED
+from tito_audit.cli._options import Options, skipped
 from tito_audit.cli._outs import journal_place, refuse_inputs, say_resumed
+from tito_audit.gate import gate_rollouts
+from tito_audit.report import ReportOptions
+from tito_audit.reports import report_named
+from tito_audit.rules import all_rules
+from tito_audit.run.workers import all_cores
+from tito_audit.terminal.terminal import RunProgress, colors, compute_first, page_width, with_progress
 
 _AT_ONCE = ("concise", "github", "jsonl")
 """Reports that print each finding immediately."""
 
 
-@command("scan")
-def scan(
-    options: Options,
-    logs: Logs,
-) -> None:
-    """Audit logs: what drifted, where, and what it did to training. Exits 1 if anything fails the gate.
-
-    A finding fails if it is at least as severe as --fail-on and not in the baseline. Findings with a --max-rate
-    for their code (the longest prefix counts) are judged together, not one by one: they fail if there are more of
-    them per generated token, or per rollout, than the rate. With --fail-on never, rates count findings of every
-    severity. Rules named by --require fail the gate if they could not run, whatever was found.
-    """
-    from tito_audit.cli._deliver import Target, deliver, wanted_reports
-    from tito_audit.cli._ends import FAILED
-    from tito_audit.gate import gate_rollouts
-    from tito_audit.report import ReportOptions
-    from tito_audit.reports import report_named
-    from tito_audit.rules import all_rules
-    from tito_audit.run.workers import all_cores
-    from tito_audit.terminal.terminal import RunProgress, colors, compute_first, page_width, with_progress
-
+def scan(options: Options, logs: list[str]) -> None:
+    """Audit logs."""
     settings = all_cores(options.settings())
     gate = options.gate()
     read = options.inputs(settings)

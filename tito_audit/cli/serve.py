@@ -2,61 +2,56 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
 from collections.abc import Iterable
 from functools import partial
 from importlib.util import find_spec
+from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING
+from uuid import uuid4
 
-from tito_audit.cli._command import command
 from tito_audit.cli._options import Options
 from tito_audit.errors import SetupError
+from tito_audit.parser import Parser, Reads
+from tito_audit.parsers import guess_parser, parser_named, start_answer
+from tito_audit.provider import ProviderOptions
+from tito_audit.providers import key_of, open_provider
+from tito_audit.render.renderer import Renderer
+from tito_audit.rows import record_digest
+from tito_audit.run.template import open_template
+from tito_audit.serve.call_log import CallLog
+from tito_audit.serve.errors import Refused
+from tito_audit.serve.server_parser import ParsingProvider
+from tito_audit.sessions.engine import Conversations, Limits
+from tito_audit.sessions.fit import misfit
+from tito_audit.settings.model import Settings
+from tito_audit.templates import append_only
 from tito_audit.terminal.escape import inert, shell_word, visible
+from tito_audit.tokens.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from tito_audit.parser import Parser, Reads
-    from tito_audit.render.renderer import Renderer
     from tito_audit.serve.gateway import Gateway, Parsers
-    from tito_audit.settings.model import Settings
-    from tito_audit.tokens.tokenizer import Tokenizer
 
 _NEEDED = ("aiohttp", "prometheus_client")
 _KEY = "TITO_AUDIT_API_KEY"
 _AUTO, _NONE, _SERVER = "auto", "none", "server"
 
 
-@command("serve")
-def serve(
-    options: Options,
-) -> None:
-    """Serve an OpenAI-compatible gateway: agents change their base_url, and its log passes scan.
-
-    The provider gets prompts as token ids, in which sampled ids stay as they were, and returns ids and logprobs.
-    Each answer is in the log before its client has all of it. Ctrl-C or SIGTERM ends the gateway with exit code 0.
-    The provider's key comes from VLLM_API_KEY or SGLANG_API_KEY, the gateway's own from TITO_AUDIT_API_KEY.
-    """
+def serve(options: Options) -> None:
+    """Serve an OpenAI-compatible gateway."""
     settings = options.settings()
     for name in _NEEDED:
         if find_spec(name) is None:
             raise SetupError(f"serve needs {name}, which is not installed.\npip install 'tito-audit[serve]'")
     if (notice := options.notice()) is not None:
         _print([notice])
-    import asyncio
-    from uuid import uuid4
-
-    from tito_audit.parsers import start_answer
-    from tito_audit.provider import ProviderOptions
-    from tito_audit.providers import key_of, open_provider
-    from tito_audit.rows import record_digest
     from tito_audit.serve.app import HttpOptions
-    from tito_audit.serve.call_log import CallLog
     from tito_audit.serve.gateway import Gateway
     from tito_audit.serve.server import ServerOptions
     from tito_audit.serve.server import serve as serve_gateway
-    from tito_audit.serve.server_parser import ParsingProvider
-    from tito_audit.sessions.engine import Conversations, Limits
 
     async def run() -> None:
         tokenizer, renderer = _loaded(settings)
@@ -106,8 +101,6 @@ def serve(
 
 def _loaded(settings: Settings) -> tuple[Tokenizer, Renderer]:
     """The tokenizer and the renderer of its template; SetupError where one is missing."""
-    from tito_audit.run.template import open_template
-
     if settings.tokenizer is None:
         raise SetupError("serve: no tokenizer is given.\nPass the model's: --tokenizer with its folder or name.")
     opened = open_template(settings)
@@ -118,8 +111,6 @@ def _loaded(settings: Settings) -> tuple[Tokenizer, Renderer]:
 
 def _parsers(tool_parser: str, reasoning_parser: str, renderer: Renderer) -> tuple[Parsers, list[str]]:
     """The parsers of reasoning and of tools, and a line about each; none of ours where the server parses."""
-    from tito_audit.parser import Reads
-
     if tool_parser == _SERVER:
         if reasoning_parser not in (_AUTO, _SERVER):
             raise SetupError(
@@ -134,9 +125,6 @@ def _parsers(tool_parser: str, reasoning_parser: str, renderer: Renderer) -> tup
 
 
 def _parser(name: str, reads: Reads, template: str) -> tuple[Parser | None, str]:
-    from tito_audit.parser import Reads
-    from tito_audit.parsers import guess_parser, parser_named
-
     word = "tool parser" if reads is Reads.TOOLS else "reasoning parser"
     if name == _NONE:
         return None, f"{word}: none"
@@ -151,12 +139,13 @@ async def _notes(gateway: Gateway, *, renames: bool, force: bool) -> list[str]:
 
     `renames`: clients know the model by the provider's name for it.
     """
+
     from tito_audit.serve.server import fit_notice
 
-    misfit, note = await fit_notice(gateway.provider, gateway.tokenizer)
-    if misfit is not None and not force:
+    difference, note = await fit_notice(gateway.provider, gateway.tokenizer)
+    if difference is not None and not force:
         raise SetupError(
-            f"--tokenizer {gateway.tokenizer.name}: this is not the model's tokenizer.\n{misfit}.\n"
+            f"--tokenizer {gateway.tokenizer.name}: this is not the model's tokenizer.\n{difference}.\n"
             "Pass the folder of the served model, or --allow-mismatch to send these ids anyway."
         )
     _rename(gateway, renames=renames)
@@ -164,7 +153,7 @@ async def _notes(gateway: Gateway, *, renames: bool, force: bool) -> list[str]:
         gateway.unchecked = partial(_check, renames=renames, force=force)
     torn = ["the log ended in the middle of a line, as after a crash; new lines start after it"]
     return [
-        *([f"warning: {misfit}"] if misfit is not None else []),
+        *([f"warning: {difference}"] if difference is not None else []),
         *([note] if note is not None else []),
         *(torn if gateway.log.was_torn else []),
     ]
@@ -172,9 +161,6 @@ async def _notes(gateway: Gateway, *, renames: bool, force: bool) -> list[str]:
 
 async def _check(gateway: Gateway, *, renames: bool, force: bool) -> None:
     """Ask a server that was down at the start what it serves; Refused if it has another tokenizer."""
-    from tito_audit.serve.errors import Refused
-    from tito_audit.sessions.fit import misfit
-
     await gateway.provider.find_model()  # type: ignore[attr-defined]
     _rename(gateway, renames=renames)
     difference = await misfit(gateway.provider, gateway.tokenizer)
@@ -190,8 +176,6 @@ def _rename(gateway: Gateway, *, renames: bool) -> None:
 
 def _verdict(renderer: Renderer) -> str:
     """Whether the template only appends, in a line."""
-    from tito_audit.templates import append_only
-
     append = append_only(renderer)
     if append.holds:
         return "template: append-only; a growing conversation never forks"
@@ -201,8 +185,6 @@ def _verdict(renderer: Renderer) -> str:
 
 
 def _is_local(host: str) -> bool:
-    from ipaddress import ip_address
-
     try:
         return ip_address(host).is_loopback
     except ValueError:

@@ -5,40 +5,32 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
+from rich.console import Console
+from rich.text import Text
 
-from tito_audit.cli._command import command
-from tito_audit.cli._options import Logs, Options
+from tito_audit.cli._ends import FAILED
+from tito_audit.cli._options import Options
 from tito_audit.cli._outs import print_object
 from tito_audit.errors import SetupError
-
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.text import Text
-
-    from tito_audit.run.sft import PreFlight
-    from tito_audit.sft.preflight import PlannedRow
+from tito_audit.report import ReportOptions
+from tito_audit.report_objects import fields
+from tito_audit.run.sft import PreFlight
+from tito_audit.sft.preflight import ADVICE, PlannedRow
+from tito_audit.terminal.escape import elided, visible
+from tito_audit.terminal.page import STYLES, heading, page_to, print_commands, print_list, print_parts
+from tito_audit.terminal.sequence import DrawOptions, TokenLine, draw_tokens
+from tito_audit.terminal.terminal import RunProgress, colors, page_width, with_progress
+from tito_audit.terminal.words import many, share
 
 _SEVERITY = 9
 """Columns of a severity in front of a problem."""
 
 
-@command("sft")
-def sft(
-    options: Options,
-    logs: Logs,
-) -> None:
-    """Show what SFT would train of chat data before it is tokenized: messages, prompts and completions, ShareGPT.
-
-    The share of tokens trained, answers without their end, prompts that differ at inference, answers that the
-    maximum length cuts; and one row as tokens. Exits 1 if rows cannot be tokenized, or nothing would be trained.
-    """
-    from tito_audit.cli._ends import FAILED
-    from tito_audit.run.sft import PreFlight
-    from tito_audit.terminal.terminal import RunProgress, with_progress
-
+def sft(options: Options, logs: list[str]) -> None:
+    """Show what SFT would train of chat data before it is tokenized."""
     pace = RunProgress()
     run = PreFlight(logs, options.settings(), options.against, options.max_length, pace)
     shown, first = None, None
@@ -61,8 +53,6 @@ def sft(
 
 def _as_object(run: PreFlight, shown: PlannedRow | None) -> dict[str, Any]:
     """Counts of the set, its problems with the first row of each, and one row as tokens."""
-    from tito_audit.report_objects import fields
-
     plan = run.plan
     piece = run.reference.vocabulary.piece
     return {
@@ -93,13 +83,6 @@ def _as_object(run: PreFlight, shown: PlannedRow | None) -> dict[str, Any]:
 
 
 def _print(run: PreFlight, shown: PlannedRow | None, notice: str | None, *, full: bool, ids: bool) -> None:
-    from rich.text import Text
-
-    from tito_audit.report import ReportOptions
-    from tito_audit.terminal.escape import visible
-    from tito_audit.terminal.page import page_to, print_commands, print_list, print_parts
-    from tito_audit.terminal.terminal import colors, page_width
-
     with page_to(sys.stdout, ReportOptions(color=colors(sys.stdout), width=page_width())) as console:
         tokens = [] if shown is None else _tokens(run, shown, full=full, ids=ids)
         print_parts(console, chain(_problems(run, console), tokens))
@@ -123,13 +106,6 @@ _NO_MARKERS = (
 
 def _problems(run: PreFlight, console: Console) -> Iterator[Text]:
     """What would be trained, and each problem with the first row that has it."""
-    from rich.text import Text
-
-    from tito_audit.sft.preflight import ADVICE
-    from tito_audit.terminal.escape import elided, visible
-    from tito_audit.terminal.page import STYLES
-    from tito_audit.terminal.words import many, share
-
     plan = run.plan
     yield Text("tito-audit sft ", style="bold").append(visible(", ".join(run.logs[:3])))
     facts = [many(plan.rows, "row"), many(plan.answers, "trained answer"), many(plan.tokens, "token")]
@@ -159,12 +135,6 @@ def _problems(run: PreFlight, console: Console) -> Iterator[Text]:
 
 
 def _tokens(run: PreFlight, shown: PlannedRow, *, full: bool, ids: bool) -> Iterator[Text]:
-    from tito_audit.terminal.escape import visible
-    from tito_audit.terminal.page import heading
-    from tito_audit.terminal.sequence import DrawOptions, TokenLine, draw_tokens
-    from tito_audit.terminal.terminal import page_width
-    from tito_audit.terminal.words import many
-
     look = DrawOptions(
         width=page_width(),
         encoding=sys.stdout.encoding or "utf-8",

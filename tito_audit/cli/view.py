@@ -6,33 +6,26 @@ import sys
 from contextlib import closing, nullcontext
 from pathlib import Path
 
-from tito_audit.cli._command import command
-from tito_audit.cli._options import Logs, Options, skipped
+from tito_audit.cli._options import Options, skipped
 from tito_audit.cli._outs import is_url
 from tito_audit.errors import SetupError
+from tito_audit.gate import gate_rollouts
+from tito_audit.report import ReportOptions
+from tito_audit.reports import site_in
+from tito_audit.reports.html import write_page
+from tito_audit.rules import all_rules
+from tito_audit.run.auditor import Loader
+from tito_audit.run.workers import all_cores
+from tito_audit.storage import find_logs
+from tito_audit.terminal.encoding import ready_stdout
+from tito_audit.terminal.escape import visible
+from tito_audit.terminal.terminal import RunProgress, progress_shown
+from tito_audit.terminal.words import many
+from tito_audit.viewer.model import ViewQuota, ViewSize
 
 
-@command("view")
-def view(options: Options, logs: Logs) -> None:
-    """Write a site of logs: pages that a browser opens from disk, to browse, search and compare them.
-
-    Each log is audited by itself, as `scan LOG` does, and has the page that the html report writes, with all of
-    its rollouts token by token. A site that exists is updated.
-    """
-    from tito_audit.gate import gate_rollouts
-    from tito_audit.report import ReportOptions
-    from tito_audit.reports import site_in
-    from tito_audit.reports.html import write_page
-    from tito_audit.rules import all_rules
-    from tito_audit.run.auditor import Loader
-    from tito_audit.run.workers import all_cores
-    from tito_audit.storage import find_logs
-    from tito_audit.terminal.encoding import ready_stdout
-    from tito_audit.terminal.escape import visible
-    from tito_audit.terminal.terminal import RunProgress, progress_shown
-    from tito_audit.terminal.words import many
-    from tito_audit.viewer.model import ViewQuota, ViewSize
-
+def view(options: Options, logs: list[str]) -> None:
+    """Write a site of logs."""
     if is_url(options.out):
         raise SetupError(
             f"-o {options.out}: a site is written to disk.\nName a folder on disk, and copy it from there."

@@ -22,7 +22,7 @@ from tito_audit.run.auditor import selected_codes
 from tito_audit.run.log_findings import Failing
 from tito_audit.settings.model import GateSettings, MaxRate, Requirement, Settings
 from tito_audit.storage import Name, find_logs, output_path
-from tito_audit.summary import CoverageCount, Gate, RateCount, Summary
+from tito_audit.summary import CoverageCount, Fixed, Gate, RateCount, Summary
 from tito_audit.terminal.verdict import coverage_reason
 from tito_audit.terminal.words import limit_number, many, rate_number
 from tito_audit.unknown import unknown
@@ -297,7 +297,7 @@ class Judge:
 
     def verdict(self) -> Gate:
         """The verdict on all results; writes the updated baseline first."""
-        added, fixed = 0, ()
+        added, fixed = 0, tuple[Fixed, ...]()
         if self._baseline is not None:
             # If rows are left out, no entry is known to be gone.
             settings = self._settings
