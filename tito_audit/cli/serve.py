@@ -27,10 +27,8 @@ from tito_audit.serve.errors import Refused
 from tito_audit.serve.server_parser import ParsingProvider
 from tito_audit.sessions.engine import Conversations, Limits
 from tito_audit.sessions.fit import misfit
-from tito_audit.settings.model import Settings
 from tito_audit.templates import append_only
 from tito_audit.terminal.escape import inert, shell_word, visible
-from tito_audit.tokens.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from tito_audit.serve.gateway import Gateway, Parsers
@@ -54,7 +52,14 @@ def serve(options: Options) -> None:
     from tito_audit.serve.server import serve as serve_gateway
 
     async def run() -> None:
-        tokenizer, renderer = _loaded(settings)
+        if settings.tokenizer is None:
+            raise SetupError(
+                "serve: no tokenizer is given.\nPass the model's: --tokenizer with its folder or name."
+            )
+        opened = open_template(settings)
+        renderer, tokenizer = opened.renderer, opened.tokenizer
+        assert tokenizer is not None, "a tokenizer was named"
+        tokenizer.load()
         parsers, parser_lines = _parsers(options.tool_parser, options.reasoning_parser, renderer)
         source = open_provider(options.provider, ProviderOptions(options.model, key_of(options.provider)))
         limits = Limits(sessions=options.max_sessions)
@@ -99,16 +104,6 @@ def serve(options: Options) -> None:
     asyncio.run(run())
 
 
-def _loaded(settings: Settings) -> tuple[Tokenizer, Renderer]:
-    """The tokenizer and the renderer of its template; SetupError where one is missing."""
-    if settings.tokenizer is None:
-        raise SetupError("serve: no tokenizer is given.\nPass the model's: --tokenizer with its folder or name.")
-    opened = open_template(settings)
-    assert opened.tokenizer is not None, "a tokenizer was named"
-    opened.tokenizer.load()
-    return opened.tokenizer, opened.renderer
-
-
 def _parsers(tool_parser: str, reasoning_parser: str, renderer: Renderer) -> tuple[Parsers, list[str]]:
     """The parsers of reasoning and of tools, and a line about each; none of ours where the server parses."""
     if tool_parser == _SERVER:
@@ -139,7 +134,6 @@ async def _notes(gateway: Gateway, *, renames: bool, force: bool) -> list[str]:
 
     `renames`: clients know the model by the provider's name for it.
     """
-
     from tito_audit.serve.server import fit_notice
 
     difference, note = await fit_notice(gateway.provider, gateway.tokenizer)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from itertools import chain
 from typing import Any
 
 import typer
@@ -46,7 +45,18 @@ def sft(options: Options, logs: list[str]) -> None:
     if options.shape == "json":
         print_object(_as_object(run, shown))
     else:
-        _print(run, shown, options.notice(), full=options.full, ids=options.ids)
+        with page_to(sys.stdout, ReportOptions(color=colors(sys.stdout), width=page_width())) as console:
+            print_parts(console, _problems(run, console))
+            print_parts(console, () if shown is None else _tokens(run, shown, options))
+            notes = [_NO_MARKERS] if run.plan.answers and not run.has_markers else []
+            notes += [visible(notice)] if (notice := options.notice()) is not None else []
+            print_list(console, "Note", notes)
+            log, tokenizer = visible(run.logs[0]), visible(run.settings.tokenizer or "")
+            command = f"tito-audit convert {log} --to sft -o OUT -t {tokenizer}"
+            if run.plan.answers:
+                print_commands(console, "Next", [f"{command}   the ids and labels that are shown here"])
+            if not run.plan.rows:
+                console.print(Text("nothing to train: there are no rows"))
     if run.plan.failed or not run.plan.rows:
         raise typer.Exit(FAILED)
 
@@ -80,21 +90,6 @@ def _as_object(run: PreFlight, shown: PlannedRow | None) -> dict[str, Any]:
             "trained": shown.trained.tolist(),
         },
     }
-
-
-def _print(run: PreFlight, shown: PlannedRow | None, notice: str | None, *, full: bool, ids: bool) -> None:
-    with page_to(sys.stdout, ReportOptions(color=colors(sys.stdout), width=page_width())) as console:
-        tokens = [] if shown is None else _tokens(run, shown, full=full, ids=ids)
-        print_parts(console, chain(_problems(run, console), tokens))
-        notes = [] if run.has_markers or run.plan.answers == 0 else [_NO_MARKERS]
-        print_list(console, "Note", [*notes, *([visible(notice)] if notice is not None else [])])
-        command = (
-            f"tito-audit convert {visible(run.logs[0])} --to sft -o OUT -t {visible(run.settings.tokenizer or '')}"
-        )
-        if run.plan.answers:
-            print_commands(console, "Next", [f"{command}   the ids and labels that are shown here"])
-        if not run.plan.rows:
-            console.print(Text("nothing to train: there are no rows"))
 
 
 _NO_MARKERS = (
@@ -134,14 +129,14 @@ def _problems(run: PreFlight, console: Console) -> Iterator[Text]:
                 yield Text(" " * _SEVERITY).append_text(part)
 
 
-def _tokens(run: PreFlight, shown: PlannedRow, *, full: bool, ids: bool) -> Iterator[Text]:
+def _tokens(run: PreFlight, shown: PlannedRow, options: Options) -> Iterator[Text]:
     look = DrawOptions(
         width=page_width(),
         encoding=sys.stdout.encoding or "utf-8",
         piece=run.reference.vocabulary.piece,
         control=run.reference.vocabulary.special_ids,
-        full=full,
-        ids=ids,
+        full=options.full,
+        ids=options.ids,
     )
     title = f"{shown.place} · {many(len(shown.ids), 'token')}, {int(shown.trained.sum()):,} trained (marked =)"
     yield from heading(visible(title))

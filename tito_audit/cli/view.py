@@ -11,8 +11,7 @@ from tito_audit.cli._outs import is_url
 from tito_audit.errors import SetupError
 from tito_audit.gate import gate_rollouts
 from tito_audit.report import ReportOptions
-from tito_audit.reports import site_in
-from tito_audit.reports.html import write_page
+from tito_audit.reports.html import Site, write_page
 from tito_audit.rules import all_rules
 from tito_audit.run.auditor import Loader
 from tito_audit.run.workers import all_cores
@@ -32,7 +31,7 @@ def view(options: Options, logs: list[str]) -> None:
         )
     files = find_logs(logs)
     pace = RunProgress()
-    with closing(site_in(Path(options.out), write_page)) as site:
+    with closing(Site(Path(options.out), write_page)) as site:
         with nullcontext() if options.quiet else progress_shown(pace):
             settings, loader = all_cores(options.settings()), Loader()
             titles = {rule.code: rule.title for rule in all_rules()}

@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache
-from typing import TYPE_CHECKING, Any
 
 from tito_audit.registry import plugin_of_module, plugins
 from tito_audit.report import Report
 from tito_audit.unknown import unknown
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tito_audit.reports._html.views import Site as Site
-
-__all__ = ["all_reports", "report_named", "site_in"]
+__all__ = ["all_reports", "report_named"]
 
 
 @cache
@@ -33,10 +26,3 @@ def report_named(name: str) -> Report:
         if report.name == name:
             return report
     raise unknown("report", name, [report.name for report in all_reports()], flag="--report")
-
-
-def site_in(folder: Path, write_page: Callable[..., Any]) -> Site:
-    """A site to write into a folder, with the pages of `reports.html`; SetupError if it holds anything else."""
-    from tito_audit.reports._html.views import Site
-
-    return Site(folder, write_page)

@@ -13,6 +13,7 @@ from tito_audit.record.mismatch import ADVICE, MismatchCause
 from tito_audit.report import Report, ReportOptions, Takes
 from tito_audit.reports._html.page import page, short_name
 from tito_audit.reports._html.page_findings import PageFindings, headline_name
+from tito_audit.reports._html.views import Site as Site
 from tito_audit.reports._html.views import ViewBlocks
 from tito_audit.summary import Summary
 from tito_audit.terminal import verdict as _verdict
