@@ -19,7 +19,7 @@ from tests.command import run, written
 from tests.ready import program
 from tests.world import BROKEN, CLEAN, ROOT, TOY
 from tito_audit.cli import _Commands, main
-from tito_audit.cli._deliver import Target, deliver
+from tito_audit.cli._outs import Target, deliver
 from tito_audit.errors import SetupError
 from tito_audit.record.finding import Result
 from tito_audit.record.rollout import Place

@@ -85,7 +85,7 @@ def options_read(module: str) -> set[str]:
     } - set(dir(_options.Options))
 
 
-SHARED = options_read("_outs") | options_read("_deliver") | {"output_format"}
+SHARED = options_read("_outs") | {"output_format"}
 """What functions read that several commands call."""
 
 

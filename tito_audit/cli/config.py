@@ -10,9 +10,8 @@ from typing import Any
 
 import typer
 
-from tito_audit.cli._deliver import wanted_reports
 from tito_audit.cli._options import Options, config_of, on_command_line
-from tito_audit.cli._outs import print_object
+from tito_audit.cli._outs import print_object, wanted_reports
 from tito_audit.formats import format_named
 from tito_audit.repairs import repair_named
 from tito_audit.reports import report_named

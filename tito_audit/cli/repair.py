@@ -16,10 +16,9 @@ from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
 
-from tito_audit.cli._deliver import deliver_finished, wanted_reports
 from tito_audit.cli._diff import diff_lines
 from tito_audit.cli._options import Options, skipped
-from tito_audit.cli._outs import journal_place, refuse_inputs, say_resumed
+from tito_audit.cli._outs import deliver_finished, journal_place, refuse_inputs, say_resumed, wanted_reports
 from tito_audit.errors import SetupError
 from tito_audit.record.finding import Finding, Severity
 from tito_audit.record.outcome import Outcome

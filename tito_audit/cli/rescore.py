@@ -17,10 +17,9 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from tito_audit.cli._deliver import deliver_finished, wanted_reports
 from tito_audit.cli._ends import FAILED
 from tito_audit.cli._options import Options
-from tito_audit.cli._outs import is_url, refuse_inputs
+from tito_audit.cli._outs import deliver_finished, is_url, refuse_inputs, wanted_reports
 from tito_audit.errors import SetupError
 from tito_audit.provider import ProviderOptions
 from tito_audit.providers import key_of, open_provider

@@ -7,10 +7,9 @@ from contextlib import closing
 
 import typer
 
-from tito_audit.cli._deliver import Target, deliver, wanted_reports
 from tito_audit.cli._ends import FAILED
 from tito_audit.cli._options import Options, skipped
-from tito_audit.cli._outs import journal_place, refuse_inputs, say_resumed
+from tito_audit.cli._outs import Target, deliver, journal_place, refuse_inputs, say_resumed, wanted_reports
 from tito_audit.gate import gate_rollouts
 from tito_audit.report import ReportOptions
 from tito_audit.reports import report_named
