@@ -19,7 +19,7 @@ from tito_audit.report_objects import fields
 from tito_audit.run.sft import PreFlight
 from tito_audit.sft.preflight import ADVICE, PlannedRow
 from tito_audit.terminal.escape import elided, visible
-from tito_audit.terminal.page import STYLES, heading, page_to, print_commands, print_list, print_parts
+from tito_audit.terminal.page import STYLES, heading, page_to, print_commands, print_list, print_parts, wrapped
 from tito_audit.terminal.sequence import DrawOptions, TokenLine, draw_tokens
 from tito_audit.terminal.terminal import RunProgress, colors, page_width, with_progress
 from tito_audit.terminal.words import many, share
@@ -124,9 +124,8 @@ def _problems(run: PreFlight, console: Console) -> Iterator[Text]:
         yield line.append(words, style="not bold default")
         example = f"{count.first}: {elided(count.shown, 160)}"
         for words, style in ((example, "dim"), (f"→ {ADVICE[problem]}", "")):
-            for part in Text(visible(words), style=style).wrap(console, console.width - _SEVERITY - 2):
-                part.rstrip()
-                yield Text(" " * _SEVERITY).append_text(part)
+            width, indent = console.width - _SEVERITY - 2, " " * _SEVERITY
+            yield from wrapped(Text(visible(words), style=style), console, width, indent)
 
 
 def _tokens(run: PreFlight, shown: PlannedRow, options: Options) -> Iterator[Text]:

@@ -31,7 +31,15 @@ from tito_audit.settings.model import Settings
 from tito_audit.settings.values import user_path
 from tito_audit.storage import RemoteFile, open_log
 from tito_audit.terminal.escape import visible
-from tito_audit.terminal.page import STYLES, console_for, finding_lines, heading, line_printed, range_words
+from tito_audit.terminal.page import (
+    STYLES,
+    console_for,
+    finding_lines,
+    heading,
+    line_printed,
+    range_words,
+    wrapped,
+)
 from tito_audit.terminal.pager import show_page
 from tito_audit.terminal.sequence import ASKED, BOTH, FINDING, TRAINED, DrawOptions, TokenLine, draw_tokens
 from tito_audit.terminal.terminal import colors, page_width
@@ -391,18 +399,18 @@ class _Page:
         for title, lines in (("not read", skipped), ("more", more)):
             if lines:
                 yield from heading(title)
-                yield from (part for line in lines for part in _wrapped(visible(line), self.look.width, "  "))
+                yield from (part for line in lines for part in self._wrapped(visible(line), "  "))
 
     def _head(self, rollout: Rollout) -> Iterator[Text]:
         """What it is, what was found, and what the marks mean."""
         roles, look = [message.role for message in rollout.messages], self.look
         more = f" and {len(roles) - _ROLES:,} more" if len(roles) > _ROLES else ""
         words = f"messages: {' '.join(roles[:_ROLES]) or 'none'}{more}"
-        yield from _wrapped(visible(f"format {rollout.format} · {_turns(rollout)} · {words}"), look.width)
+        yield from self._wrapped(visible(f"format {rollout.format} · {_turns(rollout)} · {words}"))
         if self.marked is not None:
             calls = rollout.stated.calls_at
             words = f"row {calls[self.marked][1]} is turn {self.marked} of {len(calls):,} calls that were joined"
-            yield from _wrapped(f"{words}, marked {_ASKED_CALL}; --no-join shows it by itself", look.width)
+            yield from self._wrapped(f"{words}, marked {_ASKED_CALL}; --no-join shows it by itself")
         line, counts = Text(), self.result.counts
         for severity in sorted(Severity, reverse=True):
             codes = [finding.code for finding in self.result.findings if finding.severity is severity]
@@ -426,7 +434,12 @@ class _Page:
             words += "; · a space at an end, " + ", ".join(f"{mark} {word}" for mark, word in _BLANKS.items())
         if look.logprobs:
             words += "; ? not recorded, ! under 1 in 1,000"
-        yield from _wrapped(words, look.width, style="dim")
+        yield from self._wrapped(words, style="dim")
+
+    def _wrapped(self, words: str, indent: str = "", style: str = "") -> Iterator[Text]:
+        """The words wrapped to the page, with lines after the first indented twice."""
+        width = self.look.width
+        return wrapped(Text(words, style=style), Console(width=width), width - 2 * len(indent), indent, 2 * indent)
 
     def _chosen(self, finding: Finding) -> bool:
         return self.spots is None or any(finding is each for each in self.spots.findings)
@@ -485,13 +498,6 @@ class _Page:
 def _turns(rollout: Rollout) -> str:
     count = len(rollout.turns)
     return f"{count:,} turns, 0 to {count - 1:,}" if count > 1 else ("no turns", "1 turn, turn 0")[count]
-
-
-def _wrapped(words: str, width: int, indent: str = "", style: str = "") -> Iterator[Text]:
-    """The words wrapped to a width, with lines after the first indented twice."""
-    for number, line in enumerate(Text(words, style=style).wrap(Console(width=width), width - 2 * len(indent))):
-        line.rstrip()
-        yield Text(indent * (2 if number else 1)).append_text(line)
 
 
 def rollout_object(
