@@ -20,7 +20,7 @@ from tito_audit.record.arrays import Ids, Logprobs, Mask
 from tito_audit.record.beside import BesideTokens
 from tito_audit.record.column import Alignment, Column, ColumnRole, alignment_by_length, spread
 from tito_audit.record.finding import Finding, Where
-from tito_audit.record.rollout import IdsFrom, TrainingRow
+from tito_audit.record.rollout import IdsFrom
 from tito_audit.record.runs import trained_runs
 from tito_audit.record.speakers import ASSISTANT
 from tito_audit.tokens.vocab import Vocabulary
@@ -180,12 +180,17 @@ def _sequences(evidence: Evidence) -> Iterator[_ViewedSequence]:
             )
     row = evidence.rollout.training_row
     if row is not None:
+        # NaN for placeholders at tokens that were not sampled.
+        scored, sampled = row.logprobs, row.loss_mask
+        sampled = evidence.row.sampled if sampled is None and evidence.row is not None else sampled
+        if scored is not None and row.sentinel is not None and sampled is not None:
+            scored = np.where((scored == row.sentinel) & ~sampled, np.nan, scored)
         trained = "no loss mask" if row.loss_mask is None else f"{int(np.count_nonzero(row.loss_mask)):,} trained"
         yield _ViewedSequence(
             (Where.ROW, None),
             row.token_ids,
             note=trained,
-            logprobs=_scored(row, evidence),
+            logprobs=scored,
             trained=row.loss_mask,
             roles=evidence.row.roles if evidence.row is not None else None,
             columns=_columns(row.columns, row.beside, len(row.token_ids), row.prompt_length, row.loss_mask),
@@ -235,20 +240,6 @@ def _beyond(link: Link | None, prompt: Ids) -> tuple[int, str]:
     if link.kind is LinkKind.CONTINUES:
         return new, f"the first {new:,} tokens are {call}"
     return new, f"from token {new:,} on not {call}"
-
-
-def _scored(row: TrainingRow, evidence: Evidence) -> Logprobs | None:
-    """The row's logprobs, with NaN for placeholders at tokens that were not sampled."""
-    if row.logprobs is None or row.sentinel is None:
-        return row.logprobs
-    filler = row.logprobs == row.sentinel
-    if row.loss_mask is not None:
-        filler &= ~row.loss_mask
-    elif evidence.row is not None:
-        filler &= ~evidence.row.sampled
-    else:
-        return row.logprobs
-    return np.where(filler, np.nan, row.logprobs)
 
 
 class _Words:
