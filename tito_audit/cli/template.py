@@ -164,7 +164,18 @@ def _evidence(looked: Looked) -> Iterator[RenderableType]:
         for pair in looked.delimiters.pairs.values() if looked.delimiters is not None else ():
             if pair.reason is not None:
                 yield Text(f"  no delimiter between {pair.left} and {pair.right}: ").append(visible(pair.reason))
-    yield from _settings(facts)
+    if facts.effects:
+        yield from heading("Arguments")
+        names = (visible(f"{effect.name}={effect.value!r}") for effect in facts.effects)
+        yield facts_table(
+            zip(names, (f"changes {listed(each.changes) or 'nothing'}" for each in facts.effects), strict=True)
+        )
+        for setting in facts.settings[:_SHOWN]:
+            left = len(setting.append.broken)
+            words = (
+                f"{many(left, 'answer')} of usual ones change" if left else "append-only for usual conversations"
+            )
+            yield Text(f"  {visible(flags_of(setting.arguments))}: {words}")
     yield from heading("What a splice or a gateway may rely on")
     marks = {True: ("yes", "green"), False: ("no", "bold red"), None: ("–", "dim")}
     for claim in claims(facts):
@@ -253,19 +264,6 @@ def _seams(seams: Sequence[Seam], has_ids: bool) -> Table:
         merges = [f"{at}: {' '.join(visible(each, edges=True) for each in texts)}" for at, texts in sides if texts]
         table.add_row(*map(Text, (*cells, "; ".join(merges))))
     return table
-
-
-def _settings(facts: TemplateFacts) -> Iterator[RenderableType]:
-    if not facts.effects:
-        return
-    yield from heading("Arguments")
-    names = (visible(f"{effect.name}={effect.value!r}") for effect in facts.effects)
-    changes = (f"changes {listed(effect.changes) if effect.changes else 'nothing'}" for effect in facts.effects)
-    yield facts_table(zip(names, changes, strict=True))
-    for setting in facts.settings[:_SHOWN]:
-        left = len(setting.append.broken)
-        words = f"{many(left, 'answer')} of usual ones change" if left else "append-only for usual conversations"
-        yield Text(f"  {visible(flags_of(setting.arguments))}: {words}")
 
 
 def _facts(facts: TemplateFacts, has_ids: bool) -> Iterator[tuple[str, str]]:
@@ -408,11 +406,11 @@ def train(settings: Settings, logs: Sequence[str], file: str, shape: str, *, for
         )
     log = tuple(log_probes(logs, settings)) if logs else ()
     trained = Trained(opened.name, find_variant(opened.renderer, log), Path(file))
-    if trained.writes:
+    if trained.variant.keeps_history:
         with new_file(trained.file, overwrite=force) as out:
             out.write(trained.variant.text.encode())
     print_result(shape, lambda: training_object(trained), (), _training_page(trained))
-    return trained.writes
+    return trained.variant.keeps_history
 
 
 def compare(settings: Settings, logs: Sequence[str], other: str, shape: str) -> bool:
@@ -432,11 +430,6 @@ class Trained:
     file: Path
 
     @property
-    def writes(self) -> bool:
-        """Whether the variant is worth a file: it keeps history."""
-        return self.variant.keeps_history
-
-    @property
     def diff(self) -> list[str]:
         """The edits as a unified diff, line by line."""
         before, after = (text.splitlines() for text in (self.variant.source, self.variant.text))
@@ -447,7 +440,7 @@ def _training_page(trained: Trained) -> Iterator[RenderableType]:
     """The verdict, the edits, what was proved, and the obstacles."""
     variant = trained.variant
     yield Text("tito-audit template ", style="bold").append(visible(trained.name))
-    yield Text(visible(training_verdict(trained)), style="bold green" if trained.writes else "bold red")
+    yield Text(visible(training_verdict(trained)), style="bold green" if variant.keeps_history else "bold red")
     for edit in variant.edits:
         yield Text(f"  line {edit.line}: {visible(elided(edit.does, _WHAT))}")
     if variant.edits:
@@ -456,9 +449,17 @@ def _training_page(trained: Trained) -> Iterator[RenderableType]:
             yield Text(visible(line), style=_COLORS.get(line[:1], ""))
     yield from heading("Proved by rendering")
     yield from (Text(f"  {visible(line)}") for line in proved(variant))
-    if variant.after.lost:
+    if lost := sorted(variant.after.lost):
+        # The answers that still change, and the constructs that cause it.
         yield from heading("Obstacles")
-        yield from (Text(f"  {visible(line)}") for line in obstacles(variant))
+        more = f", and {len(lost) - _LOST} more" if len(lost) > _LOST else ""
+        obstacles = [f"these change: {'; '.join(lost[:_LOST])}{more}"]
+        for edit, why in variant.rejected:
+            does = elided(edit.does, _WHAT)
+            obstacles.append(f"line {edit.line}: a template that {does} keeps more, but {why}")
+        if not variant.rejected:
+            obstacles.append("no condition and no cut of the template alone decides about them")
+        yield from (Text(f"  {visible(line)}") for line in obstacles)
 
 
 def training_verdict(trained: Trained) -> str:
@@ -468,7 +469,7 @@ def training_verdict(trained: Trained) -> str:
     still = f"{many(len(variant.after.lost), 'answer')} still change once something follows"
     if not variant.after.answers:
         return "No answer comes back with this template, so nothing can be proved; no file is written."
-    if not trained.writes:
+    if not trained.variant.keeps_history:
         more = f"{edits.capitalize()} would keep more of history, but not all"
         return f"{more if variant.edits else 'No edit found'}: {still}; no file is written."
     but = f" With tools {still}." if variant.after.lost else ""
@@ -499,25 +500,14 @@ def _counts(judged: Judged) -> str:
     return f"{len(judged.answers):,} of {len(judged.answers) + judged.faults:,}"
 
 
-def obstacles(variant: Variant) -> Iterator[str]:
-    """The answers that still change, and the constructs that cause it."""
-    lost = sorted(variant.after.lost)
-    more = f", and {len(lost) - _LOST} more" if len(lost) > _LOST else ""
-    yield f"these change: {'; '.join(lost[:_LOST])}{more}"
-    for edit, why in variant.rejected:
-        yield f"line {edit.line}: a template that {elided(edit.does, _WHAT)} keeps more, but {why}"
-    if not variant.rejected:
-        yield "no condition and no cut of the template alone decides about them"
-
-
 def training_object(trained: Trained) -> dict[str, Any]:
     """The same as one JSON object."""
     variant, log = trained.variant, trained.variant.of_log
     return {
         "schema_version": 1,
         "template": trained.name,
-        "file": str(trained.file) if trained.writes else None,
-        "keeps_history": trained.writes,
+        "file": str(trained.file) if trained.variant.keeps_history else None,
+        "keeps_history": trained.variant.keeps_history,
         "verdict": training_verdict(trained),
         "edits": [fields(edit, "line was new does") for edit in variant.edits],
         "diff": trained.diff,
