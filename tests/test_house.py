@@ -163,7 +163,7 @@ BUDGETS = {
     "convert": 2_108,
     "evidence": 6_750,
     "formats": 12_444,
-    "gate": 811,
+    "gate": 814,
     "identify": 801,
     "inspect": 2_619,
     "integrations": 697,

@@ -46,9 +46,12 @@ class Rates:
                 raise SetupError(f"--max-rate {limit}: a rate is a number, 0 or more.")
         self._limits = limits
         self._by_prefix = {limit.prefix: PrefixCount() for limit in limits}
-        self.of = cache(
-            lambda code: self._by_prefix.get(max(filter(code.startswith, self._by_prefix), key=len, default=None))
-        )
+
+        def of(code: str) -> PrefixCount | None:
+            fitting = [prefix for prefix in self._by_prefix if code.startswith(prefix)]
+            return self._by_prefix[max(fitting, key=len)] if fitting else None
+
+        self.of = cache(of)
         """The count that findings of a code go into; None if no limit applies."""
         self.tokens = 0
         """Generated tokens of the logs that count."""
