@@ -170,9 +170,10 @@ def _pairs(before: Sequence[Result], after: Sequence[Result]) -> Iterator[tuple[
     """Each rollout as read, with what replaces it: nothing, one rollout, or the parts of a fork."""
     old = [result.rollout for result in before if result.rollout is not None]
     new = [result.rollout for result in after if result.rollout is not None]
+    forked = len(old) != len(new)
     for number, rollout in enumerate(old, 1):
         end = 1
-        if len(old) != len(new):  # up to one that has no completion of it, and does not begin as it does
+        if forked:  # up to one that has no completion of it, and does not begin as it does
             others = (n for n, other in enumerate(new) if not _akin(rollout, other))
             end = len(new) if number == len(old) else next(others, len(new))
         yield rollout, new[:end]
