@@ -245,6 +245,13 @@ def test_a_diff_of_a_fork_tells_turns_of_equal_completions_apart() -> None:
     assert words == ["trains turn 1", "trains turn 0", "trains turns 2, 3"]
 
 
+def test_rollouts_of_a_row_that_no_fork_changed_keep_their_pairs_however_unlike_they_are() -> None:
+    old = [rollout([number] * 3, [0, 0, 1], [0.0] * 3) for number in (1, 2, 3)]
+    new = [rollout([number] * 3, [0, 0, 1], [0.0] * 3) for number in (1, 9, 3)]
+    heads = [line for line in diff(outcome(old, new)) if "training row" in line or line.startswith("  row")]
+    assert heads == ["  training row · 3 tokens, 1 trained → 3 tokens, 1 trained"]
+
+
 def test_nothing_that_a_log_says_acts_on_the_terminal() -> None:
     evil = Place("a\x1b]0;title\x07.jsonl\nforged: 0 errors", 3)
     old, new = (replace(rollout([5, number], [0, 1], [0.0, -0.5]), place=evil) for number in (6, 7))
