@@ -158,7 +158,7 @@ BUDGETS = {
     "agents": 673,
     "align": 1_162,
     "chains": 1_431,
-    "cli": 5_429,
+    "cli": 5_430,
     "conformance": 1_312,
     "convert": 2_108,
     "evidence": 6_750,
