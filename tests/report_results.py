@@ -9,7 +9,7 @@ from typing import Any
 
 from tito_audit.record.finding import Finding, Hit, Result, Severity, Side, Skip, Where
 from tito_audit.record.rollout import Place, Rollout
-from tito_audit.report import Report, ReportOptions
+from tito_audit.report import Report, ReportOptions, send_all
 from tito_audit.run.headlines import headed
 from tito_audit.summary import CoverageCount, Fixed, Gate, RateCount, Sampled, Summary
 
@@ -192,7 +192,7 @@ def written(
     summary = Summary(files=list(files), tokenizer="toy_bpe", encoder="tokenizers", seconds=2.0, sampled=sampled)
     summary.notices += notices
     out = io.StringIO()
-    report.write(tally(of, summary, gate), summary, out, ReportOptions(**{"titles": TITLES, **options}))
+    send_all(tally(of, summary, gate), report.write(summary, out, ReportOptions(**{"titles": TITLES, **options})))
     return out.getvalue()
 
 

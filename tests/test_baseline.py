@@ -21,8 +21,15 @@ from tests.command import run, written
 from tests.world import BROKEN, CLEAN, ROOT, TOY
 from tito_audit import Finding, Gate, GateSettings, Hit, Place, Settings, Severity, Side, Where, gate_rollouts
 from tito_audit.errors import SetupError, StorageError
-from tito_audit.gate.baseline import Entry, LogNames, entry_of, read_baseline, write_baseline
-from tito_audit.gate.judge import EntryCounts, KnownFindings
+from tito_audit.gate.baseline import (
+    Baseline,
+    Entry,
+    EntryCounts,
+    LogNames,
+    entry_of,
+    read_baseline,
+    write_baseline,
+)
 from tito_audit.settings.model import Override
 from tito_audit.terminal.escape import escaped_json
 
@@ -238,12 +245,13 @@ def test_what_lies_in_or_behind_a_row_that_cannot_be_read_stays(folder: Folder) 
     assert [one.row for one in folder.gates("a.jsonl.gz", ignore=("REC",))[1].fixed] == [0, 1]
 
 
-def test_the_same_tokens_as_a_note_use_up_no_error() -> None:
+def test_the_same_tokens_as_a_note_use_up_no_error(tmp_path: Path) -> None:
     error, note = made_up(Place("a", 4)), made_up(Place("a", 3), Severity.NOTE)
-    known = KnownFindings([entry_of(error, error.fingerprint, "a")], Path(), ["a"])
-    assert not known.holds(note, "a")
-    assert known.holds(error, "a")
-    assert not known.holds(error, "a")
+    write_baseline(tmp_path / "b.json", [entry_of(error, error.fingerprint, "a")])
+    baseline = Baseline(tmp_path / "b.json", [tmp_path / "a"])
+    assert not baseline.holds(note, "a")
+    assert baseline.holds(error, "a")
+    assert not baseline.holds(error, "a")
 
 
 def test_only_what_would_fail_is_taken(folder: Folder) -> None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import io
 import json
 import re
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -21,11 +19,11 @@ from tests.command import run, written
 from tests.ready import program
 from tests.world import BROKEN, CLEAN, ROOT, TOY
 from tito_audit.cli import _Commands, main
-from tito_audit.cli._deliver import Target, deliver
+from tito_audit.cli._outs import Target, deliver
 from tito_audit.errors import SetupError
 from tito_audit.record.finding import Result
 from tito_audit.record.rollout import Place
-from tito_audit.report import Report, ReportOptions
+from tito_audit.report import Report, ReportOptions, Takes
 from tito_audit.reports import report_named
 from tito_audit.rules import all_rules
 from tito_audit.summary import Summary
@@ -184,7 +182,7 @@ def failing_after(count: int, error: BaseException) -> Iterator[Result]:
     raise error
 
 
-def report_of(write: Callable[..., None]) -> Report:
+def report_of(write: Callable[..., Takes[None]]) -> Report:
     return Report("made-up", "", write)
 
 
@@ -203,34 +201,14 @@ def test_a_run_that_fails_leaves_no_file_and_no_thread(tmp_path: Path, error: Ba
 
 
 def test_a_report_that_fails_ends_the_run_with_its_error(tmp_path: Path) -> None:
-    def fail(results: Iterator[Result], *rest: object) -> None:
-        next(results)
+    def fail(*_: object) -> Takes[None]:
+        yield
         raise BrokenPipeError
 
     wanted = [Target(report_of(fail), None), Target(report_named("jsonl"), tmp_path / "out")]
     with pytest.raises(BrokenPipeError):
         deliver(endless(), Summary(), wanted, ReportOptions())
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_slow_report_slows_the_run_and_holds_few_results(tmp_path: Path) -> None:
-    ahead: list[int] = []
-    pulled = 0
-
-    def slow(results: Iterator[Result], *rest: object) -> None:
-        for done, _ in enumerate(results):
-            ahead.append(pulled - done)
-            time.sleep(0.0005)
-
-    def counted() -> Iterator[Result]:
-        nonlocal pulled
-        for pulled in range(300):
-            yield Result(Place("a", pulled), None)
-
-    wanted = [Target(report_of(slow), tmp_path / "a"), Target(report_named("jsonl"), tmp_path / "b")]
-    deliver(counted(), Summary(), wanted, ReportOptions())
-    assert max(ahead) < 40
-    assert io.StringIO((tmp_path / "b").read_text(encoding="utf-8")).readline().startswith('{"summary"')
 
 
 def test_show_leaves_out_what_nothing_is_said_about_and_counts_it() -> None:

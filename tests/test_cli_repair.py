@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from tests.command import run, written
 from tests.world import BROKEN, CLEAN, ROOT
 from tito_audit.cli._diff import DiffRow, changed_regions, diff_lines
-from tito_audit.cli._repaired import REPORTS, RepairRun, RowTally, Sayings
+from tito_audit.cli.repair import REPORTS, RepairRun, RowTally, Sayings
 from tito_audit.record.build import training_row
 from tito_audit.record.finding import Finding, Hit, Result, Severity, Where
 from tito_audit.record.outcome import Outcome
@@ -245,6 +245,13 @@ def test_a_diff_of_a_fork_tells_turns_of_equal_completions_apart() -> None:
     assert words == ["trains turn 1", "trains turn 0", "trains turns 2, 3"]
 
 
+def test_rollouts_of_a_row_that_no_fork_changed_keep_their_pairs_however_unlike_they_are() -> None:
+    old = [rollout([number] * 3, [0, 0, 1], [0.0] * 3) for number in (1, 2, 3)]
+    new = [rollout([number] * 3, [0, 0, 1], [0.0] * 3) for number in (1, 9, 3)]
+    heads = [line for line in diff(outcome(old, new)) if "training row" in line or line.startswith("  row")]
+    assert heads == ["  training row · 3 tokens, 1 trained → 3 tokens, 1 trained"]
+
+
 def test_nothing_that_a_log_says_acts_on_the_terminal() -> None:
     evil = Place("a\x1b]0;title\x07.jsonl\nforged: 0 errors", 3)
     old, new = (replace(rollout([5, number], [0, 1], [0.0, -0.5]), place=evil) for number in (6, 7))
@@ -292,10 +299,10 @@ def test_regions_put_in_their_places_make_the_new_sequence_of_the_old(
     old, new = (DiffRow(*(np.array([entry[n] for entry in side]) for n in range(3))) for side in (one, other))
     at, made = 0, []
     for region in changed_regions(old, new):
-        assert region.old_start >= at
-        assert region.old_end > region.old_start or region.new_end > region.new_start
-        made += one[at : region.old_start]
-        assert len(made) == region.new_start
-        made += other[region.new_start : region.new_end]
-        at = region.old_end
+        assert region.start >= at
+        assert region.end > region.start or region.other_end > region.other
+        made += one[at : region.start]
+        assert len(made) == region.other
+        made += other[region.other : region.other_end]
+        at = region.end
     assert repr(made + one[at:]) == repr(other)

@@ -17,7 +17,7 @@ import pytest
 
 from tests.tables import stored
 from tito_audit.cli import _complete
-from tito_audit.cli._repaired import REPORTS
+from tito_audit.cli.repair import REPORTS
 from tito_audit.convert.makers import all_makers
 from tito_audit.formats import all_formats
 from tito_audit.repairs import all_repairs

@@ -36,7 +36,7 @@ from tito_audit.gate.judge import Coverage
 from tito_audit.rules import all_rules
 from tito_audit.run.workers import can_fork
 from tito_audit.settings.model import Override
-from tito_audit.terminal.coverage import coverage_reason, coverage_words
+from tito_audit.terminal.verdict import coverage_reason, coverage_words
 
 TOY = str(Path(__file__).resolve().parents[1] / "fixtures" / "tokenizers" / "toy_bpe")
 OTHER = str(Path(__file__).resolve().parents[1] / "fixtures" / "tokenizers" / "toy_metaspace")

@@ -21,8 +21,8 @@ from tito_audit.cli._ends import refusal
 from tito_audit.errors import StorageError
 from tito_audit.run.repair import repair_rollouts
 from tito_audit.run.scan import Scan
-from tito_audit.settings.home import user_path
 from tito_audit.settings.model import Settings
+from tito_audit.settings.values import user_path
 from tito_audit.storage import place_key
 from tito_audit.storage.watch import Watch
 

@@ -19,8 +19,8 @@ from tests.test_gate import clean, merged
 from tests.world import ROOT, TOY, json_lines
 from tito_audit.record.finding import Result, Severity, Where
 from tito_audit.record.rollout import Place
-from tito_audit.reports._verdict import cause_lines, verdict
 from tito_audit.summary import Summary
+from tito_audit.terminal.verdict import cause_lines, verdict
 
 WIDTHS = ("80", "100", "120")
 NOTED = [merged(clean(f"r{number}"), 2, "Ġgood") for number in range(6)]

@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.report_results import TITLES, TRAPS, results
+from tests.report_results import TRAPS, results
 from tests.tiers import DEEP
 from tito_audit import GateSettings, Settings, gate_rollouts, repair_rollouts, scan_rollouts
-from tito_audit.reports import notebook_page, verdict_line
 from tito_audit.summary import Summary
+from tito_audit.tables.shown import NotebookPage
 from tito_audit.terminal.escape import visible
+from tito_audit.terminal.verdict import verdict_line
 
 ROOT = Path(__file__).resolve().parents[1]
 LOG = ROOT / "fixtures" / "docs" / "first_scan.jsonl"
@@ -50,7 +51,7 @@ class Seen(HTMLParser):
 
 def hostile() -> tuple[str, Summary]:
     """The display of results in which every text tries to act."""
-    page, summary = notebook_page(lambda: TITLES), Summary(files=["logs/<b>run</b>.jsonl"])
+    page, summary = NotebookPage(), Summary(files=["logs/<b>run</b>.jsonl"])
     for result in results():
         summary.add(result)
         page.add(result.findings)

@@ -6,7 +6,6 @@ import gzip
 import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +37,7 @@ from tito_audit.viewer.measures import measure
 from tito_audit.viewer.model import (
     LOGPROB_EDGES,
     POSITION_EDGES,
+    REPORTED,
     STATES,
     TURNS,
     Measures,
@@ -46,14 +46,12 @@ from tito_audit.viewer.model import (
     ViewSequence,
 )
 from tito_audit.viewer.replacements import SAMPLED, SEEN
-from tito_audit.viewer.selection import REPORTED
 from tito_audit.viewer.sequences import (
     MAX_PIECE,
     MAX_SWAP,
     MAX_SWAPPED,
-    Excerpt,
-    MarkedRange,
     choose_excerpts,
+    touches,
     view,
 )
 
@@ -693,23 +691,6 @@ def test_a_large_swap_is_cut_and_says_how_many_tokens_there_are() -> None:
 # Excerpts.
 
 
-@settings(max_examples=examples(50, 200), deadline=None, derandomize=True)
-@given(st.lists(st.tuples(st.integers(-5, 60), st.integers(-5, 70), st.integers(0, 30)), max_size=12))
-def test_windows_are_what_a_set_of_positions_is(added: list[tuple[int, int, int]]) -> None:
-    windows, held = Excerpt(), set[int]()
-    for start, end, room in added:
-        new = [at for at in range(max(start, 0), end) if at not in held][:room]
-        assert windows.add(start, end, room) == len(new)
-        held.update(new)
-        ranges = list(zip(windows.starts, windows.ends, strict=True))
-        assert sorted(held) == [at for first, last in ranges for at in range(first, last)]
-        assert all(last < first for (_, last), (first, _) in pairwise(ranges))
-        for first, last in ((start, start), (start, end)):
-            if 0 <= first <= last:
-                inside = bool(held & set(range(first, last))) if first < last else bool(held & {first - 1, first})
-                assert windows.touches(first, last) is inside
-
-
 @settings(max_examples=examples(25, 100), deadline=None, derandomize=True)
 @given(
     st.lists(st.integers(0, 300), min_size=1, max_size=5),
@@ -720,19 +701,16 @@ def test_what_is_chosen_fits_the_room_and_uses_it(
     lengths: list[int], places: list[tuple[int, int, int, int]], room: int
 ) -> None:
     spots = [
-        MarkedRange(number, start, start + size, severity)
+        (severity, number, start, start + size)
         for number, start, size, severity in places
         if number < len(lengths) and start + size <= lengths[number]
     ]
-    windows = choose_excerpts(lengths, spots, [(number, 0) for number in range(len(lengths))], room)
-    used = sum(end - start for one in windows for start, end in zip(one.starts, one.ends, strict=True))
-    assert used == min(room, sum(lengths))
-    for one, length in zip(windows, lengths, strict=True):
-        assert all(0 <= start < end <= length for start, end in zip(one.starts, one.ends, strict=True))
+    excerpts = choose_excerpts(lengths, spots, [(number, 0) for number in range(len(lengths))], room)
+    assert [len(excerpt) for excerpt in excerpts] == lengths
+    assert sum(int(excerpt.sum()) for excerpt in excerpts) == min(room, sum(lengths))
     if spots and room >= 40:
-        worst = max(spots, key=lambda spot: (spot.severity, -spot.sequence, -spot.start))
-        shown = windows[worst.sequence]
-        assert worst.start == lengths[worst.sequence] or shown.touches(worst.start, worst.start + 1)
+        _, number, start, _ = max(spots, key=lambda spot: (spot[0], -spot[1], -spot[2]))
+        assert start == lengths[number] or (excerpts[number][start] and touches(excerpts[number], start, start))
 
 
 def test_rates_divide_by_the_tokens_that_charts_count_where_neither_mask_nor_calls_say(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from tests.command import run
 from tests.toy import ROOT, rollout_of
-from tito_audit.cli._repaired import REPORTS, RepairRun, RowTally
+from tito_audit.cli.repair import REPORTS, RepairRun, RowTally
 from tito_audit.record.finding import Severity
 from tito_audit.report import ReportOptions
 from tito_audit.settings.model import RepairSettings, Settings

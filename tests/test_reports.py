@@ -23,13 +23,13 @@ from tests.report_results import ODD, TITLES, finding, golden, hostile, merge, r
 from tito_audit.record.finding import Hit, Result, Severity, Side, Skip, Where
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.record.stated import Stated
-from tito_audit.report import Report, ReportOptions
+from tito_audit.report import Report, ReportOptions, send_all
 from tito_audit.reports import all_reports, report_named
-from tito_audit.reports._verdict import verdict
-from tito_audit.reports._worst import Worst
 from tito_audit.summary import Headline, RuleCount, Summary
 from tito_audit.terminal.boxes import boxes
 from tito_audit.terminal.escape import escaped_json, visible
+from tito_audit.terminal.verdict import verdict
+from tito_audit.terminal.worst import Worst
 
 GOLDENS = Path(__file__).resolve().parents[1] / "fixtures" / "reports"
 EMPTY: dict[str, Callable[[str], bool]] = {
@@ -160,7 +160,7 @@ def test_no_number_of_the_table_is_cut_off(width: int) -> None:
     summary = Summary(files=["run.jsonl"], findings={"TOK101": count})
     out = io.StringIO()
     summary.headlines["", "log"] = Headline("{n} odd", "log", note=1)
-    report_named("text").write([], summary, out, ReportOptions(width=width, titles=TITLES, notes=True))
+    send_all((), report_named("text").write(summary, out, ReportOptions(width=width, titles=TITLES, notes=True)))
     (line,) = [line for line in out.getvalue().splitlines() if line.startswith("TOK101")]
     shown = line.split()[-(5 if width >= 80 else 4) :]
     assert shown[:4] == ["234,567", "345,678", "45,678", "123,456"]

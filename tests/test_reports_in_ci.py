@@ -35,11 +35,10 @@ from tests.runner import commands
 from tito_audit.record.finding import Finding, Result, Severity, Side
 from tito_audit.record.rollout import Place
 from tito_audit.reports import all_reports, report_named
-from tito_audit.reports._worst import Shortlist
 from tito_audit.reports.markdown import code, fenced
 from tito_audit.summary import Gate, RateCount
-from tito_audit.terminal.cut import cut
-from tito_audit.terminal.escape import inert
+from tito_audit.terminal.escape import cut, inert
+from tito_audit.terminal.worst import Shortlist
 
 RUN = "logs/run.jsonl"
 CONCISE = re.compile(
@@ -126,7 +125,7 @@ def test_concise_has_one_line_for_each_finding_and_one_for_the_run() -> None:
 
 
 def test_the_place_of_a_concise_line_can_be_shown() -> None:
-    from tito_audit.cli._shown import wanted_place
+    from tito_audit.cli.show import wanted_place
 
     *lines, _ = written(report_named("concise"), results()).splitlines()
     found = [wanted_place(line[: CONCISE_PLACE.match(line).end()]) for line in lines]  # type: ignore[union-attr]

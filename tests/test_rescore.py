@@ -11,7 +11,7 @@ import pytest
 from tests import toy
 from tests.mismatch import plant
 from tests.rescoring import OPEN, Formula, call, log_of, logprob, logprobs, rescored, token_ids
-from tito_audit.cli._rescored import page_parts, summary_object
+from tito_audit.cli.rescore import page_parts, summary_object
 from tito_audit.errors import PluginError, ProviderError
 from tito_audit.provider import ScoredTokens
 from tito_audit.report import ReportOptions

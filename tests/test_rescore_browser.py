@@ -10,7 +10,7 @@ from tests.browser.made import HOSTILE
 from tests.rescoring import OPEN, call, log_of, rescored, token_ids
 from tests.test_html_browser import CONTRAST, UNNAMED, browser, quiet
 from tests.test_rescore import SAMPLED
-from tito_audit.cli._rescored import verdict
+from tito_audit.cli.rescore import verdict
 from tito_audit.rescore.html import page
 
 __all__ = ["browser"]

@@ -33,8 +33,7 @@ from tito_audit.record.finding import Severity
 from tito_audit.record.moved import moved_row
 from tito_audit.run.workers import can_fork
 from tito_audit.settings.model import Override
-from tito_audit.viewer.model import Measures, Observed
-from tito_audit.viewer.selection import MAX_VIEWS, VIEWS_PER_CODE, ViewQuota
+from tito_audit.viewer.model import MAX_VIEWS, VIEWS_PER_CODE, Measures, Observed, ViewQuota
 
 ROOT = Path(__file__).resolve().parents[1]
 TOKENIZERS = ROOT / "fixtures" / "tokenizers"
@@ -379,7 +378,7 @@ def test_no_more_views_than_a_bound_whatever_the_number_of_processes(
 ) -> None:
     log = many(tmp_path / "log.jsonl")
     every = viewed(scanned(log, tokenizer=BPE, observe=True)[0])
-    monkeypatch.setattr("tito_audit.viewer.selection.MAX_VIEWS", 17)
+    monkeypatch.setattr("tito_audit.viewer.model.MAX_VIEWS", 17)
     for jobs, chunk in some(((1, None), (3, 9_000), (2, 300)), 2):
         assert viewed(scanned(log, jobs, chunk, tokenizer=BPE, observe=True)[0]) == every[:17]
 

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from tito_audit.record.rollout import Place
 from tito_audit.summary import Summary
-from tito_audit.terminal.escape import inert, visible
+from tito_audit.terminal.escape import inert, shell_word, visible
 from tito_audit.terminal.place import show_command
-from tito_audit.terminal.shell import shell_word
 
 NAMES = (
     "run.jsonl",

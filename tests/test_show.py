@@ -21,7 +21,7 @@ from rich.cells import cell_len
 from tests import command
 from tests.tiers import some
 from tito_audit import Settings, read_rollouts, scan_rollouts
-from tito_audit.cli._shown import ShowSpan, page_lines, wanted_place
+from tito_audit.cli.show import ShowSpan, page_lines, wanted_place
 from tito_audit.errors import SetupError
 from tito_audit.record.finding import Result, Where
 from tito_audit.report import ReportOptions

@@ -27,13 +27,11 @@ from tests.test_html_browser import CONTRAST, UNNAMED, browser, press, texts, wa
 from tests.tiers import some
 from tests.world import FORMATS, TOY
 from tito_audit import Settings, scan_rollouts
-from tito_audit.reports import site_in
 from tito_audit.reports._html.views import MARK
-from tito_audit.reports.html import write_page
+from tito_audit.reports.html import Site, write_page
 from tito_audit.run.workers import InProcess
 from tito_audit.viewer.grams import BUCKETS, SLOTS, Grams, slots_of_ids, slots_of_text
-from tito_audit.viewer.model import observed_of
-from tito_audit.viewer.selection import ViewQuota
+from tito_audit.viewer.model import ViewQuota, observed_of
 
 __all__ = ["browser"]
 
@@ -522,7 +520,7 @@ def test_the_pages_can_be_read_at_both_widths_and_in_both_schemes(
 
 
 def test_a_site_is_put_in_place_only_when_it_is_complete(tmp_path: Path) -> None:
-    site = site_in(tmp_path / "site", write_page)
+    site = Site(tmp_path / "site", write_page)
     assert not (tmp_path / "site").exists()
     site.close()
     assert list(tmp_path.iterdir()) == []

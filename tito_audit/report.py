@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, TextIO, TypeVar
 
 from tito_audit.record.finding import Finding, Result
 
@@ -34,17 +34,35 @@ class ReportOptions:
     """Whether a finding that is not in the baseline fails by itself; None: errors do."""
 
 
+T = TypeVar("T")
+Takes = Generator[None, "Result | None", T]
+"""What takes results: a generator that is sent each, then None."""
+
+
+def send_all(results: Iterable[Result], takes: Takes[T]) -> T:
+    """Send all results, and return what is made of them."""
+    try:
+        next(takes)
+        for result in results:
+            takes.send(result)
+        takes.send(None)
+    except StopIteration as end:
+        value: T = end.value
+        return value
+    raise RuntimeError("a report takes results after the last")
+
+
 @dataclass(frozen=True, slots=True)
 class Report:
     """One report; each file of `reports/` defines one.
 
-    `write` pulls the results, so a report of a large log never holds them all. The summary is complete once all
-    results are used up.
+    `write` is sent the results one by one, so a report of a large log never holds them all, then None: the summary
+    is complete by then.
     """
 
     name: str
     title: str
-    write: Callable[[Iterable[Result], Summary, TextIO, ReportOptions], None]
+    write: Callable[[Summary, TextIO, ReportOptions], Takes[None]]
     observes: bool = False
     """Whether results should come with data for the viewer (`Result.observed`)."""
     suffix: str = "txt"

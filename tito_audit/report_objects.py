@@ -1,43 +1,13 @@
-"""The JSON objects of machine-readable reports, schema version 1.
+"""The JSON objects of machine-readable reports, schema version 1: `schemas/report.schema.json` describes them.
 
 orjson writes them, with dataclasses as they are. msgspec was tried: it writes what orjson cannot (whole numbers of
 more than 64 bits), but `1e16` for `1e+16`, which would change the bytes of reports.
 
-    finding  {"code", "severity", "file", "row", "item", "turn", "where", "start", "end", "cause", "message",
-              "recorded": SIDE, "canonical": SIDE, "context": {"before": {"ids", "pieces"}, "after": …}, "repair",
-              "fingerprint", "known", "because_of"}, and "folded": FOLDED if it stands for several
-    FOLDED   {"times", "tokens", "places": [[turn, start, end]]}; at most 1,000 places, the first of them its own
-    SIDE     {"ids", "pieces", "label"}
-    summary  {"schema_version", "rollouts", "turns", "tokens", "generated_tokens", "rows_unreadable",
-              "findings": {CODE: {"error", "warning", "note", "rollouts", "tokens", "known"}},
-              "skipped": {CODE: {"rollouts", "because"}}, "formats": {NAME: rollouts}, "tokenizer",
-              "tokenizer_commits": {NAME: commit}, "seconds", "files", "without_ids", "uncompared",
-              "open_rows", "open_beside_faults", "causes": {CODE: {CAUSE: findings}}, "notices", "encoder",
-              "taken": {FILE: {FORMAT: {"rows", "first_row", "told_by"}}}, "sampled": {"share", "rows", "of"},
-              "gate", "headlines": [HEADLINE], "new": {"error", "warning", "note"}},
-              and "mismatches": {COLUMN: MISMATCH} if a trainer's logprobs were compared with the sampler's
-    MISMATCH {"sampler", "rollouts", "tokens", "size", "confident", "causes": {CAUSE: {"tokens", "size", "share",
-              "worst": TOKEN, "notes": {WORDS: rollouts}}}, "temperature": RANGE, "mass": RANGE, "truncations",
-              "histogram": {"edges", "tokens"}}
-    TOKEN    {"file", "row", "item", "turn", "at", "token_id", "sampler", "trainer"}
-    RANGE    {"best", "low", "high"}, or null
-    HEADLINE {"text", "times", "unit", "error", "warning", "note", "rollouts", "codes": {CODE: findings}}
-    gate     {"failed", "because": [SENTENCE], "fail_on", "failing", "rates": [RATE], "baseline", "known",
-              "fixed": [FIXED], "added", "updated", "required": [REQUIRED], "min_audited"}
-    RATE     {"limit", "findings", "of", "rate", "failed"}; "rate" is null where there is nothing to divide by
-    REQUIRED {"codes", "idle", "share", "covered", "of", "rate", "because", "lacking", "first": PLACE, "failed"};
-              "because" and "first" are null where all are covered
-    PLACE    {"file", "row", "item"}
-    FIXED    {"fingerprint", "code", "file", "row", "message", "times"}
-
-"sampled" is null when every row was audited, "sft" without rows for SFT, "gate" when nothing gated the run,
-"min_audited" when no share was asked for, else a REQUIRED without "codes" and "idle".
 New keys do not raise the version; changing the meaning of a key or removing it does.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from itertools import islice
 from typing import Any
 
@@ -45,7 +15,7 @@ import orjson
 
 from tito_audit.record.finding import Finding, Severity, Side
 from tito_audit.record.mismatch import EDGES, Mismatch
-from tito_audit.summary import SCHEMA_VERSION, CoverageCount, Skipped, Summary
+from tito_audit.summary import SCHEMA_VERSION, CoverageCount, Summary
 from tito_audit.terminal.escape import escaped_json
 
 _PLACES = 1_000
@@ -81,7 +51,7 @@ def summary_object(summary: Summary) -> dict[str, Any]:
     gate: dict[str, Any] | None = None
     if summary.gate is not None:
         least = summary.gate.min_audited
-        gate = {field.name: getattr(summary.gate, field.name) for field in dataclasses.fields(summary.gate)}
+        gate = fields(summary.gate, " ".join(summary.gate.__slots__))
         gate["required"] = [_covered(count) for count in summary.gate.required]
         gate["min_audited"] = None if least is None else _covered(least)
     compared = {column: mismatch_object(mismatch) for column, mismatch in summary.mismatches.items()}
@@ -92,7 +62,13 @@ def summary_object(summary: Summary) -> dict[str, Any]:
             code: fields(count, "error warning note rollouts tokens known")
             for code, count in sorted(summary.findings.items())
         },
-        "skipped": {code: _skipped(skipped) for code, skipped in sorted(summary.skipped.items())},
+        "skipped": {
+            code: {
+                "rollouts": skipped.rollouts,
+                "because": min(skipped.because, key=lambda word: (-skipped.because[word], word), default=""),
+            }
+            for code, skipped in sorted(summary.skipped.items())
+        },
         "formats": dict(summary.formats.most_common()),
         **fields(summary, "tokenizer tokenizer_commits"),
         "seconds": round(summary.seconds, 3),
@@ -176,12 +152,6 @@ def fields(value: object, names: str) -> dict[str, Any]:
 def _covered(count: CoverageCount) -> dict[str, Any]:
     of_rules = "codes idle " if count.codes else ""
     return fields(count, f"{of_rules}share covered of rate because lacking first failed")
-
-
-def _skipped(skipped: Skipped) -> dict[str, Any]:
-    """A skipped rule with its most common reason."""
-    because = min(skipped.because, key=lambda word: (-skipped.because[word], word), default="")
-    return {"rollouts": skipped.rollouts, "because": because}
 
 
 def without_surrogates(value: Any) -> Any:

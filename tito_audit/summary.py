@@ -298,8 +298,15 @@ class Summary:
             notice = result.rollout.stated.notice
             if notice and notice not in self.notices:
                 self.notices.append(notice)
-            self.formats[result.rollout.format] += 1
-            self._take(result, result.rollout.format)
+            place, form = result.place, result.rollout.format
+            self.formats[form] += 1
+            for kind, path in result.unread:
+                self.unread.setdefault(place.file, {})[path] = kind
+            formats = self.taken.setdefault(place.file, {})
+            if (of_format := formats.get(form)) is None:
+                of_format = formats[form] = Taken(place.row)
+            of_format.rows += result.counts.get("rows", 1) if place.item == 0 else 0
+            of_format.told_by = of_format.told_by or result.told_by
         self.turns += result.counts.get("turns", 0)
         self.tokens += result.counts.get("tokens", 0)
         self.generated_tokens += result.counts.get("generated_tokens", 0)
@@ -376,17 +383,6 @@ class Summary:
             headline.places[root.hit.turn, root.hit.later_turn] += by * root.units
         for headline in {id(headline): headline for _, headline, _ in worst.values()}.values():
             headline.rollouts += by * (not result.of_log or result.between_rows)
-
-    def _take(self, result: Result, format: str) -> None:
-        place = result.place
-        for kind, path in result.unread:
-            self.unread.setdefault(place.file, {})[path] = kind
-        formats = self.taken.setdefault(place.file, {})
-        rows = formats.get(format)
-        if rows is None:
-            rows = formats[format] = Taken(place.row)
-        rows.rows += result.counts.get("rows", 1) if place.item == 0 else 0
-        rows.told_by = rows.told_by or result.told_by
 
     @property
     def compared(self) -> int:

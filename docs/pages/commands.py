@@ -10,7 +10,7 @@ import typer
 
 from pages.words import Pages, fenced, flags_as_code, table, toctree
 from tito_audit.cli import app
-from tito_audit.cli._exits import EXIT_CODES
+from tito_audit.cli._ends import EXIT_CODES
 from tito_audit.cli._help import SUMMARIES, record_of
 from tito_audit.settings.file import OVERRIDES
 from tito_audit.settings.option import Option

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from pages.cases import example_of
 from pages.words import Pages, command_block, fenced, table, toctree
-from tito_audit.cli._repaired import REPORTS as REPAIR_REPORTS
 from tito_audit.cli.explain import GUIDES
+from tito_audit.cli.repair import REPORTS as REPAIR_REPORTS
 from tito_audit.convert.makers import makers_of
 from tito_audit.format import Format
 from tito_audit.formats import all_formats

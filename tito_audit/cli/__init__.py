@@ -1,4 +1,4 @@
-"""The command line: one file per command, and the exit codes in `_exits.py`.
+"""The command line: one file per command, and the exit codes in `_ends.py`.
 
 A user's mistake is one message on stderr, never a traceback. A traceback is a bug, and also exits with 2, so that
 a crash is never mistaken for findings. A run that a signal ends exits with 128 and its number, and one whose
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import atexit
 import gc
-import importlib
 import os
 import sys
 import traceback
@@ -22,8 +21,18 @@ import typer
 from typer.core import TyperGroup
 
 from tito_audit import __version__
-from tito_audit.cli._ends import complain, give_up_stdout, ready_streams, refusal
-from tito_audit.cli._exits import HUNG_UP, INTERRUPTED, READER_GONE, TERMINATED, UNMADE, epilog
+from tito_audit.cli._ends import (
+    HUNG_UP,
+    INTERRUPTED,
+    READER_GONE,
+    TERMINATED,
+    UNMADE,
+    complain,
+    epilog,
+    give_up_stdout,
+    ready_streams,
+    refusal,
+)
 from tito_audit.cli._help import SUMMARIES, Command, UsageError, mistake, refuse_unknown_command
 from tito_audit.errors import TitoAuditError
 from tito_audit.signals import end_by_signals
@@ -31,8 +40,6 @@ from tito_audit.voice import naming_flags
 
 __all__ = ["app", "main"]
 
-_RUNS = {"list": "list_plugins"}
-"""The functions of commands that have another name than their command."""
 _ENDED = {
     INTERRUPTED: "interrupted; no report was finished",
     TERMINATED: "terminated; no report was finished",
@@ -42,7 +49,7 @@ _ENDED = {
 
 
 class _Modules(Mapping[str, Any]):
-    """The commands by name, each imported when it is first asked for."""
+    """The commands by name, each made when it is first asked for."""
 
     def __getitem__(self, name: str) -> Any:
         return _loaded(name)
@@ -58,9 +65,10 @@ class _Modules(Mapping[str, Any]):
 def _loaded(name: str) -> Any:
     """A command; KeyError if there is none of this name."""
     summary = SUMMARIES[name]
-    module = importlib.import_module(f"tito_audit.cli.{name}")
+    from tito_audit.cli._command import command
+
     alone = typer.Typer(add_completion=False, rich_markup_mode=None)
-    alone.command(name, cls=Command, short_help=summary)(getattr(module, _RUNS.get(name, name)))
+    alone.command(name, cls=Command, short_help=summary)(command(name))
     return typer.main.get_command(alone)
 
 

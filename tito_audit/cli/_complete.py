@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from functools import partial
+from importlib import import_module
 
 from tito_audit.registry import module_names
 
@@ -32,35 +32,9 @@ parsers = _one_of(lambda: ("auto", "none", "server", *module_names("tito_audit.p
 repairs = _one_of(lambda: module_names("tito_audit.repairs"), listed=True)
 codes = _one_of(_families_and_rules, listed=True)
 manuals = _one_of(lambda: (*_families_and_rules(), *module_names("tito_audit.repairs")))
-
-
-@_one_of
-def repair_reports() -> Iterable[str]:
-    """Names for `--report` of `repair`."""
-    from tito_audit.cli._repaired import REPORTS
-
-    return REPORTS
-
-
-@_one_of
-def rescore_reports() -> Iterable[str]:
-    """Names for `--report` of `rescore`."""
-    from tito_audit.cli._rescored import REPORTS
-
-    return REPORTS
-
-
-@_one_of
-def forms() -> Iterable[str]:
-    """Forms for `--to`."""
-    from tito_audit.convert.makers import all_makers
-
-    return all_makers()
-
-
-@partial(_one_of, listed=True)
-def sampled_roles() -> Iterable[str]:
-    """Known roles for `--sampled-role`; it takes any other as well."""
-    from tito_audit.record.speakers import SAMPLED_ROLES
-
-    return SAMPLED_ROLES
+repair_reports = _one_of(lambda: import_module("tito_audit.cli.repair").REPORTS)
+rescore_reports = _one_of(lambda: import_module("tito_audit.cli.rescore").REPORTS)
+forms = _one_of(lambda: import_module("tito_audit.convert.makers").all_makers())
+"""Forms for `--to`."""
+sampled_roles = _one_of(lambda: import_module("tito_audit.record.speakers").SAMPLED_ROLES, listed=True)
+"""Known roles for `--sampled-role`; it takes any other as well."""

@@ -11,18 +11,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
-from operator import attrgetter
 
 import numpy as np
 from rich.cells import cell_len
 from rich.text import Text
 
-from tito_audit.align.runs import gaps, paired_runs
+from tito_audit.align.runs import Gap, Run, gaps, paired_runs
 from tito_audit.record.arrays import Ids, Logprobs, Mask
 from tito_audit.record.column import ColumnRole
 from tito_audit.record.finding import Result
 from tito_audit.record.outcome import Outcome
 from tito_audit.record.rollout import Rollout, Turn
+from tito_audit.record.runs import trained_runs
 from tito_audit.terminal.boxes import shortened
 from tito_audit.terminal.escape import visible
 from tito_audit.terminal.words import many
@@ -37,41 +37,20 @@ class DiffRow:
     logprobs: Logprobs | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class DiffRegion:
-    """Tokens `old_start:old_end`, replaced by `new_start:new_end`."""
-
-    old_start: int
-    old_end: int
-    new_start: int
-    new_end: int
-
-
-def changed_regions(old: DiffRow, new: DiffRow) -> list[DiffRegion]:
+def changed_regions(old: DiffRow, new: DiffRow) -> list[Gap]:
     """The spans that differ, in order: different tokens, or equal tokens with a different mask or logprob."""
+    equal: list[Run] = []
     # If every token could begin a run, a long run of one token (padding) would take quadratic time.
-    runs = list(paired_runs(old.ids, new.ids, longest=8192, frequent_from=0))
-    regions = [DiffRegion(*gap) for gap in gaps(runs, len(old.ids), len(new.ids))]
-    for i, j, size in runs:
-        # Equal tokens with a different mask or logprob.
-        differs = np.zeros(size, np.bool_)
+    for i, j, size in paired_runs(old.ids, new.ids, longest=8192, frequent_from=0):
+        same = np.ones(size, np.bool_)
         for before, after in ((old.loss_mask, new.loss_mask), (old.logprobs, new.logprobs)):
             if before is not None and after is not None:
                 a, b = before[i : i + size], after[j : j + size]
-                both_unknown = np.isnan(a.astype(np.float64)) & np.isnan(b.astype(np.float64))
-                differs |= (a != b) & ~both_unknown
+                same &= (a == b) | (np.isnan(a.astype(np.float64)) & np.isnan(b.astype(np.float64)))
             elif before is not after:
-                differs |= True
-        edges = np.flatnonzero(np.diff(np.concatenate(([False], differs, [False])).astype(np.int8))).tolist()
-        for start, end in zip(edges[::2], edges[1::2], strict=True):
-            regions.append(DiffRegion(i + start, i + end, j + start, j + end))
-    out: list[DiffRegion] = []
-    for region in sorted(regions, key=attrgetter("old_start", "new_start")):
-        if out and out[-1].old_end == region.old_start and out[-1].new_end == region.new_start:
-            region = DiffRegion(out[-1].old_start, region.old_end, out[-1].new_start, region.new_end)
-            out.pop()
-        out.append(region)
-    return out
+                same[:] = False
+        equal += [Run(i + start, j + start, end - start) for start, end in trained_runs(same)]
+    return list(gaps(equal, len(old.ids), len(new.ids)))
 
 
 _CONTEXT = 3
@@ -81,15 +60,8 @@ _HEAD, _TAIL = 5, 2
 _PLACES = 12
 """How many changes of a sequence are shown."""
 _STYLES = {"-": "red", "+": "green", " ": "dim"}
-
-
-@dataclass(frozen=True, slots=True)
-class _Line:
-    """One token, or, without cells, `left_out` tokens that are not shown."""
-
-    sign: str
-    cells: tuple[str, ...] = ()
-    left_out: int = 0
+_Line = tuple[str, tuple[str, ...] | str]
+"""A sign, and the cells of one token or words about those that are not shown."""
 
 
 @dataclass(slots=True)
@@ -102,65 +74,64 @@ class RowDiff:
 
     def lines(self, title: str, old: DiffRow, new: DiffRow) -> Iterator[Text]:
         """A title with both lengths, then the changes; no lines if there are none."""
+        changes: list[Gap] = []
         regions = changed_regions(old, new)
+        marks = []
+        for region in regions:
+            # Equal for repeated changes: tokens, position, and which columns the sequence has.
+            was, now = old.ids[region.start : region.end], new.ids[region.other : region.other_end]
+            columns = old.loss_mask is None, old.logprobs is None
+            marks.append((was.tobytes(), now.tobytes(), region.other, *columns))
+            changes += [region] if marks[-1] not in self._drawn else []
+        self._drawn.update(marks)
         if not regions:
             return
-        fresh = [region for region in regions if _mark(region, old, new) not in self._drawn]
-        self._drawn.update(_mark(region, old, new) for region in fresh)
-        repeated = len(regions) - len(fresh)
+        repeated = len(regions) - len(changes)
         again = f" · {repeated:,} change{'s' if repeated > 1 else ''} as above" if repeated else ""
         yield Text(f"  {title} · {extent(old)} → {extent(new)}{again}", style="bold")
-        # Without columns that the sequence lacks.
         lines: list[_Line] = []
-        shown, at = fresh[:_PLACES], 0
+        shown, at = changes[:_PLACES], 0
         for number, region in enumerate(shown):  # each with the tokens around it, which are drawn once
-            start = max(region.new_start - _CONTEXT, at)
-            lines += [_Line(" ")] if number and start > at else []
-            lines += self._run(" ", new, start, region.new_start)
-            lines += self._run("-", old, region.old_start, region.old_end)
-            lines += self._run("+", new, region.new_start, region.new_end)
-            after = shown[number + 1].new_start if number + 1 < len(shown) else len(new.ids)
-            at = min(region.new_end + _CONTEXT, after)
-            lines += self._run(" ", new, region.new_end, at)
+            start = max(region.other - _CONTEXT, at)
+            lines += [(" ", "…")] if number and start > at else []
+            lines += self._run(" ", new, start, region.other)
+            lines += self._run("-", old, region.start, region.end)
+            lines += self._run("+", new, region.other, region.other_end)
+            after = shown[number + 1].other if number + 1 < len(shown) else len(new.ids)
+            at = min(region.other_end + _CONTEXT, after)
+            lines += self._run(" ", new, region.other_end, at)
+        # Without columns that the sequence lacks.
         names = ("at", "" if self.piece is None else "token", "id", "mask", "logprob")
-        full = [line.cells for line in lines if line.cells]
+        full = [cells for _, cells in lines if isinstance(cells, tuple)]
         widths = [max((cell_len(cells[n]) for cells in full), default=0) for n in range(len(names))]
         widths = [max(width, cell_len(name)) if width else 0 for width, name in zip(widths, names, strict=True)]
         if full:
             yield Text("      " + _row(names, widths), style="dim")
-        for line in lines:
-            words = _row(line.cells, widths) if line.cells else "…"
-            words += f" {line.left_out:,} more" if line.left_out else ""
-            yield Text(f"    {line.sign} {words}", style=_STYLES[line.sign])
-        if len(fresh) > _PLACES:
-            yield Text(f"    … {len(fresh) - _PLACES:,} more changes", style="dim")
+        for sign, cells in lines:
+            words = cells if isinstance(cells, str) else _row(cells, widths)
+            yield Text(f"    {sign} {words}", style=_STYLES[sign])
+        if len(changes) > _PLACES:
+            yield Text(f"    … {len(changes) - _PLACES:,} more changes", style="dim")
 
     def _run(self, sign: str, side: DiffRow, start: int, end: int) -> Iterator[_Line]:
         """The tokens of one run, without the middle of a long one."""
         hidden = end - start - _HEAD - _TAIL
-        if hidden <= 1:
-            for at in range(start, end):
-                token = int(side.ids[at])
-                mask = "" if side.loss_mask is None else str(int(side.loss_mask[at]))
-                logprob = "" if side.logprobs is None else f"{side.logprobs[at]:.4f}".replace("nan", "null")
-                text = "" if self.piece is None else f"│{shortened(self.piece(token))}│"
-                yield _Line(sign, (str(at), text, str(token), mask, logprob))
-            return
-        yield from self._run(sign, side, start, start + _HEAD)
-        yield _Line(sign, left_out=hidden)
-        yield from self._run(sign, side, end - _TAIL, end)
+        for at in range(start, end):
+            if hidden > 1 and start + _HEAD <= at < end - _TAIL:
+                if at == start + _HEAD:
+                    yield sign, f"… {hidden:,} more"
+                continue
+            token = int(side.ids[at])
+            mask = "" if side.loss_mask is None else str(int(side.loss_mask[at]))
+            logprob = "" if side.logprobs is None else f"{side.logprobs[at]:.4f}".replace("nan", "null")
+            text = "" if self.piece is None else f"│{shortened(self.piece(token))}│"
+            yield sign, (str(at), text, str(token), mask, logprob)
 
 
 def extent(side: DiffRow) -> str:
     """`197 tokens, 54 trained`."""
     trained = "" if side.loss_mask is None else f", {int(side.loss_mask.sum()):,} trained"
     return f"{many(len(side.ids), 'token')}{trained}"
-
-
-def _mark(region: DiffRegion, old: DiffRow, new: DiffRow) -> tuple[object, ...]:
-    """A key that is equal for repeated changes: tokens, position, and which columns the sequence has."""
-    was, now = old.ids[region.old_start : region.old_end], new.ids[region.new_start : region.new_end]
-    return was.tobytes(), now.tobytes(), region.new_start, old.loss_mask is None, old.logprobs is None
 
 
 def _row(cells: Sequence[str], widths: Sequence[int]) -> str:
@@ -199,24 +170,22 @@ def _pairs(before: Sequence[Result], after: Sequence[Result]) -> Iterator[tuple[
     """Each rollout as read, with what replaces it: nothing, one rollout, or the parts of a fork."""
     old = [result.rollout for result in before if result.rollout is not None]
     new = [result.rollout for result in after if result.rollout is not None]
-    if len(old) == len(new):
-        yield from ((rollout, [other]) for rollout, other in zip(old, new, strict=True))
-        return
+    forked = len(old) != len(new)
     for number, rollout in enumerate(old, 1):
-        others = (n for n, other in enumerate(new) if not _akin(rollout, other))
-        end = len(new) if number == len(old) else next(others, len(new))
+        end = 1
+        if forked:  # up to one that has no completion of it, and does not begin as it does
+            others = (n for n, other in enumerate(new) if not _akin(rollout, other))
+            end = len(new) if number == len(old) else next(others, len(new))
         yield rollout, new[:end]
         new = new[end:]
 
 
 def _akin(old: Rollout, new: Rollout) -> bool:
-    """Whether one may be the repaired other: they share a completion, or have none and begin with the same
-    tokens.
-    """
+    """Whether they share a completion, or have none and begin with the same tokens."""
     if old.turns or new.turns:
         return any(_equal(a.completion_ids, b.completion_ids) for a in old.turns for b in new.turns)
-    a, b = old.training_row, new.training_row
-    return a is not None and b is not None and _equal(a.token_ids[:8], b.token_ids[:8])
+    rows = [row.token_ids[:8] for row in (old.training_row, new.training_row) if row is not None]
+    return len(rows) == 2 and _equal(*rows)
 
 
 def _rollout(old: Rollout, parts: list[Rollout], changes: RowDiff) -> Iterator[Text]:

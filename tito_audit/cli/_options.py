@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Any, TypeVar
 
 import typer
 
@@ -82,17 +82,6 @@ _READ = ("chat_template", "messages", "tools")
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
 
-Logs = Annotated[
-    list[str],
-    typer.Argument(
-        metavar="LOG...",
-        help="Files, folders, globs: .jsonl, .json, .parquet, .arrow, .gz, .zst; .pt by name; - for stdin; "
-        "URLs: hf://datasets/, s3://, gs://, az://, https://.",
-    ),
-]
-"""The argument of commands that take several logs."""
-
-
 @dataclass(frozen=True, slots=True)
 class Options:
     """The values of all options: from flags, the configuration file and defaults."""
@@ -100,6 +89,13 @@ class Options:
     context: typer.Context
     values: Mapping[str, Any]
     """By option."""
+
+    def __getattr__(self, name: str) -> Any:
+        """The value of an option: `options.dry_run`."""
+        try:
+            return self.values[name]
+        except KeyError:
+            raise AttributeError(name) from None
 
     def settings(self) -> Settings:
         """The settings of the audit; SetupError names an invalid option."""

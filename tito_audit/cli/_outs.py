@@ -8,12 +8,27 @@ import re
 import stat
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO, cast
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar, cast
 
+from tito_audit.cli._ends import complain, give_up_stdout, reader_gone
+from tito_audit.cli._options import Options
 from tito_audit.errors import SetupError, StorageError
-from tito_audit.terminal.encoding import ready_stdout
+from tito_audit.record.finding import Result
+from tito_audit.report import Report, ReportOptions
+from tito_audit.report_objects import as_json
+from tito_audit.run.guard import guarded
+from tito_audit.storage import find_logs, output_path
+from tito_audit.storage import place_key as key_of
+from tito_audit.storage.atomic import new_file, refuse_target
+from tito_audit.storage.journal import SUFFIX
+from tito_audit.summary import Summary
+from tito_audit.terminal.encoding import print_json, ready_stdout
+from tito_audit.terminal.escape import inert
+from tito_audit.terminal.verdict import verdict_line
+from tito_audit.unknown import unknown
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -52,7 +67,6 @@ def opened(path: Path | None, report: str = "text") -> Iterator[TextIO]:
         ) as out:
             yield out
         return
-    from tito_audit.storage.atomic import new_file  # imports numpy, which --help does not need
 
     try:
         with new_file(path, overwrite=True) as raw:
@@ -101,17 +115,8 @@ def _refused(path: Path, error: OSError) -> SetupError:
     return SetupError(f"--report: {path} cannot be written: {error.strerror or error}.")
 
 
-def key_of(path: str | Path) -> str:
-    """The same text for all names of a place; see `place_key`."""
-    from tito_audit.storage import place_key
-
-    return place_key(path)
-
-
 def files_of(logs: Sequence[str]) -> frozenset[str]:
     """The keys of the logs, and of the files in folders and globs."""
-    from tito_audit.storage import find_logs
-
     return frozenset({*map(key_of, logs), *map(key_of, find_logs(logs))})
 
 
@@ -149,12 +154,13 @@ def _is_file(path: str, *, least: int = 0) -> bool:
     return stat.S_ISREG(status.st_mode) and status.st_size >= least
 
 
-def journal_place(journal: str | None, beside: str | None, *, resume: bool, way: str) -> Path | None:
-    """The journal of a run: the one that is named, or with `resume` one beside what the run writes; None: none.
+def journal_place(options: Options, beside: str | None, way: str) -> Path | None:
+    """The journal of a run: the one that is named, or with --resume one beside what the run writes; None: none.
 
     SetupError if there is nothing on disk that it could be beside (`way` says how to name something), or if an
     earlier run would be continued without being asked to.
     """
+    journal, resume = options.journal, options.resume
     if journal is None and not resume:
         return None
     if is_url(journal or ""):
@@ -165,7 +171,6 @@ def journal_place(journal: str | None, beside: str | None, *, resume: bool, way:
         )
     if journal is None and beside is None:
         raise SetupError(f"--resume: no journal is named.\nName it with --journal FILE, or {way}.")
-    from tito_audit.storage.journal import SUFFIX
 
     place = Path(journal if journal is not None else f"{beside}{SUFFIX}")
     if not resume and place.exists():
@@ -177,9 +182,6 @@ def journal_place(journal: str | None, beside: str | None, *, resume: bool, way:
 
 def print_object(value: Any) -> None:
     """Print one JSON object to stdout."""
-    from tito_audit.report_objects import as_json
-    from tito_audit.terminal.encoding import print_json
-
     print_json(as_json(value))
 
 
@@ -191,15 +193,185 @@ def print_result(
     notice: str | None = None,
 ) -> None:
     """Print what a command found: with `json` as one object, else as a page, see `print_page`."""
-    from tito_audit.terminal.page import print_page
-
     if shape == "json":
         print_object(value())
-    else:
-        print_page(wrapped, whole, notice)
+        return
+    from tito_audit.terminal.page import print_page  # imports rich
+
+    print_page(wrapped, whole, notice)
 
 
 def say_resumed(resumed: int, of: int, place: Path | None, *, silent: bool) -> None:
     """Say on stderr how much an earlier run had finished."""
     if resumed and not silent:
         sys.stderr.write(f"{resumed:,} of {of:,} logs were finished before: {place}\n")
+
+
+_Run = TypeVar("_Run")
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One report and where it goes."""
+
+    report: Report
+    path: Path | None
+    """None: stdout."""
+
+
+def wanted_reports(
+    options: Options,
+    logs: Sequence[str],
+    written: Sequence[str] = (),
+    inputs: Sequence[str] = (),
+    names: Iterable[str] | None = None,
+) -> list[tuple[str, Path | None]]:
+    """The reports `NAME` and `NAME=FILE` with their places; to stdout (None) the one that `--output-format` names,
+    `text` if nothing goes there and not `--quiet`.
+
+    SetupError when two would be written to the same place, one over a log or a file that the run writes or reads,
+    or one is not in `names`. For stdout, a flag overrides the configuration file.
+    """
+    named, output_format = named_places(options.report, logs, written, inputs), options.values.get("output_format")
+    if output_format is not None and "=" in output_format:
+        raise SetupError(
+            f"--output-format {output_format}: this flag is for stdout.\nFor a file, pass --report NAME=FILE"
+        )
+    printed = next((name for name, path in named if path is None), None)
+    if output_format is not None and printed is not None:
+        by_flag = options.flagged("report")
+        if by_flag == options.flagged("output_format"):
+            raise SetupError(
+                f"--output-format {output_format}: --report {printed} goes to stdout too, and the two would mix.\n"
+                f"Name a file for one of them: --report {printed}=FILE"
+            )
+        if by_flag:
+            output_format = None
+        else:
+            named = [(name, path) for name, path in named if path is not None]
+    first = output_format or (None if options.quiet or printed is not None else "text")
+    wanted = named if first is None else [(first, None), *named]
+    for name, _ in wanted:
+        if names is not None and name not in names:
+            raise unknown("report", name, names, flag="--report")
+    return wanted
+
+
+def named_places(
+    reports: Sequence[str], logs: Sequence[str], written: Sequence[str] = (), inputs: Sequence[str] = ()
+) -> list[tuple[str, Path | None]]:
+    """`NAME` and `NAME=FILE` as names and paths, None for stdout; SetupError for a path that cannot be written.
+
+    The files in `written`, and those that the run reads besides the logs (`inputs`), must not be overwritten.
+    """
+    named: list[tuple[str, Path | None]] = []
+    for text in reports:
+        name, _, file = text.partition("=")
+        path: Path | None = None
+        if file and not is_stdout(file):
+            path = output_path(file)
+        named.append((name.strip(), path))
+    keys = [None if path is None else key_of(path) for _, path in named]
+    sources = files_of(logs) if any(keys) else frozenset()
+    for (_, path), key in zip(named, keys, strict=True):
+        if path is None or key is None:
+            if keys.count(None) > 1:
+                raise _two("stdout")
+            continue
+        # With all links resolved, as far as it exists; of a URL, its one spelling.
+        place = key if is_url(str(path)) else os.path.realpath(path)
+        if keys.count(key) > 1:
+            raise _two(f"the file {path if is_url(place) else place}")
+        if key in sources:
+            raise SetupError(f"--report: {place} is one of the logs, which are never overwritten.")
+        if any(key == key_of(other) for other in written):
+            raise SetupError(f"--report: {place} is written by this run or is its baseline; name another file.")
+        if any(key in read_as(other) for other in inputs):
+            raise SetupError(f"--report: {place} is read by this run; name another file.")
+        _refuse_place(path, place)
+    return named
+
+
+def _two(where: str) -> SetupError:
+    return SetupError(
+        f"--report: two reports would be written to {where}.\nName a file for one of them: --report json=FILE"
+    )
+
+
+def _refuse_place(path: Path, place: str) -> None:
+    """SetupError for a report that cannot be written to its place, before anything is scanned."""
+    if is_url(place):
+        try:
+            refuse_target(path, overwrite=True)
+        except StorageError as error:
+            raise SetupError(f"--report: {error}") from error
+        return
+    # os.path returns False for a name that is too long; opening the file then says what is wrong.
+    folder, name = os.path.split(place)
+    if not os.path.isdir(folder):  # noqa: PTH112
+        raise SetupError(f"--report: there is no folder {folder} to write {name} to.")
+    if os.path.isdir(place):  # noqa: PTH112
+        raise SetupError(f"--report: {place} is a folder, not a file.")
+
+
+def deliver(results: Iterable[Result], summary: Summary, wanted: Sequence[Target], options: ReportOptions) -> None:
+    """Write every report in one pass over the results, which are never held in a list.
+
+    If the reader of stdout goes away once all results are known, the verdict goes to stderr, and the run goes on.
+    """
+    complete = False
+    with ExitStack() as files:
+        outs = [files.enter_context(opened(target.path, target.report.name)) for target in wanted]
+        writers = []
+        try:
+            for target, out in zip(wanted, outs, strict=True):
+                look = options if target.path is None else replace(options, color=False)
+                with _guarded(target):
+                    writers.append(files.enter_context(closing(target.report.write(summary, out, look))))
+                    next(writers[-1])
+            pairs = list(zip(wanted, writers, strict=True))
+            for result in results:
+                for target, writer in pairs:
+                    with _guarded(target):
+                        writer.send(result)
+            complete = True
+            errors: list[Exception] = []
+            for target, writer in pairs:
+                try:
+                    with suppress(StopIteration), _guarded(target):
+                        writer.send(None)
+                except Exception as error:
+                    errors.append(error)
+            # A reader of stdout that went away is of no matter to the other reports.
+            for refused in sorted(errors, key=lambda error: isinstance(error, BrokenPipeError)):
+                raise refused
+            sys.stdout.flush()
+        except BrokenPipeError:
+            if not complete or not reader_gone():
+                raise
+
+            give_up_stdout()
+            complain(inert(f"stdout was closed before all was printed; {verdict_line(summary)}"))
+        # Flush all before any file gets its name: if one cannot be written, none appears.
+        for out in outs:
+            out.flush()
+
+
+def _guarded(target: Target) -> AbstractContextManager[None]:
+    """A block in which a report runs: PluginError if it fails."""
+    return guarded(
+        f"report `{target.report.name}`", None, "choose another report: `-f NAME` or `--report NAME=FILE`"
+    )
+
+
+def deliver_finished(
+    run: _Run,
+    reports: Mapping[str, Callable[[_Run, TextIO, ReportOptions], None]],
+    wanted: Sequence[tuple[str, Path | None]],
+    options: ReportOptions,
+) -> None:
+    """Write every report of a finished run, of a command that has its own reports."""
+    for name, path in wanted:
+        with opened(path, name) as file:
+            reports[name](run, file, options if path is None else replace(options, color=False))
+    sys.stdout.flush()

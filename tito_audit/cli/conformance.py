@@ -2,68 +2,53 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import typer
+from rich.console import RenderableType
+from rich.text import Text
 
-from tito_audit.cli._command import command
+from tito_audit.cli._ends import FAILED
 from tito_audit.cli._options import Options
 from tito_audit.cli._outs import print_result, refuse_inputs
+from tito_audit.conformance.builders import BUILDERS
+from tito_audit.conformance.corpus import CORPUS, CORPUS_VERSION
+from tito_audit.conformance.matrix import DriftCell, cells_of, worse
+from tito_audit.conformance.table import as_row, read_table, write_table
+from tito_audit.conformance.verdicts import Tried
+from tito_audit.conformance.world import World, installed_templates, of_template, of_tokenizer, template_files
 from tito_audit.errors import SetupError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from rich.console import RenderableType
-
-    from tito_audit.conformance.matrix import DriftCell
-    from tito_audit.conformance.verdicts import Tried
-    from tito_audit.conformance.world import World
-    from tito_audit.settings.model import Settings
+from tito_audit.run.template import open_template
+from tito_audit.settings.model import Settings
+from tito_audit.terminal.escape import visible
+from tito_audit.terminal.page import open_table
+from tito_audit.terminal.terminal import RunProgress, progress_shown
+from tito_audit.terminal.words import many
 
 
-@command("conformance")
-def conformance(
-    options: Options,
-    tokenizers: list[str],
-    chat_templates: list[str],
-    installed: bool,
-    out: str | None,
-    against: str | None,
-    force: bool,
-    shape: str,
-) -> None:
-    """Show which chat templates keep sampled tokens, for each way to build the next prompt. With --against, exits
-    1 if anything got worse.
-
-    A fixed set of conversations is run through each template: plain answers, tool calls, reasoning, answers that
-    were cut, prefilled or sampled in other tokens. Each cell has its proof: where a prompt parts from what was
-    sampled, and the line of the template that decides it.
-    """
-    from tito_audit.cli._exits import FAILED
-    from tito_audit.conformance.matrix import cells_of, worse
-    from tito_audit.conformance.table import as_row, read_table, write_table
-    from tito_audit.conformance.verdicts import Tried
-    from tito_audit.terminal.terminal import RunProgress, progress_shown
-
-    old = None if against is None else read_table(Path(against))
-    refuse_inputs({"--out": out}, [*tokenizers, *chat_templates, *([against] if against else [])])
-    settings, table = options.settings(), list["Tried"]()
-    named = tokenizers or (
-        [settings.tokenizer] if settings.tokenizer and not (chat_templates or installed) else []
+def conformance(options: Options) -> None:
+    """Show which chat templates keep sampled tokens, for each way to build the next prompt."""
+    old = None if options.against is None else read_table(Path(options.against))
+    refuse_inputs(
+        {"--out": options.out},
+        [*options.tokenizers, *options.chat_templates, *([options.against] if options.against else [])],
     )
-    worlds = _worlds(named, chat_templates, installed, settings)
+    settings, table = options.settings(), list["Tried"]()
+    named = options.tokenizers or (
+        [settings.tokenizer] if settings.tokenizer and not (options.chat_templates or options.installed) else []
+    )
+    worlds = _worlds(named, options.chat_templates, options.installed, settings)
     with progress_shown(pace := RunProgress(phase="loading the templates")):
         for world in worlds:
             pace.enter(f"trying {world.name}")
             table.append(Tried.of(world, cells_of(world)))
     got_worse = [] if old is None else worse(old, [cell for tried in table for cell in tried.cells])
-    if out is not None:
-        write_table(Path(out), table, force=force)
+    if options.out is not None:
+        write_table(Path(options.out), table, force=options.force)
     print_result(
-        shape,
+        options.shape,
         lambda: {
             "cells": [as_row(tried, cell) for tried in table for cell in tried.cells],
             "verdicts": {tried.name: tried.verdict for tried in table},
@@ -72,7 +57,7 @@ def conformance(
             else None,
         },
         (),
-        _page(table, got_worse, compared=old is not None, out=out),
+        _page(table, got_worse, compared=old is not None, out=options.out),
         options.notice(),
     )
     if got_worse:
@@ -82,10 +67,6 @@ def conformance(
 def _worlds(
     tokenizers: Sequence[str], chat_templates: Sequence[str], installed: bool, settings: Settings
 ) -> Iterator[World]:
-    from dataclasses import replace
-
-    from tito_audit.conformance.world import installed_templates, of_template, of_tokenizer, template_files
-    from tito_audit.run.template import open_template
 
     files = [(file.stem, file) for name in chat_templates for file in template_files(name)]
     files += installed_templates() if installed else []
@@ -105,13 +86,6 @@ def _worlds(
 def _page(
     table: Sequence[Tried], got_worse: Sequence[tuple[DriftCell, DriftCell]], *, compared: bool, out: str | None
 ) -> Iterator[RenderableType]:
-    from rich.text import Text
-
-    from tito_audit.conformance.builders import BUILDERS
-    from tito_audit.conformance.corpus import CORPUS, CORPUS_VERSION
-    from tito_audit.terminal.escape import visible
-    from tito_audit.terminal.page import open_table
-    from tito_audit.terminal.words import many
 
     yield Text(f"{many(len(table), 'template')}, {len(CORPUS)} conversations (version {CORPUS_VERSION})")
     yield Text("kept + gone on in another training row, of compared; a dash: nothing could be compared")

@@ -4,67 +4,49 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import typer
 
-from tito_audit.cli._command import command
-from tito_audit.cli._options import Logs, Options
+from tito_audit.cli._options import Options
 from tito_audit.cli._outs import refuse_inputs
+from tito_audit.convert.run import Conversion
 from tito_audit.errors import SetupError
 from tito_audit.terminal.escape import inert, visible
-
-if TYPE_CHECKING:
-    from tito_audit.convert.run import Conversion
+from tito_audit.terminal.terminal import RunProgress, with_progress
+from tito_audit.terminal.words import many
 
 _SHOWN = 4
 _MOST = 20
 """How many rows that could not be converted are shown; the others are counted."""
 
 
-@command("convert")
-def convert(
-    options: Options,
-    logs: Logs,
-    to: str,
-    out: str | None,
-    dry_run: bool,
-    lossy: bool,
-    force: bool,
-    quiet: bool,
-) -> None:
-    """Write logs in another form, to one file: calls as training rows and back, or as rows of another framework.
-
-    What would be lost is listed first; then nothing is written without --lossy. Each row is read again and
-    compared: tokens, masks and logprobs stay the same. Exits 1 if something would be lost and --lossy was not
-    passed, or if rows could not be converted.
-    """
-    from tito_audit.convert.run import Conversion
-    from tito_audit.terminal.terminal import RunProgress, with_progress
-
-    if out is None and not dry_run:
+def convert(options: Options, logs: list[str]) -> None:
+    """Write logs in another form, to one file."""
+    if options.out is None and not options.dry_run:
         raise SetupError(
             "There is no file to write to: a log is never changed in place.\n"
             "Pass -o OUT, or --dry-run to see what would be kept and lost."
         )
     pace, settings = RunProgress(phase="reading (1 of 2)"), options.settings()
-    refuse_inputs({"-o": None if dry_run else out}, logs, options.inputs(settings))
-    run = Conversion(logs, to, out, settings, overwrite=force or dry_run, progress=pace)
-    for _ in with_progress(run.survey(), pace, silent=quiet):
+    refuse_inputs({"-o": None if options.dry_run else options.out}, logs, options.inputs(settings))
+    run = Conversion(
+        logs, options.to, options.out, settings, overwrite=options.force or options.dry_run, progress=pace
+    )
+    for _ in with_progress(run.survey(), pace, silent=options.quiet):
         pass
     carried = run.carried
-    if not quiet:
-        for line in _lines(run, dry_run=dry_run):
+    if not options.quiet:
+        for line in _lines(run, dry_run=options.dry_run):
             print(inert(visible(line)))
         sys.stdout.flush()
-    refused = (not carried.lossless and not lossy) or (carried.not_converted and not carried.rows_made)
-    if refused and not dry_run:
+    refused = (not carried.lossless and not options.lossy) or (carried.not_converted and not carried.rows_made)
+    if refused and not options.dry_run:
         print(f"tito-audit: {visible(why_refused(run))}", file=sys.stderr)
-    elif not dry_run:
+    elif not options.dry_run:
         pace.enter("writing (2 of 2)")
-        for _ in with_progress(run.write(), pace, silent=quiet):
+        for _ in with_progress(run.write(), pace, silent=options.quiet):
             pass
-        if not quiet:
+        if not options.quiet:
             print(f"\nWritten to {visible(str(run.written))} and verified: every row holds what was converted.")
     if refused or carried.not_converted:
         raise typer.Exit(1)
@@ -89,8 +71,6 @@ def why_refused(conversion: Conversion) -> str:
 
 def _lines(conversion: Conversion, *, dry_run: bool) -> Iterator[str]:
     """What the conversion keeps and loses, before anything is written."""
-    from tito_audit.terminal.words import many
-
     carried, maker = conversion.carried, conversion.maker
     yield f"{conversion.named} as {maker.name}: {maker.title}"
     read = f"{many(carried.rows_read, 'row')}, {many(carried.rollouts, 'rollout')}"

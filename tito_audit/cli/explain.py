@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Optional
+from typing import Any
 
-import typer
+from rich.console import Console
+from rich.markdown import Markdown
 
-from tito_audit.cli import _complete
-from tito_audit.cli._command import command
+from tito_audit.cli._options import Options
 from tito_audit.cli._outs import print_object
+from tito_audit.repairs import all_repairs
+from tito_audit.report_objects import fields
+from tito_audit.rule import Rule
+from tito_audit.rules import FAMILIES, all_rules
+from tito_audit.terminal.page import print_names
+from tito_audit.terminal.terminal import colors, page_width
 from tito_audit.unknown import unknown
 
-if TYPE_CHECKING:
-    from tito_audit.rule import Rule
 GUIDES = {
     "ratios-explode": (
         "My ratios explode",
@@ -31,47 +35,27 @@ GUIDES = {
 _FIXES_NOTHING = "Fixes no finding; runs only if named by --with"
 
 
-@command("explain")
-def explain(
-    shape: str,
-    name: Annotated[
-        Optional[str],  # noqa: UP045 - read by Typer
-        typer.Argument(
-            metavar="[CODE|FAMILY|REPAIR]",
-            help="A rule's code or name (TOK101), the letters of a family (TOK), or a repair's name (splice); "
-            "without one, the list of all.",
-            autocompletion=_complete.manuals,
-        ),
-    ] = None,
-) -> None:
-    """Print the manual of a rule (what it finds, why it matters, how to repair it), of a family or of a repair."""
-    from tito_audit.repairs import all_repairs
-    from tito_audit.report_objects import fields
-    from tito_audit.rules import FAMILIES, all_rules
-
+def explain(options: Options, name: str | None) -> None:
+    """Print the manual of a rule, of a family or of a repair."""
     rules, repairs = all_rules(), all_repairs()
-    as_object = shape != "text"
+    as_object = options.shape != "text"
+    families = {family: [rule for rule in rules if rule.code.startswith(family)] for family in FAMILIES}
     if name is None:
-        if not as_object:
-            from tito_audit.terminal.page import print_names
-
-            counts = [(family, f"{len(_rules_of(family, rules))}", about) for family, about in FAMILIES.items()]
-            print_names(("family", "rules", "about"), counts)
-            print()
-            print_names(
-                ("repair", "safety", "does"), [(each.name, str(each.safety), each.title) for each in repairs]
-            )
-            return print("\nTo read about a family, a rule or a repair: tito-audit explain TOK, TOK101 or splice")
-        own = [fields(repair, "name safety title") for repair in repairs]
-        families = [_family_object(family, rules) for family in FAMILIES]
-        return _print_object({"families": families, "repairs": own})
-    wanted = name.strip()
-    if (family := wanted.upper()) in FAMILIES:
         if as_object:
-            return _print_object(_family_object(family, rules))
-        from tito_audit.terminal.page import print_names
-
-        shown = [(rule.code, rule.severity.word, rule.title) for rule in _rules_of(family, rules)]
+            own = [fields(repair, "name safety title") for repair in repairs]
+            of_families = [_family_object(family, of_it) for family, of_it in families.items()]
+            return _print_object({"families": of_families, "repairs": own})
+        counts = [(family, f"{len(of_it)}", FAMILIES[family]) for family, of_it in families.items()]
+        print_names(("family", "rules", "about"), counts)
+        print()
+        does = [(each.name, str(each.safety), each.title) for each in repairs]
+        print_names(("repair", "safety", "does"), does)
+        return print("\nTo read about a family, a rule or a repair: tito-audit explain TOK, TOK101 or splice")
+    wanted = name.strip()
+    if (family := wanted.upper()) in families:
+        if as_object:
+            return _print_object(_family_object(family, families[family]))
+        shown = [(rule.code, rule.severity.word, rule.title) for rule in families[family]]
         print(f"{family}: {FAMILIES[family]}\n")
         print_names(("code", "severity", "finds"), shown)
         return print(f"\nTo read about one: tito-audit explain {shown[0][0]}")
@@ -84,7 +68,12 @@ def explain(
                 return _print_object(value)
             more = "; ".join(f"{title} ({page})" for page, title in guides.items())
             read_also = f"\n\nRead also: {more}" if more else ""
-            return _print(_rule_head(rule, claimed_by) + rule.doc.rstrip() + read_also)
+            needs = ", ".join(str(need.name).lower().replace("|", " or ") for need in rule.needs if need)
+            severity = f"up to {rule.severity.word}" if rule.severity else rule.severity.word
+            head = f"# {rule.code} {rule.name}\n\nSeverity: {severity}. "
+            head += f"Needs: {needs.replace('_', ' ')}. " if needs else "Needs only the row. "
+            head += f"Repairs: {', '.join(claimed_by)}.\n\n" if claimed_by else "No repair fixes it.\n\n"
+            return _print(head + rule.doc.rstrip() + read_also)
     for repair in repairs:
         if wanted.lower() == repair.name:
             value = {"repair": repair.name, **fields(repair, "safety cures title"), "manual": repair.doc}
@@ -100,36 +89,15 @@ def _print_object(value: dict[str, Any]) -> None:
     print_object({"schema_version": 1, **value})
 
 
-def _rules_of(family: str, rules: Sequence[Rule]) -> list[Rule]:
-    return [rule for rule in rules if rule.code.startswith(family)]
-
-
 def _rule_object(rule: Rule) -> dict[str, Any]:
     return {"code": rule.code, "name": rule.name, "severity": rule.severity.word, "title": rule.title}
 
 
 def _family_object(family: str, rules: Sequence[Rule]) -> dict[str, Any]:
-    from tito_audit.rules import FAMILIES
-
-    own = [_rule_object(rule) for rule in _rules_of(family, rules)]
-    return {"family": family, "about": FAMILIES[family], "rules": own}
-
-
-def _rule_head(rule: Rule, claimed_by: list[str]) -> str:
-    needs = ", ".join(str(need.name).lower().replace("|", " or ") for need in rule.needs if need)
-    least = rule.severity.word
-    severity = f"up to {least}" if rule.severity else least
-    head = f"# {rule.code} {rule.name}\n\nSeverity: {severity}. "
-    head += f"Needs: {needs.replace('_', ' ')}. " if needs else "Needs only the row. "
-    return head + (f"Repairs: {', '.join(claimed_by)}.\n\n" if claimed_by else "No repair fixes it.\n\n")
+    return {"family": family, "about": FAMILIES[family], "rules": [_rule_object(rule) for rule in rules]}
 
 
 def _print(manual: str) -> None:
-    from tito_audit.terminal.terminal import colors, page_width
-
     if not colors(sys.stdout):
         return print(manual)
-    from rich.console import Console
-    from rich.markdown import Markdown
-
     Console(width=min(page_width(), 100)).print(Markdown(manual))

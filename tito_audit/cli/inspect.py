@@ -6,21 +6,15 @@ from typing import Annotated
 
 import typer
 
-from tito_audit.cli._command import command
 from tito_audit.cli._options import Options, one_log
 from tito_audit.cli._outs import print_result
+from tito_audit.inspect import as_object, inspect_log, mapping_lines, page_lines
 
 
-@command("inspect")
 def inspect(
-    options: Options,
-    log: Annotated[str, typer.Argument(metavar="LOG", help="One file or URL, or - for stdin.")],
-    rows: int,
-    shape: str,
+    options: Options, log: Annotated[str, typer.Argument(metavar="LOG", help="One file or URL, or - for stdin.")]
 ) -> None:
-    """Show what a log holds: its format, its columns and how they relate, and the command to run next."""
-    from tito_audit.inspect import as_object, inspect_log, mapping_lines, page_lines
-
+    """Show what a log holds."""
     settings = options.settings()
     file = one_log(log)
     settings = settings.at(file)
@@ -29,7 +23,7 @@ def inspect(
         from tito_audit.tokens.load import load_tokenizer
 
         vocabulary = load_tokenizer(settings.tokenizer, trust_remote_code=settings.trust_remote_code).vocabulary
-    inspection = inspect_log(file, rows, settings, vocabulary)
+    inspection = inspect_log(file, options.rows, settings, vocabulary)
     page = page_lines(inspection, vocabulary)
     paste = mapping_lines(inspection, options.reading_flags()) if inspection.columns else ()
-    print_result(shape, lambda: as_object(inspection, vocabulary), page, paste, options.notice())
+    print_result(options.shape, lambda: as_object(inspection, vocabulary), page, paste, options.notice())

@@ -4,25 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from importlib import import_module
-from typing import Annotated, Any, Optional
+from typing import Any
 
-import typer
-
-from tito_audit.cli._command import command
+from tito_audit.cli._options import Options
 from tito_audit.cli._outs import print_object
-
-
-class Listable(StrEnum):
-    """What can be listed."""
-
-    FORMATS = "formats"
-    RULES = "rules"
-    REPAIRS = "repairs"
-    REPORTS = "reports"
-    PROVIDERS = "providers"
-    PARSERS = "parsers"
+from tito_audit.levels.facts import level_of_format
+from tito_audit.parser import Reads
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,22 +30,18 @@ def _with_fields(names: str) -> Callable[[Any], dict[str, Any]]:
 
 
 def _format_row(format: Any) -> tuple[str, ...]:
-    from tito_audit.levels.facts import level_of_format
-
     level = str(level_of_format(format.name).holds)
     return format.name, level, format.title, format.signature.text, format.shows
 
 
 def _reads(parser: Any) -> str:
     """What a parser reads: tools, reasoning or both."""
-    from tito_audit.parser import Reads
-
     words = {Reads.TOOLS: "tools", Reads.REASONING: "reasoning", Reads.TOOLS | Reads.REASONING: "both"}
     return words[parser.reads]
 
 
 _LISTINGS = {
-    Listable.FORMATS: _Listing(
+    "formats": _Listing(
         "logs that can be read",
         lambda: import_module("tito_audit.formats").all_formats(),
         ("format", "level", "written by", "recognized by", "can be audited"),
@@ -66,35 +50,35 @@ _LISTINGS = {
             zip(("name", "level", "written_by", "told_by", "can_be_audited"), _format_row(format), strict=True)
         ),
     ),
-    Listable.RULES: _Listing(
+    "rules": _Listing(
         "what a scan looks for",
         lambda: import_module("tito_audit.rules").all_rules(),
         ("code", "severity", "finds"),
         lambda rule: (rule.code, rule.severity.word, rule.title),
         lambda rule: {**_with_fields("code name severity title")(rule), "severity": rule.severity.word},
     ),
-    Listable.REPAIRS: _Listing(
+    "repairs": _Listing(
         "what can be fixed",
         lambda: import_module("tito_audit.repairs").all_repairs(),
         ("repair", "safety", "cures", "does"),
         lambda each: (each.name, str(each.safety), ", ".join(each.cures) or "what you ask for", each.title),
         _with_fields("name safety cures title"),
     ),
-    Listable.REPORTS: _Listing(
+    "reports": _Listing(
         "how a scan reports",
         lambda: import_module("tito_audit.reports").all_reports(),
         ("report", "writes"),
         lambda report: (report.name, report.title),
         _with_fields("name title"),
     ),
-    Listable.PROVIDERS: _Listing(
+    "providers": _Listing(
         "models that sample and score",
         lambda: import_module("tito_audit.providers").all_providers(),
         ("provider", "samples and scores with"),
         lambda provider: (f"{provider.name}={provider.where}", provider.title),
         _with_fields("name where title"),
     ),
-    Listable.PARSERS: _Listing(
+    "parsers": _Listing(
         "syntaxes of tool calls and reasoning",
         lambda: import_module("tito_audit.parsers").all_parsers(),
         ("parser", "reads", "syntax", "other names"),
@@ -109,39 +93,26 @@ _LISTINGS = {
 }
 
 
-@command("list")
-def list_plugins(
-    shape: str,
-    markdown: bool,
-    kind: Annotated[
-        Optional[Listable],  # noqa: UP045 - read by Typer
-        typer.Argument(
-            metavar="[KIND]",
-            help="formats, rules, repairs, reports, providers or parsers; without one, how many there are.",
-        ),
-    ] = None,
-) -> None:
+def list_plugins(options: Options, kind: str | None) -> None:
     """List the formats, rules, repairs, reports, providers or parsers."""
-    shape = "markdown" if markdown else shape
+    shape = "markdown" if options.markdown else options.shape
     if kind is None:
         from tito_audit.registry import module_names
 
-        counts = {kind: len(module_names(f"tito_audit.{kind.value}")) for kind in Listable}
+        counts = {kind: len(module_names(f"tito_audit.{kind}")) for kind in _LISTINGS}
         if shape == "json":
-            _print_plugins("kinds", [{"kind": kind.value, "count": count} for kind, count in counts.items()])
+            _print_plugins("kinds", [{"kind": kind, "count": count} for kind, count in counts.items()])
             return
-        kinds = [
-            (each.value, f"{n}", _LISTINGS[each].what, f"tito-audit list {each}") for each, n in counts.items()
-        ]
+        kinds = [(each, f"{n}", _LISTINGS[each].what, f"tito-audit list {each}") for each, n in counts.items()]
         _print_table(("kind", "count", "what they are", "to list them"), kinds, shape)
         return
     listing = _LISTINGS[kind]
     plugins = listing.plugins()
     if shape == "json":
-        _print_plugins(kind.value, [listing.as_object(plugin) for plugin in plugins])
+        _print_plugins(kind, [listing.as_object(plugin) for plugin in plugins])
         return
     rows = [listing.row(plugin) for plugin in plugins]
-    if kind is Listable.FORMATS and shape == "text":
+    if kind == "formats" and shape == "text":
         # The last column is prose for the docs, too wide for a terminal.
         _print_table(listing.heads[:-1], [row[:-1] for row in rows], shape)
         print(

@@ -2,91 +2,89 @@
 
 from __future__ import annotations
 
+import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TextIO
 
 import typer
+from rich.cells import cell_len
+from rich.table import Table
+from rich.text import Text
 
-from tito_audit.cli._command import command
-from tito_audit.cli._deliver import deliver_finished, wanted_reports
-from tito_audit.cli._options import Logs, Options, skipped
-from tito_audit.cli._outs import journal_place, refuse_inputs, say_resumed
+from tito_audit.cli._diff import diff_lines
+from tito_audit.cli._options import Options, skipped
+from tito_audit.cli._outs import deliver_finished, journal_place, refuse_inputs, say_resumed, wanted_reports
 from tito_audit.errors import SetupError
+from tito_audit.record.finding import Finding, Severity
+from tito_audit.record.outcome import Outcome
+from tito_audit.record.rollout import Place
+from tito_audit.record.trainings import ONCE
+from tito_audit.report import ReportOptions
+from tito_audit.report_objects import as_json, fields, summary_object
+from tito_audit.rules import all_rules
+from tito_audit.run.auditor import TRAINED_ONCE
+from tito_audit.run.progress import REPAIRING, TRYING
+from tito_audit.run.repair import Repairs, repair_rollouts
+from tito_audit.run.workers import all_cores
+from tito_audit.settings.model import RepairSettings, Settings
+from tito_audit.summary import New, RuleCount, Summary
+from tito_audit.terminal.escape import visible
+from tito_audit.terminal.page import (
+    STYLES,
+    console_for,
+    line_printed,
+    page_to,
+    print_commands,
+    print_list,
+    ruled_table,
+)
+from tito_audit.terminal.place import show_command
+from tito_audit.terminal.terminal import RunProgress, colors, page_width, with_progress
+from tito_audit.terminal.verdict import open_words
+from tito_audit.terminal.words import listed, many
 
-if TYPE_CHECKING:
-    from tito_audit.record.outcome import Outcome
-    from tito_audit.report import ReportOptions
-    from tito_audit.run.repair import Repairs
-    from tito_audit.settings.model import RepairSettings, Settings
 
-
-@command("repair")
-def repair(
-    options: Options,
-    logs: Logs,
-    out: str | None,
-    dry_run: bool,
-    diff: bool,
-    notes: bool,
-    provider: str | None,
-    worst: int,
-    report: list[str],
-    output_format: str | None,
-    journal: str | None,
-    resume: bool,
-    quiet: bool,
-) -> None:
-    """Write repaired copies of logs; a row changes only if a repair is proven on it.
-
-    The logs themselves are never changed. Exits 1 if findings at or above --fail-on are left, or rows that may
-    have the fault that other rows of their log prove.
-    """
-    from tito_audit.cli._repaired import REPORTS, RepairRun, RowTally
-    from tito_audit.record.finding import Severity
-    from tito_audit.report import ReportOptions
-    from tito_audit.rules import all_rules
-    from tito_audit.run.progress import REPAIRING, TRYING
-    from tito_audit.run.repair import repair_rollouts
-    from tito_audit.run.workers import all_cores
-    from tito_audit.terminal.terminal import RunProgress, colors, page_width, with_progress
-
-    if out is None and not dry_run and not diff:
+def repair(options: Options, logs: list[str]) -> None:
+    """Write repaired copies of logs; a row changes only if a repair is proven on it."""
+    if options.out is None and not options.dry_run and not options.diff:
         raise SetupError(
             "There is no file to write to: a log is never changed in place.\n"
             "Pass -o OUT, or --dry-run to see what would be repaired, or --diff to see every change."
         )
     settings, how = all_cores(options.settings()), options.repair()
-    target = None if dry_run else out
-    place = journal_place(journal, target and target.rstrip("/"), resume=resume, way="pass -o OUT")
-    written = [path for path in (target, how.quarantine, journal) if path]
+    target = None if options.dry_run else options.out
+    place = journal_place(options, target and target.rstrip("/"), "pass -o OUT")
+    written = [path for path in (target, how.quarantine, options.journal) if path]
     read = options.inputs(settings)
-    refuse_inputs({"--quarantine": how.quarantine, "--journal": journal}, logs, read)
+    refuse_inputs({"--quarantine": how.quarantine, "--journal": options.journal}, logs, read)
     refuse_inputs({"-o": target}, (), read)  # whether it is a log is looked at for each log
-    wanted = wanted_reports(report, output_format, logs, written, read, REPORTS, quiet=quiet)
-    for name, path in wanted if diff else ():
+    wanted = wanted_reports(options, logs, written, read, REPORTS)
+    for name, path in wanted if options.diff else ():
         if name != "text" and path is None:
             raise SetupError(
                 f"--report {name}: --diff prints to stdout too, and the two would mix.\n"
                 f"Name a file for the report: --report {name}=FILE"
             )
-    if provider is not None:
-        settings, how = scored(logs, settings, how, provider, silent=quiet)
+    if options.provider is not None:
+        settings, how = scored(logs, settings, how, options.provider, silent=options.quiet)
     tally = RowTally(Severity.bar(settings.fail_on), settings)
     pace = RunProgress(phase=TRYING if target is None else REPAIRING)
     run = repair_rollouts(logs, target, settings, how, pace, resume=place)
-    run.shown = worst if diff else 0
+    run.shown = options.worst if options.diff else 0
     run.before.notices += [notice for notice in (options.notice(), skipped(logs)) if notice is not None]
     titles = {rule.code: rule.title for rule in all_rules()}
-    page = ReportOptions(color=colors(sys.stdout), width=page_width(), notes=notes, titles=titles)
+    page = ReportOptions(color=colors(sys.stdout), width=page_width(), notes=options.notes, titles=titles)
     # Lines printed one by one and the progress line would overwrite each other.
-    silent = quiet or (diff and sys.stdout.isatty())
+    silent = options.quiet or (options.diff and sys.stdout.isatty())
     with closing(with_progress(run, pace, silent=silent)) as outcomes:
-        for outcome in _printed(outcomes, run, page, worst) if diff else outcomes:
+        for outcome in _printed(outcomes, run, page, options.worst) if options.diff else outcomes:
             tally.add(outcome)
-    say_resumed(run.resumed, len(run.before.files), place, silent=quiet)
+    say_resumed(run.resumed, len(run.before.files), place, silent=options.quiet)
     done = RepairRun(tally, run.before, run.after, run.written, settings, how, target, run.changed)
     deliver_finished(done, REPORTS, wanted, page)
     if run.failing or run.before.open_beside_faults:
@@ -95,9 +93,6 @@ def repair(
 
 def _printed(outcomes: Iterable[Outcome], run: Repairs, page: ReportOptions, most: int) -> Iterator[Outcome]:
     """The outcomes; the changes of the first `most` changed rows are printed as they pass."""
-    from tito_audit.cli._diff import diff_lines
-    from tito_audit.terminal.page import console_for, line_printed
-
     console = console_for(sys.stdout, page)
     changed = 0
     for outcome in outcomes:
@@ -127,7 +122,6 @@ def scored(
     from tito_audit.rescore.journal import ScoreJournal
     from tito_audit.rescore.run import Rescoring
     from tito_audit.rescore.write import scores_of
-    from tito_audit.terminal.terminal import RunProgress, with_progress
 
     if settings.engine != "local":
         raise SetupError(
@@ -142,3 +136,452 @@ def scored(
     values = scores_of(logs, journal, f"{journal.model or 'the model'} ({scorer.name})")
     # Threads that the provider left running must not be forked.
     return replace(settings, jobs=1), replace(how, choices=replace(how.choices, rescored=values))
+
+
+_VARIES = re.compile(r"\d+(?:,? ?\d+)*|'[^']*'")
+"""Numbers, lists of numbers, and quoted names."""
+_COUNTED = "written repaired forked forked_into more_tokens as_they_were standing quarantined"
+"""Counts of rows in the JSON report."""
+
+
+@dataclass(slots=True)
+class Said:
+    """A sentence about rows; numbers and names may vary."""
+
+    text: str
+    place: Place
+    rows: int = 0
+    alike: bool = True
+    """Whether it was exactly the same each time."""
+    needs_unsafe: bool = False
+    """Whether it explains that a repair needs --unsafe."""
+
+    def as_object(self) -> dict[str, Any]:
+        return {**fields(self, "text rows"), **fields(self.place, "file row")}
+
+
+class Sayings:
+    """Counts sentences; those that differ only in numbers and names count as one."""
+
+    def __init__(self) -> None:
+        self._said: dict[tuple[str, str], Said] = {}
+        self.others = 0
+        """How many sentences were not counted separately."""
+
+    def add(self, text: str, place: Place, by: str = "", *, needs_unsafe: bool = False) -> None:
+        """Count a sentence of a repair, or of no repair."""
+        key = (by, _VARIES.sub("#", text))
+        sentence = self._said.get(key)
+        if sentence is None:
+            if len(self._said) >= 200:
+                self.others += 1
+                return
+            sentence = self._said[key] = Said(text, place, needs_unsafe=needs_unsafe)
+        sentence.rows += 1
+        sentence.alike = sentence.alike and sentence.text == text
+
+    def __iter__(self) -> Iterator[tuple[str, Said]]:
+        """Repair and sentence, the most frequent first."""
+        for (by, _), sentence in sorted(self._said.items(), key=lambda item: -item[1].rows):
+            yield by, sentence
+
+
+@dataclass(slots=True)
+class RowTally:
+    """Counts of rows by outcome."""
+
+    threshold: Severity | None
+    """Findings at or above it fail the run; None: none do."""
+    settings: Settings | None = None
+    """If given, its overrides decide what fails in each log."""
+    _thresholds: dict[str, Severity | None] = field(default_factory=dict)
+    rows: int = 0
+    repaired: int = 0
+    forked: int = 0
+    """Rows that became several."""
+    forked_into: int = 0
+    """How many rows those became."""
+    more_tokens: int = 0
+    """Additional tokens in those rows, compared to one row each."""
+    standing: int = 0
+    """Rows written with findings at or above the threshold, repaired or not."""
+    movable: int = 0
+    """Those among them that a quarantine would take."""
+    quarantined: int = 0
+    done: Counter[str] = field(default_factory=Counter)
+    """Rows that each repair repaired."""
+    cured: dict[str, Counter[str]] = field(default_factory=dict)
+    """By repair: in how many rows each code was fixed."""
+    notes: Sayings = field(default_factory=Sayings)
+    declined: Sayings = field(default_factory=Sayings)
+    moved: Sayings = field(default_factory=Sayings)
+    """Why rows went to the quarantine."""
+    left: dict[str, Counter[str | None]] = field(default_factory=dict)
+    """By code: the repairs of the findings that are left at or above the threshold, None for no repair."""
+    first_left: Finding | None = None
+    """The first of the worst of these findings."""
+    milder: int = 0
+    """Warnings below the threshold that a repair claims."""
+
+    @property
+    def as_they_were(self) -> int:
+        return self.rows - self.repaired - self.quarantined
+
+    @property
+    def written(self) -> int:
+        return self.rows - self.quarantined - self.forked + self.forked_into
+
+    def add(self, outcome: Outcome) -> None:
+        """Count one row."""
+        self.rows += 1
+        if outcome.quarantined is not None:
+            self.quarantined += 1
+            self.moved.add(outcome.quarantined, outcome.place)
+        elif outcome.repaired:
+            self.repaired += 1
+            if outcome.rows > 1:
+                self.forked += 1
+                self.forked_into += outcome.rows
+                self.more_tokens += outcome.more_tokens
+            for name, codes in outcome.cured.items():
+                self.done[name] += 1
+                self.cured.setdefault(name, Counter()).update(codes)
+            for note in outcome.notes:
+                if note not in outcome.costs:
+                    self.notes.add(note, outcome.place)
+        for name, reason in outcome.declined.items():
+            self.declined.add(reason, outcome.place, name, needs_unsafe=name in outcome.needs_unsafe)
+        standing = [finding for result in outcome.after for finding in result.findings if self._fails(finding)]
+        self.standing += bool(standing)
+        self.movable += bool(standing) and not outcome.stays
+        self.milder += sum(
+            finding.times
+            for result in outcome.after
+            for finding in result.findings
+            if finding.severity is Severity.WARNING and finding.repair is not None and not self._fails(finding)
+        )
+        for finding in standing:
+            self.left.setdefault(finding.code, Counter())[finding.repair] += finding.times
+            if self.first_left is None or finding.severity > self.first_left.severity:
+                self.first_left = finding
+
+    def as_object(self) -> dict[str, Any]:
+        return {
+            "rows": {"read": self.rows, **fields(self, _COUNTED)},
+            "repairs": {
+                name: {"rows": rows, "cured": dict(sorted(self.cured[name].items()))}
+                for name, rows in self.done.items()
+            },
+            "declined": [{"repair": by, **sentence.as_object()} for by, sentence in self.declined],
+            "quarantined": [sentence.as_object() for _, sentence in self.moved],
+            "notes": [sentence.as_object() for _, sentence in self.notes],
+        }
+
+    def _fails(self, finding: Finding) -> bool:
+        threshold = self.threshold
+        if self.settings is not None and self.settings.overrides:
+            file = finding.place.file
+            if file not in self._thresholds:
+                self._thresholds[file] = Severity.bar(self.settings.at(file).fail_on)
+            threshold = self._thresholds[file]
+        return threshold is not None and finding.severity >= threshold
+
+
+_DIGITS = re.compile(r"[0-9]+")
+_SHOWN = 12
+"""How many notes and reasons are listed."""
+_FILES = 5
+"""How many files are listed; the JSON report lists all."""
+
+
+@dataclass(frozen=True, slots=True)
+class RepairRun:
+    """A finished repair."""
+
+    tally: RowTally
+    before: Summary
+    after: Summary
+    written: list[tuple[Path, Path]]
+    settings: Settings
+    repairs: RepairSettings
+    out: str | None
+    """None: a dry run."""
+    changed: Mapping[Path, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
+    """By log: which rows were written with changes, and the places that changed."""
+
+
+def _write_json(run: RepairRun, out: TextIO, look: ReportOptions) -> None:
+    """Write one object: both summaries, the rows, what each repair did, the files."""
+    value = {
+        "before": summary_object(run.before),
+        "after": summary_object(run.after),
+        **run.tally.as_object(),
+        "files": [{"log": str(log), "written": str(target)} for log, target in run.written],
+        "changed": [{"file": str(log), **row} for log, rows in run.changed.items() for row in rows],
+        "dry_run": run.out is None,
+    }
+    out.write(as_json(value) + "\n")
+
+
+def _write_text(run: RepairRun, out: TextIO, look: ReportOptions) -> None:
+    """Write one page: what was repaired, before and after, what is left, what would help, the verdict."""
+    with page_to(out, look) as console:
+        for line in _header(run):
+            console.print(line)
+        if run.tally.done:
+            console.print()
+            console.print(_done_table(run.tally))
+        least = Severity.NOTE if look.notes or run.tally.threshold is Severity.NOTE else Severity.WARNING
+        shown = [severity for severity in sorted(Severity, reverse=True) if severity >= least]
+        before, after = _totals(run.before), _totals(run.after)
+        # What was fixed is counted above.
+        if any(after[each] or (before[each] and (look.notes or not run.tally.done)) for each in shown):
+            console.print()
+            console.print(_table(run, look, shown))
+        if run.before.findings or run.after.findings:
+            sizes = [
+                (name, getattr(run.before, name), getattr(run.after, name)) for name in ("rollouts", "tokens")
+            ]
+            words = [f"{name} {old:,} → {new:,}" for name, old, new in sizes if old != new]
+            if words and not run.tally.forked:  # the header says what a fork costs
+                console.print(Text(f"\n{', '.join(words)}"))
+        print_list(console, "Notes", list(_sayings(run.tally.notes)))
+        not_repaired = list(_sayings(run.tally.declined))
+        left = {code: claims[None] for code, claims in sorted(run.tally.left.items()) if claims[None]}
+        if left:
+            findings = many(sum(left.values()), "finding")
+            not_repaired.append(f"no repair fits {listed(list(left))} here ({findings})")
+        if whole := [code for code in _of_whole_logs(run) if code != TRAINED_ONCE]:
+            not_repaired.append(f"{listed(whole)}: about a log as a whole, which no repair of its rows changes")
+        print_list(console, "Not repaired", not_repaired)
+        print_list(console, "In quarantine", list(_sayings(run.tally.moved)))
+        # One file is named in the header.
+        several = [] if [str(target) for _, target in run.written] == [run.out] else run.written
+        written = [visible(f"{target}, from {log} (unchanged)") for log, target in several[:_FILES]]
+        if len(run.written) > _FILES:
+            written.append(f"… and {many(len(run.written) - _FILES, 'more file')}")
+        if run.out is not None and run.repairs.quarantine is not None and run.tally.quarantined:
+            moved = many(run.tally.quarantined, "row")
+            written.append(visible(f"{run.repairs.quarantine}: {moved} with the reason"))
+        print_list(console, "Written", written)
+        print_list(console, "Notices", [visible(notice) for notice in _notices(run)])
+        print_commands(console, "Next", list(_next(run)))
+        console.print()
+        console.print(_verdict(run, shown), soft_wrap=True)
+
+
+REPORTS: dict[str, Callable[[RepairRun, TextIO, ReportOptions], None]] = {"text": _write_text, "json": _write_json}
+
+
+def _header(run: RepairRun) -> Iterator[Text]:
+    tally, files = run.tally, run.before.files
+    named = files[0] if files else ""
+    if len(files) > 1:
+        named += f" and {many(len(files) - 1, 'more file')}"
+    to = "a dry run, nothing is written" if run.out is None else run.out
+    yield Text("tito-audit repair ", style="bold").append(visible(f"{named} → {to}"))
+    parts = [many(tally.rows, "row"), f"{tally.repaired:,} repaired"]
+    if tally.forked:
+        forked = "" if tally.forked == tally.repaired else f"{tally.forked:,} "
+        parts[-1] += f" ({forked}forked into {tally.forked_into:,}: {tally.more_tokens:,} more tokens to compute)"
+    parts.append(f"{tally.as_they_were:,} as they were")
+    if tally.quarantined:
+        parts.append(f"{tally.quarantined:,} in quarantine")
+    if tally.standing:
+        word = "error" if tally.threshold is Severity.ERROR else "finding"
+        parts.append(f"{tally.standing:,} still with {word}s")
+    yield Text(" · ".join(parts))
+    yield Text(visible(f"tokenizer {run.before.tokenizer_words or 'none'} · {run.before.seconds:.1f} s"))
+
+
+def _done_table(tally: RowTally) -> Table:
+    from tito_audit.repairs import all_repairs
+
+    table = ruled_table()
+    table.add_column("repair", no_wrap=True, style="bold")
+    table.add_column("rows", justify="right", no_wrap=True)
+    table.add_column("fixed in them")
+    order = [repair.name for repair in all_repairs()]
+    for name in sorted(tally.done, key=lambda name: order.index(name) if name in order else -1):
+        codes = ", ".join(f"{code} ({rows:,})" for code, rows in sorted(tally.cured[name].items()))
+        table.add_row(visible(name), f"{tally.done[name]:,}", codes or "rewritten as asked")
+    return table
+
+
+def _verdict(run: RepairRun, shown: Sequence[Severity]) -> Text:
+    """The verdict in one line; what was not audited is never called fixed or free of faults."""
+    if not run.before.rollouts + run.before.rows_unreadable:
+        return Text("nothing to repair: no rollouts", style="bold yellow")
+    before, after = _totals(run.before), _totals(run.after)
+    # `errors in 2 of 5 rollouts → 0`; the findings of notes, and where some are about a whole log.
+    changes = []
+    rows, now = (summary.rollouts + summary.rows_unreadable for summary in (run.before, run.after))
+    for severity in (each for each in sorted(Severity, reverse=True) if before[each] or after[each]):
+        old, new = (summary.new.get(severity, New()) for summary in (run.before, run.after))
+        elsewhere = old.of_logs or new.of_logs or old.between or new.between or not (old.rollouts or new.rollouts)
+        if severity is Severity.NOTE or elsewhere:
+            changes.append(f"{many(before[severity], severity.word)} → {after[severity]:,}")
+        else:
+            of = f" of {now:,}" if new.rollouts and now != rows else ""
+            rollouts = f"{old.rollouts:,} of {many(rows, 'rollout')} → {new.rollouts:,}{of}"
+            changes.append(f"{severity.word}s in {rollouts}")
+    if len(changes) > 1 and Severity.NOTE not in shown and (before[Severity.NOTE] or after[Severity.NOTE]):
+        changes.pop()
+    unjudged = list(_unjudged(run))
+    if not run.before.compared and not (before[Severity.ERROR] or before[Severity.WARNING]):
+        return Text("; ".join([*unjudged, *([", ".join(changes)] if changes else [])]), style="bold yellow")
+    parts = [", ".join(changes) or f"no findings in {many(run.before.compared, 'rollout')}"]
+    if run.tally.quarantined:
+        parts.append(f"{many(run.tally.quarantined, 'row')} in quarantine")
+    if run.after.skipped and not any(after.values()):
+        parts.append(f"{many(len(run.after.skipped), 'rule')} could not run everywhere")
+    words, style = _outcome_words(run, before, after)
+    line = Text(words, style=style).append(": " + "; ".join(parts))
+    return line.append("".join(f"; {part}" for part in unjudged), style="yellow")
+
+
+def _unjudged(run: RepairRun) -> Iterator[str]:
+    """What of the written rows nobody knows to be right."""
+    before, after = run.before, run.after
+    yield from open_words(
+        replace(after, open_beside_faults=before.open_beside_faults, fault_beside=before.fault_beside)
+    )
+    if after.rows_unreadable and "REC001" not in after.findings:
+        yield f"{many(after.rows_unreadable, 'row')} could not be read"
+    if after.uncompared:
+        way = "pass -t NAME" if run.settings.tokenizer is None else "the tokenizer does not fit the log (REC007)"
+        yield f"nothing compared in {many(after.uncompared, 'rollout')}: {way}"
+    if after.without_ids:
+        yield f"nothing audited in {many(after.without_ids, 'rollout')} without token ids"
+
+
+def _outcome_words(run: RepairRun, before: Counter[Severity], after: Counter[Severity]) -> tuple[str, str]:
+    """What came of the errors and warnings, in words, and the style of these."""
+    errors, warnings = ((before[each], after[each]) for each in (Severity.ERROR, Severity.WARNING))
+    would = run.out is None
+    repairs_warnings = bool(run.repairs.strategies) or run.settings.fail_on in ("warning", "note")
+    if not any(errors) and warnings[0] == warnings[1] and not (any(warnings) and repairs_warnings):
+        return "nothing to repair", "bold yellow" if any(warnings) or any(_unjudged(run)) else "bold green"
+    if errors[0] == errors[1] and warnings[0] == warnings[1]:
+        return "nothing would be fixed" if would else "nothing fixed", "bold red" if errors[1] else "bold yellow"
+    if errors[1] or run.before.open_beside_faults or (warnings[1] and not errors[0]):
+        words = "not all would be fixed" if would else "not all fixed"
+        return words, "bold red" if errors[1] else "bold yellow"
+    if warnings[1] or run.tally.quarantined:
+        return "no errors would be left" if would else "no errors left", "bold yellow"
+    return "would be fixed" if would else "fixed", "bold green"
+
+
+def _totals(summary: Summary) -> Counter[Severity]:
+    totals: Counter[Severity] = Counter()
+    for count in summary.findings.values():
+        for severity in Severity:
+            totals[severity] += getattr(count, severity.word)
+    return totals
+
+
+def _table(run: RepairRun, look: ReportOptions, severities: Sequence[Severity]) -> Table:
+    """Findings of each code and severity, before → after, and their totals."""
+    table = ruled_table()
+    table.add_column("code", no_wrap=True)
+    table.add_column("what", ratio=1, min_width=12)
+    for severity in severities:
+        table.add_column(f"{severity.word}s", justify="right", no_wrap=True)
+    none = RuleCount()
+    both = [
+        (code, run.before.findings.get(code, none), run.after.findings.get(code, none))
+        for code in sorted({*run.before.findings, *run.after.findings})
+    ]
+    both = [row for row in both if any(getattr(count, each.word) for count in row[1:] for each in severities)]
+    codes, counts = [code for code, *_ in both], [(old, new) for _, old, new in both]
+    totals = [_totals(summary) for summary in (run.before, run.after)]
+    changes = [[(getattr(old, each.word), getattr(new, each.word)) for each in severities] for old, new in counts]
+    # `12 → 0` for every pair, with aligned arrows; blank where both are 0.
+    rows = [*changes, [(totals[0][each], totals[1][each]) for each in severities]]
+    widths = [max(cell_len(f"{new:,}") for _, new in column) for column in zip(*rows, strict=True)]
+    cells = [
+        [
+            Text(f"{old:,} → {new:>{width},}" if old or new else "", style="" if old != new else "dim")
+            for (old, new), width in zip(row, widths, strict=True)
+        ]
+        for row in rows
+    ]
+    for code, (_, after), numbers in zip(codes, counts, cells, strict=False):
+        worst = max((severity for severity in Severity if getattr(after, severity.word)), default=None)
+        style = STYLES[worst] if worst is not None else "green"
+        table.add_row(Text(code, style=style), visible(look.titles.get(code, "")), *numbers)
+    table.add_section()
+    table.add_row("", "all", *cells[-1])
+    return table
+
+
+def _sayings(sayings: Sayings) -> Iterator[str]:
+    ranked = list(sayings)
+    for by, sentence in ranked[:_SHOWN]:
+        place = visible(str(sentence.place))
+        if sentence.rows > 1 and sentence.alike:
+            place = f"{many(sentence.rows, 'row')}, such as {place}"
+        elif sentence.rows > 1:  # the numbers differ
+            place += f", and {many(sentence.rows - 1, 'row')} like it"
+        yield (visible(f"{by}: ") if by else "") + f"{visible(sentence.text)} ({place})"
+    if len(ranked) > _SHOWN or sayings.others:
+        yield f"… and {len(ranked) - _SHOWN + sayings.others:,} more of other kinds"
+
+
+def _of_whole_logs(run: RepairRun) -> list[str]:
+    """The codes of errors that are left and that no row has by itself."""
+    counts = run.after.findings.items() if run.tally.threshold is not None else ()
+    return sorted(code for code, count in counts if count.error and code not in run.tally.left)
+
+
+def _notices(run: RepairRun) -> list[str]:
+    """The notices of both scans, each once: those of the second are about the files that were written."""
+    notices = {_DIGITS.sub("#", text): text for text in run.before.notices}
+    for text in run.after.notices:
+        about = text
+        for log, target in run.written:
+            about = about.replace(str(target), str(log))
+        notices[_DIGITS.sub("#", about)] = text
+    return list(notices.values())
+
+
+def _next(run: RepairRun) -> Iterator[str]:
+    """Next steps for the findings that are left."""
+    from tito_audit.repair import Safety
+    from tito_audit.repairs import all_repairs
+
+    tally = run.tally
+    if tally.left and run.settings.tokenizer is None:
+        yield "--tokenizer DIR   runs the repairs and rules that need the tokenizer"
+    named = run.repairs.strategies
+    claiming = [
+        repair
+        for repair in all_repairs()
+        if not repair.by_model and any(repair.claims(code) for code in tally.left)
+    ]
+    unsafe = [by for by, sentence in tally.declined if sentence.needs_unsafe]
+    for repair in claiming if not named else ():
+        if repair.safety is Safety.UNSAFE and not repair.removes_rows:
+            unsafe.append(repair.name)
+    if unsafe and not run.repairs.unsafe:
+        unsafe = list(dict.fromkeys(unsafe))
+        yield f"--unsafe   lets {listed(unsafe)} run; tito-audit explain {unsafe[0]} names the cost"
+    safe = [each.name for each in claiming if each.safety is not Safety.UNSAFE and each.name not in named]
+    if named and safe:
+        yield f"--with {','.join((*named, *safe))}   also tries {listed(safe)}"
+    if tally.milder and not named:
+        yield "--fail-on warning   also repairs warnings, where that can be proven"
+    if tally.movable and run.repairs.quarantine is None:
+        codes = listed(sorted(tally.left))
+        yield f"--quarantine FILE   moves the {many(tally.movable, 'row')} with {codes} there, with the reason"
+    whole = _of_whole_logs(run)
+    if TRAINED_ONCE in whole and ONCE not in named:
+        yield f"--with {ONCE}   takes repeated training out of the loss where it is certain"
+    if tally.first_left is not None:
+        place = tally.first_left.place
+        yield f"tito-audit explain {tally.first_left.code}   what it means, and what fixes it"
+        yield f"{show_command(place, run.before)}   that rollout, token by token"
+    elif whole:
+        yield f"tito-audit explain {whole[0]}   what it means, and what fixes it"
+    if run.out is None and tally.repaired:
+        yield "-o OUT   writes the repaired log; --diff shows every change"

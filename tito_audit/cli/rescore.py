@@ -2,108 +2,447 @@
 
 from __future__ import annotations
 
+import math
+import shutil
 import sys
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
+from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryFile
+from typing import Any, TextIO
 
 import typer
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
 
-from tito_audit.cli._command import command
-from tito_audit.cli._deliver import deliver_finished, wanted_reports
-from tito_audit.cli._options import Logs, Options
-from tito_audit.cli._outs import is_url, refuse_inputs
+from tito_audit.cli._ends import FAILED
+from tito_audit.cli._options import Options
+from tito_audit.cli._outs import deliver_finished, is_url, refuse_inputs, wanted_reports
 from tito_audit.errors import SetupError
+from tito_audit.provider import ProviderOptions
+from tito_audit.providers import key_of, open_provider
+from tito_audit.report import ReportOptions
+from tito_audit.report_objects import as_json, fields, finding_object, mismatch_object
+from tito_audit.rescore.html import Pieces, most_expensive, page, place_words
+from tito_audit.rescore.journal import ScoreJournal
+from tito_audit.rescore.model import EDGES, NEAR, Agreement, RescoredRollout, Sums
+from tito_audit.rescore.prompts import PromptRun, PromptSummary, Question
+from tito_audit.rescore.run import Rescoring
+from tito_audit.rescore.summary import (
+    AFTER_HEADS,
+    AFTER_LEGEND,
+    AGREEMENT_HEADS,
+    AGREEMENT_LEGEND,
+    DRIFTED_HEADS,
+    DRIFTED_LEGEND,
+    MISMATCH_HEADS,
+    RescoreSummary,
+    Row,
+    after_rows,
+    agreement_rows,
+    around,
+    drifted_rows,
+    mismatch_cells,
+)
+from tito_audit.rescore.write import Filling, check_target, scores_of
+from tito_audit.summary import Summary
+from tito_audit.terminal.escape import elided, visible
+from tito_audit.terminal.page import as_page, heading, ruled_table
+from tito_audit.terminal.terminal import RunProgress, colors, page_width, with_progress
+from tito_audit.terminal.words import decimal, many, percent, small
 
 
-@command("rescore")
-def rescore(
-    options: Options,
-    logs: Logs,
-    provider: str,
-    model: str | None,
-    requests: int,
-    tolerance: float,
-    prompts: bool,
-    replay: int,
-    journal: str | None,
-    resume: bool,
-    out: str | None,
-    unsafe: bool,
-    force: bool,
-    report: list[str],
-    output_format: str | None,
-    worst: int,
-    quiet: bool,
-) -> None:
-    """Score recorded tokens with a model: how far its logprobs are from the recorded ones, and what drift costs.
-
-    Each drift finding gets a price: the logprob of what was sampled, and of what replaced it. Exits 1 if recorded
-    logprobs disagree with the model beyond --tolerance, or if something with ids could not be scored; a price
-    alone never fails a log. A server's key comes from VLLM_API_KEY or SGLANG_API_KEY.
-
-    With --prompts nothing is scored: is each prompt the one that this server sees or would write? Exits 1 if one
-    is not.
-    """
-    from tito_audit.cli._exits import FAILED
-    from tito_audit.cli._rescored import PROMPT_REPORTS, REPORTS, Details, Prompts, Rescored
-    from tito_audit.provider import ProviderOptions
-    from tito_audit.providers import key_of, open_provider
-    from tito_audit.report import ReportOptions
-    from tito_audit.rescore.journal import ScoreJournal
-    from tito_audit.rescore.prompts import PromptRun
-    from tito_audit.rescore.run import Rescoring
-    from tito_audit.rescore.write import Filling, check_target, scores_of
-    from tito_audit.terminal.terminal import RunProgress, colors, page_width, with_progress
-
+def rescore(options: Options, logs: list[str]) -> None:
+    """Score recorded tokens with a model."""
     settings = options.settings()
+    out, journal = options.out, options.journal
     places = [path for path in (out, journal) if path is not None]
     read = options.inputs(settings)
     refuse_inputs({"-o": out, "--journal": journal}, logs, read)
-    reports = PROMPT_REPORTS if prompts else REPORTS
-    wanted = wanted_reports(report, output_format, logs, places, read, reports, quiet=quiet)
-    keeping = {"-o": out, "--journal": journal, "--resume": resume, "--unsafe": unsafe}
-    if prompts and (flags := [flag for flag, value in keeping.items() if value]):
+    reports = PROMPT_REPORTS if options.prompts else REPORTS
+    wanted = wanted_reports(options, logs, places, read, reports)
+    keeping = {"-o": out, "--journal": journal, "--resume": options.resume, "--unsafe": options.unsafe}
+    if options.prompts and (flags := [flag for flag, value in keeping.items() if value]):
         raise SetupError(f"{', '.join(flags)}: --prompts scores nothing, so there is nothing to keep or write.")
     kept_in = journal
     if journal is None and out is not None:
         # The journal of a remote output is in this folder: it grows while the model is asked.
         kept_in = f"{Path(out).name if is_url(out) else out.rstrip('/')}.scores"
-    if kept_in is None and resume:
+    if kept_in is None and options.resume:
         raise SetupError("--resume: no journal is named.\nName it with --journal FILE, or pass -o OUT.")
     if out is not None:
-        check_target(logs, out, force=force)
-    scorer = open_provider(provider, ProviderOptions(model, key_of(provider), connections=requests))
+        check_target(logs, out, force=options.force)
+    scorer = open_provider(
+        options.provider, ProviderOptions(options.model, key_of(options.provider), connections=options.requests)
+    )
     pace = RunProgress()
     page = ReportOptions(color=colors(sys.stdout), width=page_width())
-    if prompts:
-        asking = PromptRun(logs, settings, scorer, replay=replay, jobs=requests, progress=pace)
-        for _ in with_progress(asking, pace, silent=quiet):
+    if options.prompts:
+        asking = PromptRun(logs, settings, scorer, replay=options.replay, jobs=options.requests, progress=pace)
+        for _ in with_progress(asking, pace, silent=options.quiet):
             pass
-        deliver_finished(Prompts(asking.summary, asking.scan, worst, asking.pieces), PROMPT_REPORTS, wanted, page)
+        deliver_finished(
+            Prompts(asking.summary, asking.scan, options.worst, asking.pieces), PROMPT_REPORTS, wanted, page
+        )
         if asking.summary.differences:
             raise typer.Exit(FAILED)
         return
     with ExitStack() as stack:
-        scores = ScoreJournal(None if kept_in is None else Path(kept_in), scorer.name, resume=resume)
+        scores = ScoreJournal(None if kept_in is None else Path(kept_in), scorer.name, resume=options.resume)
         stack.callback(scores.close)
-        how = (logs, settings, scorer)
         run = Rescoring(
-            *how, jobs=requests, keeps=out is not None, tolerance=tolerance, journal=scores, progress=pace
+            *(logs, settings, scorer),
+            jobs=options.requests,
+            keeps=out is not None,
+            tolerance=options.tolerance,
+            journal=scores,
+            progress=pace,
         )
-        details = stack.enter_context(Details.opened("json" in [name for name, _ in wanted]))
-        with closing(with_progress(run, pace, silent=quiet)) as results:
-            for result in results:
-                details.add(result)
+        details = None
+        if "json" in [name for name, _ in wanted]:
+            details = stack.enter_context(TemporaryFile("w+", encoding="utf-8"))
+        with closing(with_progress(run, pace, silent=options.quiet)) as results:
+            for number, result in enumerate(results):
+                if details is not None:
+                    details.write((",\n" if number else "\n") + as_json(rollout_object(result)))
         written = None
         if out is not None:
             model_said = f"{scores.model or 'the model'} ({scorer.name})"
-            values = scores_of(logs, scores, model_said, replaces=unsafe)
+            values = scores_of(logs, scores, model_said, replaces=options.unsafe)
             pace = RunProgress()
-            written = Filling(logs, out, settings, values, force=force, progress=pace)
-            for _ in with_progress(written, pace, silent=quiet):
+            written = Filling(logs, out, settings, values, force=options.force, progress=pace)
+            for _ in with_progress(written, pace, silent=options.quiet):
                 pass
             scores.close(done=journal is None)
-        done = Rescored(run.summary, details, worst, run.pieces, written)
+        done = Rescored(run.summary, details, options.worst, run.pieces, written)
         deliver_finished(done, REPORTS, wanted, page)
     if run.summary.failed:
         raise typer.Exit(FAILED)
+
+
+_PIECES = 36
+_FINDINGS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Rescored:
+    """A finished run."""
+
+    summary: RescoreSummary
+    details: TextIO | None
+    """The rollouts as JSON, in a file that waits until the summary is known; None where no report wants them."""
+    worst: int
+    """How many findings are shown with their price."""
+    pieces: Pieces
+    """Ids as text."""
+    written: Filling | None = None
+    """What was written; None without -o."""
+
+
+def _write_json(run: Rescored, out: TextIO, look: ReportOptions) -> None:
+    written, summary = run.written, summary_object(run.summary)
+    summary["written"] = None
+    if written is not None:
+        files = [{"log": str(log), "written": str(target)} for log, target in written.files]
+        summary["written"] = {"files": files, **fields(written, "rows changed"), "refused": dict(written.refused)}
+    out.write('{"summary":' + as_json(summary) + ',\n"rollouts":[')
+    if run.details is not None:
+        run.details.seek(0)
+        shutil.copyfileobj(run.details, out)
+    out.write("\n]}\n")
+
+
+REPORTS: dict[str, Callable[[Rescored, TextIO, ReportOptions], None]] = {
+    "text": as_page(lambda run: page_parts(run.summary, run.worst, run.pieces, run.written)),
+    "json": _write_json,
+    "html": lambda run, out, _: print(
+        page(run.summary, verdict(run.summary), run.worst, run.pieces), end="", file=out
+    ),
+}
+
+
+def page_parts(
+    summary: RescoreSummary, worst: int, pieces: Pieces, written: Filling | None = None
+) -> Iterator[RenderableType]:
+    """The parts of the page, in order."""
+    model = f", model {summary.model}" if summary.model else ""
+    counts = f"{many(summary.rollouts, 'rollout')} · {many(summary.scored_tokens, 'sampled token')} scored by "
+    name = Text("tito-audit rescore  ", style="bold")
+    yield name.append(visible(f"{counts}{summary.provider}{model}"), style="")
+    yield Text(verdict(summary), style="bold red" if summary.failed else "bold green")
+    rows = list(agreement_rows(summary, 12))
+    if rows:
+        yield from heading("Recorded logprobs against the model's")
+        yield from (_table(AGREEMENT_HEADS, rows), Text(""), AGREEMENT_LEGEND)
+    for words, number in summary.explanations.most_common():
+        yield Text(f"{many(number, 'rollout')}: {visible(words)}.")
+    if shares := list(mismatch_cells(summary)):
+        yield from heading("Why they differ: shares of the difference")
+        yield from (_table(MISMATCH_HEADS, shares), Text(""))
+    if summary.causes:
+        # What drift costs, by cause: the drifted tokens, then the sampled tokens after them.
+        yield from heading("What drift costs, in nats")
+        yield from (_table(DRIFTED_HEADS, list(drifted_rows(summary))), Text(""), DRIFTED_LEGEND)
+        if after := list(after_rows(summary)):
+            yield from heading("What drift does to the sampled tokens after it")
+            yield from (_table(AFTER_HEADS, after), Text(""), AFTER_LEGEND)
+        yield from around(summary)
+    if prices := most_expensive(summary, worst):
+        yield from heading("The most expensive findings")
+        # Two lines for each finding: where it is and its price, then the tokens of both sides.
+        for place, price in prices:
+            first = price.segments[0]
+            share = f", {percent(price.share)} of the change there" if math.isfinite(price.share) else ""
+            yield Text(visible(f"  {place_words(place, price)}"))
+            more = f" and {len(price.segments) - 1:,} more" if len(price.segments) > 1 else ""
+            sides = [elided(visible(pieces(ids)), _PIECES) for ids in (first.sampled_ids, first.other_ids)]
+            numbers = f"{price.sampled:.2f} → {price.other:.2f} ({price.difference:+.2f}{share})"
+            yield Text(f"    {sides[0]} → {sides[1]}{more}: {numbers}")
+    yield from _lists(summary, filled=written is not None)
+    if written is not None:
+        yield from heading("Written")
+        for log, target in written.files:
+            yield Text(visible(f"  {target}, from {log} (unchanged)"))
+        yield Text(f"  logprobs written in {many(written.changed, 'row')} of {written.rows:,}, audited again")
+        for because, number in written.refused.most_common():
+            yield Text(visible(f"  {many(number, 'row')} as they were: {because}"))
+
+
+def verdict(summary: RescoreSummary) -> str:
+    """One sentence: whether the log's logprobs are the model's."""
+    whole = summary.agreement
+    words = f"No recorded logprob to compare; {many(summary.scored_tokens, 'token')} scored."
+    if whole is not None:
+        agree, above = "agree", ""
+        if summary.disagreeing or whole.disagrees:
+            agree, above = "disagree", f"; {summary.disagreeing:,} of {many(summary.rollouts, 'rollout')} above it"
+        differ = f"they differ by {small(whole.size)} on average (tolerance {decimal(summary.tolerance, 6)})"
+        words = f"Recorded logprobs {agree} with the model: {differ}{above}."
+    return words + (" Not everything could be scored." if summary.unscored else "")
+
+
+def _table(heads: Row, rows: Sequence[Row]) -> Table:
+    """A table of names and numbers; where it is too wide only names wrap."""
+    table = ruled_table()
+    table.collapse_padding = True
+    for number, head in enumerate(heads):
+        table.add_column(head, justify="right" if number else "left", no_wrap=number > 0)
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def _lists(summary: RescoreSummary, *, filled: bool) -> Iterator[RenderableType]:
+    if summary.findings:
+        yield from heading(f"By the model's values: {many(len(summary.findings), 'finding')}")
+        for finding in summary.findings[:_FINDINGS]:
+            yield Text(f"  {finding.code} {visible(str(finding.place))}: {visible(finding.hit.message)}")
+        if len(summary.findings) > _FINDINGS:
+            yield Text(f"  … and {len(summary.findings) - _FINDINGS:,} more; --report json lists all")
+    lines = [
+        *(
+            f"{number:,} not scored: {visible(because)} (first: {visible(str(place))})"
+            for because, (number, place) in list(summary.unscored.items())[:8]
+        ),
+        *(f"{many(number, 'finding')} without a price: {because}" for because, number in summary.unpriced.items()),
+        *(visible(notice) for notice in summary.scan.notices),
+    ]
+    if summary.missing and not filled:
+        lines.append(
+            f"{many(summary.missing, 'sampled token')} without a recorded logprob: -o OUT writes the model's"
+        )
+    if lines:
+        yield from heading("Notes")
+        yield from (Text(f"  {line}") for line in lines)
+
+
+def summary_object(summary: RescoreSummary) -> dict[str, Any]:
+    """Everything about a run except its rollouts."""
+    scan, counts, changes = summary.scan, summary.counts, summary.changes
+    return {
+        "schema_version": 1,
+        **fields(summary, "provider model"),
+        "weight_versions": sorted(summary.weight_versions),
+        "files": [str(file) for file in scan.files],
+        **fields(scan, "tokenizer tokenizer_commits notices"),
+        **fields(summary, "failed tolerance rollouts scored"),
+        "rows_unreadable": summary.unreadable,
+        **fields(summary, "scored_tokens missing disagreeing"),
+        "agreement": agreement_object(summary.agreement),
+        "by_turn": [
+            {"turn": None if turn < 0 else turn, **(agreement_object(sums.agreement(summary.tolerance)) or {})}
+            for turn, sums in sorted(summary.by_turn.items())
+        ],
+        "explanations": dict(summary.explanations),
+        "mismatch": None if summary.mismatch is None else mismatch_object(summary.mismatch),
+        "causes": [
+            {
+                **fields(cause, "code cause findings segments sampled_tokens other_tokens"),
+                **fields(cause, "sampled other likelier lowest"),
+                "behind": _behind(cause.behind),
+            }
+            for _, cause in sorted(summary.causes.items())
+        ],
+        "changed": {
+            "turns": summary.changed,
+            "mean": sum(changes) / len(changes) if changes else None,
+            "lowest": min(changes, default=None),
+            "highest": max(changes, default=None),
+        },
+        "near": [
+            {"from": first, **_behind(near)} for first, near in zip(NEAR, summary.near, strict=True) if near.tokens
+        ],
+        "unpriced": dict(summary.unpriced),
+        "unscored": [
+            {"because": because, "number": number, **fields(first, "file row item")}
+            for because, (number, first) in summary.unscored.items()
+        ],
+        "findings": [finding_object(finding) for finding in summary.findings],
+        "requests": {
+            "sent": counts.requests,
+            "tokens": counts.tokens,
+            "spared": counts.saved,
+            "refused": counts.failed,
+        },
+        "seconds": round(summary.seconds, 3),
+    }
+
+
+def rollout_object(result: RescoredRollout) -> dict[str, Any]:
+    """One rollout: how its logprobs agree, and the price of each of its drift findings."""
+    return {
+        **fields(result.place, "file row item"),
+        "agreement": agreement_object(result.agreement),
+        "explanation": result.explanation or None,
+        **fields(result, "scored_tokens missing weight_versions"),
+        "prices": [
+            {
+                "finding": finding_object(price.finding),
+                **fields(price, "against sampled other difference share"),
+                "behind": _behind(price.behind),
+                "segments": [fields(segment, "sampled_ids other_ids sampled other") for segment in price.segments],
+            }
+            for price in result.prices
+        ],
+        "unpriced": dict(result.unpriced),
+        "unscored": result.unscored,
+        "findings": [finding_object(finding) for finding in result.findings],
+        "error": result.error or None,
+    }
+
+
+def agreement_object(agreement: Agreement | None) -> dict[str, Any] | None:
+    """How recorded and model agree; None where nothing could be compared."""
+    if agreement is None:
+        return None
+    numbers = fields(agreement, "tokens mean size largest k1 k3")
+    return {**numbers, "above": _by_edge(agreement.above), "disagrees": agreement.disagrees}
+
+
+def _behind(behind: Sums) -> dict[str, Any]:
+    return {
+        "tokens": behind.tokens,
+        "change": behind.total,
+        "size": behind.size / behind.tokens if behind.tokens else None,
+        "largest": behind.largest,
+        "above": _by_edge(behind.above),
+    }
+
+
+def _by_edge(values: Sequence[float]) -> dict[str, float]:
+    return {f"{edge:g}": value for edge, value in zip(EDGES, values, strict=True)}
+
+
+# `rescore --prompts`: whether a server has the prompts of a log.
+
+
+@dataclass(frozen=True, slots=True)
+class Prompts:
+    """A finished run of `--prompts`."""
+
+    summary: PromptSummary
+    scan: Summary
+    worst: int
+    """How many differences are shown."""
+    pieces: Pieces
+    """Ids as text."""
+
+
+def prompt_verdict(summary: PromptSummary) -> str:
+    """One sentence: whether the prompts of the log are the server's."""
+    calls = many(sum(summary.compared.values()), "comparison")
+    skipped = sum(number for number, _ in summary.skipped.values())
+    rest = f" {many(skipped, 'comparison')} could not be made." if skipped else ""
+    if not summary.differences:
+        return f"The server has the tokens of the log in {calls}.{rest}"
+    differing = sum(summary.differing.values())
+    return f"The server has other tokens than the log in {differing:,} of {calls}.{rest}"
+
+
+def _prompt_parts(run: Prompts) -> Iterator[RenderableType]:
+    summary = run.summary
+    model = f", model {summary.model}" if summary.model else ""
+    counts = f"{many(summary.rollouts, 'rollout')} · prompts sent to {summary.provider}{model}"
+    yield Text("tito-audit rescore  ", style="bold").append(visible(counts), style="")
+    yield Text(prompt_verdict(summary), style="bold red" if summary.differences else "bold green")
+    yield from heading("Calls, by how they were sent")
+    rows = [
+        (str(question), f"{summary.compared[question]:,}", f"{summary.differing[question]:,}")
+        for question in Question
+    ]
+    yield _table(("", "compared", "different"), rows)
+    if summary.differences:
+        yield from heading(f"Where the server differs: {many(len(summary.differences), 'place')}")
+    for differs in summary.differences[: run.worst]:
+        yield Text(visible(f"  {differs}, {differs.question}"))
+        yield Text(visible(f"    {differs.what}"))
+        sides = [elided(visible(run.pieces(ids)), _PIECES) for ids in (differs.recorded, differs.server)]
+        yield Text(f"    log {sides[0]} → server {sides[1]}")
+    if len(summary.differences) > run.worst:
+        yield Text(f"  … and {len(summary.differences) - run.worst:,} more; --report json lists all")
+    lines = [
+        f"{number:,} not {question}: {because} (first: {place})"
+        for (question, because), (number, place) in summary.skipped.items()
+    ]
+    if summary.replayed:
+        lines.append(f"{many(summary.replayed, 'token')} replayed")
+    if summary.spliced:
+        prompts = many(summary.spliced, "prompt")
+        lines.append(f"{prompts} as the server would write it, except tokens kept from earlier calls")
+    lines += run.scan.notices
+    if lines:
+        yield from heading("Notes")
+        yield from (Text(visible(f"  {line}")) for line in lines)
+
+
+def _prompts_json(run: Prompts, out: TextIO, look: ReportOptions) -> None:
+    summary = run.summary
+    counts = {
+        "schema_version": 1,
+        **fields(summary, "provider model rollouts"),
+        **fields(run.scan, "tokenizer notices"),
+        "failed": bool(summary.differences),
+        "questions": [
+            {"question": each, "compared": summary.compared[each], "differing": summary.differing[each]}
+            for each in Question
+        ],
+        **fields(summary, "spliced replayed"),
+        "skipped": [
+            {"question": question, "because": because, "number": number, **fields(first, "file row item")}
+            for (question, because), (number, first) in summary.skipped.items()
+        ],
+    }
+    own = "turn where start end code cause what recorded server"
+    differences = [
+        {"question": differs.question, **fields(differs.place, "file row item"), **fields(differs, own)}
+        for differs in summary.differences
+    ]
+    out.write(as_json({"summary": counts, "differences": differences}) + "\n")
+
+
+PROMPT_REPORTS: dict[str, Callable[[Prompts, TextIO, ReportOptions], None]] = {
+    "text": as_page(_prompt_parts),
+    "json": _prompts_json,
+}

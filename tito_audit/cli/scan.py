@@ -7,54 +7,35 @@ from contextlib import closing
 
 import typer
 
-from tito_audit.cli._command import command
-from tito_audit.cli._options import Logs, Options, skipped
-from tito_audit.cli._outs import journal_place, refuse_inputs, say_resumed
+from tito_audit.cli._ends import FAILED
+from tito_audit.cli._options import Options, skipped
+from tito_audit.cli._outs import Target, deliver, journal_place, refuse_inputs, say_resumed, wanted_reports
+from tito_audit.gate import gate_rollouts
+from tito_audit.report import ReportOptions
+from tito_audit.reports import report_named
+from tito_audit.rules import all_rules
+from tito_audit.run.workers import all_cores
+from tito_audit.terminal.terminal import RunProgress, colors, compute_first, page_width, with_progress
 
 _AT_ONCE = ("concise", "github", "jsonl")
 """Reports that print each finding immediately."""
 
 
-@command("scan")
-def scan(
-    options: Options,
-    logs: Logs,
-    baseline: str | None,
-    report: list[str],
-    output_format: str | None,
-    worst: int,
-    notes: bool,
-    not_checked: bool,
-    journal: str | None,
-    resume: bool,
-    quiet: bool,
-) -> None:
-    """Audit logs: what drifted, where, and what it did to training. Exits 1 if anything fails the gate.
-
-    A finding fails if it is at least as severe as --fail-on and not in the baseline. Findings with a --max-rate
-    for their code (the longest prefix counts) are judged together, not one by one: they fail if there are more of
-    them per generated token, or per rollout, than the rate. With --fail-on never, rates count findings of every
-    severity. Rules named by --require fail the gate if they could not run, whatever was found.
-    """
-    from tito_audit.cli._deliver import Target, deliver, wanted_reports
-    from tito_audit.cli._exits import FAILED
-    from tito_audit.gate import gate_rollouts
-    from tito_audit.report import ReportOptions
-    from tito_audit.reports import report_named
-    from tito_audit.rules import all_rules
-    from tito_audit.run.workers import all_cores
-    from tito_audit.terminal.terminal import RunProgress, colors, compute_first, page_width, with_progress
-
+def scan(options: Options, logs: list[str]) -> None:
+    """Audit logs."""
     settings = all_cores(options.settings())
     gate = options.gate()
     read = options.inputs(settings)
-    refuse_inputs({"--journal": journal, "--baseline": baseline if gate.update_baseline else None}, logs, read)
-    flags = [options.flagged(name) for name in ("report", "output_format")]
-    written = [file for file in (baseline, journal) if file is not None]
-    places = wanted_reports(report, output_format, logs, written, read, quiet=quiet, flags=flags)
+    refuse_inputs(
+        {"--journal": options.journal, "--baseline": options.baseline if gate.update_baseline else None},
+        logs,
+        read,
+    )
+    written = [file for file in (options.baseline, options.journal) if file is not None]
+    places = wanted_reports(options, logs, written, read)
     wanted = [Target(report_named(name), path) for name, path in places]
     named = next((str(each.path) for each in wanted if each.path is not None), None)
-    place = journal_place(journal, named, resume=resume, way="write a report to a file: -r json=FILE")
+    place = journal_place(options, named, "write a report to a file: -r json=FILE")
     # Lines printed one by one and the progress line would overwrite each other.
     live = any(each.path is None and each.report.name in _AT_ONCE for each in wanted) and sys.stdout.isatty()
     pace = RunProgress(limit=settings.limit)
@@ -64,16 +45,16 @@ def scan(
     page = ReportOptions(
         color=colors(sys.stdout),
         width=page_width(),
-        worst=worst,
-        notes=notes or any(override.changes.get("fail_on") == "note" for override in settings.overrides),
-        not_checked=not_checked,
+        worst=options.worst,
+        notes=options.notes or any(override.changes.get("fail_on") == "note" for override in settings.overrides),
+        not_checked=options.not_checked,
         titles={rule.code: rule.title for rule in all_rules()},
         docs={rule.code: rule.doc for rule in all_rules()},
         ran=run.codes,
         fails=run.fails,
     )
-    with closing(compute_first(with_progress(run, pace, silent=quiet or live))) as results:
+    with closing(compute_first(with_progress(run, pace, silent=options.quiet or live))) as results:
         deliver(results, run.summary, wanted, page)
-    say_resumed(run.scan.resumed, len(run.summary.files), place, silent=quiet)
+    say_resumed(run.scan.resumed, len(run.summary.files), place, silent=options.quiet)
     if run.summary.gate is not None and run.summary.gate.failed:
         raise typer.Exit(FAILED)

@@ -2,87 +2,70 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
 from collections.abc import Iterable
 from functools import partial
 from importlib.util import find_spec
+from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING
+from uuid import uuid4
 
-from tito_audit.cli._command import command
 from tito_audit.cli._options import Options
 from tito_audit.errors import SetupError
-from tito_audit.terminal.escape import inert, visible
-from tito_audit.terminal.shell import shell_word
+from tito_audit.parser import Parser, Reads
+from tito_audit.parsers import guess_parser, parser_named, start_answer
+from tito_audit.provider import ProviderOptions
+from tito_audit.providers import key_of, open_provider
+from tito_audit.render.renderer import Renderer
+from tito_audit.rows import record_digest
+from tito_audit.run.template import open_template
+from tito_audit.serve.call_log import CallLog
+from tito_audit.serve.errors import Refused
+from tito_audit.sessions.engine import Conversations, Limits
+from tito_audit.sessions.fit import misfit
+from tito_audit.templates.appends import append_only
+from tito_audit.terminal.escape import inert, shell_word, visible
 
 if TYPE_CHECKING:
-    from tito_audit.parser import Parser, Reads
-    from tito_audit.render.renderer import Renderer
     from tito_audit.serve.gateway import Gateway, Parsers
-    from tito_audit.settings.model import Settings
-    from tito_audit.tokens.tokenizer import Tokenizer
 
 _NEEDED = ("aiohttp", "prometheus_client")
 _KEY = "TITO_AUDIT_API_KEY"
 _AUTO, _NONE, _SERVER = "auto", "none", "server"
 
 
-@command("serve")
-def serve(
-    options: Options,
-    provider: str,
-    log: str,
-    model: str | None,
-    model_name: str | None,
-    host: str,
-    port: int,
-    api_key: str | None,
-    tool_parser: str,
-    reasoning_parser: str,
-    max_body: int,
-    max_sessions: int,
-    idle: float,
-    grace: float,
-    fsync: bool,
-    access_log: bool,
-    force: bool,
-) -> None:
-    """Serve an OpenAI-compatible gateway: agents change their base_url, and its log passes scan.
-
-    The provider gets prompts as token ids, in which sampled ids stay as they were, and returns ids and logprobs.
-    Each answer is in the log before its client has all of it. Ctrl-C or SIGTERM ends the gateway with exit code 0.
-    The provider's key comes from VLLM_API_KEY or SGLANG_API_KEY, the gateway's own from TITO_AUDIT_API_KEY.
-    """
+def serve(options: Options) -> None:
+    """Serve an OpenAI-compatible gateway."""
     settings = options.settings()
     for name in _NEEDED:
         if find_spec(name) is None:
             raise SetupError(f"serve needs {name}, which is not installed.\npip install 'tito-audit[serve]'")
     if (notice := options.notice()) is not None:
         _print([notice])
-    import asyncio
-    from uuid import uuid4
-
-    from tito_audit.parsers import start_answer
-    from tito_audit.provider import ProviderOptions
-    from tito_audit.providers import key_of, open_provider
-    from tito_audit.rows import record_digest
     from tito_audit.serve.app import HttpOptions, ServerOptions
     from tito_audit.serve.app import serve as serve_gateway
-    from tito_audit.serve.call_log import CallLog
     from tito_audit.serve.gateway import Gateway, ParsingProvider
-    from tito_audit.sessions.engine import Conversations, Limits
 
     async def run() -> None:
-        tokenizer, renderer = _loaded(settings)
-        parsers, parser_lines = _parsers(tool_parser, reasoning_parser, renderer)
-        source = open_provider(provider, ProviderOptions(model, key_of(provider)))
-        limits = Limits(sessions=max_sessions)
+        if settings.tokenizer is None:
+            raise SetupError(
+                "serve: no tokenizer is given.\nPass the model's: --tokenizer with its folder or name."
+            )
+        opened = open_template(settings)
+        renderer, tokenizer = opened.renderer, opened.tokenizer
+        assert tokenizer is not None, "a tokenizer was named"
+        tokenizer.load()
+        parsers, parser_lines = _parsers(options.tool_parser, options.reasoning_parser, renderer)
+        source = open_provider(options.provider, ProviderOptions(options.model, key_of(options.provider)))
+        limits = Limits(sessions=options.max_sessions)
         # Names that no earlier gateway gave, whose lines the log may hold.
         conversations = Conversations(tokenizer, renderer, limits=limits, new_id=lambda: f"s-{uuid4().hex[:16]}")
-        calls = CallLog(Path(log), sync=fsync)
-        name = model_name or source.model or "default"
-        by_server = tool_parser == _SERVER
+        calls = CallLog(Path(options.log), sync=options.fsync)
+        name = options.model_name or source.model or "default"
+        by_server = options.tool_parser == _SERVER
         if by_server and not isinstance(source, ParsingProvider):
             raise SetupError(
                 f"--tool-parser server: {source.name} cannot parse answers.\nChoose a parser by name."
@@ -92,15 +75,15 @@ def serve(
         file = tokenizer.folder / "tokenizer.json" if tokenizer.folder is not None else None
         of_file = {"tokenizer_digest": record_digest(file)} if file is not None and file.is_file() else {}
         gateway.digests = {**of_file, "template_digest": record_digest(renderer.template(False).source)}
-        notes = [*parser_lines, *await _notes(gateway, renames=model_name is None, force=force)]
-        key = api_key or os.environ.get(_KEY) or None
-        if key is None and not _is_local(host):
-            notes.append(f"warning: anyone who can reach {host} can use it; set {_KEY} to require a key")
+        notes = [*parser_lines, *await _notes(gateway, renames=options.model_name is None, force=options.force)]
+        key = options.api_key or os.environ.get(_KEY) or None
+        if key is None and not _is_local(options.host):
+            notes.append(f"warning: anyone who can reach {options.host} can use it; set {_KEY} to require a key")
         template = _verdict(renderer)
 
         def started(address: str) -> None:
             served = f"serving {gateway.model} at {address}/v1, from {gateway.provider.name}"
-            place = f"log: {gateway.log.path}" + (", each line synced to disk" if fsync else "")
+            place = f"log: {gateway.log.path}" + (", each line synced to disk" if options.fsync else "")
             secret = "…" if key else "none"
             agents = (
                 f"agents: OPENAI_BASE_URL={address}/v1 OPENAI_API_KEY={secret}",
@@ -110,29 +93,17 @@ def serve(
             )
             _print([served, place, f"tokenizer: {tokenizer.name}", template, *notes, *agents])
 
-        http = HttpOptions(key, max_body, partial(print, file=sys.stderr) if access_log else None)
-        await serve_gateway(gateway, http, ServerOptions(host, port, idle, grace), started)
+        http = HttpOptions(key, options.max_body, partial(print, file=sys.stderr) if options.access_log else None)
+        await serve_gateway(
+            gateway, http, ServerOptions(options.host, options.port, options.idle, options.grace), started
+        )
         _print([f"ended; {gateway.log.path} has every answer"])
 
     asyncio.run(run())
 
 
-def _loaded(settings: Settings) -> tuple[Tokenizer, Renderer]:
-    """The tokenizer and the renderer of its template; SetupError where one is missing."""
-    from tito_audit.run.template import open_template
-
-    if settings.tokenizer is None:
-        raise SetupError("serve: no tokenizer is given.\nPass the model's: --tokenizer with its folder or name.")
-    opened = open_template(settings)
-    assert opened.tokenizer is not None, "a tokenizer was named"
-    opened.tokenizer.load()
-    return opened.tokenizer, opened.renderer
-
-
 def _parsers(tool_parser: str, reasoning_parser: str, renderer: Renderer) -> tuple[Parsers, list[str]]:
     """The parsers of reasoning and of tools, and a line about each; none of ours where the server parses."""
-    from tito_audit.parser import Reads
-
     if tool_parser == _SERVER:
         if reasoning_parser not in (_AUTO, _SERVER):
             raise SetupError(
@@ -147,9 +118,6 @@ def _parsers(tool_parser: str, reasoning_parser: str, renderer: Renderer) -> tup
 
 
 def _parser(name: str, reads: Reads, template: str) -> tuple[Parser | None, str]:
-    from tito_audit.parser import Reads
-    from tito_audit.parsers import guess_parser, parser_named
-
     word = "tool parser" if reads is Reads.TOOLS else "reasoning parser"
     if name == _NONE:
         return None, f"{word}: none"
@@ -166,10 +134,10 @@ async def _notes(gateway: Gateway, *, renames: bool, force: bool) -> list[str]:
     """
     from tito_audit.serve.app import fit_notice
 
-    misfit, note = await fit_notice(gateway.provider, gateway.tokenizer)
-    if misfit is not None and not force:
+    difference, note = await fit_notice(gateway.provider, gateway.tokenizer)
+    if difference is not None and not force:
         raise SetupError(
-            f"--tokenizer {gateway.tokenizer.name}: this is not the model's tokenizer.\n{misfit}.\n"
+            f"--tokenizer {gateway.tokenizer.name}: this is not the model's tokenizer.\n{difference}.\n"
             "Pass the folder of the served model, or --allow-mismatch to send these ids anyway."
         )
     _rename(gateway, renames=renames)
@@ -177,7 +145,7 @@ async def _notes(gateway: Gateway, *, renames: bool, force: bool) -> list[str]:
         gateway.unchecked = partial(_check, renames=renames, force=force)
     torn = ["the log ended in the middle of a line, as after a crash; new lines start after it"]
     return [
-        *([f"warning: {misfit}"] if misfit is not None else []),
+        *([f"warning: {difference}"] if difference is not None else []),
         *([note] if note is not None else []),
         *(torn if gateway.log.was_torn else []),
     ]
@@ -185,9 +153,6 @@ async def _notes(gateway: Gateway, *, renames: bool, force: bool) -> list[str]:
 
 async def _check(gateway: Gateway, *, renames: bool, force: bool) -> None:
     """Ask a server that was down at the start what it serves; Refused if it has another tokenizer."""
-    from tito_audit.serve.errors import Refused
-    from tito_audit.sessions.fit import misfit
-
     await gateway.provider.find_model()  # type: ignore[attr-defined]
     _rename(gateway, renames=renames)
     difference = await misfit(gateway.provider, gateway.tokenizer)
@@ -203,8 +168,6 @@ def _rename(gateway: Gateway, *, renames: bool) -> None:
 
 def _verdict(renderer: Renderer) -> str:
     """Whether the template only appends, in a line."""
-    from tito_audit.templates.appends import append_only
-
     append = append_only(renderer)
     if append.holds:
         return "template: append-only; a growing conversation never forks"
@@ -214,8 +177,6 @@ def _verdict(renderer: Renderer) -> str:
 
 
 def _is_local(host: str) -> bool:
-    from ipaddress import ip_address
-
     try:
         return ip_address(host).is_loopback
     except ValueError:

@@ -4,70 +4,65 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
+from rich.console import Console
+from rich.text import Text
 
-from tito_audit.cli._command import command
-from tito_audit.cli._options import Logs, Options
+from tito_audit.cli._ends import FAILED
+from tito_audit.cli._options import Options
 from tito_audit.cli._outs import print_object
 from tito_audit.errors import SetupError
-
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.text import Text
-
-    from tito_audit.run.sft import PreFlight
-    from tito_audit.sft.preflight import PlannedRow
+from tito_audit.report import ReportOptions
+from tito_audit.report_objects import fields
+from tito_audit.run.sft import PreFlight
+from tito_audit.sft.preflight import ADVICE, PlannedRow
+from tito_audit.terminal.escape import elided, visible
+from tito_audit.terminal.page import STYLES, heading, page_to, print_commands, print_list, print_parts, wrapped
+from tito_audit.terminal.sequence import DrawOptions, TokenLine, draw_tokens
+from tito_audit.terminal.terminal import RunProgress, colors, page_width, with_progress
+from tito_audit.terminal.words import many, share
 
 _SEVERITY = 9
 """Columns of a severity in front of a problem."""
 
 
-@command("sft")
-def sft(
-    options: Options,
-    logs: Logs,
-    against: str | None,
-    max_length: int | None,
-    row: int | None,
-    full: bool,
-    ids: bool,
-    shape: str,
-    quiet: bool,
-) -> None:
-    """Show what SFT would train of chat data before it is tokenized: messages, prompts and completions, ShareGPT.
-
-    The share of tokens trained, answers without their end, prompts that differ at inference, answers that the
-    maximum length cuts; and one row as tokens. Exits 1 if rows cannot be tokenized, or nothing would be trained.
-    """
-    from tito_audit.cli._exits import FAILED
-    from tito_audit.run.sft import PreFlight
-    from tito_audit.terminal.terminal import RunProgress, with_progress
-
+def sft(options: Options, logs: list[str]) -> None:
+    """Show what SFT would train of chat data before it is tokenized."""
     pace = RunProgress()
-    run = PreFlight(logs, options.settings(), against, max_length, pace)
+    run = PreFlight(logs, options.settings(), options.against, options.max_length, pace)
     shown, first = None, None
-    for planned in with_progress(run, pace, silent=quiet):
+    for planned in with_progress(run, pace, silent=options.quiet):
         first = planned if first is None and len(planned.ids) else first
-        if planned.place.row == row and shown is None:
+        if planned.place.row == options.row and shown is None:
             shown = planned
-    if row is not None and shown is None:
-        raise SetupError(f"--row {row}: there is no such row; there are {run.plan.rows:,}, counted from 0.")
+    if options.row is not None and shown is None:
+        raise SetupError(
+            f"--row {options.row}: there is no such row; there are {run.plan.rows:,}, counted from 0."
+        )
     shown = shown or first
-    if shape == "json":
+    if options.shape == "json":
         print_object(_as_object(run, shown))
     else:
-        _print(run, shown, options.notice(), full=full, ids=ids)
+        with page_to(sys.stdout, ReportOptions(color=colors(sys.stdout), width=page_width())) as console:
+            print_parts(console, _problems(run, console))
+            print_parts(console, () if shown is None else _tokens(run, shown, options))
+            notes = [_NO_MARKERS] if run.plan.answers and not run.has_markers else []
+            notes += [visible(notice)] if (notice := options.notice()) is not None else []
+            print_list(console, "Note", notes)
+            log, tokenizer = visible(run.logs[0]), visible(run.settings.tokenizer or "")
+            command = f"tito-audit convert {log} --to sft -o OUT -t {tokenizer}"
+            if run.plan.answers:
+                print_commands(console, "Next", [f"{command}   the ids and labels that are shown here"])
+            if not run.plan.rows:
+                console.print(Text("nothing to train: there are no rows"))
     if run.plan.failed or not run.plan.rows:
         raise typer.Exit(FAILED)
 
 
 def _as_object(run: PreFlight, shown: PlannedRow | None) -> dict[str, Any]:
     """Counts of the set, its problems with the first row of each, and one row as tokens."""
-    from tito_audit.report_objects import fields
-
     plan = run.plan
     piece = run.reference.vocabulary.piece
     return {
@@ -97,28 +92,6 @@ def _as_object(run: PreFlight, shown: PlannedRow | None) -> dict[str, Any]:
     }
 
 
-def _print(run: PreFlight, shown: PlannedRow | None, notice: str | None, *, full: bool, ids: bool) -> None:
-    from rich.text import Text
-
-    from tito_audit.report import ReportOptions
-    from tito_audit.terminal.escape import visible
-    from tito_audit.terminal.page import page_to, print_commands, print_list, print_parts
-    from tito_audit.terminal.terminal import colors, page_width
-
-    with page_to(sys.stdout, ReportOptions(color=colors(sys.stdout), width=page_width())) as console:
-        tokens = [] if shown is None else _tokens(run, shown, full=full, ids=ids)
-        print_parts(console, chain(_problems(run, console), tokens))
-        notes = [] if run.has_markers or run.plan.answers == 0 else [_NO_MARKERS]
-        print_list(console, "Note", [*notes, *([visible(notice)] if notice is not None else [])])
-        command = (
-            f"tito-audit convert {visible(run.logs[0])} --to sft -o OUT -t {visible(run.settings.tokenizer or '')}"
-        )
-        if run.plan.answers:
-            print_commands(console, "Next", [f"{command}   the ids and labels that are shown here"])
-        if not run.plan.rows:
-            console.print(Text("nothing to train: there are no rows"))
-
-
 _NO_MARKERS = (
     "The template has no {% generation %} markers, so `assistant_only_loss=True` of TRL would train nothing (it "
     "raises an error). What is trained here is what the rendering shows the assistant wrote; `convert --to sft` "
@@ -128,14 +101,6 @@ _NO_MARKERS = (
 
 def _problems(run: PreFlight, console: Console) -> Iterator[Text]:
     """What would be trained, and each problem with the first row that has it."""
-    from rich.text import Text
-
-    from tito_audit.sft.preflight import ADVICE
-    from tito_audit.terminal.cut import elided
-    from tito_audit.terminal.escape import visible
-    from tito_audit.terminal.page import STYLES
-    from tito_audit.terminal.words import many, share
-
     plan = run.plan
     yield Text("tito-audit sft ", style="bold").append(visible(", ".join(run.logs[:3])))
     facts = [many(plan.rows, "row"), many(plan.answers, "trained answer"), many(plan.tokens, "token")]
@@ -159,25 +124,18 @@ def _problems(run: PreFlight, console: Console) -> Iterator[Text]:
         yield line.append(words, style="not bold default")
         example = f"{count.first}: {elided(count.shown, 160)}"
         for words, style in ((example, "dim"), (f"→ {ADVICE[problem]}", "")):
-            for part in Text(visible(words), style=style).wrap(console, console.width - _SEVERITY - 2):
-                part.rstrip()
-                yield Text(" " * _SEVERITY).append_text(part)
+            width, indent = console.width - _SEVERITY - 2, " " * _SEVERITY
+            yield from wrapped(Text(visible(words), style=style), console, width, indent)
 
 
-def _tokens(run: PreFlight, shown: PlannedRow, *, full: bool, ids: bool) -> Iterator[Text]:
-    from tito_audit.terminal.escape import visible
-    from tito_audit.terminal.page import heading
-    from tito_audit.terminal.sequence import DrawOptions, TokenLine, draw_tokens
-    from tito_audit.terminal.terminal import page_width
-    from tito_audit.terminal.words import many
-
+def _tokens(run: PreFlight, shown: PlannedRow, options: Options) -> Iterator[Text]:
     look = DrawOptions(
         width=page_width(),
         encoding=sys.stdout.encoding or "utf-8",
         piece=run.reference.vocabulary.piece,
         control=run.reference.vocabulary.special_ids,
-        full=full,
-        ids=ids,
+        full=options.full,
+        ids=options.ids,
     )
     title = f"{shown.place} · {many(len(shown.ids), 'token')}, {int(shown.trained.sum()):,} trained (marked =)"
     yield from heading(visible(title))

@@ -2,63 +2,578 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Annotated, Optional
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from difflib import unified_diff
+from pathlib import Path
+from typing import Any
 
 import typer
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
 
-from tito_audit.cli._command import command
+from tito_audit.cli._ends import FAILED
 from tito_audit.cli._options import Options
 from tito_audit.cli._outs import print_result, refuse_inputs
 from tito_audit.errors import SetupError
+from tito_audit.render.traced import Tag
+from tito_audit.report_objects import fields
+from tito_audit.run.template import Compared, compared, log_probes, open_template
+from tito_audit.sessions.delimiters import Delimiters, delimiters
+from tito_audit.settings.model import Settings
+from tito_audit.storage.atomic import new_file, refuse_target
+from tito_audit.templates.against import PromptCause
+from tito_audit.templates.appends import AppendOnly, Fate, Step
+from tito_audit.templates.breaks import Break, BreakSide, explained, grouped
+from tito_audit.templates.facts import TemplateFacts, template_facts
+from tito_audit.templates.returns import Return, Returned
+from tito_audit.templates.seams import Seam
+from tito_audit.templates.training import Judged, Variant, find_variant
+from tito_audit.templates.verdict import advice, claims, flags_of, line_of, title, verdict
+from tito_audit.terminal.escape import elided, visible
+from tito_audit.terminal.page import facts_table, heading, open_table
+from tito_audit.terminal.words import listed, many
 
 
-@command("template")
-def template(
-    options: Options,
-    logs: list[str],
-    shape: str,
-    training: str | None,
-    against: str | None,
-    force: bool,
-    full: bool,
-    named: Annotated[
-        Optional[str],  # noqa: UP045 - read by Typer
-        typer.Argument(metavar="[TOKENIZER]", help="A folder with tokenizer.json, or a Hugging Face name."),
-    ] = None,
-) -> None:
-    """Show what a chat template does: whether it only appends, what it rewrites, adds and refuses. Exits 1 unless
-    it only appends.
-
-    It is rendered for built-in conversations with each kind of answer and message. --chat-template FILE alone,
-    without a tokenizer, shows the same for text but nothing about token ids. --full adds the evidence.
-    """
-    from tito_audit.cli._exits import FAILED
-    from tito_audit.cli._template import Looked, as_object, compare, page_lines, train
-    from tito_audit.run.template import log_probes, open_template
-    from tito_audit.sessions.delimiters import delimiters
-    from tito_audit.templates.breaks import explained
-    from tito_audit.templates.facts import template_facts
-
-    if training is not None and against is not None:
+def template(options: Options, named: str | None) -> None:
+    """Show what a chat template does."""
+    if options.training is not None and options.against is not None:
         raise SetupError("template: --training and --against exclude each other.\nPass only one of them.")
     settings = options.settings()
     settings = settings if named is None else replace(settings, tokenizer=named)
-    if training is not None or against is not None:
-        refuse_inputs({"--training": training}, logs, options.inputs(settings))
+    if options.training is not None or options.against is not None:
+        refuse_inputs({"--training": options.training}, options.logs, options.inputs(settings))
         passed = (
-            train(settings, logs, training, shape, force=force)
-            if training is not None
-            else compare(settings, logs, against or "", shape)
+            train(settings, options.logs, options.training, options.shape, force=options.force)
+            if options.training is not None
+            else compare(settings, options.logs, options.against or "", options.shape)
         )
         if not passed:
             raise typer.Exit(FAILED)
         return
     opened = open_template(settings)
-    of_log = explained(opened.renderer, log_probes(logs, settings)) if logs else None
+    of_log = explained(opened.renderer, log_probes(options.logs, settings)) if options.logs else None
     facts = template_facts(opened.renderer, tokenizer := opened.tokenizer)
     between = delimiters(tokenizer, opened.renderer) if tokenizer is not None else None
     looked = Looked(opened.name, facts, tokenizer is not None, of_log, between)
-    print_result(shape, lambda: as_object(looked), (), page_lines(looked, full=full), options.notice())
+    print_result(
+        options.shape, lambda: as_object(looked), (), page_lines(looked, full=options.full), options.notice()
+    )
     if not looked.facts.append.holds or (of_log is not None and of_log[0].broken):
         raise typer.Exit(FAILED)
+
+
+_BEFORE, _AFTER = 40, 60
+"""How many characters are shown before and after a difference."""
+_BREAKS = 8
+_SHOWN = 3
+_IDS = 12
+_MARKS = {
+    Fate.KEPT: ("kept", "green"),
+    Fate.BROKEN: ("changed", "bold red"),
+    Fate.UNKNOWN: ("unknown", "yellow"),
+    Fate.LEFT_OUT: ("left out", "yellow"),
+    Fate.REFUSED: ("refused", "dim"),
+}
+_NEAR = 200
+"""How many characters an object holds before and after a difference."""
+
+
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """Everything to show of one template."""
+
+    name: str
+    facts: TemplateFacts
+    has_ids: bool
+    """Whether there was a tokenizer."""
+    log: tuple[AppendOnly, Sequence[Break]] | None = None
+    """What it does with the conversations of a log; None: no log was given."""
+    delimiters: Delimiters | None = None
+    """None: there was no tokenizer."""
+
+
+def page_lines(looked: Looked, *, full: bool) -> Iterator[RenderableType]:
+    """The verdict and what to do; if `full`, the evidence too."""
+    facts = looked.facts
+    yield Text("tito-audit template ", style="bold").append(visible(looked.name))
+    style = "bold green" if facts.append.holds else "bold red"
+    short = title(facts.append)
+    yield Text(visible(short), style=style).append(visible(verdict(facts).removeprefix(short)), style="")
+    if looked.log is not None:
+        rollouts: dict[str, set[Fate]] = {}
+        for step in looked.log[0].steps:
+            rollouts.setdefault(step.probe.name, set()).add(step.outcome)
+        whole = sum(outcomes == {Fate.KEPT} for outcomes in rollouts.values())
+        line = Text(f"For the log's messages it is append-only in {whole:,} of {many(len(rollouts), 'rollout')}")
+        line.stylize("green" if whole == len(rollouts) else "red")
+        counts = Counter(outcome for outcomes in rollouts.values() for outcome in outcomes - {Fate.KEPT})
+        words = [f"{_MARKS[outcome][0]} in {counts[outcome]:,}" for outcome in _MARKS if counts[outcome]]
+        nothing = "No answer in the log is followed by anything, so the log shows nothing."
+        line.append(f"; answers are {listed(words)}." if words else ".")
+        yield line if rollouts else Text(nothing, style="yellow")
+    yield from heading("What to do")
+    yield facts_table(advice(facts).items())
+    if full:
+        yield from _evidence(looked)
+        return
+    yield from heading("Next")
+    yield Text("  tito-audit template … --full   which answers change, and the lines of the template that do it")
+
+
+def _evidence(looked: Looked) -> Iterator[RenderableType]:
+    facts = looked.facts
+    yield from heading("What becomes of a sampled answer, by what it is and what follows")
+    nexts = [name for name in ("user", "tool", "system", "assistant") if name in facts.append.by_next()]
+    nexts += [name for name in facts.append.by_next() if name not in nexts]
+    by_kind = facts.append.by_kind()
+    table = open_table()
+    table.add_column("  answer", no_wrap=True)
+    for name in nexts:
+        table.add_column(f"then {visible(name)}")
+    for kind in dict.fromkeys(kind for kind, _ in by_kind):
+        cells = [by_kind.get((kind, name)) for name in nexts]
+        table.add_row(Text(f"  {visible(kind)}"), *map(_cell, cells))
+    yield table
+    yield from heading("Facts")
+    yield facts_table(_facts(facts, looked.has_ids))
+    for words, breaks in (
+        ("Where earlier text changes", facts.breaks),
+        ("Where earlier text changes in the log", looked.log[1] if looked.log is not None else ()),
+    ):
+        if breaks:
+            yield from heading(words)
+            yield from _breaks(breaks)
+    if facts.returned:
+        yield from heading("Sampled answers, parsed by a server and rendered again")
+        yield from _returned(facts.returned)
+    if facts.seams:
+        yield from heading("Between messages")
+        yield _seams(facts.seams, looked.has_ids)
+        for pair in looked.delimiters.pairs.values() if looked.delimiters is not None else ():
+            if pair.reason is not None:
+                yield Text(f"  no delimiter between {pair.left} and {pair.right}: ").append(visible(pair.reason))
+    if facts.effects:
+        yield from heading("Arguments")
+        names = (visible(f"{effect.name}={effect.value!r}") for effect in facts.effects)
+        yield facts_table(
+            zip(names, (f"changes {listed(each.changes) or 'nothing'}" for each in facts.effects), strict=True)
+        )
+        for setting in facts.settings[:_SHOWN]:
+            left = len(setting.append.broken)
+            words = (
+                f"{many(left, 'answer')} of usual ones change" if left else "append-only for usual conversations"
+            )
+            yield Text(f"  {visible(flags_of(setting.arguments))}: {words}")
+    yield from heading("What a splice or a gateway may rely on")
+    marks = {True: ("yes", "green"), False: ("no", "bold red"), None: ("–", "dim")}
+    for claim in claims(facts):
+        word, style = marks[claim.holds]
+        line = Text("  ").append(f"{word:<4}", style=style).append(claim.what)
+        yield line.append(f": {visible(claim.because)}" if claim.because else ".")
+    reasons = Counter(step.refusal or "" for step in facts.append.refused)
+    if reasons:
+        yield from heading("Refused")
+    for reason, count in reasons.most_common(_BREAKS):
+        yield Text(f"  {many(count, 'answer')}: {visible(reason)}")
+
+
+def _cell(append: AppendOnly | None) -> Text:
+    if append is None:
+        return Text("")
+    counts = Counter(step.outcome for step in append.steps)
+    line = Text()
+    for outcome, (words, style) in _MARKS.items():
+        if counts[outcome]:
+            words += "" if counts[outcome] == len(append.steps) else f" {counts[outcome]:,}"
+            line.append(", " if line.plain else "").append(words, style=style)
+    return line
+
+
+def _breaks(breaks: Sequence[Break]) -> Iterator[Text]:
+    groups = list(grouped(breaks).values())
+    for group in groups[:_BREAKS]:
+        first = group[0]
+        yield Text(f"  {first.change}", style="bold red").append(f" · {many(len(group), 'answer')}", style="")
+        names = list(dict.fromkeys(each.step.probe.name for each in group))
+        more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+        yield Text(f"    in: {visible('; '.join(names[:_SHOWN]))}{more}", style="dim")
+        for number, decision in enumerate(first.conditions):
+            words = "and" if number else "decided by"
+            then, now = ("true", "false") if decision.outcome else ("false", "true")
+            when = f"{then} when it was sampled, {now} in the next prompt"
+            yield Text(f"    {words} {_tag(decision.tag)}: {when}")
+        for words, side, style in (("sampled", first.sampled, "red"), ("rendered", first.rendered, "green")):
+            line = Text(f"    {words:<9}", style="dim")
+            before = ("…" if len(side.before) > _BEFORE else "") + side.before[-_BEFORE:]
+            line.append(visible(before)).append("│").append(visible(elided(side.text, _AFTER)) or "∅", style=style)
+            yield line
+            if side.tag is not None:
+                yield Text(f"             by {_tag(side.tag)}", style="dim")
+    if len(groups) > _BREAKS:
+        yield Text(f"  … and {len(groups) - _BREAKS} more places; --output-format json has them all")
+
+
+def _tag(tag: Tag) -> str:
+    return f"line {tag.line}:{tag.column} {visible(elided(' '.join(tag.source.split()), 120))}"
+
+
+def _returned(returned: Sequence[Returned]) -> Iterator[Text]:
+    forms: dict[tuple[str, str], list[Returned]] = {}
+    for answer in returned:
+        forms.setdefault((answer.part, answer.form), []).append(answer)
+    for (part, form), answers in forms.items():
+        rewritten = [answer.case for answer in answers if answer.outcome is Return.REWRITTEN]
+        refused = [answer.case for answer in answers if answer.outcome is Return.REFUSED]
+        line = Text(f"  {part}, {form}: ")
+        if not rewritten and not refused:
+            line.append(f"all {len(answers)} forms come back as sampled", style="green")
+        else:
+            line.append(f"{len(answers) - len(rewritten) - len(refused)} of {len(answers)} forms come back")
+        yield line
+        if rewritten:
+            yield Text("    rewritten: ", style="red").append("; ".join(rewritten), style="")
+        if refused:
+            yield Text("    refused: ", style="dim").append("; ".join(refused))
+
+
+def _seams(seams: Sequence[Seam], has_ids: bool) -> Table:
+    table = open_table()
+    table.add_column("  between", no_wrap=True)
+    table.add_column("text", overflow="fold", ratio=2)
+    table.add_column("ids", overflow="fold", ratio=1)
+    table.add_column("tokens merge with", overflow="fold", ratio=1)
+    for seam in seams:
+        text = visible(elided(seam.texts[0], 60)) if seam.fixed else f"{len(seam.texts)} different texts"
+        ids = [] if seam.ids is None else [str(token_id) for token_id in seam.ids[:_IDS]]
+        ids += ["…"] if seam.ids is not None and len(seam.ids) > _IDS else []
+        cells = (f"  {seam.left} → {seam.right}", text or "∅", " ".join(ids) or ("" if has_ids else "unknown"))
+        # `before: ⏎; after: ·a`: tokens of the messages that merge with the text between them.
+        sides = (("before", seam.merges_before), ("after", seam.merges_after))
+        merges = [f"{at}: {' '.join(visible(each, edges=True) for each in texts)}" for at, texts in sides if texts]
+        table.add_row(*map(Text, (*cells, "; ".join(merges))))
+    return table
+
+
+def _facts(facts: TemplateFacts, has_ids: bool) -> Iterator[tuple[str, str]]:
+    opener = facts.generation_prompt
+    texts = listed([_quoted(text) for text in opener.texts[:4]]) or "none"
+    yield "generation prompt", texts + ("" if len(opener.texts) < 2 else ", depending on the messages")
+    yield "answers continue it", "yes" if opener.continued else "no: a rendered answer begins differently"
+    ends = []
+    for stop in facts.stops:
+        about = [str(stop.id)] if stop.id is not None else []
+        about += ["ends answers"] if stop.written else []
+        about += ["named by the tokenizer"] if stop.of_tokenizer else []
+        ends.append(f"{visible(stop.text)} ({', '.join(about)})" if about else visible(stop.text))
+    yield "end tokens", "; ".join(ends) or "none"
+    bos = facts.bos
+    added = {True: ", added by the tokenizer", False: ", not added by the tokenizer", None: ""}[bos.added]
+    words = f"{visible(bos.text or '')}, {'' if bos.written else 'not '}written by the template{added}"
+    if bos.doubled:
+        words = (
+            f"{visible(bos.text or '')}, written by the template and added by the tokenizer: encode with "
+            "add_special_tokens=False, or it occurs twice"
+        )
+    none = "the tokenizer has none" if has_ids else "unknown"
+    yield "beginning token", words if bos.text else none
+    formats = listed([_quoted(each) for each in facts.clock_formats or ()])
+    read = f"read{f' as {formats}' if formats else ''}: prompts differ from day to day; pass --clock DATE"
+    yield "clock", "not read" if facts.clock_formats is None else read
+    if facts.contents:
+        roles: dict[str, list[str]] = {}
+        for content in facts.contents:
+            example = f", such as {_quoted(content.unlike)}" if content.unlike is not None else ""
+            roles.setdefault(f"{content.writing}{example}", []).append(content.role)
+        yield "contents of messages", "; ".join(f"{how} ({listed(names)})" for how, names in roles.items())
+    for partial in facts.partial:
+        where = "written before it" if partial.case.startswith("prefill") else "added after it, never sampled"
+        stays = f"stays, with {_quoted(partial.added)} {where}" if partial.added else "stays as it is"
+        changes = {Return.REFUSED: "refused", Return.REWRITTEN: "does not come back as sampled"}
+        yield partial.case, changes.get(partial.outcome, stays)
+    if not has_ids:
+        yield "token ids", "unknown: without a tokenizer, <bos> and <eos> are placeholders"
+
+
+def _quoted(text: str) -> str:
+    """A text in quotes, made visible and short."""
+    return f"“{visible(elided(text, 80))}”"
+
+
+def as_object(looked: Looked) -> dict[str, Any]:
+    """All facts as one object, with the keys described in the docs."""
+    facts, (append, breaks) = looked.facts, looked.log or (None, ())
+    return {
+        "schema_version": 1,
+        "template": looked.name,
+        "append_only": facts.append.holds,
+        "title": title(facts.append),
+        "verdict": verdict(facts),
+        "advice": advice(facts),
+        "answers": _answers(facts.append),
+        "breaks": [_break_object(each) for each in facts.breaks],
+        "log": None
+        if append is None
+        else {
+            "rollouts": len({step.probe.name for step in append.steps}),
+            "broken_rollouts": list(dict.fromkeys(step.probe.name for step in append.broken)),
+            "answers": _answers(append),
+            "breaks": [_break_object(each) for each in breaks],
+        },
+        "sampled": facts.returned,
+        "cut": facts.partial,
+        "between": [fields(seam, "left right texts seen ids merges_before merges_after") for seam in facts.seams],
+        "delimiters": None
+        if looked.delimiters is None
+        else [fields(each, "left right text ids seen reason") for each in looked.delimiters.pairs.values()],
+        "contents": facts.contents,
+        "generation_prompt": fields(facts.generation_prompt, "texts continued"),
+        "end_tokens": [fields(stop, "text id of_tokenizer written") for stop in facts.stops],
+        "beginning_token": fields(facts.bos, "text written added doubled"),
+        "clock": facts.clock_formats,
+        "arguments": facts.effects,
+        "settings": [
+            {
+                "arguments": dict(setting.arguments),
+                "flags": flags_of(setting.arguments),
+                "append_only": setting.append.holds,
+                "broken": len(setting.append.broken),
+            }
+            for setting in facts.settings
+        ],
+        "rely_on": list(claims(facts)),
+        "refusals": [{**_step_object(step), "reason": step.refusal} for step in facts.append.refused],
+    }
+
+
+def _answers(append: AppendOnly) -> list[dict[str, Any]]:
+    """One entry for each kind of answer and each kind of message after it."""
+    return [
+        {"answer": kind, "next": after, "tried": len(tried.steps), **Counter(step.outcome for step in tried.steps)}
+        for (kind, after), tried in append.by_kind().items()
+    ]
+
+
+def _break_object(each: Break) -> dict[str, Any]:
+    return {
+        **_step_object(each.step),
+        "change": each.change,
+        "line": line_of(each),
+        "conditions": [
+            {**fields(decision.tag, "line column source"), "held_when_sampled": decision.outcome}
+            for decision in each.conditions
+        ],
+        "sampled": _side_object(each.sampled),
+        "rendered": _side_object(each.rendered),
+    }
+
+
+def _step_object(step: Step) -> dict[str, Any]:
+    return {"conversation": step.probe.name, "message": step.answer, "answer": step.kind, "next": step.next}
+
+
+def _side_object(side: BreakSide) -> dict[str, Any]:
+    tag = fields(side.tag, "line column source") if side.tag is not None else None
+    return {"before": side.before[-_NEAR:], "text": side.text[:_NEAR], "tag": tag}
+
+
+_LOST = 6
+_WHAT = 100
+_COLORS = {"+": "green", "-": "red", "@": "cyan"}
+_PROMPT_BEFORE, _PROMPT_AFTER = 30, 70
+
+
+def train(settings: Settings, logs: Sequence[str], file: str, shape: str, *, force: bool) -> bool:
+    """Search a training variant, write it if it is proved, and print the result; whether it was written."""
+    refuse_target(Path(file), overwrite=force)  # before the search, which takes seconds
+    opened = open_template(settings)
+    if opened.renderer.name is None and len(opened.renderer.templates) > 1:
+        raise SetupError(
+            f"{opened.name}: there is a template for conversations with tools, and one for those without.\n"
+            "A variant is one template for both, so prompts would change.\n"
+            f"Name the one to edit: --template-name {' or '.join(sorted(opened.renderer.templates))}."
+        )
+    log = tuple(log_probes(logs, settings)) if logs else ()
+    trained = Trained(opened.name, find_variant(opened.renderer, log), Path(file))
+    if trained.variant.keeps_history:
+        with new_file(trained.file, overwrite=force) as out:
+            out.write(trained.variant.text.encode())
+    print_result(shape, lambda: training_object(trained), (), _training_page(trained))
+    return trained.variant.keeps_history
+
+
+def compare(settings: Settings, logs: Sequence[str], other: str, shape: str) -> bool:
+    """Compare two templates on a log's conversations, or the built-in ones; whether they write the same."""
+    both = compared(settings, logs, other)
+    print_result(shape, lambda: against_object(both), (), _against_page(both))
+    return both.same
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """A variant, and the file that it is for."""
+
+    name: str
+    """The template that it is a variant of."""
+    variant: Variant
+    file: Path
+
+    @property
+    def diff(self) -> list[str]:
+        """The edits as a unified diff, line by line."""
+        before, after = (text.splitlines() for text in (self.variant.source, self.variant.text))
+        return [line.rstrip("\n") for line in unified_diff(before, after, self.name, str(self.file), lineterm="")]
+
+
+def _training_page(trained: Trained) -> Iterator[RenderableType]:
+    """The verdict, the edits, what was proved, and the obstacles."""
+    variant = trained.variant
+    yield Text("tito-audit template ", style="bold").append(visible(trained.name))
+    yield Text(visible(training_verdict(trained)), style="bold green" if variant.keeps_history else "bold red")
+    for edit in variant.edits:
+        yield Text(f"  line {edit.line}: {visible(elided(edit.does, _WHAT))}")
+    if variant.edits:
+        yield Text()
+        for line in trained.diff:
+            yield Text(visible(line), style=_COLORS.get(line[:1], ""))
+    yield from heading("Proved by rendering")
+    yield from (Text(f"  {visible(line)}") for line in proved(variant))
+    if lost := sorted(variant.after.lost):
+        # The answers that still change, and the constructs that cause it.
+        yield from heading("Obstacles")
+        more = f", and {len(lost) - _LOST} more" if len(lost) > _LOST else ""
+        obstacles = [f"these change: {'; '.join(lost[:_LOST])}{more}"]
+        for edit, why in variant.rejected:
+            does = elided(edit.does, _WHAT)
+            obstacles.append(f"line {edit.line}: a template that {does} keeps more, but {why}")
+        if not variant.rejected:
+            obstacles.append("no condition and no cut of the template alone decides about them")
+        yield from (Text(f"  {visible(line)}") for line in obstacles)
+
+
+def training_verdict(trained: Trained) -> str:
+    """The verdict, in a sentence."""
+    variant = trained.variant
+    edits = many(len(variant.edits), "edit")
+    still = f"{many(len(variant.after.lost), 'answer')} still change once something follows"
+    if not variant.after.answers:
+        return "No answer comes back with this template, so nothing can be proved; no file is written."
+    if not trained.variant.keeps_history:
+        more = f"{edits.capitalize()} would keep more of history, but not all"
+        return f"{more if variant.edits else 'No edit found'}: {still}; no file is written."
+    but = f" With tools {still}." if variant.after.lost else ""
+    if not variant.edits:
+        return f"It keeps history already; {trained.file} is the same template.{but}"
+    return f"{edits.capitalize()}, and history stays as it was sampled: {trained.file}.{but}"
+
+
+def proved(variant: Variant) -> Iterator[str]:
+    """What was rendered with both templates and is as required."""
+    with_ = f", with {listed(list(variant.arguments))}" if variant.arguments else ""
+    yield f"first prompts: {variant.firsts} of {variant.firsts} are byte for byte unchanged{with_}"
+    yield f"answers that come back as sampled: {_counts(variant.before)} before, {_counts(variant.after)} now"
+    if variant.after.unsampled:
+        yield (
+            f"{many(len(variant.after.unsampled), 'answer')} not counted: before a system message, or without "
+            "reasoning after a prompt that begins it"
+        )
+    if variant.after.trimmed:
+        yield "whitespace at the ends of an answer is still removed"
+    if variant.of_log is not None:
+        log = variant.of_log
+        yield f"the log's first prompts: {log.firsts} of {log.firsts} are byte for byte unchanged"
+        yield f"the log's answers that come back: {_counts(log.before)} before, {_counts(log.after)} now"
+
+
+def _counts(judged: Judged) -> str:
+    return f"{len(judged.answers):,} of {len(judged.answers) + judged.faults:,}"
+
+
+def training_object(trained: Trained) -> dict[str, Any]:
+    """The same as one JSON object."""
+    variant, log = trained.variant, trained.variant.of_log
+    return {
+        "schema_version": 1,
+        "template": trained.name,
+        "file": str(trained.file) if trained.variant.keeps_history else None,
+        "keeps_history": trained.variant.keeps_history,
+        "verdict": training_verdict(trained),
+        "edits": [fields(edit, "line was new does") for edit in variant.edits],
+        "diff": trained.diff,
+        "first_prompts": variant.firsts,
+        "arguments": list(variant.arguments),
+        "before": _judged(variant.before),
+        "after": _judged(variant.after),
+        "log": None
+        if log is None
+        else {"first_prompts": log.firsts, "before": _judged(log.before), "after": _judged(log.after)},
+        "in_the_way": [{**fields(edit, "line was"), "why": why} for edit, why in variant.rejected]
+        if variant.after.lost
+        else [],
+    }
+
+
+def _judged(judged: Judged) -> dict[str, Any]:
+    return {
+        "kept": len(judged.answers),
+        "changed": sorted(judged.lost),
+        "trimmed": sorted(judged.trimmed),
+        "not_counted": len(judged.unsampled),
+    }
+
+
+def _against_page(both: Compared) -> Iterator[RenderableType]:
+    """How many prompts are equal, and the first one of each kind that is not."""
+    prompts = both.found
+    line = Text("tito-audit template ", style="bold").append(visible(both.names[0]))
+    yield line.append(" against ", style="bold").append(visible(both.names[1]))
+    of = "the log's" if both.of_log else "the built-in conversations'"
+    style = "bold green" if both.same else "bold red"
+    yield Text(f"{prompts.equal:,} of {prompts.prompts:,} of {of} prompts are equal.", style=style)
+    if both.equal_ids is not None and prompts.equal:
+        yield Text(f"{both.equal_ids:,} of them have the same ids with both tokenizers.")
+    for cause, group in prompts.by_cause().items():
+        yield Text()
+        yield Text(f"{cause}", style="bold red").append(f" · {many(len(group), 'prompt')}", style="")
+        prompt = group[0]
+        yield Text(f"  {visible(prompt.probe.name)}, the prompt of message {prompt.count}", style="dim")
+        width = max(map(len, both.names))
+        for name, text, style in zip(both.names, (prompt.first, prompt.second), ("red", "green"), strict=True):
+            line = Text(f"  {visible(name):<{width}} ", style="dim")
+            if prompt.cause in (PromptCause.REFUSED, PromptCause.BOTH_REFUSE):
+                yield line.append(visible(elided(text, _PROMPT_AFTER)))
+                continue
+            before = text[max(prompt.at - _PROMPT_BEFORE, 0) : prompt.at]
+            after = visible(elided(text[prompt.at :], _PROMPT_AFTER)) or "∅"
+            line.append(visible(("…" if prompt.at > _PROMPT_BEFORE else "") + before))
+            yield line.append("│").append(after, style=style)
+
+
+def against_object(both: Compared) -> dict[str, Any]:
+    """The same as one JSON object."""
+    return {
+        "schema_version": 1,
+        "template": both.names[0],
+        "against": both.names[1],
+        "of_log": both.of_log,
+        **fields(both.found, "prompts equal"),
+        "equal_ids": both.equal_ids,
+        "differences": [
+            {
+                "cause": cause,
+                "prompts": len(group),
+                "first": {
+                    "conversation": group[0].probe.name,
+                    "message": group[0].count,
+                    "at": (at := group[0].at),
+                    "texts": [
+                        text[max(at - _PROMPT_BEFORE, 0) : at + _NEAR]
+                        for text in (group[0].first, group[0].second)
+                    ],
+                },
+            }
+            for cause, group in both.found.by_cause().items()
+        ],
+    }

@@ -2,52 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import nullcontext
-from typing import TYPE_CHECKING
 
 import typer
+from rich.console import RenderableType
+from rich.padding import Padding
+from rich.text import Text
 
-from tito_audit.cli._command import command
-from tito_audit.cli._options import Logs, Options
+from tito_audit.cli._ends import FAILED
+from tito_audit.cli._options import Options
 from tito_audit.cli._outs import print_result
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from rich.console import RenderableType
-
-    from tito_audit.run.validate import Validated
+from tito_audit.levels.facts import RecordLevel
+from tito_audit.run.validate import Validated, validate_rollouts
+from tito_audit.terminal.escape import visible
+from tito_audit.terminal.terminal import RunProgress, progress_shown
+from tito_audit.terminal.words import listed, many, share
 
 
-@command("validate")
-def validate(options: Options, logs: Logs, shape: str, quiet: bool) -> None:
-    """Show what logs hold, as the level of their record. With --require-level, exits 1 below it.
-
-    L0 is text, L1 the ids of prompts and answers, L2 mask and logprobs, L3 who sampled what with which weights,
-    and L4 all that a trainer needs. A log has the level that all its rollouts have. What lacks for the next level
-    is named with the line that logs it. Nothing is audited and no tokenizer is loaded.
-    """
-    from tito_audit.cli._exits import FAILED
-    from tito_audit.run.validate import validate_rollouts
-    from tito_audit.terminal.terminal import RunProgress, progress_shown
-
+def validate(options: Options, logs: list[str]) -> None:
+    """Show what logs hold, as the level of their record."""
     settings = options.settings()
     pace = RunProgress(limit=settings.limit)
-    with nullcontext() if quiet else progress_shown(pace):
+    with nullcontext() if options.quiet else progress_shown(pace):
         validated = validate_rollouts(logs, settings, pace)
-    print_result(shape, validated.as_object, _page(validated), (), options.notice())
+    print_result(options.shape, validated.as_object, _page(validated), (), options.notice())
     if validated.because:
         raise typer.Exit(FAILED)
 
 
 def _page(validated: Validated) -> Iterator[RenderableType]:
-    from rich.padding import Padding
-    from rich.text import Text
-
-    from tito_audit.levels.facts import RecordLevel
-    from tito_audit.terminal.escape import visible
-    from tito_audit.terminal.words import listed, many, share
-
     for log in validated.logs:
         yield Text(visible(log.file)).append(f": {log.level.in_words}", style="bold")
         if not log.rollouts:

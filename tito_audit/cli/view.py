@@ -6,39 +6,33 @@ import sys
 from contextlib import closing, nullcontext
 from pathlib import Path
 
-from tito_audit.cli._command import command
-from tito_audit.cli._options import Logs, Options, skipped
+from tito_audit.cli._options import Options, skipped
 from tito_audit.cli._outs import is_url
 from tito_audit.errors import SetupError
+from tito_audit.gate import gate_rollouts
+from tito_audit.report import ReportOptions
+from tito_audit.reports.html import Site, write_page
+from tito_audit.rules import all_rules
+from tito_audit.run.auditor import Loader
+from tito_audit.run.workers import all_cores
+from tito_audit.storage import find_logs
+from tito_audit.terminal.encoding import ready_stdout
+from tito_audit.terminal.escape import visible
+from tito_audit.terminal.terminal import RunProgress, progress_shown
+from tito_audit.terminal.words import many
+from tito_audit.viewer.model import ViewQuota, ViewSize
 
 
-@command("view")
-def view(options: Options, logs: Logs, out: str, show_rows: int, quiet: bool) -> None:
-    """Write a site of logs: pages that a browser opens from disk, to browse, search and compare them.
-
-    Each log is audited by itself, as `scan LOG` does, and has the page that the html report writes, with all of
-    its rollouts token by token. A site that exists is updated.
-    """
-    from tito_audit.gate import gate_rollouts
-    from tito_audit.report import ReportOptions
-    from tito_audit.reports import site_in
-    from tito_audit.reports.html import write_page
-    from tito_audit.rules import all_rules
-    from tito_audit.run.auditor import Loader
-    from tito_audit.run.workers import all_cores
-    from tito_audit.storage import find_logs
-    from tito_audit.terminal.encoding import ready_stdout
-    from tito_audit.terminal.escape import visible
-    from tito_audit.terminal.terminal import RunProgress, progress_shown
-    from tito_audit.terminal.words import many
-    from tito_audit.viewer.selection import ViewQuota, ViewSize
-
-    if is_url(out):
-        raise SetupError(f"-o {out}: a site is written to disk.\nName a folder on disk, and copy it from there.")
+def view(options: Options, logs: list[str]) -> None:
+    """Write a site of logs."""
+    if is_url(options.out):
+        raise SetupError(
+            f"-o {options.out}: a site is written to disk.\nName a folder on disk, and copy it from there."
+        )
     files = find_logs(logs)
     pace = RunProgress()
-    with closing(site_in(Path(out), write_page)) as site:
-        with nullcontext() if quiet else progress_shown(pace):
+    with closing(Site(Path(options.out), write_page)) as site:
+        with nullcontext() if options.quiet else progress_shown(pace):
             settings, loader = all_cores(options.settings()), Loader()
             titles = {rule.code: rule.title for rule in all_rules()}
             docs = {rule.code: rule.doc for rule in all_rules()}
@@ -48,7 +42,7 @@ def view(options: Options, logs: Logs, out: str, show_rows: int, quiet: bool) ->
                 inside = file.name if folder is None else file.relative_to(folder).as_posix()
                 name = inside if folder is None or len(logs) == 1 else f"{folder.resolve().name}/{inside}"
                 pace.enter(f"{name} ({number:,} of {len(files):,})" if len(files) > 1 else "")
-                quota = ViewQuota(show_rows, ViewSize(tokens=20_000, sequences=512))
+                quota = ViewQuota(options.show_rows, ViewSize(tokens=20_000, sequences=512))
                 run = gate_rollouts([str(file)], settings, None, pace, observe=quota)
                 run.scan.loader = loader
                 run.summary.notices += filter(None, [options.notice()])
@@ -56,7 +50,7 @@ def view(options: Options, logs: Logs, out: str, show_rows: int, quiet: bool) ->
                     run, run.summary, name, ReportOptions(titles=titles, docs=docs, ran=run.codes, fails=run.fails)
                 )
         counts = site.finish()
-    if quiet:
+    if options.quiet:
         return
     ready_stdout("text")
     left_out = (
@@ -66,4 +60,4 @@ def view(options: Options, logs: Logs, out: str, show_rows: int, quiet: bool) ->
     shown = f"{many(counts.logs, 'log')}, {many(counts.rollouts, 'rollout')}, {counts.size / 1e6:,.1f} MB"
     words = [shown, *(f"{number:,} {what}" for number, what in left_out if number)]
     words += filter(None, [skipped(logs)])
-    sys.stdout.write(visible(f"{Path(out) / 'index.html'}: {'; '.join(words)}") + "\n")
+    sys.stdout.write(visible(f"{Path(options.out) / 'index.html'}: {'; '.join(words)}") + "\n")

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tito_audit.errors import SetupError
-from tito_audit.gate.judge import Criteria, Judge
+from tito_audit.gate.judge import Judge
 from tito_audit.record.finding import Finding, Result
 from tito_audit.run.progress import Progress
 from tito_audit.run.scan import Scan, scan_rollouts
@@ -15,7 +15,7 @@ from tito_audit.settings.model import GateSettings, Settings
 from tito_audit.storage import Logs, Name, RowsInMemory, find_logs, names_of
 from tito_audit.summary import Summary
 from tito_audit.tables import Shown
-from tito_audit.viewer.selection import ViewQuota
+from tito_audit.viewer.model import ViewQuota
 
 __all__ = ["GatedScan", "gate_rollouts"]
 
@@ -58,7 +58,7 @@ class GatedScan(Shown):
     def __init__(self, scan: Scan, gate: GateSettings) -> None:
         self.scan = scan
         self.gate = gate
-        self._criteria = Criteria(scan.settings, gate)
+        self._judge = Judge(scan.settings, gate)
         self._judged = False
 
     @property
@@ -69,8 +69,8 @@ class GatedScan(Shown):
     def __iter__(self) -> Iterator[Result]:
         self.scan.restart()
         self._judged = False
-        self._criteria = Criteria(self.scan.settings, self.gate)
-        judge = Judge(list(self.scan.logs), self.scan.settings, self.gate, self._criteria, self.summary)
+        self._judge = judge = Judge(self.scan.settings, self.gate)
+        judge.begin(list(self.scan.logs), self.summary)
         for result in self.scan:
             yield judge.judged(result)
         self.summary.gate = judge.verdict()
@@ -78,7 +78,7 @@ class GatedScan(Shown):
 
     def codes(self, file: str) -> frozenset[str]:
         """The codes selected for a log."""
-        return self._criteria.codes(file)
+        return self._judge.codes(file)
 
     def _counted(self) -> Summary | None:
         return self.summary if self._judged else None
@@ -88,4 +88,4 @@ class GatedScan(Shown):
 
     def fails(self, finding: Finding) -> bool:
         """Whether a finding fails by itself: severe enough, not known, under no rate limit, not being accepted."""
-        return self._criteria.fails(finding) and not (finding.known or self.gate.update_baseline)
+        return self._judge.fails(finding)

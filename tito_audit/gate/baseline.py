@@ -13,22 +13,25 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import chain
 from operator import attrgetter
 from pathlib import Path, PurePath
 from typing import Any
 
 from tito_audit.errors import SetupError, StorageError
-from tito_audit.record.finding import Finding, Severity
+from tito_audit.record.finding import Finding, Result, Severity
 from tito_audit.report_objects import fields
-from tito_audit.storage.atomic import new_file
-from tito_audit.storage.remote import RemoteFile, is_url
-from tito_audit.terminal.cut import elided
-from tito_audit.terminal.escape import escaped_json, visible
+from tito_audit.storage.atomic import new_file, refuse_target
+from tito_audit.storage.remote import RemoteFile, is_url, remote_file
+from tito_audit.summary import Fixed
+from tito_audit.terminal.escape import elided, escaped_json, visible
 
 VERSION = 1
 _WHAT = "tito-audit baseline"
+_UNREADABLE_ROW = "REC001"
 _HEAD = re.compile(r'\{"what": "[^"]*", "version": \d{1,9}, "findings": \[')
 _FINGERPRINT = re.compile("[0-9a-f]{16}")
 _SEVERITIES = {severity.word: severity for severity in Severity}
@@ -102,6 +105,140 @@ def _identity(folder: str) -> tuple[int, int] | str:
     except (OSError, ValueError):
         return folder
     return there.st_dev, there.st_ino
+
+
+class EntryCounts:
+    """Findings collected as baseline entries: one entry for all identical findings."""
+
+    def __init__(self) -> None:
+        self.total = 0
+        """Findings that were added."""
+        self._by_key: dict[Key, Entry] = {}
+
+    def __iter__(self) -> Iterator[Entry]:
+        return iter(self._by_key.values())
+
+    def add(self, finding: Finding, file: str) -> None:
+        """Add one finding of a log, as the baseline names it."""
+        fingerprint = finding.fingerprint
+        if (fingerprint, finding.severity, file) in self._by_key:
+            self._by_key[fingerprint, finding.severity, file].times += finding.times
+            self.total += finding.times
+        else:
+            self.put(entry_of(finding, fingerprint, file))
+
+    def put(self, entry: Entry) -> None:
+        counted = self._by_key.setdefault(entry.key, entry)
+        if counted is not entry:
+            counted.times += entry.times
+            counted.row = min(counted.row, entry.row)
+        self.total += entry.times
+
+
+class Baseline:
+    """A baseline in a run: its entries, which findings use up, and the file as it is written again.
+
+    A finding uses up an entry of its own log first, then one of a log that no longer exists (it may have been
+    renamed), then one of another log of the run (its row may have moved there).
+    """
+
+    def __init__(self, path: Path, logs: Iterable[Path], *, update: bool = False) -> None:
+        if update:
+            try:
+                refuse_target(path, overwrite=True)
+            except StorageError as error:
+                raise SetupError(f"--baseline {error}") from error
+        self._path = path
+        self.name = cache(LogNames(path).of)
+        """The name of a log in the baseline."""
+        self._files = {self.name(str(file)): str(file) for file in logs}
+        entries = [] if update and not path.exists() else read_baseline(path)
+        self._entries = {entry.key: entry for entry in entries}
+        self._kinds = {(entry.code, entry.severity) for entry in entries}
+        self._left: dict[tuple[str, Severity], dict[str, int]] = {}
+        """By fingerprint and severity: by file, how many are not used up."""
+        self._at: dict[tuple[str, int], list[Entry]] = {}
+        self._unchecked: dict[str, set[str]] = {}
+        """By file: codes that could not be checked in any rollout so far."""
+        for entry in entries:
+            self._left.setdefault((entry.fingerprint, entry.severity), {})[entry.file] = entry.times
+            if entry.file in self._files:
+                self._at.setdefault((entry.file, entry.row), []).append(entry)
+                self._unchecked.setdefault(entry.file, set()).add(entry.code)
+        self._unseen: set[Key] = set()
+        """Entries whose row could not be read or not be checked for their code."""
+        self._ends: dict[str, tuple[int, bool]] = {}
+        """By file: its last row, and whether that could be read."""
+        folder = folder_of(path)
+        # os.path, since pathlib's raises if the name is too long.
+        self._gone = cache(
+            lambda file: not (remote_file(file).is_file() if is_url(file) else os.path.exists(folder / file))  # noqa: PTH110
+        )
+        self.seen = EntryCounts()
+        """The baseline's findings as they were found in this run."""
+
+    def holds(self, finding: Finding, file: str) -> bool:
+        """Whether an entry is left for the finding; if so, uses it up.
+
+        Only entries of its own severity count: the same tokens may be a note in one rollout, an error in another.
+        """
+        if (finding.code, finding.severity) not in self._kinds:
+            return False  # avoids computing the fingerprint, which is slow
+        left = self._left.get((finding.fingerprint, finding.severity), {})
+        renamed = (home for home in left if home not in self._files and self._gone(home))
+        moved = (home for home in left if home in self._files)
+        home = file if file in left else next(chain(renamed, moved), None)
+        if home is None or left[home] < finding.times:
+            return False
+        left[home] -= finding.times
+        if not left[home]:
+            del left[home]
+        return True
+
+    def look(self, result: Result, file: str) -> None:
+        """Record what could not be checked in a result."""
+        if file not in self._unchecked or result.of_log:
+            return
+        readable, skipped = result.rollout is not None, {skip.code for skip in result.skips}
+        self._ends[file] = result.place.row, readable
+        if readable:
+            self._unchecked[file] &= skipped
+        for entry in self._at.get((file, result.place.row), ()):
+            if entry.code in skipped if readable else entry.code != _UNREADABLE_ROW:
+                self._unseen.add(entry.key)
+
+    def left(self, codes: Callable[[str], frozenset[str]]) -> tuple[list[Entry], list[Entry]]:
+        """The entries not used up, with the remaining counts: those that are gone, and those not checked.
+
+        `codes` are those that the run checked in a log.
+        """
+        gone: list[Entry] = []
+        unchecked: list[Entry] = []
+        for (fingerprint, severity), files in self._left.items():
+            for file, times in files.items():
+                entry = replace(self._entries[fingerprint, severity, file], times=times)
+                # Whether the place of an entry was checked.
+                last, readable = self._ends.get(file, (-1, False))
+                seen = last >= 0 and entry.code not in self._unchecked[file] and entry.key not in self._unseen
+                seen = seen and (readable or entry.row < last or entry.code == _UNREADABLE_ROW)
+                seen = seen and entry.code in codes(self._files[file])
+                (gone if seen else unchecked).append(entry)
+        return gone, unchecked
+
+    def fixed(self, codes: Callable[[str], frozenset[str]]) -> tuple[Fixed, ...]:
+        """The entries that are gone from the logs."""
+        return tuple(
+            Fixed(entry.fingerprint, entry.code, self._files[entry.file], entry.row, entry.message, entry.times)
+            for entry in sorted(self.left(codes)[0], key=attrgetter("file", "row", "code"))
+        )
+
+    def rewrite(self, codes: Callable[[str], frozenset[str]] | None, new: Iterable[EntryCounts]) -> None:
+        """Write the file again with what is new and without what is gone; None: rows were left out, all stay."""
+        stays = self._entries.values() if codes is None else chain(self.left(codes)[1], self.seen)
+        entries = EntryCounts()
+        for entry in chain(stays, *new):
+            entries.put(entry)
+        write_baseline(self._path, entries)
 
 
 def read_baseline(path: Path) -> list[Entry]:

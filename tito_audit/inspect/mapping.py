@@ -31,7 +31,7 @@ from tito_audit.record.rollout import Place, Rollout
 from tito_audit.run.auditor import Loader
 from tito_audit.run.scan import scan_rollouts
 from tito_audit.settings.model import Settings
-from tito_audit.terminal.shell import shell_word
+from tito_audit.terminal.escape import shell_word
 
 _KNOWN = {Role.IDS: FLAT_IDS, Role.MASK: MASKS, Role.LOGPROBS: LOGPROBS, Role.CALLS: CALL_LISTS}
 _ROLES = {

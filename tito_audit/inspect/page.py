@@ -24,10 +24,8 @@ from tito_audit.report import ReportOptions
 from tito_audit.settings.model import Settings
 from tito_audit.storage import Logs, RowsInMemory, find_logs, names_of
 from tito_audit.storage.in_memory import NAME
-from tito_audit.terminal.cut import elided
-from tito_audit.terminal.escape import visible
+from tito_audit.terminal.escape import elided, shell_word, visible
 from tito_audit.terminal.page import heading, open_table, printed
-from tito_audit.terminal.shell import shell_word
 from tito_audit.terminal.words import listed, many, percent
 from tito_audit.tokens.load import load_tokenizer
 from tito_audit.voice import in_python

@@ -21,7 +21,7 @@ from tito_audit.record.rollout import Place
 from tito_audit.storage import open_log, path_of
 from tito_audit.storage.chunks import RandomAccess
 from tito_audit.storage.spool import Spool
-from tito_audit.terminal.cut import elided
+from tito_audit.terminal.escape import elided
 
 _IDS: tuple[tuple[tuple[str, ...], ...], ...] = (
     (("sample_index",),),

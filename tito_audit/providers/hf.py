@@ -22,7 +22,7 @@ from tito_audit.provider import (
     TopLogprobs,
 )
 from tito_audit.providers._answers import checked_sampling, joined, one_answer
-from tito_audit.settings.home import user_path
+from tito_audit.settings.values import user_path
 from tito_audit.tokens.load import load_tokenizer
 
 if TYPE_CHECKING:

@@ -7,22 +7,21 @@ Rows, turns and tokens count from 0, as everywhere; `-` means that the finding h
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import TextIO
 
-from tito_audit.record.finding import Result, Severity
-from tito_audit.report import Report, ReportOptions
-from tito_audit.reports._verdict import verdict
+from tito_audit.record.finding import Severity
+from tito_audit.report import Report, ReportOptions, Takes
 from tito_audit.summary import Summary
 from tito_audit.terminal.escape import inert, visible
 from tito_audit.terminal.place import range_of
+from tito_audit.terminal.verdict import verdict
 
 _COLORS = {Severity.ERROR: 31, Severity.WARNING: 33, Severity.NOTE: 36}
 
 
-def write(results: Iterable[Result], summary: Summary, out: TextIO, options: ReportOptions) -> None:
+def write(summary: Summary, out: TextIO, options: ReportOptions) -> Takes[None]:
     """Write each new finding immediately, without those in the baseline, then the verdict."""
-    for result in results:
+    while (result := (yield)) is not None:
         for finding in result.findings:
             if not finding.known:
                 hit = finding.hit

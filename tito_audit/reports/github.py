@@ -8,18 +8,16 @@ silently drops the rest. So this prints the worst ten; if there are more, the te
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import TextIO
 
-from tito_audit.record.finding import Finding, Result, Severity
-from tito_audit.report import Report, ReportOptions
-from tito_audit.reports._verdict import baseline_words
-from tito_audit.reports._worst import Shortlist, leads
+from tito_audit.record.finding import Finding, Severity
+from tito_audit.report import Report, ReportOptions, Takes
 from tito_audit.summary import Summary
-from tito_audit.terminal.cut import cut
-from tito_audit.terminal.escape import visible
+from tito_audit.terminal.escape import cut, visible
 from tito_audit.terminal.place import line_of, place_words
+from tito_audit.terminal.verdict import baseline_words
 from tito_audit.terminal.words import many
+from tito_audit.terminal.worst import Shortlist, leads
 
 PER_KIND = 10
 """Annotations of one kind that GitHub accepts from a step."""
@@ -29,10 +27,10 @@ _REASONS = 10
 """Maximum reasons why the gate failed."""
 
 
-def write(results: Iterable[Result], summary: Summary, out: TextIO, options: ReportOptions) -> None:
+def write(summary: Summary, out: TextIO, options: ReportOptions) -> Takes[None]:
     """Read all results, then write the worst annotations, at most ten of each kind."""
     shortlists: dict[Severity, Shortlist[Finding]] = {severity: Shortlist(PER_KIND) for severity in _KINDS}
-    for result in results:
+    while (result := (yield)) is not None:
         for finding in result.findings:
             if not finding.known:
                 fails = options.fails is not None and options.fails(finding)

@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TextIO
 
-from tito_audit.record.finding import Result, Severity
+from tito_audit.record.finding import Severity
 from tito_audit.record.mismatch import ADVICE, MismatchCause
-from tito_audit.report import Report, ReportOptions
-from tito_audit.reports import _verdict
+from tito_audit.report import Report, ReportOptions, Takes
 from tito_audit.reports._html.page import page, short_name
 from tito_audit.reports._html.page_findings import PageFindings, headline_name
+from tito_audit.reports._html.views import Site as Site
 from tito_audit.reports._html.views import ViewBlocks
-from tito_audit.reports._verdict import LINES, skips_by_reason
-from tito_audit.reports._worst import Curable, next_steps
 from tito_audit.summary import Summary
+from tito_audit.terminal import verdict as _verdict
 from tito_audit.terminal.mismatch import mismatch_rows
 from tito_audit.terminal.place import one_tokenizer, with_reading
+from tito_audit.terminal.verdict import LINES, skips_by_reason
 from tito_audit.terminal.words import many, percent, share
+from tito_audit.terminal.worst import Curable, next_steps
 from tito_audit.viewer.model import Measures, observed_of
 
 # The top of the page: the verdict, facts about the log, how often each rule found something.
@@ -187,27 +188,22 @@ def _length(part: int, whole: int) -> str:
     return f"{100 * part / max(whole, 1):.2f}%"
 
 
-def write(results: Iterable[Result], summary: Summary, out: TextIO, options: ReportOptions) -> None:
+def write(summary: Summary, out: TextIO, options: ReportOptions) -> Takes[None]:
     """Read all results, then write one page; its findings and views wait on disk."""
     with closing(ViewBlocks()) as views:
-        write_page(results, summary, out, options, views)
+        yield from write_page(summary, out, options, views)
 
 
 def write_page(
-    results: Iterable[Result],
-    summary: Summary,
-    out: TextIO,
-    options: ReportOptions,
-    views: ViewBlocks,
-    name: str = "",
-) -> HtmlVerdict:
+    summary: Summary, out: TextIO, options: ReportOptions, views: ViewBlocks, name: str = ""
+) -> Takes[HtmlVerdict]:
     """Read all results, then write one page, with its data where `views` puts it; returns its verdict."""
     from tito_audit.reports._html.charts import charts
 
     seen: Counter[Severity] = Counter()
     curable, with_findings, measures = Curable(), 0, None
     with closing(PageFindings(views.findings)) as page_findings:
-        for result in results:
+        while (result := (yield)) is not None:
             seen.update(finding.severity for finding in result.findings)
             with_findings += bool(result.findings) and not result.of_log
             curable.add(result)

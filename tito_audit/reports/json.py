@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Iterable
 from typing import TextIO
 
-from tito_audit.record.finding import Result
-from tito_audit.report import Report, ReportOptions
+from tito_audit.report import Report, ReportOptions, Takes
 from tito_audit.report_objects import as_json, finding_object, summary_object
 from tito_audit.summary import Summary
 
 
-def write(results: Iterable[Result], summary: Summary, out: TextIO, options: ReportOptions) -> None:
+def write(summary: Summary, out: TextIO, options: ReportOptions) -> Takes[None]:
     """Write `{"summary": …, "findings": […]}`, one finding per line.
 
     The summary comes first but is known last, so findings wait in a temporary file, not in memory.
     """
     with tempfile.TemporaryFile("w+", encoding="utf-8") as waiting:
         between = "\n"
-        for result in results:
+        while (result := (yield)) is not None:
             for finding in result.findings:
                 waiting.write(between + as_json(finding_object(finding)))
                 between = ",\n"

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import TextIO
 
-from tito_audit.record.finding import Result
-from tito_audit.report import Report, ReportOptions
+from tito_audit.report import Report, ReportOptions, Takes
 from tito_audit.report_objects import as_json, finding_object, summary_object
 from tito_audit.summary import Summary
 
 
-def write(results: Iterable[Result], summary: Summary, out: TextIO, options: ReportOptions) -> None:
+def write(summary: Summary, out: TextIO, options: ReportOptions) -> Takes[None]:
     """Write each finding immediately, then `{"summary": …}`."""
-    for result in results:
+    while (result := (yield)) is not None:
         for finding in result.findings:
             out.write(as_json(finding_object(finding)) + "\n")
     out.write(as_json({"summary": summary_object(summary)}) + "\n")

@@ -13,15 +13,20 @@ from typing import Any, TextIO
 from xml.sax.saxutils import escape, quoteattr
 
 from tito_audit.record.finding import Finding, Result, Severity
-from tito_audit.report import Report, ReportOptions
-from tito_audit.reports._verdict import baseline_words, rate_words, verdict
-from tito_audit.reports._worst import Shortlist
-from tito_audit.summary import Gate, Summary
-from tito_audit.terminal.coverage import coverage_reason, coverage_words, required_name
-from tito_audit.terminal.cut import cut
-from tito_audit.terminal.escape import visible
+from tito_audit.report import Report, ReportOptions, Takes
+from tito_audit.summary import Summary
+from tito_audit.terminal.escape import cut, visible
 from tito_audit.terminal.place import place_words
+from tito_audit.terminal.verdict import (
+    baseline_words,
+    coverage_reason,
+    coverage_words,
+    rate_words,
+    required_name,
+    verdict,
+)
 from tito_audit.terminal.words import many
+from tito_audit.terminal.worst import Shortlist
 
 _SUITES = 2_000
 """Maximum files with a suite of their own; all others share one."""
@@ -68,12 +73,12 @@ class _Suite:
         return self.cases.setdefault(code, _Case())
 
 
-def write(results: Iterable[Result], summary: Summary, out: TextIO, options: ReportOptions) -> None:
+def write(summary: Summary, out: TextIO, options: ReportOptions) -> Takes[None]:
     """Read all results, keeping a few findings of each rule and file, then write the suites."""
     suites: dict[str, _Suite] = {}
     rest = _Suite()
     files: set[str] = set()
-    for result in results:
+    while (result := (yield)) is not None:
         file = result.place.file
         if file not in suites and len(suites) >= _SUITES:
             files.add(file)
@@ -88,7 +93,13 @@ def write(results: Iterable[Result], summary: Summary, out: TextIO, options: Rep
     named = list(suites.items())
     if files:
         named.append((f"{many(len(files), 'more file')}", rest))
-    limits = _limits(summary.gate) if summary.gate is not None else []
+    # Name, kind, words and whether it failed, of limits on all files together and of required coverage.
+    limits, gate = list[tuple[str, str, str, bool]](), summary.gate
+    for rate in gate.rates if gate is not None else ():
+        limits.append((f"limit {rate.limit}", "limit", rate_words(rate), rate.failed))
+    for count in gate.coverage if gate is not None else ():
+        words = coverage_reason(count) if count.failed else coverage_words(count)
+        limits.append((required_name(count), "coverage", words, count.failed))
     cases = [case for _, suite in named for case in suite.cases.values()]
     failures = sum(case.failing > 0 for case in cases) + sum(failed for *_, failed in limits)
     xml = _Xml(out)
@@ -134,15 +145,6 @@ def _suite(xml: _Xml, name: str, suite: _Suite, options: ReportOptions) -> None:
             xml.text("system-out", _case_lines(case))
         xml.end("testcase")
     xml.end("testsuite")
-
-
-def _limits(gate: Gate) -> list[tuple[str, str, str, bool]]:
-    """Name, kind, words and whether it failed, of limits on all files together and of required coverage."""
-    limits = [(f"limit {rate.limit}", "limit", rate_words(rate), rate.failed) for rate in gate.rates]
-    for count in gate.coverage:
-        words = coverage_reason(count) if count.failed else coverage_words(count)
-        limits.append((required_name(count), "coverage", words, count.failed))
-    return limits
 
 
 def _skipped(case: _Case, suite: _Suite) -> bool:

@@ -13,15 +13,13 @@ from itertools import chain
 from textwrap import wrap
 from typing import TextIO
 
-from tito_audit.record.finding import Result, Severity
-from tito_audit.report import Report, ReportOptions
-from tito_audit.reports._verdict import cause_lines, skip_lines, verdict
-from tito_audit.reports._worst import Worst, by_weight, entry_lines
+from tito_audit.record.finding import Severity
+from tito_audit.report import Report, ReportOptions, Takes
 from tito_audit.summary import Gate, Summary
-from tito_audit.terminal.coverage import covered_share, required_name
-from tito_audit.terminal.cut import cut
-from tito_audit.terminal.escape import inert, visible
+from tito_audit.terminal.escape import cut, inert, visible
+from tito_audit.terminal.verdict import cause_lines, covered_share, required_name, skip_lines, verdict
 from tito_audit.terminal.words import many, rate_number
+from tito_audit.terminal.worst import Worst, by_weight, entry_lines
 
 _TICKS = re.compile("`+")
 LIMIT = 65_000
@@ -37,10 +35,10 @@ _NOTHING = "⚠️"
 _CAUSE_SIGNS = {Severity.ERROR: "🔴", Severity.WARNING: "🟡", Severity.NOTE: "⚪", None: ""}
 
 
-def write(results: Iterable[Result], summary: Summary, out: TextIO, options: ReportOptions) -> None:
+def write(summary: Summary, out: TextIO, options: ReportOptions) -> Takes[None]:
     """Read all results, then write one page; only the worst findings are kept in memory."""
     worst = Worst()
-    for result in results:
+    while (result := (yield)) is not None:
         worst.add(finding for finding in result.findings if not finding.known)
     before = "\n".join(chain(_head(summary), _gate(summary.gate), _table(summary, options)))
     after = "\n".join(_tail(summary))

@@ -12,44 +12,40 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
+from functools import partial
 from typing import TextIO
 
-from tito_audit.record.finding import Result, Severity
-from tito_audit.report import Report, ReportOptions
-from tito_audit.reports._verdict import verdict
+from tito_audit.record.finding import Severity
+from tito_audit.report import Report, ReportOptions, Takes
 from tito_audit.summary import Summary
 from tito_audit.terminal.escape import visible
+from tito_audit.terminal.verdict import verdict
 
 _VERDICTS = ("passed", "failed", "clean", "findings", "nothing audited", "nothing compared")
 _FAMILY = 3
 """Characters of a code that name its family."""
 
 
-def write(results: Iterable[Result], summary: Summary, out: TextIO, options: ReportOptions) -> None:
+def write(summary: Summary, out: TextIO, options: ReportOptions) -> Takes[None]:
     """Read all results, counting what each family of rules covers, then write the gauges."""
     lacking: Counter[str] = Counter()  # rollouts that a family of rules does not cover; "": none does
-    for result in results:
+    while (result := (yield)) is not None:
         if result.of_log:
             continue
         if result.rollout is None or not result.counts.get("tokens"):
             lacking[""] += 1
         else:
             lacking.update({skip.code[:_FAMILY] for skip in (*result.skips, *result.partial) if skip.applies})
-    for line in _lines(summary, lacking):
-        out.write(line + "\n")
-    out.write("# EOF\n")
-
-
-def _lines(summary: Summary, lacking: Counter[str]) -> Iterator[str]:
+    gauge = partial(_write_gauge, out)
     rows = summary.rollouts + summary.rows_unreadable
-    yield from _gauge("files", "Logs that were read.", [({}, len(summary.files))])
-    yield from _gauge("rollouts", "Rollouts that were read.", [({}, summary.rollouts)])
-    yield from _gauge("unreadable_rows", "Rows that could not be read.", [({}, summary.rows_unreadable)])
-    yield from _gauge("compared_rollouts", "Rollouts in which something was compared.", [({}, summary.compared)])
-    yield from _gauge("open_rows", "Rows that could not be judged.", [({}, summary.open_rows)])
-    yield from _gauge("tokens", "Tokens that were read.", [({}, summary.tokens)])
-    yield from _gauge("generated_tokens", "Tokens that were sampled.", [({}, summary.generated_tokens)])
+    gauge("files", "Logs that were read.", [({}, len(summary.files))])
+    gauge("rollouts", "Rollouts that were read.", [({}, summary.rollouts)])
+    gauge("unreadable_rows", "Rows that could not be read.", [({}, summary.rows_unreadable)])
+    gauge("compared_rollouts", "Rollouts in which something was compared.", [({}, summary.compared)])
+    gauge("open_rows", "Rows that could not be judged.", [({}, summary.open_rows)])
+    gauge("tokens", "Tokens that were read.", [({}, summary.tokens)])
+    gauge("generated_tokens", "Tokens that were sampled.", [({}, summary.generated_tokens)])
     severities = sorted(Severity, reverse=True)
     codes = sorted(summary.codes | summary.findings.keys())
     new, in_baseline = [], []
@@ -59,33 +55,34 @@ def _lines(summary: Summary, lacking: Counter[str]) -> Iterator[str]:
             labels = {"code": code, "severity": severity.word}
             new.append((labels, 0 if count is None else count.new[severity]))
         in_baseline.append(({"code": code}, 0 if count is None else count.known))
-    yield from _gauge("findings", "Findings that are not in the baseline.", new)
-    yield from _gauge("known_findings", "Findings that are in the baseline.", in_baseline)
+    gauge("findings", "Findings that are not in the baseline.", new)
+    gauge("known_findings", "Findings that are in the baseline.", in_baseline)
     hit = [(severity, summary.new[severity].rollouts if severity in summary.new else 0) for severity in severities]
     labelled = [({"severity": severity.word}, number) for severity, number in hit]
-    yield from _gauge("rollouts_with_findings", "Rollouts with findings that are not in the baseline.", labelled)
+    gauge("rollouts_with_findings", "Rollouts with findings that are not in the baseline.", labelled)
     families = sorted({code[:_FAMILY] for code in summary.codes})
     covered = [({"family": name}, rows - lacking[""] - lacking[name]) for name in families]
-    yield from _gauge("covered_rollouts", "Rollouts that a family of rules covers.", covered)
+    gauge("covered_rollouts", "Rollouts that a family of rules covers.", covered)
     if summary.gate is not None:
         gate = summary.gate
-        yield from _gauge("gate_failed", "1 if the gate failed, 0 if it passed.", [({}, gate.failed)])
-        yield from _gauge("gate_failing_findings", "Findings that each fail the gate.", [({}, gate.failing)])
+        gauge("gate_failed", "1 if the gate failed, 0 if it passed.", [({}, gate.failed)])
+        gauge("gate_failing_findings", "Findings that each fail the gate.", [({}, gate.failing)])
         rates = [({"limit": rate.limit}, rate.rate) for rate in gate.rates]
-        yield from _gauge("gate_rate", "How often findings with a limit occur.", rates)
+        gauge("gate_rate", "How often findings with a limit occur.", rates)
         shares = [
             ({"required": share.codes or "any", "share": f"{share.share:g}"}, share.rate)
             for share in gate.coverage
         ]
-        yield from _gauge("gate_coverage_ratio", "Share of rollouts with required coverage.", shares)
+        gauge("gate_coverage_ratio", "Share of rollouts with required coverage.", shares)
     word = verdict(summary).word
     words = [({"verdict": each}, each == word) for each in _VERDICTS]
-    yield from _gauge("verdict", "1 for the verdict on the scan.", words)
-    yield from _gauge("scan_seconds", "How long the scan took.", [({}, round(summary.seconds, 3))])
+    gauge("verdict", "1 for the verdict on the scan.", words)
+    gauge("scan_seconds", "How long the scan took.", [({}, round(summary.seconds, 3))])
+    out.write("# EOF\n")
 
 
-def _gauge(name: str, what: str, samples: Iterable[tuple[dict[str, str], float]]) -> Iterator[str]:
-    """One gauge with its help; nothing without samples."""
+def _write_gauge(out: TextIO, name: str, what: str, samples: Iterable[tuple[dict[str, str], float]]) -> None:
+    """Write one gauge with its help; nothing without samples."""
     lines = {}
     for labels, value in samples:
         shown = {key: visible(text).replace("\\", "\\\\").replace('"', '\\"') for key, text in labels.items()}
@@ -93,9 +90,8 @@ def _gauge(name: str, what: str, samples: Iterable[tuple[dict[str, str], float]]
         number = f"{int(value)}" if isinstance(value, int) else "+Inf" if math.isinf(value) else f"{value:.12g}"
         lines[f"tito_audit_{name}{{{quoted}}}" if labels else f"tito_audit_{name}"] = number
     if lines:
-        yield f"# HELP tito_audit_{name} {what}"
-        yield f"# TYPE tito_audit_{name} gauge"
-        yield from (f"{sample} {number}" for sample, number in lines.items())
+        out.write(f"# HELP tito_audit_{name} {what}\n# TYPE tito_audit_{name} gauge\n")
+        out.writelines(f"{sample} {number}\n" for sample, number in lines.items())
 
 
 PROMETHEUS = Report(

@@ -8,22 +8,20 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import PurePath
 from typing import Any, TextIO
 from urllib.parse import quote
 
-from tito_audit.record.finding import Finding, Result, Severity, Side, Where
-from tito_audit.report import Report, ReportOptions
+from tito_audit.record.finding import Finding, Severity, Side, Where
+from tito_audit.report import Report, ReportOptions, Takes
 from tito_audit.report_objects import as_json, fields
-from tito_audit.reports._verdict import skip_lines
-from tito_audit.reports._worst import Shortlist
 from tito_audit.summary import Gate, Summary
-from tito_audit.terminal.coverage import required_name
-from tito_audit.terminal.cut import cut
-from tito_audit.terminal.escape import visible
+from tito_audit.terminal.escape import cut, visible
 from tito_audit.terminal.place import line_of, place_words, range_of
+from tito_audit.terminal.verdict import required_name, skip_lines
 from tito_audit.terminal.words import many
+from tito_audit.terminal.worst import Shortlist
 from tito_audit.version import VERSION
 
 RESULTS = 5_000
@@ -37,10 +35,10 @@ _NOTIFICATIONS = 100
 _FIXED = 1_000
 
 
-def write(results: Iterable[Result], summary: Summary, out: TextIO, options: ReportOptions) -> None:
+def write(summary: Summary, out: TextIO, options: ReportOptions) -> Takes[None]:
     """Read all results, then write one run, one result per line."""
     shortlist: Shortlist[Finding] = Shortlist(RESULTS)
-    for result in results:
+    while (result := (yield)) is not None:
         for finding in result.findings:
             new = 0 if finding.known else len(Severity)
             shortlist.offer(finding.severity + new, finding.code, finding)

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import TextIO
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from tito_audit.evidence.sft import ROWS
-from tito_audit.record.finding import Result, Severity
-from tito_audit.report import Report, ReportOptions
-from tito_audit.reports._verdict import CauseLine, cause_lines, rate_words, skip_lines, skip_words, verdict
-from tito_audit.reports._worst import Curable, by_weight, more_words, next_steps
+from tito_audit.record.finding import Severity
+from tito_audit.report import Report, ReportOptions, Takes
 from tito_audit.summary import Summary
-from tito_audit.terminal.coverage import coverage_words, sft_words
 from tito_audit.terminal.escape import visible
 from tito_audit.terminal.mismatch import mismatch_lines
 from tito_audit.terminal.page import STYLES, finding_lines, page_to, print_commands, print_list, ruled_table
+from tito_audit.terminal.verdict import (
+    cause_lines,
+    coverage_words,
+    rate_words,
+    sft_words,
+    skip_lines,
+    skip_words,
+    verdict,
+)
 from tito_audit.terminal.words import many, percent
+from tito_audit.terminal.worst import Curable, by_weight, more_words, next_steps
 
 _FILES = 3
 """Maximum files named in the header."""
@@ -40,13 +46,13 @@ _WORST_FIRST = sorted(Severity, reverse=True)
 _VERDICTS = {"failed": "bold red", "passed": "bold green", "clean": "bold green", "findings": "bold yellow"}
 
 
-def write(results: Iterable[Result], summary: Summary, out: TextIO, options: ReportOptions) -> None:
+def write(summary: Summary, out: TextIO, options: ReportOptions) -> Takes[None]:
     """Read all results, then write one page; only the worst findings are kept in memory.
 
     Notes are shown where `options` say so or where they decide whether the scan fails.
     """
     curable, in_baseline = Curable(), 0
-    for result in results:
+    while (result := (yield)) is not None:
         curable.add(result)
         in_baseline += sum(finding.known for finding in result.findings)
     gate = summary.gate
@@ -54,9 +60,19 @@ def write(results: Iterable[Result], summary: Summary, out: TextIO, options: Rep
     least = Severity.NOTE if options.notes or counting else Severity.WARNING
     causes = cause_lines(summary, least=least)
     with page_to(out, options) as console:
-        for line in (*_header(summary), *_known_lines(summary, in_baseline)):
+        for line in _header(summary, in_baseline):
             console.print(line)
-        _print_causes(console, causes)
+        if causes:
+            console.print()
+        for cause in causes:  # its severity, what happened and how often, the rules that found it
+            style, word = ("", "") if cause.severity is None else (STYLES[cause.severity], cause.severity.word)
+            number, _, rest = cause.words.partition(" ")
+            words = Text(visible(number), style="bold").append(f" {visible(rest)}", style="not bold")
+            words.append(f"  {', '.join(cause.codes)}", style="not bold dim")
+            for index, part in enumerate(words.wrap(console, console.width - _SEVERITY)):
+                lead = Text(f"{'' if index else word:<{_SEVERITY}}", style=style)
+                part.rstrip()
+                console.print(Text.assemble(lead, part), soft_wrap=True)
         if len(causes) > _CAUSES or (options.notes and causes):
             console.print()
             console.print(_table(summary, options, least))
@@ -67,7 +83,7 @@ def write(results: Iterable[Result], summary: Summary, out: TextIO, options: Rep
                 console.print(line, soft_wrap=True)
             if more := more_words(entry):
                 console.print(Text(f"  {visible(more)}", style="dim"), soft_wrap=True)
-        for title, lines in (*_mismatch_lists(summary), *_gate_lists(summary)):
+        for title, lines in _lists(summary):
             print_list(console, title, lines)
         if summary.skipped and (summary.compared or summary.uncompared):  # else one notice is enough
             if options.not_checked:
@@ -89,7 +105,8 @@ def write(results: Iterable[Result], summary: Summary, out: TextIO, options: Rep
         console.print(line, soft_wrap=True)
 
 
-def _header(summary: Summary) -> Iterator[Text]:
+def _header(summary: Summary, in_baseline: int) -> Iterator[Text]:
+    """What was audited, and how; and how many findings are in the baseline."""
     files = ", ".join(summary.files[:_FILES])
     if len(summary.files) > _FILES:
         files += f" and {many(len(summary.files) - _FILES, 'more file')}"
@@ -132,25 +149,19 @@ def _header(summary: Summary) -> Iterator[Text]:
         pace += f", {summary.tokens / summary.seconds:,.0f} tokens/s"
     encoder = f" · encoder {summary.encoder}" if summary.encoder not in (None, "tokenizers") else ""
     yield Text(visible(f"tokenizer {summary.tokenizer_words or 'none'}{encoder} · {pace}"))
-
-
-def _known_lines(summary: Summary, number: int) -> Iterator[Text]:
-    """`12 known from baseline.json, not shown below`, and how the baseline was updated."""
     gate = summary.gate
-    if gate is None or gate.baseline is None:
-        return
-    name = visible(gate.baseline)
-    if number:
-        yield Text(f"{number:,} known from {name}, not shown below")
-    if gate.updated:
-        yield Text(f"{name} was updated: {gate.added:,} accepted, {gate.gone:,} gone")
+    if gate is not None and gate.baseline is not None:
+        name = visible(gate.baseline)
+        if in_baseline:
+            yield Text(f"{in_baseline:,} known from {name}, not shown below")
+        if gate.updated:
+            yield Text(f"{name} was updated: {gate.added:,} accepted, {gate.gone:,} gone")
 
 
-def _mismatch_lists(summary: Summary) -> Iterator[tuple[str, list[str]]]:
-    """Why trainer's logprobs differ, by column, where LPR509 says that they do."""
-    if "LPR509" not in summary.findings:
-        return
-    for column, mismatch in summary.mismatches.items():
+def _lists(summary: Summary) -> Iterator[tuple[str, list[str]]]:
+    """Lists by title: why a trainer's logprobs differ, what was fixed since the baseline, and the limits."""
+    # By column, where LPR509 says that they do.
+    for column, mismatch in summary.mismatches.items() if "LPR509" in summary.findings else ():
         lines = [f"{share:>6}  {words}" for share, words in mismatch_lines(mismatch)]
         if mismatch.confident:
             lines.append(
@@ -158,10 +169,6 @@ def _mismatch_lists(summary: Summary) -> Iterator[tuple[str, list[str]]]:
                 "trainer less than 0.01"
             )
         yield f"Why {visible(column)} differs from {visible(mismatch.sampler)}: shares of the difference", lines
-
-
-def _gate_lists(summary: Summary) -> Iterator[tuple[str, list[str]]]:
-    """The lists, by title, of what was fixed since the baseline and of the limits."""
     gate = summary.gate
     if gate is None:
         return
@@ -175,22 +182,6 @@ def _gate_lists(summary: Summary) -> Iterator[tuple[str, list[str]]]:
         fixed.append(f"… and {len(gate.fixed) - _FIXED:,} more")
     yield "Fixed since the baseline", fixed
     yield "Limits", [*map(rate_words, gate.rates), *(visible(coverage_words(count)) for count in gate.coverage)]
-
-
-def _print_causes(console: Console, causes: list[CauseLine]) -> None:
-    """One line for each cause: its severity, what happened and how often, the rules that found it."""
-    if not causes:
-        return
-    console.print()
-    for cause in causes:
-        style, word = ("", "") if cause.severity is None else (STYLES[cause.severity], cause.severity.word)
-        number, _, rest = cause.words.partition(" ")
-        words = Text(visible(number), style="bold").append(f" {visible(rest)}", style="not bold")
-        words.append(f"  {', '.join(cause.codes)}", style="not bold dim")
-        for index, part in enumerate(words.wrap(console, console.width - _SEVERITY)):
-            lead = Text(f"{'' if index else word:<{_SEVERITY}}", style=style)
-            part.rstrip()
-            console.print(Text.assemble(lead, part), soft_wrap=True)
 
 
 def _table(summary: Summary, options: ReportOptions, least: Severity) -> Table:

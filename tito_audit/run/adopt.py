@@ -14,7 +14,7 @@ from tito_audit.record.speakers import Speakers
 from tito_audit.render.renderer import Renderer
 from tito_audit.run.headlines import headed
 from tito_audit.settings.model import NO_TOOLS, RECORDED, Settings
-from tito_audit.terminal.shell import shell_word
+from tito_audit.terminal.escape import shell_word
 from tito_audit.terminal.words import listed, many
 from tito_audit.tokens.tokenizer import Tokenizer
 from tito_audit.ways.explain import explain_head

@@ -40,8 +40,7 @@ from tito_audit.tokens.encoders import ReferenceEncoder
 from tito_audit.tokens.load import load_tokenizer
 from tito_audit.tokens.tokenizer import Tokenizer
 from tito_audit.tokens.vocab import Vocabulary
-from tito_audit.viewer.model import Observed
-from tito_audit.viewer.selection import ViewSize
+from tito_audit.viewer.model import Observed, ViewSize
 from tito_audit.ways.writer import at_own_date
 
 Viewed = Callable[[Iterable[Finding], int], ViewSize | None]

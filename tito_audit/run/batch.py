@@ -16,7 +16,6 @@ from tito_audit.formats import format_named, pick_format, with_sampling
 from tito_audit.record.arrays import Mask
 from tito_audit.record.finding import Finding, Result, Severity, Where
 from tito_audit.record.rollout import Place, Rollout
-from tito_audit.reports import verdict_lines
 from tito_audit.run.auditor import Loader, audit_rollout, unreadable
 from tito_audit.run.fit import CODE, ROWS, misfit
 from tito_audit.run.log_findings import RunCounts
@@ -24,6 +23,7 @@ from tito_audit.run.scan import conclude
 from tito_audit.settings.model import Settings
 from tito_audit.summary import Summary
 from tito_audit.tables.shown import Shown
+from tito_audit.terminal.verdict import verdict_lines
 from tito_audit.terminal.words import many
 
 TOKENS, PROMPT, COMPLETION, SEEN = "token_ids", "prompt_ids", "completion_ids", "attention_mask"

@@ -16,7 +16,7 @@ from tito_audit.record.finding import Finding, Hit, Severity, Where
 from tito_audit.record.rollout import Rollout
 from tito_audit.render.renderer import Renderer
 from tito_audit.run.headlines import headed
-from tito_audit.terminal.shell import shell_word
+from tito_audit.terminal.escape import shell_word
 from tito_audit.terminal.words import listed
 from tito_audit.tokens.hub import cached_tokenizer
 from tito_audit.tokens.tokenizer import Tokenizer

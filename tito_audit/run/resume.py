@@ -35,8 +35,7 @@ from tito_audit.storage.journal import Finished, Journal
 from tito_audit.terminal.words import listed, many
 from tito_audit.tokens.load import digest_of
 from tito_audit.version import VERSION
-from tito_audit.viewer.model import Measures, Observed, View, observed_of
-from tito_audit.viewer.selection import ViewQuota
+from tito_audit.viewer.model import Measures, Observed, View, ViewQuota, observed_of
 
 State = list[Any]
 """What shows that a file is the same: its size and times; what a remote store says about it."""

@@ -14,7 +14,7 @@ from tito_audit.record.speakers import Speakers
 from tito_audit.render.renderer import Forms, Renderer
 from tito_audit.render.spans import common_start
 from tito_audit.run.headlines import headed
-from tito_audit.terminal.shell import shell_word
+from tito_audit.terminal.escape import shell_word
 from tito_audit.terminal.words import many
 
 CODE = "TPL213"

@@ -30,10 +30,9 @@ from tito_audit.storage.journal import Journal
 from tito_audit.storage.watch import Watch
 from tito_audit.summary import Summary
 from tito_audit.tables.shown import Shown
-from tito_audit.terminal.cut import elided
-from tito_audit.terminal.shell import shell_word
+from tito_audit.terminal.escape import elided, shell_word
 from tito_audit.tokens.vocab import Vocabulary
-from tito_audit.viewer.selection import ViewQuota
+from tito_audit.viewer.model import ViewQuota
 
 _KINDS = ("token ids", "loss masks", "logprobs", "messages")
 _PATH = 60

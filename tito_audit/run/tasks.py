@@ -41,8 +41,7 @@ from tito_audit.storage.log import lost_row
 from tito_audit.storage.row import parse_row
 from tito_audit.storage.streams import ParseRow
 from tito_audit.summary import Summary
-from tito_audit.viewer.model import observed_of
-from tito_audit.viewer.selection import ViewQuota
+from tito_audit.viewer.model import ViewQuota, observed_of
 
 if TYPE_CHECKING:
     from tito_audit.run.row_repair import Again, RepairedRow, RowRepair

@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -34,13 +35,80 @@ class Kind:
     takes: str
     """In words."""
     schema: Mapping[str, Any]
-    """The JSON schema of what `read` accepts, for editors."""
-    read: Callable[[Any, Path], Any]
-    """Converts a TOML value to the form of the command line (a list of texts for a repeatable flag), with relative
-    paths joined to the file's folder; ValueError if the value is invalid.
-    """
+    """The same as JSON schema, for editors and for `read`."""
+    converted: Callable[[Any, Path], Any] = lambda value, folder: value
+    """Converts a value that the schema allows to the form of the command line (a list of texts for a repeatable
+    flag), with relative paths joined to the file's folder; ValueError if the value is invalid all the same."""
     shown: Callable[[Any, Path], Any] = lambda value, folder: value
     """Turns what `read` returned back into the TOML value for a file in a folder."""
+
+    def read(self, value: Any, folder: Path) -> Any:
+        """A TOML value in the form of the command line; ValueError, with what is wrong in it, if it is invalid."""
+        if not _allows(self.schema, value):
+            raise ValueError(_wrong(self.schema, value))
+        return self.converted(value, folder)
+
+
+def _allows(schema: Mapping[str, Any], value: Any) -> bool:
+    """Whether the schema of a key, or of a part of its value, allows a TOML value."""
+    if "anyOf" in schema:
+        return any(_allows(each, value) for each in schema["anyOf"])
+    if "enum" in schema or "const" in schema:
+        return isinstance(value, str) and value in schema.get("enum", [schema.get("const")])
+    if "$ref" in schema:
+        try:
+            return bool(json.dumps(value, allow_nan=False))
+        except (TypeError, ValueError):
+            return False
+    kind = schema.get("type", "string")
+    if kind in ("integer", "number"):
+        number = (type(value) is int and abs(value) <= LARGEST) or (type(value) is float and math.isfinite(value))
+        if (
+            not number
+            or (kind == "integer" and value != int(value))
+            or value <= schema.get("exclusiveMinimum", -math.inf)
+        ):
+            return False
+        return bool(schema.get("minimum", -math.inf) <= value <= schema.get("maximum", math.inf))
+    if kind == "object":
+        names, entries = schema.get("propertyNames", {}), schema["additionalProperties"]
+        return isinstance(value, dict) and all(
+            _allows(names, name) and _allows(entries, entry) for name, entry in value.items()
+        )
+    if kind == "array":
+        return isinstance(value, list) and all(_allows(schema["items"], entry) for entry in value)
+    if kind == "boolean":
+        return isinstance(value, bool)
+    fits = isinstance(value, str) and len(value) >= schema.get("minLength", 0)
+    return fits and (
+        "pattern" not in schema or ("\n" not in value and re.search(schema["pattern"], value) is not None)
+    )
+
+
+def _wrong(schema: Mapping[str, Any], value: Any) -> str:
+    """What is wrong in a value; "" if it is wrong as a whole."""
+    for part in schema.get("anyOf", [schema]):
+        if isinstance(value, dict) and part.get("type") == "object":
+            entries = part["additionalProperties"]
+            if "$ref" in entries:
+                return "one of its values is a date or not a finite number, which JSON cannot hold"
+            wrong = (f"{name} is {words(entry)}" for name, entry in value.items() if not _allows(entries, entry))
+            odd = (
+                f"{name!r} is not a code or a prefix" for name in value if not _allows(part["propertyNames"], name)
+            )
+            return next(chain(wrong, odd))
+        if isinstance(value, list) and part.get("type") == "array" and all(_allows(TEXT, text) for text in value):
+            return f"{words(next(text for text in value if not _allows(part['items'], text)))} is in it"
+    too_large = schema.get("type") in ("integer", "number") and type(value) is int and value > LARGEST
+    return f"at most {LARGEST:,}" if too_large else ""
+
+
+def user_path(name: str | Path) -> Path:
+    """The path for a name: as it is if there is such a file, else with `~` as a user's folder, if there is one."""
+    text = str(name)
+    if not text.startswith("~") or os.path.lexists(text):
+        return Path(name)
+    return Path(os.path.expanduser(text))  # noqa: PTH111 - Path.expanduser raises for an unknown user
 
 
 def joined(folder: Path, text: str) -> str:
@@ -68,21 +136,6 @@ def words(value: Any) -> str:
     return f"the number {value}" if isinstance(value, int | float) else f"a {type(value).__name__}"
 
 
-def _right(value: Any, is_right: bool) -> Any:
-    if not is_right:
-        raise ValueError
-    return value
-
-
-def _text(value: Any, folder: Path) -> str:
-    text: str = _right(value, isinstance(value, str) and bool(value))
-    return text
-
-
-def _path(value: Any, folder: Path) -> str:
-    return joined(folder, _text(value, folder))
-
-
 def _near(value: str, folder: Path) -> str:
     """The path relative to a folder, if that is shorter."""
     near = os.path.relpath(value, folder) if Path(value).is_absolute() else value
@@ -95,10 +148,10 @@ def _near_or_name(value: str, folder: Path) -> str:
     return near if near == value or near.startswith(".") or Path(value).exists() else f"./{near}"
 
 
-def _place_or_name(value: Any, folder: Path) -> str:
+def _place_or_name(value: str, folder: Path) -> str:
     """A path if it exists or cannot be a name; else the name."""
-    path = _path(value, folder)
-    return path if value.startswith((".", "/", "~")) or Path(path).exists() else str(value)
+    path = joined(folder, value)
+    return path if value.startswith((".", "/", "~")) or Path(path).exists() else value
 
 
 def _near_or_none(value: str, folder: Path) -> str:
@@ -108,11 +161,7 @@ def _near_or_none(value: str, folder: Path) -> str:
 
 
 def _texts(value: Any, folder: Path) -> list[str]:
-    if isinstance(value, str) and value:
-        return [value]
-    if not isinstance(value, list) or not all(isinstance(text, str) and text for text in value):
-        raise ValueError
-    return value
+    return [value] if isinstance(value, str) else value
 
 
 def _split(texts: list[str], folder: Path) -> list[str]:
@@ -120,36 +169,14 @@ def _split(texts: list[str], folder: Path) -> list[str]:
     return [entry.strip() for text in texts for entry in text.split(",") if entry.strip()]
 
 
-def _at_least(least: float, kind: type[float]) -> Callable[[Any, Path], float]:
-    """A reader of numbers of a type, `least` or more."""
-
-    def read(value: Any, folder: Path) -> float:
-        if type(value) is int and value > LARGEST:
-            raise ValueError(f"at most {LARGEST:,}")
-        if not _is_number(value) or value < least or value != kind(value):
-            raise ValueError
-        return kind(value)
-
-    return read
-
-
 def _share(value: Any, folder: Path) -> float:
-    if isinstance(value, str) and _fits(_PERCENT, value):
-        return float(value.removesuffix("%")) / 100
-    if not _is_number(value) or not 0 < value <= 1:
+    return float(value.removesuffix("%")) / 100 if isinstance(value, str) else float(value)
+
+
+def _moment(value: str, folder: Path) -> str:
+    if value != RECORDED and moment(value) is None:
         raise ValueError
-    return float(value)
-
-
-def _is_number(value: Any) -> bool:
-    return (type(value) is int and abs(value) <= LARGEST) or (type(value) is float and math.isfinite(value))
-
-
-def _pairs(value: Any, folder: Path) -> list[str]:
-    """`ours = "theirs"` as `--map` takes it."""
-    if not isinstance(value, dict) or not all(isinstance(theirs, str) and theirs for theirs in value.values()):
-        raise ValueError(_wrong_entry(value, lambda entry: isinstance(entry, str) and entry))
-    return [f"{ours}={theirs}" for ours, theirs in value.items()]
+    return value
 
 
 def _table(pairs: list[str], folder: Path) -> dict[str, str]:
@@ -157,36 +184,11 @@ def _table(pairs: list[str], folder: Path) -> dict[str, str]:
     return {ours: theirs if equals else ours for ours, equals, theirs in split}
 
 
-def _arguments(value: Any, folder: Path) -> list[str]:
-    """`name = value` as `--template-arg` takes it, the value as JSON."""
+def _by_code(value: Any, folder: Path) -> list[str]:
+    """`TOK = 0.001` as `TOK=0.001`; texts as they are."""
     if not isinstance(value, dict):
-        raise ValueError
-    try:
-        return [f"{name}={json.dumps(argument, allow_nan=False)}" for name, argument in value.items()]
-    except (TypeError, ValueError):
-        raise ValueError("one of its values is a date or not a finite number, which JSON cannot hold") from None
-
-
-def _by_code(pattern: str, right: Callable[[Any], bool]) -> Callable[[Any, Path], list[str]]:
-    """A reader of tables such as `TOK = 0.001`, and of texts such as `TOK=0.001` that match a pattern."""
-
-    def read(value: Any, folder: Path) -> list[str]:
-        if not isinstance(value, dict):
-            return _matching(pattern)(value, folder)
-        if not all(right(number) for number in value.values()):
-            raise ValueError(_wrong_entry(value, right))
-        odd = next((codes for codes in value if not _fits("[A-Za-z]+[0-9]*", codes)), None)
-        if odd is not None:
-            raise ValueError(f"{odd!r} is not a code or a prefix")
-        return [
-            f"{codes}={number if isinstance(number, str) else repr(number)}" for codes, number in value.items()
-        ]
-
-    return read
-
-
-def _fits(pattern: str, text: str) -> bool:
-    return re.search(rf"\A{pattern}\Z", text) is not None
+        return _texts(value, folder)
+    return [f"{codes}={number if isinstance(number, str) else repr(number)}" for codes, number in value.items()]
 
 
 def _shown_rates(rates: list[str], folder: Path) -> dict[str, Any]:
@@ -194,42 +196,10 @@ def _shown_rates(rates: list[str], folder: Path) -> dict[str, Any]:
     return {codes.strip(): json_or_text(rate.strip()) for codes, rate in table.items()}
 
 
-def _required_share(value: Any, folder: Path) -> float:
-    part = _share(value, folder)
-    return required_share(str(value)) or part  # exact, without dividing
-
-
-def _matching(pattern: str) -> Callable[[Any, Path], list[str]]:
-    """A reader of one text or a list of texts that match the pattern."""
-
-    def read(value: Any, folder: Path) -> list[str]:
-        texts = _texts(value, folder)
-        odd = next((text for text in texts if "\n" in text or not re.search(pattern, text)), None)
-        if odd is not None:
-            raise ValueError("" if odd is value else f"{words(odd)} is in it")
-        return texts
-
-    return read
-
-
-def _reports(value: Any, folder: Path) -> list[str]:
-    """`NAME` and `NAME=FILE`, the file relative to the folder; `-` is stdout."""
-    split = [report.partition("=") for report in _matching(_REPORT)(value, folder)]
-    return [
-        name + (f"={file if file == '-' else joined(folder, file)}" if file else "") for name, _, file in split
-    ]
-
-
-def _shown_reports(reports: list[str], folder: Path) -> list[str]:
-    split = [report.partition("=") for report in reports]
-    return [f"{name}{equals}{_near(file, folder) if file else ''}" for name, equals, file in split]
-
-
-def _wrong_entry(value: Any, right: Callable[[Any], Any]) -> str:
-    if not isinstance(value, dict):
-        return ""
-    name, wrong = next((name, entry) for name, entry in value.items() if not right(entry))
-    return f"{name} is {words(wrong)}"
+def _reports(reports: Any, folder: Path, place: Callable[[str, Path], str]) -> list[str]:
+    """`NAME` and `NAME=FILE` with the place of each file; `-` is stdout."""
+    split = [report.partition("=") for report in _texts(reports, folder)]
+    return [f"{name}={file if file == '-' else place(file, folder)}" if file else name for name, _, file in split]
 
 
 def _one_or_several(pattern: str) -> dict[str, Any]:
@@ -249,55 +219,58 @@ def _by_code_schema(number: Mapping[str, Any], text: str, pattern: str) -> dict[
     return {"anyOf": [table, *_one_or_several(pattern)["anyOf"]]}
 
 
-text = partial(Kind, schema=TEXT, read=_text)
-texts = partial(Kind, schema=_ONE_OR_SEVERAL, read=_texts, shown=_split)
+text = partial(Kind, schema=TEXT)
+texts = partial(Kind, schema=_ONE_OR_SEVERAL, converted=_texts, shown=_split)
 """A list of texts, or a single one."""
-path = partial(Kind, schema=TEXT, read=_path, shown=_near)
+path = partial(Kind, schema=TEXT, converted=lambda value, folder: joined(folder, value), shown=_near)
 """A path, relative to the folder of the file."""
-place_or_name = partial(Kind, schema=TEXT, read=_place_or_name, shown=_near_or_name)
+place_or_name = partial(Kind, schema=TEXT, converted=_place_or_name, shown=_near_or_name)
 """A path, relative to the folder of the file, or a Hugging Face name."""
-pairs = partial(Kind, schema={"type": "object", "additionalProperties": TEXT}, read=_pairs, shown=_table)
+pairs = partial(
+    Kind,
+    schema={"type": "object", "additionalProperties": TEXT},
+    converted=lambda value, _: [f"{ours}={theirs}" for ours, theirs in value.items()],
+    shown=_table,
+)
 """A table of texts."""
 
 
 def whole(takes: str, least: int) -> Kind:
     """A whole number, `least` or more."""
-    return Kind(f"{takes}, {least} or more", {"type": "integer", "minimum": least}, _at_least(least, int))
+    schema = {"type": "integer", "minimum": least}
+    return Kind(f"{takes}, {least} or more", schema, lambda value, _: int(value))
 
 
 def seconds(takes: str) -> Kind:
     """A time of at least 0.01 seconds."""
-    return Kind(f"{takes}, 0.01 or more", {"type": "number", "minimum": 0.01}, _at_least(0.01, float))
+    schema = {"type": "number", "minimum": 0.01}
+    return Kind(f"{takes}, 0.01 or more", schema, lambda value, _: float(value))
 
 
 def one_of(*choices: str) -> Kind:
     """One of the given words."""
-    return Kind(
-        f"one of {', '.join(choices)}",
-        {"enum": list(choices)},
-        lambda value, _: _right(value, isinstance(value, str) and value in choices),
-    )
+    return Kind(f"one of {', '.join(choices)}", {"enum": list(choices)})
 
 
 CLOCK = Kind(
     'a date, such as "2024-07-26", or with a time "2024-07-26T14:30", or "recorded" for the date of each prompt',
     {"type": "string", "pattern": f"^(?:{MOMENT}|{RECORDED})$"},
-    lambda value, folder: _right(_text(value, folder), value == RECORDED or moment(value) is not None),
+    _moment,
 )
 TOOLS = Kind(
     'the path of a file, or "none"',
     TEXT,
-    lambda value, folder: NO_TOOLS if value == NO_TOOLS else _path(value, folder),
+    lambda value, folder: NO_TOOLS if value == NO_TOOLS else joined(folder, value),
     _near_or_none,
 )
 ARGUMENTS = Kind(
     "a table, such as {enable_thinking = false}",
     {"type": "object", "additionalProperties": {"$ref": "#/$defs/json"}},
-    _arguments,
+    lambda value, _: [f"{name}={json.dumps(argument)}" for name, argument in value.items()],
     lambda pairs, folder: {name: json_or_text(value) for name, value in _table(pairs, folder).items()},
 )
 CODES = texts('a list of codes or prefixes, such as ["TOK", "TPL203"]')
-FLAG = Kind("true or false", {"type": "boolean"}, lambda value, _: _right(value, isinstance(value, bool)))
+FLAG = Kind("true or false", {"type": "boolean"})
 SHARE = Kind(
     'a number above 0 and at most 1, or a text such as "5%"',
     {
@@ -311,28 +284,29 @@ SHARE = Kind(
 SENTINEL = Kind(
     'a number, or "null"',
     {"anyOf": [{"type": "number"}, {"const": "null"}]},
-    lambda value, _: value if value == "null" else repr(_right(value, _is_number(value))),
+    lambda value, _: value if value == "null" else repr(value),
     lambda value, _: json_or_text(value) if value != "null" else value,
 )
 REQUIREMENTS = Kind(
     'a list of codes or prefixes, such as ["LPR", "SEQ=95%"], or a table such as {LPR = 1, SEQ = "95%"}',
     _by_code_schema({"exclusiveMinimum": 0, "maximum": 1}, _REQUIRED, _REQUIREMENT),
-    _by_code(
-        _REQUIREMENT,
-        lambda share: _fits(_REQUIRED, share) if isinstance(share, str) else _is_number(share) and 0 < share <= 1,
-    ),
+    _by_code,
     _split,
 )
-REQUIRED_SHARE = Kind(SHARE.takes, SHARE.schema, _required_share)
+REQUIRED_SHARE = Kind(
+    SHARE.takes,
+    SHARE.schema,
+    lambda value, folder: required_share(str(value)) or _share(value, folder),  # exact, without dividing
+)
 RATES = Kind(
     'a table of codes and rates, such as {TOK = 0.001, SEQ = "0.1/rollout"}, or a list such as ["TOK=0.1%"]',
     _by_code_schema({"minimum": 0}, _RATE, _LIMIT),
-    _by_code(_LIMIT, lambda rate: _fits(_RATE, rate) if isinstance(rate, str) else _is_number(rate) and rate >= 0),
+    _by_code,
     _shown_rates,
 )
 REPORTS = Kind(
     'a list of names and files, such as ["text", "json=audit.json"]',
     _one_or_several(_REPORT),
-    _reports,
-    _shown_reports,
+    partial(_reports, place=lambda file, folder: joined(folder, file)),
+    partial(_reports, place=_near),
 )

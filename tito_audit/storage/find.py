@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from tito_audit.errors import StorageError
-from tito_audit.settings.home import user_path
+from tito_audit.settings.values import user_path
 from tito_audit.storage.arrow import open_arrow
 from tito_audit.storage.atomic import Sealed, new_file
 from tito_audit.storage.in_memory import RowsInMemory

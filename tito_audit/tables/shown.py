@@ -3,29 +3,25 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from html import escape
 from typing import TYPE_CHECKING, Any, Self
 
 from tito_audit.errors import SetupError, TitoAuditError
-from tito_audit.record.finding import Result
-from tito_audit.reports import (
-    notebook_comparison,
-    notebook_error,
-    notebook_page,
-    verdict_line,
-    verdict_lines,
-    verdict_word,
-)
+from tito_audit.record.finding import Finding, Result, Severity
 from tito_audit.rules import all_rules
 from tito_audit.summary import Summary
 from tito_audit.tables.findings import FindingsBuilder
+from tito_audit.terminal.escape import visible
+from tito_audit.terminal.verdict import cause_lines, skip_lines, verdict, verdict_line, verdict_lines, verdict_word
+from tito_audit.terminal.words import many
+from tito_audit.terminal.worst import Worst, by_weight, entry_lines
+from tito_audit.voice import spoken
 
 if TYPE_CHECKING:
     import pandas
     import polars
     import pyarrow
-
-    from tito_audit.reports import NotebookPage
 
 
 class ShownRepairs:
@@ -54,10 +50,8 @@ class ShownRepairs:
     def _repr_html_(self) -> str:
         """What a notebook displays: the verdict before and after, and the findings of each rule."""
         if not self._ended:
-            return notebook_error(
-                f"{type(self).__name__}: not run yet", "Call run(), iterate it, or read `repaired`."
-            )
-        return notebook_comparison(self.before, self.after)
+            return error_html(f"{type(self).__name__}: not run yet", "Call run(), iterate it, or read `repaired`.")
+        return comparison_html(self.before, self.after)
 
 
 _NOT_KEPT = "The findings were not kept: findings_table() reads the log again."
@@ -135,20 +129,20 @@ class Shown:
             _, page, kept_summary = self._kept
             return "\n".join([*verdict_lines(kept_summary), *page.lines(kept_summary)])
         if summary is not None:
-            return "\n".join([*verdict_lines(summary), *notebook_page(_titles).lines(summary), "", _NOT_KEPT])
+            return "\n".join([*verdict_lines(summary), *NotebookPage().lines(summary), "", _NOT_KEPT])
         return repr(self) if self._refusal() else str(self.run())
 
     def _repr_html_(self) -> str:
         """What a notebook displays: verdict, causes, rules, the worst findings. Runs the audit if needed."""
         summary = self._counted()
         if self._kept is None and summary is None and (refusal := self._refusal()):
-            return notebook_error(f"{type(self).__name__}: not run yet", refusal)
+            return error_html(f"{type(self).__name__}: not run yet", refusal)
         if self._kept is None and summary is not None:
-            return notebook_page(_titles).html(summary, _NOT_KEPT)
+            return NotebookPage().html(summary, _NOT_KEPT)
         try:
             _, page, summary = self._run()
         except TitoAuditError as error:
-            return notebook_error(f"{type(self).__name__}: not run", str(error))
+            return error_html(f"{type(self).__name__}: not run", str(error))
         return page.html(summary)
 
     def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
@@ -159,7 +153,7 @@ class Shown:
     def _run(self) -> tuple[FindingsBuilder, NotebookPage, Summary]:
         """All that one run found; run now if nothing is kept."""
         if self._kept is None:
-            findings, page = FindingsBuilder(), notebook_page(_titles)
+            findings, page = FindingsBuilder(), NotebookPage()
             for result in self:
                 findings.add(result.findings)
                 page.add(result.findings)
@@ -167,10 +161,6 @@ class Shown:
             assert summary is not None, "the run came to its end"
             self._kept = findings, page, summary
         return self._kept
-
-
-def _titles() -> dict[str, str]:
-    return {rule.code: rule.title for rule in all_rules()}
 
 
 def _package(name: str) -> Any:
@@ -184,3 +174,152 @@ def _package(name: str) -> Any:
             f"to_{name}() needs {name}, which is not installed.\n"
             f"Run `pip install {name}`, or use findings_table(), which needs nothing else."
         ) from None
+
+
+# What a notebook displays: a piece of HTML without style sheets or scripts. Viewers differ in what they let
+# through: some remove styles, so the tags alone must read well. Colours are those that show on white and on black.
+
+_WORST = 6
+"""Maximum findings shown in full."""
+_LINES = 12
+"""Maximum lines of a list."""
+_WIDTH = 100
+_RED, _AMBER, _BLUE, _GREEN, _GREY = "#d93f48", "#b07a00", "#2f81f7", "#2a9245", "#768390"
+_COLOURS = {Severity.ERROR: _RED, Severity.WARNING: _AMBER, Severity.NOTE: _BLUE}
+_VERDICTS = {"failed": _RED, "passed": _GREEN, "clean": _GREEN}
+_BOX = "border-left: 4px solid {colour}; padding: 2px 0 2px 10px; max-width: 72em"
+_TABLE = "color: inherit; font-size: inherit; margin: 4px 0; border-collapse: collapse"
+_CELL = "text-align: {align}; padding: 1px 8px"
+_PRE = (
+    "color: inherit; background: none; margin: 4px 0; padding: 4px 8px; overflow-x: auto; "
+    "border: 1px solid rgba(128, 128, 128, 0.3)"
+)
+_DIM = "opacity: 0.75; font-size: 90%"
+
+
+class NotebookPage:
+    """Collects the findings to show, and writes the display."""
+
+    def __init__(self) -> None:
+        self._worst = Worst()
+
+    def add(self, findings: Iterable[Finding]) -> None:
+        """Keep those findings of a rollout that may be shown."""
+        self._worst.add(finding for finding in findings if not finding.known)
+
+    def lines(self, summary: Summary) -> Iterator[str]:
+        """The same without the verdict, as text: the worst of each cause, then the notices."""
+        for entry in self._worst.pick(_WORST):
+            yield from ("", *entry_lines(entry, _WIDTH, named=True))
+        if summary.notices:
+            yield from ("", *(visible(spoken(notice)) for notice in summary.notices[:_LINES]))
+
+    def html(self, summary: Summary, note: str = "") -> str:
+        """The display; `note` is one more line at the end."""
+        judged = verdict(summary)
+        colour = _colour(summary)
+        files = ", ".join(summary.files[:3])
+        if len(summary.files) > 3:
+            files += f" and {many(len(summary.files) - 3, 'more file')}"
+        facts = [files or "no file", many(summary.rollouts, "rollout")]
+        facts += [f"{many(summary.tokens, 'token')}, {summary.generated_tokens:,} of them generated"]
+        facts += [f"tokenizer {summary.tokenizer or 'none'}", f"{summary.seconds:.1f} s"]
+        parts = [_line(judged.word, judged.parts, colour), _dim(" · ".join(facts))]
+        causes = []
+        for cause in cause_lines(summary):
+            word = "" if cause.severity is None else f"{_coloured(cause.severity.word, cause.severity)} "
+            codes = f' <span style="{_DIM}">{_text(", ".join(cause.codes))}</span>' if cause.codes else ""
+            causes.append(f"<li>{word}{_text(cause.words)}{codes}</li>")
+        parts += ["<ul>", *causes, "</ul>"] if causes else []
+        if summary.findings:
+            parts += _table(summary)
+        if worst := self._worst.pick(_WORST):
+            shown = [escape("\n".join(entry_lines(entry, _WIDTH, named=True))) for entry in worst]
+            parts.append("<details open><summary>The worst of each cause</summary>")
+            parts += [*(f'<pre style="{_PRE}">{text}</pre>' for text in shown), "</details>"]
+        parts += _list("Not checked", skip_lines(summary)) if summary.compared or summary.uncompared else []
+        parts += _list("Notices", summary.notices)
+        parts += [_dim(note)] if note else []
+        return _boxed(parts, colour)
+
+
+def comparison_html(before: Summary, after: Summary) -> str:
+    """The display of a repair: the verdict before and after it, and the findings of each rule."""
+    colour = _colour(after)
+    parts = [
+        _line(f"{when}, {(judged := verdict(summary)).word}", judged.parts, _colour(summary))
+        for when, summary in (("before", before), ("after", after))
+    ]
+    heads = (_cell("code", "left", "th"), _cell("before", "right", "th"), _cell("after", "right", "th"))
+    parts.append(f'<table style="{_TABLE}"><thead><tr>{"".join(heads)}</tr></thead><tbody>')
+    for code in by_weight(before.findings | after.findings):
+        counts = [
+            summary.findings[code].new.total() if code in summary.findings else 0 for summary in (before, after)
+        ]
+        cells = [_cell(_text(code), "left"), *(_cell(f"{count:,}", "right") for count in counts)]
+        parts.append(f"<tr>{''.join(cells)}</tr>")
+    return _boxed([*parts, "</tbody></table>"], colour)
+
+
+def error_html(title: str, message: str) -> str:
+    """The display of what did not run: a title and one message."""
+    first, _, rest = message.partition("\n")
+    parts = [_line(title, (first,), _RED), *map(_dim, rest.splitlines())]
+    return _boxed(parts, _RED)
+
+
+def _colour(summary: Summary) -> str:
+    return _VERDICTS.get(verdict(summary).word) or _COLOURS.get(summary.worst() or Severity.NOTE, _GREY)
+
+
+def _boxed(parts: Iterable[str], colour: str) -> str:
+    return f'<div style="{_BOX.format(colour=colour)}">\n' + "\n".join(parts) + "\n</div>"
+
+
+def _line(word: str, parts: Iterable[str], colour: str) -> str:
+    shown = _text("; ".join(parts))
+    return f'<div><b style="color: {colour}">tito-audit: {_text(word)}</b>: {shown}</div>'
+
+
+def _table(summary: Summary) -> Iterator[str]:
+    titles = {rule.code: rule.title for rule in all_rules()}
+    any_known = any(count.known for count in summary.findings.values())
+    heads = ["errors", "warnings", "notes", *(["known"] if any_known else []), "rollouts", "tokens"]
+    cells = [_cell(name, "left", "th") for name in ("code", "what")]
+    cells += [_cell(name, "right", "th") for name in heads]
+    yield f'<table style="{_TABLE}"><thead><tr>{"".join(cells)}</tr></thead><tbody>'
+    for code in by_weight(summary.findings):
+        count = summary.findings[code]
+        new = [count.new[severity] for severity in sorted(Severity, reverse=True)]
+        numbers = [*new, *([count.known] if any_known else []), count.rollouts, count.tokens]
+        worst = max((head for head in Severity if count.new[head]), default=Severity.NOTE)
+        cells = [_cell(_coloured(code, worst), "left"), _cell(_text(titles.get(code, "")), "left")]
+        yield f"<tr>{''.join(cells + [_cell(f'{number:,}', 'right') for number in numbers])}</tr>"
+    yield "</tbody></table>"
+
+
+def _list(title: str, lines: Iterable[str]) -> Iterator[str]:
+    every = list(lines)
+    if not every:
+        return
+    shown = [f"<li>{_text(line)}</li>" for line in every[:_LINES]]
+    if len(every) > _LINES:
+        shown.append(f"<li>and {len(every) - _LINES:,} more</li>")
+    yield f"<details><summary>{title}: {len(every):,}</summary><ul>{''.join(shown)}</ul></details>"
+
+
+def _coloured(word: str, severity: Severity) -> str:
+    return f'<b style="color: {_COLOURS[severity]}">{_text(word)}</b>'
+
+
+def _cell(inner: str, align: str, tag: str = "td") -> str:
+    return f'<{tag} style="{_CELL.format(align=align)}">{inner}</{tag}>'
+
+
+def _dim(line: str) -> str:
+    return f'<div style="{_DIM}">{_text(line)}</div>'
+
+
+def _text(text: str) -> str:
+    """The text on one line, every character visible, as HTML."""
+    return escape(visible(spoken(text)))

@@ -8,7 +8,9 @@ effect and all of them should be visible, since tokens often differ in exactly o
 from __future__ import annotations
 
 import json
+import os
 import re
+import shlex
 import unicodedata
 
 _SHOWN = {code: chr(0x2400 + code) for code in range(0x20)} | {ord("\n"): "⏎", ord("\t"): "⇥", 0x7F: "␡"}
@@ -71,3 +73,38 @@ def _code(char: str) -> str:
     if number <= 0xFF:
         return f"\\x{number:02x}"
     return f"\\u{number:04x}" if number <= 0xFFFF else f"\\U{number:08x}"
+
+
+def elided(text: str, most: int) -> str:
+    """The text, or its beginning and `…`, at most `most` characters in total."""
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def cut(text: str, limit: int) -> str:
+    """The text, or its beginning and `… (812 more characters)`, at most `limit` characters in total."""
+    if len(text) <= limit:
+        return text
+    room = limit - len(f" … ({len(text):,} more characters)")
+    return f"{text[:room]} … ({len(text) - room:,} more characters)"
+
+
+def shell_word(text: str) -> str:
+    """The text as one word that a shell reads back exactly, safe to show on a terminal.
+
+    `'my run.jsonl'`; `$'a\\x1b.jsonl'` if there are characters that would act on a terminal.
+    """
+    if visible(text) == text:
+        return shlex.quote(text)
+    return f"$'{''.join(map(_escaped, text))}'"
+
+
+def _escaped(char: str) -> str:
+    if char in "\\'":
+        return f"\\{char}"
+    if char != "[" and char.isascii() and char.isprintable():
+        return char  # `[` is escaped, as some CI runners read `##[` as a command
+    try:
+        data = os.fsencode(char)
+    except UnicodeEncodeError:  # half of a surrogate pair
+        data = char.encode("utf-8", "surrogatepass")
+    return "".join(f"\\x{byte:02x}" for byte in data)

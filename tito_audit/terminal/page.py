@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from io import StringIO
-from typing import TextIO
+from typing import TextIO, TypeVar
 
 from rich import box
 from rich.cells import cell_len
@@ -24,6 +24,7 @@ from tito_audit.voice import spoken
 
 STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "bold yellow", Severity.NOTE: "bold cyan"}
 INDENT = 2
+T = TypeVar("T")
 
 
 def console_for(out: TextIO, options: ReportOptions) -> Console:
@@ -63,17 +64,34 @@ def page_to(out: TextIO, options: ReportOptions) -> Iterator[Console]:
     out.writelines(inert(line.rstrip()) + "\n" for line in page.getvalue().splitlines())
 
 
+def as_page(parts: Callable[[T], Iterable[RenderableType]]) -> Callable[[T, TextIO, ReportOptions], None]:
+    """What writes the parts of a page of something."""
+
+    def write(of: T, out: TextIO, options: ReportOptions) -> None:
+        with page_to(out, options) as console:
+            print_parts(console, parts(of))
+
+    return write
+
+
 def print_page(
-    wrapped: Iterable[RenderableType], whole: Iterable[RenderableType] = (), notice: str | None = None
+    folded: Iterable[RenderableType], whole: Iterable[RenderableType] = (), notice: str | None = None
 ) -> None:
     """Print a page to stdout: parts that are wrapped, then parts with lines to paste, then a notice."""
     with page_to(sys.stdout, ReportOptions(color=colors(sys.stdout), width=page_width())) as console:
-        for part in wrapped:
+        for part in folded:
             console.print(part)
         print_parts(console, whole)
         if notice is not None:
             console.print()
-            console.print(Text(visible(notice)), soft_wrap=not wrapped)
+            console.print(Text(visible(notice)), soft_wrap=not folded)
+
+
+def wrapped(words: Text, console: Console, width: int, first: str, rest: str = "") -> Iterator[Text]:
+    """The words wrapped to a width, behind `first`, and from the second line on behind `rest` if it is given."""
+    for number, line in enumerate(words.wrap(console, width)):
+        line.rstrip()
+        yield Text(rest if number and rest else first).append_text(line)
 
 
 def heading(words: str) -> Iterator[Text]:
@@ -144,9 +162,7 @@ def finding_lines(
     for words in (place, "" if hit.turn is None else f"turn {hit.turn}", range_words(finding)):
         head.append(f" {words}" if words else "")
     yield head
-    message = Text(visible(spoken(hit.message)))
-    for line in message.wrap(console, width):
-        yield _indented(line)
+    yield from wrapped(Text(visible(spoken(hit.message))), console, width, " " * INDENT)
     for line in boxes(hit, width, console.encoding):
         yield _indented(line)
     if named:
@@ -160,9 +176,7 @@ def print_list(console: Console, title: str, lines: Sequence[str]) -> None:
         return
     print_parts(console, heading(title))
     for line in lines:
-        wrapped = Text(line).wrap(console, console.width - 4)
-        for index, part in enumerate(wrapped):
-            console.print(Text("  " if index == 0 else "    ").append_text(part), soft_wrap=True)
+        print_parts(console, wrapped(Text(line), console, console.width - 4, "  ", "    "))
 
 
 def print_commands(console: Console, title: str, lines: Sequence[str]) -> None:
@@ -176,8 +190,8 @@ def print_commands(console: Console, title: str, lines: Sequence[str]) -> None:
             command, words = line, ""
         console.print(Text(" " * INDENT + command), soft_wrap=True)
         # Words that do not fit beside their command go below it.
-        for part in Text(words).wrap(console, console.width - 2 * INDENT) if words else ():
-            console.print(Text(" " * 2 * INDENT).append_text(part), soft_wrap=True)
+        if words:
+            print_parts(console, wrapped(Text(words), console, console.width - 2 * INDENT, " " * 2 * INDENT))
 
 
 def range_words(finding: Finding) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tito_audit.record.finding import Finding, Where
 from tito_audit.record.rollout import Place
 from tito_audit.summary import Summary
-from tito_audit.terminal.shell import shell_word
+from tito_audit.terminal.escape import shell_word
 
 
 def show_command(place: Place, summary: Summary) -> str:

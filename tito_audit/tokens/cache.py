@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import orjson
 
-from tito_audit.settings.home import user_path
+from tito_audit.settings.values import user_path
 from tito_audit.tokens.vocab import Entries, Prefix
 
 if TYPE_CHECKING:

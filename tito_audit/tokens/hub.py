@@ -11,7 +11,7 @@ from urllib.parse import unquote
 import orjson
 
 from tito_audit.errors import ODD_VALUES, TokenizerError
-from tito_audit.settings.home import user_path
+from tito_audit.settings.values import user_path
 from tito_audit.unknown import close_names
 
 FILES = [

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 import orjson
 
 from tito_audit.errors import TokenizerError
-from tito_audit.settings.home import user_path
+from tito_audit.settings.values import user_path
 from tito_audit.tokens.bounds import (
     ADDED_STATES,
     DEFINITION_BYTES,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from math import prod
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tito_audit.record.finding import Result, Where
+from tito_audit.record.finding import Finding, Result, Severity, Where
 
 STATES = ("same", "note", "warning", "error")
 """States of a generated token: not in any drift finding (TOK, TPL), or the severity of the worst it is in."""
@@ -200,3 +200,62 @@ def named(result: Result, row: Mapping[str, Any]) -> Result:
     ids = (row[name] for name in _IDS if isinstance(row.get(name), str | int) and type(row[name]) is not bool)
     view = replace(observed.view, row_id=str(next(ids, ""))[:200])
     return replace(result, observed=replace(observed, view=view))
+
+
+VIEWS_PER_CODE = 12
+"""How many rollouts of each code and severity get a view: the first of a run."""
+MAX_VIEWS = 240
+"""How many rollouts of a run get a view."""
+
+
+@dataclass(frozen=True, slots=True)
+class ViewSize:
+    """How much a view shows of a rollout at most."""
+
+    tokens: int = 3_000
+    """Recorded tokens."""
+    sequences: int = 64
+
+
+REPORTED = ViewSize()
+"""In a page that holds all of its rollouts."""
+
+
+class ViewQuota:
+    """Counts rollouts with findings in the order of the logs: the first of each code and severity get a view.
+
+    A process that audits one part of the logs does not know the others. It makes views as if only the parts it
+    knows came before, which may be too many but never too few.
+
+    With `rows`, the first rows of each log all get one, which counts for none of these.
+    """
+
+    __slots__ = ("_rows", "_seen", "_taken", "size")
+
+    def __init__(self, rows: int = 0, size: ViewSize = REPORTED) -> None:
+        self._rows, self.size = rows, size
+        self._seen: dict[tuple[str, Severity], int] = {}
+        self._taken = 0
+
+    def take(self, findings: Iterable[Finding], row: int) -> ViewSize | None:
+        """The size of the view of the next rollout, which has these findings; None if it gets none."""
+        size = self.offer(findings, row)
+        self._taken += size is not None and row >= self._rows
+        return size
+
+    def offer(self, findings: Iterable[Finding], row: int) -> ViewSize | None:
+        """The same for the next rollout of a part, which may get a view."""
+        if row < self._rows:
+            return self.size
+        wanted = False
+        for key in {(finding.code, finding.severity) for finding in findings}:
+            seen = self._seen.get(key, 0)
+            if seen < VIEWS_PER_CODE:
+                self._seen[key] = seen + 1
+                wanted = self._taken < MAX_VIEWS
+        return self.size if wanted else None
+
+    def copy(self) -> ViewQuota:
+        other = ViewQuota(self._rows, self.size)
+        other._seen, other._taken = dict(self._seen), self._taken
+        return other

@@ -174,20 +174,16 @@ def _of_row(evidence: Evidence, codes: Mapping[_Place, str]) -> Iterator[Replace
         if turn is None or difference.where is not Where.COMPLETION or difference.against not in _HELD:
             continue
         if turn not in places:
-            at = (columns.turn == turn).nonzero()[0]
-            places[turn] = dict(zip(columns.turn_offset[at].tolist(), at.tolist(), strict=True))
-        start = _start_in_row(places[turn], difference, len(ids))
-        if start is None or not np.array_equal(row.token_ids[start : start + len(ids)], ids):
+            of_turn = (columns.turn == turn).nonzero()[0]
+            places[turn] = dict(zip(columns.turn_offset[of_turn].tolist(), of_turn.tolist(), strict=True))
+        # Where the row holds these tokens, derived from the row positions of the tokens on both sides.
+        at, size = places[turn], len(ids)
+        before, after = at.get(difference.start - 1), at.get(difference.end)
+        start = before + 1 if before is not None else after - size if after is not None else -1
+        if start < 0 or (after is not None and after != start + size):
+            continue
+        inside = any(offset in at for offset in range(difference.start, difference.end))
+        if inside or not np.array_equal(row.token_ids[start : start + size], ids):
             continue
         code, severity = codes.get(_place(difference), ""), difference.severity
-        yield Replaced(start, start + len(ids), difference.recorded.ids, code, SAMPLED, severity)
-
-
-def _start_in_row(places: Mapping[int, int], difference: Difference, size: int) -> int | None:
-    """Where the row holds the `size` other tokens, derived from the row positions of the tokens on both sides."""
-    before, after = places.get(difference.start - 1), places.get(difference.end)
-    if any(offset in places for offset in range(difference.start, difference.end)):
-        return None
-    if before is None:
-        return None if after is None or after < size else after - size
-    return before + 1 if after is None or after == before + 1 + size else None
+        yield Replaced(start, start + size, difference.recorded.ids, code, SAMPLED, severity)

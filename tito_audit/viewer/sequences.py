@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from operator import attrgetter
+from itertools import pairwise
+from operator import attrgetter, itemgetter
 from typing import Any
 
 import numpy as np
@@ -21,12 +20,12 @@ from tito_audit.record.arrays import Ids, Logprobs, Mask
 from tito_audit.record.beside import BesideTokens
 from tito_audit.record.column import Alignment, Column, ColumnRole, alignment_by_length, spread
 from tito_audit.record.finding import Finding, Where
-from tito_audit.record.rollout import IdsFrom, TrainingRow
+from tito_audit.record.rollout import IdsFrom
+from tito_audit.record.runs import trained_runs
 from tito_audit.record.speakers import ASSISTANT
 from tito_audit.tokens.vocab import Vocabulary
-from tito_audit.viewer.model import ShownStretch, Swap, View, ViewSequence
+from tito_audit.viewer.model import REPORTED, ShownStretch, Swap, View, ViewSequence, ViewSize
 from tito_audit.viewer.replacements import Key, Replaced, replaced, same_as
-from tito_audit.viewer.selection import REPORTED, ViewSize
 
 _MARGIN = 20
 """Tokens shown on each side of a finding or a swap."""
@@ -36,78 +35,49 @@ _FILL = (32, 128, 512, 2048, 8192, 1 << 20)
 """How many tokens of the start of each sequence are shown, round by round, while there is room."""
 
 
-@dataclass(frozen=True, slots=True)
-class MarkedRange:
-    """A range of a sequence that a finding or a swap is about."""
-
-    sequence: int
-    start: int
-    end: int
-    severity: int
-
-
-@dataclass(slots=True)
-class Excerpt:
-    """What is shown of one sequence: half-open ranges, in order, not touching."""
-
-    starts: list[int] = field(default_factory=list)
-    ends: list[int] = field(default_factory=list)
-
-    def add(self, start: int, end: int, room: int) -> int:
-        """Add a range, up to `room` new tokens of it from its start; returns how many are new."""
-        used = 0
-        at = max(start, 0)
-        while at < end and used < room:
-            inside = bisect_right(self.starts, at) - 1
-            if inside >= 0 and self.ends[inside] > at:
-                at = self.ends[inside]
-                continue
-            following = self.starts[inside + 1] if inside + 1 < len(self.starts) else end
-            until = min(end, following, at + room - used)
-            # Joined with the ranges that it touches.
-            low, high = bisect_left(self.ends, at), bisect_right(self.starts, until)
-            self.starts[low:high] = [min([at, *self.starts[low:high]])]
-            self.ends[low:high] = [max([until, *self.ends[low:high]])]
-            used += until - at
-            at = until
-        return used
-
-    def touches(self, start: int, end: int) -> bool:
-        """Whether a range, or an empty range between two tokens, is in what is shown or at its edge."""
-        at = bisect_left(self.ends, start if start == end else start + 1)
-        return at < len(self.starts) and self.starts[at] < max(end, start + 1)
-
-
 def choose_excerpts(
-    lengths: Sequence[int], spots: Iterable[MarkedRange], fill: Sequence[tuple[int, int]], room: int
-) -> list[Excerpt]:
-    """The excerpts to show of sequences of these lengths, at most `room` tokens in total.
+    lengths: Sequence[int],
+    spots: Iterable[tuple[int, int, int, int]],
+    fill: Sequence[tuple[int, int]],
+    room: int,
+) -> list[Mask]:
+    """Which tokens to show of sequences of these lengths, at most `room` in total.
 
-    First the surroundings of the start of every spot, the most severe first; then the rest of spots that are not
-    very long, and the end of each; then the sequences in `fill`, (sequence, start), growing round by round.
+    `spots` are what findings and swaps are about: severity, sequence, start and end. First the surroundings of the
+    start of every spot, the most severe first; then the rest of spots that are not very long, and the end of each;
+    then the sequences in `fill`, (sequence, start), growing round by round.
     """
-    excerpts = [Excerpt() for _ in lengths]
+    excerpts = [np.zeros(length, np.bool_) for length in lengths]
 
     def show(sequence: int, start: int, end: int) -> None:
         nonlocal room
         if room > 0:
-            room -= excerpts[sequence].add(start, min(end, lengths[sequence]), room)
+            part = excerpts[sequence][max(start, 0) : max(end, 0)]
+            new = np.flatnonzero(~part)[:room]
+            part[new] = True
+            room -= len(new)
 
-    ranked = sorted(spots, key=lambda spot: (-spot.severity, spot.sequence, spot.start))
-    for spot in ranked:
-        show(spot.sequence, spot.start - _MARGIN, spot.start + _MARGIN)
-    for spot in ranked:
-        if spot.end - spot.start <= 512:
-            show(spot.sequence, spot.start, spot.end)
-        show(spot.sequence, spot.end - _MARGIN, spot.end + _MARGIN)
+    ranked = sorted(spots, key=lambda spot: (-spot[0], *spot[1:3]))
+    for _, sequence, start, _ in ranked:
+        show(sequence, start - _MARGIN, start + _MARGIN)
+    for _, sequence, start, end in ranked:
+        if end - start <= 512:
+            show(sequence, start, end)
+        show(sequence, end - _MARGIN, end + _MARGIN)
     for far in _FILL:
         for sequence, start in fill:
             show(sequence, start, start + far)
     for sequence, excerpt in enumerate(excerpts):
-        for start, end in zip(excerpt.ends[:-1], excerpt.starts[1:], strict=True):
-            if end - start < _GAP:
-                show(sequence, start, end)
+        for (_, end), (start, _) in pairwise(trained_runs(excerpt)):
+            if start - end < _GAP:
+                show(sequence, end, start)
     return excerpts
+
+
+def touches(excerpt: Mask, start: int, end: int) -> bool:
+    """Whether a range, or an empty range between two tokens, is in what is shown or at its edge."""
+    between = start == end
+    return bool(excerpt[max(start - between, 0) : end + between].any())
 
 
 MAX_SWAP = 512
@@ -140,24 +110,21 @@ def view(evidence: Evidence, findings: Sequence[Finding], size: ViewSize = REPOR
     first, the most severe before others, then the starts of completions, of what prompts add and of the row.
     """
     swaps = replaced(evidence, findings)
-    severity: dict[Key, int] = {}
-    about: list[tuple[Key, int, int, int]] = [
-        ((hit.where, None if hit.where is Where.ROW else hit.turn), hit.start, hit.end, int(finding.severity))
+    about: list[tuple[int, Key, int, int]] = [
+        (finding.severity, (hit.where, None if hit.where is Where.ROW else hit.turn), hit.start, hit.end)
         for finding in findings
         for hit in [finding.hit]
     ]
-    for key, several in swaps.items():
-        about += [(key, swap.start, swap.end, int(swap.severity)) for swap in several]
-    for key, _, _, worst in about:
-        severity[key] = max(severity.get(key, -1), worst)
+    about += [(swap.severity, key, swap.start, swap.end) for key, several in swaps.items() for swap in several]
+    worst = {key: severity for severity, key, *_ in sorted(about, key=itemgetter(0))}
     every = list(_sequences(evidence))
     # Among those without findings, the row and completions come first.
     order = [Where.ROW, Where.COMPLETION, Where.PROMPT]
-    ranked = sorted(every, key=lambda sequence: (-severity.get(sequence.key, -1), order.index(sequence.key[0])))
+    ranked = sorted(every, key=lambda sequence: (-worst.get(sequence.key, -1), order.index(sequence.key[0])))
     chosen = {sequence.key for sequence in ranked[: size.sequences]}
     shown = [sequence for sequence in every if sequence.key in chosen]
     at = {seq.key: number for number, seq in enumerate(shown)}
-    spots = [MarkedRange(at[key], start, end, worst) for key, start, end, worst in about if key in at]
+    spots = [(severity, at[key], start, end) for severity, key, start, end in about if key in at]
     # Where each is shown from while there is room, completions first.
     first = [Where.COMPLETION, Where.PROMPT, Where.ROW]
     by_kind = sorted(range(len(shown)), key=lambda number: first.index(shown[number].key[0]))
@@ -165,13 +132,17 @@ def view(evidence: Evidence, findings: Sequence[Finding], size: ViewSize = REPOR
     excerpts = choose_excerpts([len(seq.ids) for seq in shown], spots, fill, size.tokens)
     words = _Words(evidence.vocabulary)
     drawn = _swaps([swaps.get(seq.key, []) for seq in shown], excerpts, words)
+    digest = hashlib.sha256()
+    for sequence in every:
+        digest.update(f"{sequence.key} {len(sequence.ids)}\n".encode())
+        digest.update(np.ascontiguousarray(sequence.ids, np.int64).tobytes())
     return View(
         tuple(_cut(message.role) for message in evidence.rollout.messages),
         tuple(
             ViewSequence(
                 *seq.key,
                 len(seq.ids),
-                tuple(map(partial(_stretch, seq, words), excerpt.starts, excerpt.ends)),
+                tuple(_stretch(seq, words, start, end) for start, end in trained_runs(excerpt)),
                 swapped,
                 seq.note,
                 "" if swapped else same_as(evidence, seq.key),
@@ -179,17 +150,8 @@ def view(evidence: Evidence, findings: Sequence[Finding], size: ViewSize = REPOR
             for seq, excerpt, swapped in zip(shown, excerpts, drawn, strict=True)
         ),
         len(every) - len(shown),
-        _digest(every),
+        digest.hexdigest()[:16],
     )
-
-
-def _digest(every: Sequence[_ViewedSequence]) -> str:
-    """What two rollouts share whose recorded tokens are all the same."""
-    whole = hashlib.sha256()
-    for sequence in every:
-        whole.update(f"{sequence.key} {len(sequence.ids)}\n".encode())
-        whole.update(np.ascontiguousarray(sequence.ids, np.int64).tobytes())
-    return whole.hexdigest()[:16]
 
 
 def _sequences(evidence: Evidence) -> Iterator[_ViewedSequence]:
@@ -218,12 +180,17 @@ def _sequences(evidence: Evidence) -> Iterator[_ViewedSequence]:
             )
     row = evidence.rollout.training_row
     if row is not None:
+        # NaN for placeholders at tokens that were not sampled.
+        scored, sampled = row.logprobs, row.loss_mask
+        sampled = evidence.row.sampled if sampled is None and evidence.row is not None else sampled
+        if scored is not None and row.sentinel is not None and sampled is not None:
+            scored = np.where((scored == row.sentinel) & ~sampled, np.nan, scored)
         trained = "no loss mask" if row.loss_mask is None else f"{int(np.count_nonzero(row.loss_mask)):,} trained"
         yield _ViewedSequence(
             (Where.ROW, None),
             row.token_ids,
             note=trained,
-            logprobs=_scored(row, evidence),
+            logprobs=scored,
             trained=row.loss_mask,
             roles=evidence.row.roles if evidence.row is not None else None,
             columns=_columns(row.columns, row.beside, len(row.token_ids), row.prompt_length, row.loss_mask),
@@ -275,20 +242,6 @@ def _beyond(link: Link | None, prompt: Ids) -> tuple[int, str]:
     return new, f"from token {new:,} on not {call}"
 
 
-def _scored(row: TrainingRow, evidence: Evidence) -> Logprobs | None:
-    """The row's logprobs, with NaN for placeholders at tokens that were not sampled."""
-    if row.logprobs is None or row.sentinel is None:
-        return row.logprobs
-    filler = row.logprobs == row.sentinel
-    if row.loss_mask is not None:
-        filler &= ~row.loss_mask
-    elif evidence.row is not None:
-        filler &= ~evidence.row.sampled
-    else:
-        return row.logprobs
-    return np.where(filler, np.nan, row.logprobs)
-
-
 class _Words:
     """Pieces and bytes of ids, each looked up once."""
 
@@ -328,14 +281,14 @@ def _finite(values: NDArray[np.floating[Any]]) -> tuple[float | None, ...]:
 
 
 def _swaps(
-    several: Sequence[Sequence[Replaced]], excerpts: Sequence[Excerpt], words: _Words
+    several: Sequence[Sequence[Replaced]], excerpts: Sequence[Mask], words: _Words
 ) -> list[tuple[Swap, ...]]:
-    """For each sequence the swaps that touch its excerpt; the most severe get room first."""
+    """For each sequence the swaps in its excerpt or at its edge; the most severe get room first."""
     ranked = sorted(
         (replacement.rank, number, replacement)
         for number, (own, excerpt) in enumerate(zip(several, excerpts, strict=True))
         for replacement in own
-        if excerpt.touches(replacement.start, replacement.end)
+        if touches(excerpt, replacement.start, replacement.end)
     )
     out: list[list[Swap]] = [[] for _ in several]
     room = MAX_SWAPPED

@@ -10,8 +10,7 @@ from html import escape
 import numpy as np
 
 from tito_audit.record.mismatch import EDGES, Mismatch
-from tito_audit.terminal.cut import elided
-from tito_audit.terminal.escape import visible
+from tito_audit.terminal.escape import elided, visible
 from tito_audit.terminal.words import share
 from tito_audit.viewer.model import LOGPROB_EDGES, POSITION_EDGES, STATES, TURNS, Counts, Measures
 

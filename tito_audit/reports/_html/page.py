@@ -14,8 +14,8 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from tito_audit.report_objects import as_json
-from tito_audit.terminal.coverage import covered_share, required_name
 from tito_audit.terminal.escape import visible
+from tito_audit.terminal.verdict import covered_share, required_name
 from tito_audit.terminal.words import many, rate_number
 
 if TYPE_CHECKING:

@@ -32,7 +32,7 @@ from typing import Any, TextIO
 from tito_audit.errors import SetupError, StorageError
 from tito_audit.evidence.model import Against
 from tito_audit.record.finding import RE_ENCODED, SAMPLED, Result, Severity
-from tito_audit.report import ReportOptions
+from tito_audit.report import ReportOptions, send_all
 from tito_audit.report_objects import as_json, fields
 from tito_audit.reports._html.page import (
     SITE_SCRIPTS,
@@ -253,7 +253,7 @@ class Site:
             closing(SiteRows(self, files)) as rows,
             path.open("w", encoding="utf-8", errors="backslashreplace", newline="\n") as out,
         ):
-            judged = self._write_page(results, summary, out, options, rows, name)
+            judged = send_all(results, self._write_page(summary, out, options, rows, name))
         codes = sorted(summary.findings, key=lambda code: -summary.findings[code].new.total())
         new = summary.new
         self._logs.append(

@@ -13,11 +13,10 @@ from typing import Generic, TypeVar
 from tito_audit.record.finding import Finding, Result, Severity, Where
 from tito_audit.record.trainings import ONCE
 from tito_audit.report import ReportOptions
-from tito_audit.reports._verdict import NOT_APPEND_ONLY, OF_REASONING
 from tito_audit.summary import Summary
-from tito_audit.terminal.escape import visible
+from tito_audit.terminal.escape import shell_word, visible
 from tito_audit.terminal.place import show_command, with_options, with_tokenizer
-from tito_audit.terminal.shell import shell_word
+from tito_audit.terminal.verdict import NOT_APPEND_ONLY, OF_REASONING
 
 FIRST = "REC007", "REC011", "TPL210", "TPL212"
 """The codes whose findings about a whole log are shown first, because all others depend on them."""

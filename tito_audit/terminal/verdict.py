@@ -1,4 +1,4 @@
-"""The verdict of a scan, its causes and what was skipped, in the same words in every report."""
+"""The verdict of a scan, its causes, coverage and what was skipped, in the same words in every report."""
 
 from __future__ import annotations
 
@@ -6,11 +6,24 @@ import math
 from dataclasses import dataclass
 
 from tito_audit.evidence.needs import RARE
+from tito_audit.evidence.sft import (
+    CUT,
+    ENDS,
+    ENDS_TRAINED,
+    NOTHING,
+    PACKED,
+    ROWS,
+    TOKENS,
+    TRAINED,
+    TWO_BOS,
+    UNFINISHED,
+)
 from tito_audit.record.finding import Severity
-from tito_audit.summary import Gate, Headline, New, RateCount, RuleCount, Summary
-from tito_audit.terminal.coverage import open_words
-from tito_audit.terminal.cut import cut
-from tito_audit.terminal.words import code_ranges, many, percent, rate_number
+from tito_audit.settings.model import Requirement, share_text
+from tito_audit.summary import CoverageCount, Gate, Headline, New, RateCount, RuleCount, Summary
+from tito_audit.terminal.escape import cut, visible
+from tito_audit.terminal.words import code_ranges, many, percent, rate_number, share
+from tito_audit.voice import spoken
 
 _REASONS = 3
 """Maximum reasons named for an empty audit or a failed gate, and causes of each severity."""
@@ -50,6 +63,20 @@ def verdict(summary: Summary, see_notes: str = "") -> ScanVerdict:
     """
     word = verdict_word(summary)
     counts = _failures_and_findings(summary, see_notes, judged=word not in ("failed", *_NOTHING))
+    because = []  # why nothing was audited or compared
+    if word == "nothing compared":
+        because = [f"{uncompared_words(summary)} ({many(summary.uncompared, 'rollout')})"]
+    elif word == "nothing audited":
+        rollouts = many(summary.rollouts, "rollout")
+        if summary.without_ids < summary.rollouts:
+            reasons = [f"{reason} ({codes})" for reason, codes, _ in skips_by_reason(summary)[:_REASONS]]
+            because = [f"{rollouts} with {', '.join(reasons) or 'no tokenizer'}"]
+        elif summary.rollouts:
+            because = [f"no token ids in {rollouts}"]
+        else:
+            because = [
+                _unreadable(summary.rows_unreadable) if summary.rows_unreadable else "there are no rollouts"
+            ]
     # What was not audited, besides what the verdict's word says.
     parts = []
     if summary.uncompared and word not in _NOTHING:
@@ -59,22 +86,21 @@ def verdict(summary: Summary, see_notes: str = "") -> ScanVerdict:
     # A new error may say so already; not if it is known, or if REC001 was not selected.
     if summary.rows_unreadable and summary.rollouts and not summary.findings.get("REC001", RuleCount()).new:
         parts.append(_unreadable(summary.rows_unreadable))
-    words = (*_because(word, summary), *counts, *open_words(summary), *parts)
-    return ScanVerdict(word, words)
+    return ScanVerdict(word, (*because, *counts, *open_words(summary), *parts))
 
 
-def _because(word: str, summary: Summary) -> list[str]:
-    """Why nothing was audited or compared; [] if something was."""
-    if word == "nothing compared":
-        return [f"{uncompared_words(summary)} ({many(summary.uncompared, 'rollout')})"]
-    if word != "nothing audited":
-        return []
-    if summary.without_ids < summary.rollouts:
-        reasons = [f"{because} ({codes})" for because, codes, _ in skips_by_reason(summary)[:_REASONS]]
-        return [f"{many(summary.rollouts, 'rollout')} with {', '.join(reasons) or 'no tokenizer'}"]
-    if summary.rollouts:
-        return [f"no token ids in {many(summary.rollouts, 'rollout')}"]
-    return [_unreadable(summary.rows_unreadable) if summary.rows_unreadable else "there are no rollouts"]
+def verdict_line(summary: Summary) -> str:
+    """The verdict on a whole scan in one line: `findings: errors in 2 of 6 rollouts (33 %): …`."""
+    return visible(spoken(verdict(summary).line))
+
+
+def verdict_lines(summary: Summary) -> list[str]:
+    """The verdict on a whole scan, then a line for each of its causes with the rules that found it."""
+    lines = [verdict_line(summary)]
+    for cause in cause_lines(summary):
+        word = "" if cause.severity is None else cause.severity.word
+        lines.append(visible("  " + " ".join(filter(None, (word, cause.words, ", ".join(cause.codes))))))
+    return lines
 
 
 def verdict_word(summary: Summary) -> str:
@@ -146,13 +172,13 @@ def _some(summary: Summary, severity: Severity) -> bool:
 
 def _clean(summary: Summary) -> str:
     words = f"no findings in {many(summary.compared, 'rollout')}"
-    never = [code for code, skipped in summary.skipped.items() if skipped.rollouts >= summary.rollouts]
-    without = _without_tokenizer(summary)
+    never = {code for code, skipped in summary.skipped.items() if skipped.rollouts >= summary.rollouts}
+    without, pass_tokenizer = _tokenizer_words(summary)
     if without:
-        words += f"; {_pass_tokenizer(without)}"
-    if others := len(set(never) - set(without)):
+        words += f"; {pass_tokenizer}"
+    if others := len(never - without):
         words += f"; {many(others, 'other rule' if without else 'rule')} could not run on any of them"
-    if partly := len(set(summary.skipped) - {*never, *without}):
+    if partly := len(summary.skipped.keys() - never - without):
         words += f"; {many(partly, 'rule')} could not run on some"
     return words
 
@@ -164,7 +190,14 @@ def _counted(counts: dict[Severity, New], summary: Summary, *, new: bool) -> dic
     of = f" of {many(rows, 'rollout')}"
     for severity, count in counts.items():
         noun = f"new {severity.word}" if new else severity.word
-        where, in_rollouts = _where(count, rows, of)
+        # `in 2 of 6 rollouts (33 %)`, `in the log as a whole`.
+        log = "the log as a whole" if count.of_logs == 1 else "logs as a whole"
+        where = f"in {log}"
+        if alone := count.rollouts or count.between:
+            where = f"in {alone:,}{of} ({percent(alone / rows)})" if rows else f"in {alone:,}"
+            where += " and between rows" if count.rollouts and count.between else ""
+            where += f" and in {log}" if count.of_logs else ""
+            of = ""
         ranked = [each for each in summary.ranked_headlines() if each.text and each.severity is severity]
         causes = [_brief(each, severity, count) for each in ranked]
         if severity is Severity.NOTE or not causes:
@@ -174,7 +207,6 @@ def _counted(counts: dict[Severity, New], summary: Summary, *, new: bool) -> dic
             more = f" and {many(len(causes) - _REASONS, 'more cause')}" if len(causes) > _REASONS else ""
             some = f"1 {noun}" if count.findings == 1 else f"{noun}s"
             words[severity] = f"{some} {where}: {', '.join(causes[:_REASONS])}{more}"
-        of = "" if in_rollouts else of
     return words
 
 
@@ -205,36 +237,21 @@ def _of_turn(headline: Headline) -> str | None:
     return headline.text.replace("{n} that", f"{each}, which").replace("{n}", each)
 
 
-def _where(count: New, rows: int, of: str) -> tuple[str, bool]:
-    """`in 2 of 6 rollouts (33 %)`, `in the log as a whole`; and whether it says rollouts."""
-    alone = count.rollouts or count.between
-    log = "the log as a whole" if count.of_logs == 1 else "logs as a whole"
-    if not alone:
-        return f"in {log}", False
-    words = f"in {alone:,}{of} ({percent(alone / rows)})" if rows else f"in {alone:,}"
-    if count.rollouts and count.between:
-        words += " and between rows"
-    return words + (f" and in {log}" if count.of_logs else ""), True
-
-
 def _unreadable(rows: int) -> str:
     return f"{many(rows, 'row')} could not be read"
 
 
 def uncompared_words(summary: Summary) -> str:
     """`23 rules need a tokenizer: pass -t NAME`; or that the given one does not fit."""
-    lacking = _without_tokenizer(summary)
-    return _pass_tokenizer(lacking) if lacking else "the tokenizer does not fit the log (REC007)"
+    return _tokenizer_words(summary)[1] or "the tokenizer does not fit the log (REC007)"
 
 
-def _without_tokenizer(summary: Summary) -> list[str]:
-    """The rules that could not run for lack of a tokenizer."""
+def _tokenizer_words(summary: Summary) -> tuple[set[str], str]:
+    """The rules that could not run for lack of a tokenizer, and what to do; "" without any."""
     skipped = summary.skipped.items()
-    return [code for code, skipped in skipped if any("no tokenizer" in reason for reason in skipped.because)]
-
-
-def _pass_tokenizer(codes: list[str]) -> str:
-    return f"{many(len(codes), 'rule')} {'needs' if len(codes) == 1 else 'need'} a tokenizer: pass -t NAME"
+    codes = {code for code, rule in skipped if any("no tokenizer" in reason for reason in rule.because)}
+    needs = f"{many(len(codes), 'rule')} {'needs' if len(codes) == 1 else 'need'} a tokenizer"
+    return codes, f"{needs}: pass -t NAME" if codes else ""
 
 
 def baseline_words(gate: Gate | None) -> str:
@@ -321,3 +338,87 @@ def skips_by_reason(summary: Summary) -> list[tuple[str, str, int]]:
             codes.setdefault((because, number), []).append(code)
     ranked = sorted(codes.items(), key=lambda item: (item[0][0] in RARE, -item[0][1], -len(item[1]), item[0]))
     return [(because, code_ranges(those), number) for (because, number), those in ranked]
+
+
+def required_name(count: CoverageCount) -> str:
+    """What was asked for: `require LPR`, `require SEQ=95%`, `min-audited 95%`."""
+    if not count.codes:
+        return f"min-audited {share_text(count.share)}"
+    return f"require {Requirement(count.codes, count.share)}"
+
+
+def coverage_reason(count: CoverageCount) -> str:
+    """Why it fails: `LPR ran on 61 of 72 rollouts (85 %), 100 % required: no logprobs in 11, first a.jsonl:14`."""
+    required = f"{100 * count.share:.12g} % required"
+    if not count.of:
+        return f"{count.codes or 'min-audited'}: there are no rollouts, {required}"
+    others = count.of - count.covered - count.lacking
+    more = f"; other reasons in {others:,}" if others else ""
+    return f"{_done(count)}, {required}: {count.because} in {count.lacking:,}, first {count.first}{more}"
+
+
+def coverage_words(count: CoverageCount) -> str:
+    """A requirement and its result: `require LPR=95%: ran on 61 of 72 rollouts (85 %): too few`."""
+    ended = "too few" if count.failed else "passed"
+    covered = _done(count).removeprefix(count.codes).lstrip() if count.of else "there are no rollouts"
+    return f"{required_name(count)}: {covered}: {ended}"
+
+
+def covered_share(count: CoverageCount) -> str:
+    """The share that is covered, `85 %`, with enough digits to tell it from the share that was required."""
+    shown, bar = percent(count.rate), 100 * count.share
+    if not shown[0].isdigit() or (float(shown.removesuffix(" %")) < bar) == count.failed:
+        return shown
+    texts = (f"{100 * count.rate:.{digits}f}" for digits in range(1, 13))
+    return next((f"{text} %" for text in texts if (float(text) < bar) == count.failed), shown)
+
+
+def open_words(summary: Summary) -> list[str]:
+    """`20 rows could not be judged`, and what to do about those that may have a fault that others prove."""
+    words = [f"{many(summary.open_rows, 'row')} could not be judged"] if summary.open_rows else []
+    if beside := summary.open_beside_faults:
+        them = "it" if beside == 1 else "them"
+        words.append(
+            f"{many(beside, 'row')} may have the same fault; nothing in {them} decides it: "
+            f"state it with {summary.fault_beside} if it is so"
+        )
+    return words
+
+
+def sft_words(summary: Summary) -> str:
+    """`SFT: 5,797 of 10,866 tokens trained (53 %), ends in 185 of 185 turns`; "" without rows for SFT."""
+    of = summary.sft
+    if not of[ROWS]:
+        return ""
+    words = [f"{of[TRAINED]:,} of {many(of[TOKENS], 'token')} trained ({share(of[TRAINED], of[TOKENS])})"]
+    if of[ENDS]:
+        words.append(f"ends in {of[ENDS_TRAINED]:,} of {many(of[ENDS], 'turn')}")
+    for fact, words_of_fact in _FACTS.items():
+        if of[fact]:
+            words.append(words_of_fact.replace("{n}", many(of[fact], "row")))
+    return f"SFT: {', '.join(words)}"
+
+
+_FACTS = {
+    NOTHING: "nothing in {n}",
+    CUT: "{n} cut before an answer",
+    UNFINISHED: "{n} with an answer cut or without its end",
+    TWO_BOS: "{n} with two BOS",
+    PACKED: "{n} of several samples",
+}
+"""What is said of rows for SFT that have it."""
+
+
+def _done(count: CoverageCount) -> str:
+    """`LPR ran on 61 of 72 rollouts (85 %)`, including those with nothing to check."""
+    if not count.codes:
+        return f"{_shares(count)} audited ({covered_share(count)})"
+    if not count.idle:
+        return f"{count.codes} ran on {_shares(count)} ({covered_share(count)})"
+    ran = f"ran on {count.covered - count.idle:,} and " if count.covered > count.idle else ""
+    of = f"{many(count.of, 'rollout')} ({covered_share(count)})"
+    return f"{count.codes} {ran}had nothing to check in {count.idle:,} of {of}"
+
+
+def _shares(count: CoverageCount) -> str:
+    return f"{count.covered:,} of {many(count.of, 'rollout')}"
