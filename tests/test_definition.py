@@ -1,4 +1,5 @@
-"""Definitions in the notation that loads fastest: the same tokenizer, stored for one that is used again."""
+"""Definitions in the notation that loads fastest, and excerpts of them: the same tokenizer, stored for one that is
+used again."""
 
 from __future__ import annotations
 
@@ -9,16 +10,19 @@ import numpy as np
 import orjson
 import pytest
 import tokenizers
-from tokenizers import Tokenizer, models
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from tests.test_start import damage, held
 from tests.test_start import folder as folder
-from tests.tiers import some
+from tests.tiers import examples, some
 from tito_audit.errors import TokenizerError
 from tito_audit.tokens import load
-from tito_audit.tokens.cache import LazyBackend, compact, definition_of
-from tito_audit.tokens.encoders import FastEncoder, probes
+from tito_audit.tokens.cache import Excerpts, LazyBackend, Tables, compact, definition_of, merges_of
+from tito_audit.tokens.encoders import FastEncoder, probes, well_formed
 from tito_audit.tokens.load import load_tokenizer
+from tito_audit.tokens.vocab import Entries, normal_form
 
 LOADS_ANEW = True
 
@@ -163,11 +167,162 @@ def test_of_a_backend_that_may_have_changed_the_definition_is_unknown():
     assert definition_of(backend) is None
     assert definition_of(lazy) is None  # not loaded yet
     assert lazy.get_vocab_size() == 3
-    assert definition_of(lazy) == compact(backend.to_str())
+    assert definition_of(lazy) == {"json": compact(backend.to_str())}
     for change in ("add_tokens", "add_special_tokens", "enable_truncation", "enable_padding", "train"):
         lazy = LazyBackend(lambda: backend)
         assert getattr(lazy, change) is not None
         assert definition_of(lazy) is None
+
+
+# Excerpts
+
+
+def excerpts_of(backend: Tokenizer) -> Excerpts | None:
+    """The excerpts of a tokenizer, without the limit on how much they encode."""
+    lazy = LazyBackend(lambda: backend)
+    assert lazy.get_vocab_size()
+    entries, form = Entries.of(backend), normal_form(backend)
+    parts = merges_of(lazy, entries, form)
+    if not parts:
+        return None
+    excerpts = Excerpts(Tables(entries, {}, form, (), None), parts)
+    excerpts._left = 1 << 60
+    return excerpts
+
+
+def assert_excerpts_encode_the_same(excerpts: Excerpts, backend: Tokenizer, texts: list[str]) -> None:
+    """Each text alone and all together; with control tokens around them, where the tokenizer puts some."""
+    for some_texts in (*([text] for text in texts), texts):
+        excerpt = excerpts.holding(some_texts)
+        if excerpt is None:  # NFC would change a text
+            assert backend.normalizer.normalize_str("\0".join(some_texts)) != "\0".join(some_texts)
+            continue
+        for text in some_texts:
+            for special in (False, True):
+                ids = backend.encode(text, add_special_tokens=special).ids
+                assert excerpt.encode(text, add_special_tokens=special).ids == ids
+        batch = excerpt.encode_batch_fast(some_texts, add_special_tokens=False)
+        assert [each.ids for each in batch] == [
+            each.ids for each in backend.encode_batch_fast(some_texts, add_special_tokens=False)
+        ]
+
+
+ALPHABETS = ["ab", "aab \n", "<|im_start>", "Skinny here", "0189 .", "éüß中文🎉e\u0301\u0338>"]
+
+
+def written_by(alphabet: str) -> st.SearchStrategy[str]:
+    pieces = [*alphabet, "<|im_start|>", "<|im_end|>", "  ", "the ", "ing"]
+    return st.lists(st.sampled_from(pieces), max_size=40).map("".join)
+
+
+@settings(max_examples=examples(60, 600))
+@given(texts=st.lists(st.one_of(st.text(max_size=30), *map(written_by, ALPHABETS)), min_size=1, max_size=4))
+def test_an_excerpt_encodes_the_texts_that_it_is_for_as_the_whole_does(texts):
+    backend = Tokenizer.from_file(str(TOY / "tokenizer.json"))
+    excerpts = excerpts_of(backend)
+    assert excerpts is not None
+    assert_excerpts_encode_the_same(excerpts, backend, list(map(well_formed, texts)))
+
+
+@pytest.mark.shared
+@pytest.mark.skipif(not REAL, reason=f"no tokenizer folders at {SHARED}")
+@pytest.mark.parametrize("name", some(REAL[::-1], 2))
+def test_an_excerpt_of_a_real_tokenizer_encodes_as_the_whole_does(name):
+    tokenizer = load_tokenizer(str(SHARED / name))
+    excerpts = excerpts_of(tokenizer.backend)
+    assert (excerpts is not None) == (tokenizer.normal_form is not None)
+    if excerpts is not None:
+        texts = list(map(well_formed, [*TEXTS, *probes(tokenizer.vocabulary)]))
+        assert_excerpts_encode_the_same(excerpts, tokenizer.backend, texts[:: examples(5, 1)])
+
+
+def bytes_backend(merges: list[tuple[str, str]], **model: object) -> Tokenizer:
+    """A byte-level tokenizer with these merges, and an added token."""
+    words = [*sorted(pre_tokenizers.ByteLevel.alphabet()), *dict.fromkeys(left + right for left, right in merges)]
+    backend = Tokenizer(models.BPE({word: at for at, word in enumerate(words)}, merges, **model))
+    backend.normalizer = normalizers.NFC()
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_tokens([AddedToken("<x>", normalized=False)])
+    return backend
+
+
+def test_an_excerpt_leaves_out_what_the_texts_do_not_hold():
+    backend = bytes_backend([("a", "b"), ("ab", "c"), ("b", "c"), ("c", "d"), ("ab", "ab")])
+    excerpts = excerpts_of(backend)
+    assert excerpts is not None
+    excerpt = excerpts.holding(["abab", "<x>bcb"])
+    assert excerpt.get_vocab().keys() - backend.get_vocab().keys() == set()
+    assert backend.get_vocab().keys() - excerpt.get_vocab().keys() == {"abc", "cd"}
+    assert_excerpts_encode_the_same(excerpts, backend, ["abcd", "abab<x>", "bcbcd", "<x>", "", "ab"])
+
+
+def test_the_first_excerpt_is_made_for_all_expected_texts_and_serves_what_it_holds():
+    backend = Tokenizer.from_file(str(TOY / "tokenizer.json"))
+    excerpts = excerpts_of(backend)
+    texts = ["Hello there", "another text", "e\u0301", "über", "zebra"]
+    first = excerpts.holding(texts[:1], texts[1:4])
+    assert first.get_vocab_size() < backend.get_vocab_size()
+    for text in (*texts[:2], texts[3], "there", "", "another"):
+        assert excerpts.holding([text]) is first
+        assert first.encode(text).ids == backend.encode(text).ids
+    assert excerpts.holding([]) is first
+    assert excerpts.holding(["zebra"]) is not first
+    assert_excerpts_encode_the_same(excerpts, backend, texts)
+
+
+@pytest.mark.parametrize("ignore_merges", [False, True])
+def test_a_word_of_the_vocabulary_that_no_merges_make_is_encoded_as_the_whole_does(ignore_merges):
+    backend = bytes_backend([("a", "b"), ("ab", "c"), ("b", "d")], ignore_merges=ignore_merges)
+    assert_excerpts_encode_the_same(excerpts_of(backend), backend, ["abd abc abdabc", "abd", "abc"])
+
+
+def test_where_an_excerpt_could_differ_there_is_none():
+    single = bytes_backend([("a", "b")])
+    single.add_tokens([AddedToken("ab", single_word=True, normalized=False)])
+    assert excerpts_of(single) is None
+    added = bytes_backend([("a", "b"), ("ab", "a")])
+    added.add_tokens([AddedToken("ab", normalized=False)])
+    assert excerpts_of(added) is None
+    assert excerpts_of(bytes_backend([("a", "b")], dropout=0.1)) is None
+    assert excerpts_of(bytes_backend([("a", "b")], unk_token="a")) is None
+    prefixed = bytes_backend([("a", "b")])
+    prefixed.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    assert excerpts_of(prefixed) is None
+    assert excerpts_of(Tokenizer.from_file(str(TOYS / "toy_metaspace" / "tokenizer.json"))) is None
+
+
+def test_the_third_run_on_a_small_log_does_without_the_library_of_a_large_one_loads_it(folder):
+    ids = run()
+    assert ".merges" not in held(folder)  # used once
+    assert run() == ids
+    before = held(folder)
+    assert ".merges" in before
+    tokenizer = load_tokenizer(str(TOY))
+    assert [each.tolist() for each in tokenizer.encode_batch(TEXTS)] == ids
+    assert not tokenizer.backend.is_loaded
+    for number in range(30):
+        text = f"{number} Hello there {number}"
+        assert tokenizer.encode(text).tolist() == Tokenizer.from_file(str(TOY / "tokenizer.json")).encode(text).ids
+    assert tokenizer.backend.is_loaded
+    tokenizer.save()
+    assert held(folder) == before
+    for text, fast in (("word " * 20_000, False), ("word", True)):
+        tokenizer = load_tokenizer(str(TOY))
+        assert not fast or tokenizer.use_fast(True)
+        assert len(tokenizer.encode(text))
+        assert tokenizer.backend.is_loaded
+
+
+@pytest.mark.parametrize("share", [0.0, 0.001, 0.01, 0.5, 1.0])
+def test_damaged_merges_are_made_again(share, folder):
+    ids = run()
+    run()
+    before = held(folder)
+    (file,) = folder.glob("*.merges")
+    damage(file, int(share * (file.stat().st_size - 1)))
+    assert run() == ids
+    assert held(folder) == before
 
 
 # The self-check

@@ -183,6 +183,7 @@ def test_a_whole_file_under_the_name_of_another_tokenizer_is_not_taken_for_its_o
 
 def test_a_byte_of_the_notes_that_is_not_as_it_was_written_makes_them_worthless(folder):
     empty = found(GENERIC, TOY)
+    assert found(GENERIC, TOY) == empty  # stores the merges too
     before = held(folder)
     (file,) = folder.glob("*.notes")
     for at in range(0, len(before[".notes"]), examples(485, 97)):

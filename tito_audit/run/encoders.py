@@ -49,13 +49,8 @@ def begin_encoder(tokenizer: Tokenizer, logs: Mapping[Path, LogGroup], settings:
 
 def choose_encoder(tokenizer: Tokenizer, head: Sequence[Rollout], settings: Settings) -> None:
     """Use the encoder being built, if it agrees with the reference on texts from the first rollouts."""
-    # Texts of the first rows of a log: of its messages, and decoded from its ids.
-    texts: list[str] = []
-    for item in head:
-        if item.place.row < head[0].place.row + 4:
-            texts += [message.text for message in item.messages]
-            texts += [tokenizer.vocabulary.text(ids[:_TRIED_CHARACTERS]) for ids in _recorded(item)]
-    texts = [text[:_TRIED_CHARACTERS] for text in texts[:32]]
+    first = [item for item in head if item.place.row < head[0].place.row + 4]
+    texts = [text[:_TRIED_CHARACTERS] for text in texts_of(first, tokenizer.vocabulary)[:32]]
     try:
         ids = tokenizer.encode_alone(texts)  # before waiting for the encoder
     except EncodeError:
@@ -65,6 +60,15 @@ def choose_encoder(tokenizer: Tokenizer, head: Sequence[Rollout], settings: Sett
             tokenizer.use_fast(False)
         else:
             tokenizer.check_fast(texts, ids)
+
+
+def texts_of(rollouts: Sequence[Rollout], vocabulary: Vocabulary) -> list[str]:
+    """The texts of rollouts: of each its messages, and what its ids hold, as far as an encoder is tried on it."""
+    texts: list[str] = []
+    for item in rollouts:
+        texts += [message.text for message in item.messages]
+        texts += [vocabulary.text(ids[:_TRIED_CHARACTERS]) for ids in _recorded(item)]
+    return texts
 
 
 def _is_worth_loading(vocabulary: Vocabulary, logs: Mapping[Path, LogGroup], settings: Settings) -> bool:

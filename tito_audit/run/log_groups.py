@@ -7,11 +7,13 @@ import json
 import platform
 from collections.abc import Iterable, Iterator, Mapping, MutableSequence, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import datetime
 from itertools import islice
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct, field
 
 from tito_audit.errors import EncodeError, RecordError, SetupError
 from tito_audit.formats import Detection, Unread, unread_columns
@@ -24,7 +26,7 @@ from tito_audit.record.rollout import Place, Rollout
 from tito_audit.run.adopt import CODES as ADOPTING
 from tito_audit.run.adopt import adopted
 from tito_audit.run.auditor import READS_ONLY, Auditor, Loader, Viewed, audit_rollout, selected_codes, unreadable
-from tito_audit.run.encoders import Encoders, begin_encoder, choose_encoder
+from tito_audit.run.encoders import Encoders, begin_encoder, choose_encoder, texts_of
 from tito_audit.run.fit import CODE, ROWS, misfit
 from tito_audit.run.progress import Counted, InFlight, Progress
 from tito_audit.run.rewriting import CODE as REWRITING
@@ -343,6 +345,7 @@ def _fitted(file: Path, group: LogGroup, head: Sequence[Rollout] | None = None) 
     if tokenizer is None or not wanted or not file.is_file():
         return group
     head = _head(file, group) if head is None else head
+    tokenizer.expect(texts_of(head, tokenizer.vocabulary))
     finding = misfit(head, tokenizer, renderer) if CODE in wanted else None
     if finding is not None:
         return replace(group, auditor=auditor.held_back(finding))
@@ -438,8 +441,7 @@ def _flags(settings: Settings) -> Iterator[tuple[str, str | None]]:
     yield from (("--sampled-role", role) for role in settings.sampled_roles)
 
 
-@dataclass(slots=True)
-class FirstRows:
+class FirstRows(Struct):
     """The rollouts of the first rows of some logs."""
 
     rollouts: list[Rollout] = field(default_factory=list)

@@ -9,6 +9,10 @@ in two thirds of the time: without white space, each merge as one text (`"a b"`)
 sorted. The library itself confirms that it is the same: what it loads from either notation, it must write
 identically.
 
+A few short texts do not need the whole definition. All that BPE makes of a text on its way to the ids are parts of
+the text, so entries with bytes that it does not hold one after the other may be left out: what remains loads in a
+hundredth of the time and gives the same ids (`Excerpts`).
+
 Files are named by a hash of everything they depend on: the tokenizer's files, the version of `tokenizers`, and
 the code of this room. They hold JSON and plain arrays with a checksum, and are renamed into place once
 complete. A file that is missing, damaged or unexpected is computed again.
@@ -20,9 +24,8 @@ import hashlib
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -30,9 +33,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import orjson
+from msgspec import Struct
+from numpy.typing import NDArray
 
+from tito_audit.record.arrays import Mask, Offsets
 from tito_audit.settings.values import user_path
-from tito_audit.tokens.vocab import Entries, Prefix
+from tito_audit.tokens.vocab import ALPHABET, Entries, Prefix
 
 if TYPE_CHECKING:
     import tokenizers
@@ -44,11 +50,10 @@ FOLDER_BYTES = 96 << 20
 """How much is stored for all tokenizers; the least recently used files are deleted."""
 _MAGIC = b"tito-audit cache 1\n"
 # `segments` files are from earlier versions, and deleted like the others.
-_NAME = re.compile(r"tokenizer-[0-9a-f]{32}\.(tables|definition|segments|notes)(\.\d+\.\d+\.part)?")
+_NAME = re.compile(r"tokenizer-[0-9a-f]{32}\.(tables|definition|merges|segments|notes)(\.\d+\.\d+\.part)?")
 
 
-@dataclass(frozen=True, slots=True)
-class Tables:
+class Tables(Struct, frozen=True):
     """What is known about a tokenizer once it has been loaded."""
 
     entries: Entries
@@ -104,8 +109,8 @@ class StoredTokenizer:
         """Notes that this run read or made."""
         self._noted = False
         """Whether this run made one."""
-        self._lacks_definition = False
-        """Whether the definition was wanted but missing."""
+        self._lacking: set[str] = set()
+        """The files of a tokenizer that was stored before that were wanted but missing."""
 
     @cached_property
     def tables(self) -> Tables | None:
@@ -124,13 +129,17 @@ class StoredTokenizer:
     @property
     def definition(self) -> bytes | None:
         """The tokenizer's definition in the notation that loads fastest; None if there is none."""
-        content = self._read("definition")
-        if content is None:
-            self._lacks_definition = True
+        content = self._wanted("definition")
+        return content and (content[1].get("json") or None)
+
+    @cached_property
+    def excerpts(self) -> Excerpts | None:
+        """What makes excerpts of the tokenizer; None if it is not stored, or there are none."""
+        content, tables = self._wanted("merges"), self.tables
+        try:
+            return Excerpts(tables, content[1]) if content is not None and tables is not None else None
+        except (KeyError, TypeError, ValueError):
             return None
-        with suppress(OSError):
-            os.utime(self._path("definition"))
-        return content[1].get("json") or None
 
     def note(self, name: str) -> dict[str, Any] | None:
         """The note stored under a name, plain JSON, not to be modified; None if there is none."""
@@ -147,20 +156,22 @@ class StoredTokenizer:
             self._used[name] = orjson.loads(orjson.dumps(note))
             self._noted = True
 
-    def save(self, tables: Callable[[], Tables], definition: Callable[[], bytes | None] = lambda: None) -> None:
+    def save(self, tables: Callable[[], Tables], **others: Callable[[], Mapping[str, bytes] | None]) -> None:
         """Write what is not stored yet, if possible; does nothing in a forked process.
 
-        The definition is made only for a tokenizer that was stored before: making it costs what it saves in two
-        runs.
+        The others, definition and merges, are made only for a tokenizer that was stored before: making them costs
+        what they save in two runs.
         """
         if os.getpid() != self._process:
             return
         try:
             if self.tables is None:
                 self._write("tables", *_plain(tables()))
-            elif self._lacks_definition and (content := definition()) is not None:
-                self._write("definition", {}, {"json": content})
-                self._lacks_definition = False
+            else:
+                for kind in self._lacking & others.keys():
+                    if (parts := others[kind]()) is not None:
+                        self._write(kind, {}, parts)
+                        self._lacking.discard(kind)
             if self._noted:
                 notes = {**self._used, **self._notes} | self._used  # those of this run come first
                 self._write("notes", {"notes": dict(islice(notes.items(), NOTES))}, {})
@@ -175,6 +186,16 @@ class StoredTokenizer:
         if not isinstance(notes, dict):
             return {}
         return {name: note for name, note in notes.items() if isinstance(note, dict)}
+
+    def _wanted(self, kind: str) -> tuple[dict[str, Any], dict[str, bytes]] | None:
+        """What `_read` returns, of a file that is in use from now on."""
+        content = self._read(kind)
+        if content is None:
+            self._lacking.add(kind)
+        else:
+            with suppress(OSError):
+                os.utime(self._path(kind))
+        return content
 
     def _path(self, kind: str) -> Path:
         return self._folder / f"tokenizer-{self._key}.{kind}"
@@ -274,14 +295,152 @@ _CHANGING = ("add_", "enable_", "train")
 """Prefixes of the methods that change one of the library's tokenizers."""
 
 
+_CHARACTERS, _EACH = 1 << 16, 1 << 12
+"""Up to so many characters are encoded by excerpts, each of which counts as so many more: together they cost what
+loading the tokenizer does."""
+
+
+class Excerpts:
+    """A tokenizer of the library without the entries that given texts do not need."""
+
+    def __init__(self, tables: Tables, parts: Mapping[str, bytes]) -> None:
+        """From what `merges_of` returned, as it was stored."""
+        self._form = tables.normal_form
+        self._definition = orjson.loads(parts["json"])
+        self._merges = np.frombuffer(parts["merges"], "<i4").reshape(3, -1)
+        self._own = np.frombuffer(parts["own"], np.bool_)
+        self._data = np.frombuffer(tables.entries.data, np.uint8)
+        self._lengths = tables.entries.lengths.astype(np.int64)
+        self._starts = self._lengths.cumsum() - self._lengths
+        self._slots = (self._own & (self._lengths > 1)).nonzero()[0]
+        self._first = self._spelled(self._starts[self._slots], 2)
+        self._last = self._spelled((self._starts + self._lengths)[self._slots] - 2, 2)
+        self._left = _CHARACTERS
+        self._pairs, self._triples = np.zeros(1 << 16, np.bool_), np.zeros(1 << 18, np.bool_)
+        """Of two and of three bytes, those that the excerpt in use was made for."""
+        self._excerpt: tokenizers.Tokenizer | None = None
+
+    def holding(self, texts: Sequence[str], expected: Sequence[str] = ()) -> tokenizers.Tokenizer | None:
+        """An excerpt that encodes these texts as the whole does, and if it is the first one also the `expected`
+        ones; None if loading the whole is better."""
+        if any(map(self._changes, texts)):
+            return None
+        twos, threes = self._numbers_in(texts)
+        if self._excerpt is not None and self._pairs[twos].all() and self._triples[threes].all():
+            return self._excerpt
+        several = [*texts, *(text for text in expected if not self._changes(text))]
+        self._left -= sum(map(len, several)) + _EACH
+        if self._left < 0:
+            return None
+        twos, threes = self._numbers_in(several)
+        pairs, triples = np.zeros_like(self._pairs), np.zeros_like(self._triples)
+        pairs[twos], triples[threes] = True, True
+        excerpt = self._excerpt_of(pairs, triples)
+        if self._excerpt is None:
+            self._excerpt, self._pairs, self._triples = excerpt, pairs, triples
+        return excerpt
+
+    def _changes(self, text: str) -> bool:
+        """Whether the tokenizer normalises a text."""
+        from tokenizers import normalizers
+
+        return bool(self._form) and normalizers.NFC().normalize_str(text) != text
+
+    def _numbers_in(self, texts: Sequence[str]) -> tuple[Offsets, Offsets]:
+        """The numbers of all two bytes and of all three bytes in a row that texts hold."""
+        columns = [np.frombuffer(text.encode(), np.uint8) for text in ("", *texts)]
+        twos = [_numbers(column[:-1], column[1:]) for column in columns]
+        threes = [_numbers(column[:-2], column[1:-1], column[2:]) for column in columns]
+        return np.concatenate(twos), np.concatenate(threes)
+
+    def _excerpt_of(self, pairs: Mask, triples: Mask) -> tokenizers.Tokenizer:
+        from tokenizers import Tokenizer
+
+        # Entries whose first and last two bytes occur in the texts, except those of which three bytes do not.
+        slots = self._slots[pairs[self._first] & pairs[self._last]]
+        each = self._lengths[slots] - 2
+        at = (self._starts[slots] - each.cumsum() + each).repeat(each) + np.arange(each.sum())
+        needed = self._own & (self._lengths == 1)
+        needed[slots] = True
+        needed[slots.repeat(each)[~triples[self._spelled(at, 3)]]] = False
+        merges = self._merges[:, needed[self._merges[2]]]
+        merges = merges[:, needed[merges[0]] & needed[merges[1]]]
+        tokens = {
+            slot: self._data[start:end].tobytes().decode("latin-1").translate(ALPHABET)
+            for slot in needed.nonzero()[0].tolist()
+            for start, end in [(self._starts[slot], self._starts[slot] + self._lengths[slot])]
+        }
+        model = {
+            **self._definition["model"],
+            "merges": [(tokens[left], tokens[right]) for left, right in merges[:2].T.tolist()],
+            # Added tokens keep their ids if the model has them.
+            "vocab": {token: slot for slot, token in tokens.items()}
+            | {token["content"]: token["id"] for token in self._definition["added_tokens"]},
+        }
+        return Tokenizer.from_buffer(orjson.dumps({**self._definition, "model": model}))
+
+    def _spelled(self, at: Offsets, count: int) -> Offsets:
+        """The numbers of so many bytes of entries, from these places on."""
+        return _numbers(*(self._data[at + place] for place in range(count)))
+
+
+def _numbers(*columns: NDArray[np.uint8]) -> Offsets:
+    """A number for each row of two bytes, or of three; of three, some have the same."""
+    first, second, *rest = (column.astype(np.int64) for column in columns)
+    pair: Offsets = first << 8 | second
+    return (pair * 31 + rest[0] * 7919) & 0x3FFFF if rest else pair
+
+
+def merges_of(backend: object, entries: Entries, normal_form: str | None) -> dict[str, bytes] | None:
+    """What `Excerpts` need of a tokenizer as loaded; {} if it has none, None if it is not known now."""
+    written = _written(backend)
+    if written is None:
+        return None
+    # The normal form is known of BPE over bytes only.
+    if not written or normal_form is None or len(entries.far_ids):
+        return {}
+    definition = orjson.loads(written)
+    model, added_tokens = definition["model"], definition["added_tokens"]
+    vocabulary, pairs = model.pop("vocab"), model.pop("merges")
+    added, alphabet = {token["id"] for token in added_tokens}, frozenset(ALPHABET)
+    own = np.zeros(len(entries.lengths), np.bool_)
+    own[[i for token, i in vocabulary.items() if i not in added and alphabet.issuperset(token)]] = True
+    merges = [(vocabulary[left], vocabulary[right], vocabulary[left + right]) for left, right in pairs]
+    columns = np.array(merges, "<i4").reshape(-1, 3).T
+    if model.get("dropout") or any(token["single_word"] for token in added_tokens) or not own[columns].all():
+        return {}
+    return {"json": orjson.dumps(definition), "merges": columns.tobytes(), "own": own.tobytes()}
+
+
 class LazyBackend:
-    """A tokenizer of the library, loaded on first use."""
+    """A tokenizer of the library, loaded on first use: a few short texts are encoded by excerpts of it."""
 
     changed = False
     """Whether it may have been changed since then."""
+    excerpted = True
+    """Whether short texts may be encoded by excerpts, until it is loaded."""
+    expected: Sequence[str] = ()
+    """Texts that will probably be encoded soon."""
 
-    def __init__(self, load: Callable[[], tokenizers.Tokenizer]) -> None:
+    def __init__(
+        self, load: Callable[[], tokenizers.Tokenizer], excerpts: Callable[[], Excerpts | None] = lambda: None
+    ) -> None:
         self._load = load
+        self._excerpts = excerpts
+
+    def encode(self, text: str, **how: Any) -> tokenizers.Encoding:
+        """What the library makes of a text."""
+        return self._for([text]).encode(text, **how)
+
+    def encode_batch_fast(self, texts: Sequence[str], **how: Any) -> list[tokenizers.Encoding]:
+        """What the library makes of texts, without offsets."""
+        return self._for(texts).encode_batch_fast(texts, **how)
+
+    def _for(self, texts: Sequence[str]) -> tokenizers.Tokenizer:
+        """The tokenizer, or an excerpt that does the same with these texts."""
+        excerpts = self._excerpts() if self.excerpted and not self.is_loaded else None
+        excerpt, self.expected = None if excerpts is None else excerpts.holding(texts, self.expected), ()
+        return self._loaded if excerpt is None else excerpt
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith(_CHANGING):
@@ -298,19 +457,31 @@ class LazyBackend:
         return self._load()
 
 
-def definition_of(backend: object) -> bytes | None:
-    """The definition of a tokenizer as loaded, to load it from next time; b"" if none loads faster, None if it is
-    not known now."""
+def _written(backend: object) -> str | None:
+    """The definition of a tokenizer as loaded, as the library writes it; None if it is not known now."""
     if not isinstance(backend, LazyBackend) or not backend.is_loaded or backend.changed:
         return None
+    try:
+        written: str = backend.to_str()
+    except Exception:  # tokenizers raises plain Exception, also for parts written in Python
+        return ""
+    return written
+
+
+def definition_of(backend: object) -> dict[str, bytes] | None:
+    """The definition of a tokenizer as loaded, to load it from next time, as it is stored; b"" if none loads
+    faster, None if it is not known now."""
     from tokenizers import Tokenizer
 
+    own = _written(backend)
+    if own is None:
+        return None
     try:
-        own = backend.to_str()
         compacted = compact(own)
-        return compacted if compacted is not None and Tokenizer.from_buffer(compacted).to_str() == own else b""
+        same = compacted is not None and Tokenizer.from_buffer(compacted).to_str() == own
+        return {"json": compacted if compacted is not None and same else b""}
     except Exception:  # tokenizers raises plain Exception, also for parts written in Python
-        return b""
+        return {"json": b""}
 
 
 def compact(definition: str) -> bytes | None:

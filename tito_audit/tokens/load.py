@@ -146,7 +146,7 @@ def _from_files(path: Path, name: str) -> Tokenizer:
     tables = store.tables
     return Tokenizer(
         name=name,
-        backend=cast("tokenizers.Tokenizer", LazyBackend(load)),
+        backend=cast("tokenizers.Tokenizer", LazyBackend(load, lambda: store.excerpts)),
         vocabulary=Vocabulary(tables.entries),
         special_tokens=special,
         chat_templates=templates,

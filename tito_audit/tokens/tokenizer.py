@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import chain, islice
+from itertools import accumulate, chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 from zlib import crc32
@@ -15,7 +16,7 @@ import numpy as np
 from tito_audit.errors import TokenizerError
 from tito_audit.record.arrays import Ids, Offsets, empty_ids
 from tito_audit.record.prefix import common_ends, common_prefix, same_ids
-from tito_audit.tokens.cache import LazyBackend, StoredTokenizer, Tables, definition_of
+from tito_audit.tokens.cache import LazyBackend, StoredTokenizer, Tables, definition_of, merges_of
 from tito_audit.tokens.encoders import (
     Building,
     Encoder,
@@ -186,6 +187,8 @@ _FAST_CACHED_CHARACTERS = 8 * 1024 * 1024
 """The same for the fast encoder, which only sees whole texts."""
 _AT_ONCE = 1 << 12
 """How many pieces of a text are proved at a time."""
+_EXPECTED = 1 << 15
+"""How many characters of expected texts count."""
 _PASSED = {"passed": True}
 _ONE_IN = 64
 """One in this many segments that agree with the log is encoded by the reference as a check."""
@@ -251,24 +254,32 @@ class Tokenizer:
 
     def load(self) -> None:
         """Load now what would otherwise be loaded on first use, again in each forked process."""
-        _ = self.cuts, self.backend.encode
+        _ = self.cuts, self.backend.model
         _ = self._safe_cuts if self._fast is not None else None
+
+    def expect(self, texts: Iterable[str]) -> None:
+        """Say which texts will be encoded soon: for a few, a part of the tokenizer is loaded."""
+        if isinstance(self.backend, LazyBackend):
+            several = list(dict.fromkeys(texts))
+            self.backend.expected = several[: bisect_right(list(accumulate(map(len, several))), _EXPECTED)]
 
     def save(self) -> None:
         """Store what this run computed for the next one, if there is a store."""
         if self.store is not None:
+            entries = self.vocabulary.entries
             self.store.save(
-                lambda: Tables(
-                    self.vocabulary.entries, self.cuts.tokens, self.normal_form, self.eos_ids, self.bos_id
-                ),
+                lambda: Tables(entries, self.cuts.tokens, self.normal_form, self.eos_ids, self.bos_id),
                 # Making it takes a second, which only pays off with the fast encoder.
-                lambda: definition_of(self.backend) if self._checked is not None else None,
+                definition=lambda: definition_of(self.backend) if self._checked is not None else None,
+                merges=lambda: merges_of(self.backend, entries, self.normal_form),
             )
 
     def begin_fast(self) -> None:
         """Start building the fast encoder in a thread; `use_fast` waits for it. No process may fork in between."""
         if self._fast is None and self._building is None and not self.disagreements:
             store = self._unchanged_store
+            if isinstance(self.backend, LazyBackend):
+                self.backend.excerpted = False  # what is compared with the fast encoder is too much for them
             definition = store.definition if store is not None else None
             if definition is None:
                 _ = self.backend.model  # load it here, not in two threads at once

@@ -19,13 +19,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import orjson
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from tito_audit.record.arrays import Ids, Mask, Offsets
@@ -33,6 +33,10 @@ from tito_audit.record.arrays import Ids, Mask, Offsets
 if TYPE_CHECKING:
     import tokenizers
 
+_PRINTABLE = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+_OTHERS = iter(range(0x100, 0x200))
+ALPHABET = "".join(chr(byte if byte in _PRINTABLE else next(_OTHERS)) for byte in range(256))
+"""The character that stands for each byte in byte-level vocabularies."""
 _METASPACE = "▁"
 _FEW = 64
 """With fewer tokens than this, a plain join is faster than arrays."""
@@ -53,8 +57,7 @@ class Prefix(StrEnum):
     FIRST_UNLESS_SPACE = "first_unless_space"  # at the very start of the text only
 
 
-@dataclass(frozen=True, slots=True)
-class Entries:
+class Entries(Struct, frozen=True):
     """The content of a vocabulary as plain values.
 
     There is a slot for each id from 0 on, then one for each far id, and a last one for everything that is not an
@@ -309,13 +312,9 @@ def _spelled(
     codes = np.frombuffer(text.encode("utf-32-le"), np.uint32)
     ends: Offsets = np.cumsum(np.fromiter(map(len, plain), np.int64, len(plain)))
     if byte_level:
-        # `[325]` the byte that each character stands for in byte-level vocabularies; -1 for none, and in the last
-        # entry.
-        printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-        others = sorted(set(range(256)) - set(printable))
-        table = np.full(256 + len(others) + 1, -1, np.int16)
-        table[printable] = printable
-        table[256:-1] = others
+        # `[325]` the byte that each character stands for; -1 for none, and in the last entry.
+        table = np.full(max(map(ord, ALPHABET)) + 2, -1, np.int16)
+        table[list(map(ord, ALPHABET))] = range(256)
         values = table.take(codes, mode="clip")
         odd = set(ends.searchsorted((values < 0).nonzero()[0], "right").tolist())
         # Entries in plain text; some vocabularies write their control tokens that way.
