@@ -154,8 +154,11 @@ def knows_jobs() -> bool:
 def run(
     command: Sequence[str], watch: bool = False, variables: Mapping[str, str] | None = None
 ) -> tuple[bytes, float, Any, float | None]:
-    """A command's output, wall seconds, resources used with its children, and their memory if watched."""
-    environment = {**os.environ, **(variables or {})}
+    """A command's output, wall seconds, resources used with its children, and their memory if watched.
+
+    It keeps the byte code of its modules, as it does for users, even if this process may not.
+    """
+    environment = {**os.environ, **(variables or {}), "PYTHONDONTWRITEBYTECODE": ""}
     started = time.perf_counter()
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, env=environment)
     peak = [0.0]

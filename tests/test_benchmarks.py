@@ -153,6 +153,12 @@ def test_the_prompts_that_are_counted_are_those_that_the_frameworks_way_encodes(
     assert (found.rows, found.different) == (clean.rows, 0)
 
 
+def test_what_is_measured_keeps_its_byte_code_as_for_users(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    printed, *_ = measure.run([sys.executable, "-c", "import sys; print(sys.dont_write_bytecode)"])
+    assert printed.split() == [b"False"]
+
+
 def test_an_engine_that_fails_is_no_fast_engine(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="exit code"):
         measure.run([sys.executable, "-c", "raise SystemExit(3)"])
