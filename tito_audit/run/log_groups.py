@@ -345,7 +345,7 @@ def _fitted(file: Path, group: LogGroup, head: Sequence[Rollout] | None = None) 
     if tokenizer is None or not wanted or not file.is_file():
         return group
     head = _head(file, group) if head is None else head
-    tokenizer.expect(texts_of(head, tokenizer.vocabulary))
+    tokenizer.expect(texts_of(head, tokenizer.vocabulary) if is_small([file]) else ())
     finding = misfit(head, tokenizer, renderer) if CODE in wanted else None
     if finding is not None:
         return replace(group, auditor=auditor.held_back(finding))

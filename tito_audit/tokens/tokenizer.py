@@ -258,9 +258,10 @@ class Tokenizer:
         _ = self._safe_cuts if self._fast is not None else None
 
     def expect(self, texts: Iterable[str]) -> None:
-        """Say which texts will be encoded soon: for a few, a part of the tokenizer is loaded."""
+        """Say which texts will be encoded soon: for a few, only parts of the tokenizer are loaded."""
         if isinstance(self.backend, LazyBackend):
             several = list(dict.fromkeys(texts))
+            self.backend.excerpted &= bool(several)
             self.backend.expected = several[: bisect_right(list(accumulate(map(len, several))), _EXPECTED)]
 
     def save(self) -> None:
