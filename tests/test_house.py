@@ -177,7 +177,7 @@ BUDGETS = {
     "reports": 2_511,
     "rescore": 2_403,
     "rules": 6_407,
-    "run": 6_851,
+    "run": 6_856,
     "serve": 2_679,
     "sessions": 3_011,
     "settings": 2_122,
@@ -186,7 +186,7 @@ BUDGETS = {
     "tables": 458,
     "templates": 2_566,
     "terminal": 2_186,
-    "tokens": 3_789,
+    "tokens": 3_973,
     "viewer": 1_059,
     "ways": 2_030,
 }

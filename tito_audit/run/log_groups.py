@@ -7,13 +7,11 @@ import json
 import platform
 from collections.abc import Iterable, Iterator, Mapping, MutableSequence, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from itertools import islice
 from pathlib import Path
 from typing import Any
-
-from msgspec import Struct, field
 
 from tito_audit.errors import EncodeError, RecordError, SetupError
 from tito_audit.formats import Detection, Unread, unread_columns
@@ -441,7 +439,8 @@ def _flags(settings: Settings) -> Iterator[tuple[str, str | None]]:
     yield from (("--sampled-role", role) for role in settings.sampled_roles)
 
 
-class FirstRows(Struct):
+@dataclass(slots=True)
+class FirstRows:
     """The rollouts of the first rows of some logs."""
 
     rollouts: list[Rollout] = field(default_factory=list)

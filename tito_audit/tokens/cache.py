@@ -26,6 +26,7 @@ import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -33,7 +34,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import orjson
-from msgspec import Struct
 from numpy.typing import NDArray
 
 from tito_audit.record.arrays import Mask, Offsets
@@ -53,7 +53,8 @@ _MAGIC = b"tito-audit cache 1\n"
 _NAME = re.compile(r"tokenizer-[0-9a-f]{32}\.(tables|definition|merges|segments|notes)(\.\d+\.\d+\.part)?")
 
 
-class Tables(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Tables:
     """What is known about a tokenizer once it has been loaded."""
 
     entries: Entries

@@ -19,13 +19,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import orjson
-from msgspec import Struct
 from numpy.typing import NDArray
 
 from tito_audit.record.arrays import Ids, Mask, Offsets
@@ -57,7 +57,8 @@ class Prefix(StrEnum):
     FIRST_UNLESS_SPACE = "first_unless_space"  # at the very start of the text only
 
 
-class Entries(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Entries:
     """The content of a vocabulary as plain values.
 
     There is a slot for each id from 0 on, then one for each far id, and a last one for everything that is not an
