@@ -23,6 +23,7 @@ from tito_audit.record.build import call_columns, training_row
 from tito_audit.record.column import MovePolicy
 from tito_audit.record.finding import Finding, Hit, Where
 from tito_audit.record.message import as_messages
+from tito_audit.record.mismatch import MismatchCause
 from tito_audit.record.rollout import Place, Rollout, Turn
 from tito_audit.rules import all_rules, rule_of
 from tito_audit.rules.lpr507_low_logprobs_where_tokens_drifted import _chance
@@ -259,6 +260,9 @@ def test_the_numbers_of_two_columns_are_those_of_the_simple_form(
     differences = [b - a for a, b in zip(values, trainer, strict=True)]
     far = sum(abs(one) > 1 for one in differences)
     mean = sum(map(abs, differences)) / len(differences)
+    if [hit.cause for hit in found] == [MismatchCause.COPIED.value]:
+        assert values == trainer
+        return
     assert len(found) == 1 if far else len(found) <= (mean > math.log(1.05))
     for hit in found:
         average = sum(differences) / len(differences)
