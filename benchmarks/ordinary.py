@@ -11,7 +11,7 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -19,6 +19,8 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from benchmarks import measure
+from benchmarks.floors import floors
+from benchmarks.stages import REST, ROW_STAGES, Clock, wrap
 from benchmarks.tables import spread, table
 
 if TYPE_CHECKING:
@@ -47,6 +49,10 @@ class Cost:
     calls: float
     """Calls of Python functions."""
     findings: float
+    stages: dict[str, float]
+    """CPU seconds of the scan by stage, with clocks around its functions."""
+    libraries: float | None
+    """CPU seconds of the libraries alone: reading, rendering, encoding, comparing. None for recorded rollouts."""
 
 
 class _Writer:
@@ -243,7 +249,24 @@ def cost_of(log: str, folder: str, rows: int, scratch: Path) -> Cost:
         encode=encode,
         calls=calls / counted,
         findings=findings / counted,
+        stages=_stages(further_rows),
+        libraries=None if log.startswith("rollouts") else sum(floors(path, Path(folder)).values()) / rows,
     )
+
+
+def _stages(further_rows: Callable[[], Iterator[Result]]) -> dict[str, float]:
+    """CPU seconds of a row by stage."""
+    clock = Clock()
+    unwrap = wrap(clock)
+    try:
+        results = further_rows()
+        clock.switch(REST)
+        clock.spent.clear()
+        counted = sum(1 for _ in results)
+        clock.switch(REST)
+    finally:
+        unwrap()
+    return {stage: clock.spent[stage] / counted for stage in ROW_STAGES}
 
 
 def ordinary_study(rows: int, rounds: int, scratch: Path, say: Callable[[str], None]) -> dict[str, list[Cost]]:
@@ -287,6 +310,10 @@ def ordinary_section(costs: dict[str, list[Cost]]) -> str:
                 f"{statistics.median(cost.calls for cost in rounds):,.0f}",
             )
         )
+    stages = [
+        (log, *(_microseconds(cost.stages[stage] for cost in rounds) for stage in ROW_STAGES), _libraries(rounds))
+        for log, rounds in costs.items()
+    ]
     lines = [
         "## Ordinary logs",
         "",
@@ -300,8 +327,24 @@ def ordinary_section(costs: dict[str, list[Cost]]) -> str:
         "and messages. bare rows: the same without messages. rollouts: what real models sampled, half of it with "
         "prompts that were re-tokenized.",
         "",
+        "Where the time of a row goes, in CPU µs, with clocks around functions, which cost some time themselves:",
+        "",
+        table(("log", *ROW_STAGES, "libraries alone"), stages) if stages else "",
+        "",
+        "- *libraries alone*: orjson on the line, minijinja and fastokens once on the conversation (not for bare "
+        "rows), numpy's comparison of the ids and of each prompt with what precedes it.",
+        "",
     ]
     return "\n".join(lines)
+
+
+def _libraries(rounds: Sequence[Cost]) -> str:
+    measured = [cost.libraries for cost in rounds if cost.libraries is not None]
+    return _microseconds(measured) if measured else ""
+
+
+def _microseconds(seconds: Iterable[float]) -> str:
+    return f"{1e6 * statistics.median(seconds):,.0f}"
 
 
 if __name__ == "__main__":
