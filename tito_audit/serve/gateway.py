@@ -20,12 +20,12 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from tito_audit.errors import EncodeError, ProviderError, RenderError, StorageError
 from tito_audit.parser import Delta, Parsed, ParseOptions, Parser, ParserRun
 from tito_audit.parsers import (
-    JsonCalls,
+    JsonCallsRun,
     PlainRun,
-    collected,
+    calls_grammar,
     finish_reason,
-    forced_format,
-    forced_json,
+    join_deltas,
+    json_grammar,
     start_answer,
     to_delta,
     to_message,
@@ -324,7 +324,7 @@ class UnfinishedAnswer:
 
     @property
     def parsed(self) -> Parsed:
-        self._parsed = self._parsed or collected(self._deltas)
+        self._parsed = self._parsed or join_deltas(self._deltas)
         return self._parsed
 
     @property
@@ -598,9 +598,9 @@ class Gateway:
         extra = request.sampling.extra
         if extra.keys() & _GRAMMAR_FIELDS:
             raise Refused("`tool_choice` cannot force calls: the request has another grammar", "tool_choice")
-        tag = forced_format(*self.parsers, request.forced_schemas, prompt_end, single=request.single_call)
+        tag = calls_grammar(*self.parsers, request.forced_schemas, prompt_end, single=request.single_call)
         syntax = "json" if tag is None else "template"
-        tag = tag or forced_json(request.forced_schemas, named=request.forced_by_name)
+        tag = tag or json_grammar(request.forced_schemas, named=request.forced_by_name)
         sampling = replace(request.sampling, extra={**extra, **forcing(tag)})
         return replace(request, sampling=sampling, forced_syntax=syntax)
 
@@ -609,7 +609,7 @@ class Gateway:
         if isinstance(request, ChatRequest) and self.server_parses:
             parser = None
         elif isinstance(request, ChatRequest) and request.forced_syntax == "json":
-            parser = JsonCalls(next(iter(request.forced_schemas)) if request.forced_by_name else None)
+            parser = JsonCallsRun(next(iter(request.forced_schemas)) if request.forced_by_name else None)
         elif isinstance(request, ChatRequest):
             options = ParseOptions(request.call.tools if request.parses_calls else (), prompt_end)
             parser = self.start_parser(options)
