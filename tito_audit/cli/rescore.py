@@ -25,7 +25,7 @@ from tito_audit.provider import ProviderOptions
 from tito_audit.providers import key_of, open_provider
 from tito_audit.report import ReportOptions
 from tito_audit.report_objects import as_json, fields, finding_object, mismatch_object
-from tito_audit.rescore.html import Pieces, most_expensive, page, place_words
+from tito_audit.rescore.html import Pieces, describe_place, most_expensive, page
 from tito_audit.rescore.journal import ScoreJournal
 from tito_audit.rescore.model import EDGES, NEAR, Agreement, RescoredRollout, Sums
 from tito_audit.rescore.prompts import PromptRun, PromptSummary, Question
@@ -42,11 +42,11 @@ from tito_audit.rescore.summary import (
     Row,
     after_rows,
     agreement_rows,
-    around,
     drifted_rows,
     mismatch_cells,
+    reach_lines,
 )
-from tito_audit.rescore.write import Filling, check_target, scores_of
+from tito_audit.rescore.write import RescoredLog, check_target, scores_of
 from tito_audit.summary import Summary
 from tito_audit.terminal.escape import elided, visible
 from tito_audit.terminal.page import as_page, heading, ruled_table
@@ -112,7 +112,7 @@ def rescore(options: Options, logs: list[str]) -> None:
             model_said = f"{scores.model or 'the model'} ({scorer.name})"
             values = scores_of(logs, scores, model_said, replaces=options.unsafe)
             pace = RunProgress()
-            written = Filling(logs, out, settings, values, force=options.force, progress=pace)
+            written = RescoredLog(logs, out, settings, values, force=options.force, progress=pace)
             for _ in with_progress(written, pace, silent=options.quiet):
                 pass
             scores.close(done=journal is None)
@@ -137,7 +137,7 @@ class Rescored:
     """How many findings are shown with their price."""
     pieces: Pieces
     """Ids as text."""
-    written: Filling | None = None
+    written: RescoredLog | None = None
     """What was written; None without -o."""
 
 
@@ -164,7 +164,7 @@ REPORTS: dict[str, Callable[[Rescored, TextIO, ReportOptions], None]] = {
 
 
 def page_parts(
-    summary: RescoreSummary, worst: int, pieces: Pieces, written: Filling | None = None
+    summary: RescoreSummary, worst: int, pieces: Pieces, written: RescoredLog | None = None
 ) -> Iterator[RenderableType]:
     """The parts of the page, in order."""
     model = f", model {summary.model}" if summary.model else ""
@@ -188,14 +188,14 @@ def page_parts(
         if after := list(after_rows(summary)):
             yield from heading("What drift does to the sampled tokens after it")
             yield from (_table(AFTER_HEADS, after), Text(""), AFTER_LEGEND)
-        yield from around(summary)
+        yield from reach_lines(summary)
     if prices := most_expensive(summary, worst):
         yield from heading("The most expensive findings")
         # Two lines for each finding: where it is and its price, then the tokens of both sides.
         for place, price in prices:
             first = price.segments[0]
             share = f", {percent(price.share)} of the change there" if math.isfinite(price.share) else ""
-            yield Text(visible(f"  {place_words(place, price)}"))
+            yield Text(visible(f"  {describe_place(place, price)}"))
             more = f" and {len(price.segments) - 1:,} more" if len(price.segments) > 1 else ""
             sides = [elided(visible(pieces(ids)), _PIECES) for ids in (first.sampled_ids, first.other_ids)]
             numbers = f"{price.sampled:.2f} → {price.other:.2f} ({price.difference:+.2f}{share})"

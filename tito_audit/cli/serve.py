@@ -132,9 +132,9 @@ async def _notes(gateway: Gateway, *, renames: bool, force: bool) -> list[str]:
 
     `renames`: clients know the model by the provider's name for it.
     """
-    from tito_audit.serve.app import fit_notice
+    from tito_audit.serve.app import check_fit
 
-    difference, note = await fit_notice(gateway.provider, gateway.tokenizer)
+    difference, note = await check_fit(gateway.provider, gateway.tokenizer)
     if difference is not None and not force:
         raise SetupError(
             f"--tokenizer {gateway.tokenizer.name}: this is not the model's tokenizer.\n{difference}.\n"
@@ -142,7 +142,7 @@ async def _notes(gateway: Gateway, *, renames: bool, force: bool) -> list[str]:
         )
     _rename(gateway, renames=renames)
     if note is not None:
-        gateway.unchecked = partial(_check, renames=renames, force=force)
+        gateway.deferred_check = partial(_check, renames=renames, force=force)
     torn = ["the log ended in the middle of a line, as after a crash; new lines start after it"]
     return [
         *([f"warning: {difference}"] if difference is not None else []),
