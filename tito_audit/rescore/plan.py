@@ -12,7 +12,7 @@ from tito_audit.evidence.model import Evidence
 from tito_audit.record.arrays import Ids, Logprobs, Mask
 from tito_audit.record.finding import Finding, Where
 from tito_audit.record.rollout import TrainingRow, seen_by_loss
-from tito_audit.viewer.replacements import SAMPLED, SEEN, Key, Replaced, replaced
+from tito_audit.viewer.replacements import WAS_SAMPLED, WAS_SEEN, Replacement, SequenceKey, find_replacements
 
 DRIFT = ("TOK", "SEQ", "TPL")
 """Families of findings that have a price."""
@@ -75,7 +75,7 @@ class Cut:
     other_end: int
     sampled: bool
     """Whether these tokens were sampled."""
-    replaced: Replaced
+    replaced: Replacement
     finding: Finding | None
     """None where its rule is not selected."""
 
@@ -84,7 +84,7 @@ class Cut:
 class OtherTokens:
     """A recorded sequence, and the same with other tokens."""
 
-    key: Key
+    key: SequenceKey
     ids: Ids
     """`[T]` as recorded."""
     other: Ids
@@ -170,7 +170,7 @@ def _in_range(ids: Ids, vocabulary: int | None) -> bool:
 def pairs_of(evidence: Evidence, drift: Sequence[Finding], vocabulary: int | None) -> Iterator[OtherTokens]:
     """The calls and the row of a rollout in which tokens drifted, each with the other tokens."""
     turns, row = evidence.rollout.turns, evidence.rollout.training_row
-    for key, several in (replaced(evidence, drift) if drift else {}).items():
+    for key, several in (find_replacements(evidence, drift) if drift else {}).items():
         # The recorded sequence of a key, with the completion after a prompt; where positions count from; which of
         # its tokens were sampled.
         (where, turn), offset = key, 0
@@ -185,7 +185,7 @@ def pairs_of(evidence: Evidence, drift: Sequence[Finding], vocabulary: int | Non
         inside = [swap for swap in several if not swap.after]
         # Split by whether they restore what was sampled.
         for swapped in (False, True):
-            swaps = [swap for swap in inside if (swap.against in (SAMPLED, SEEN)) is swapped]
+            swaps = [swap for swap in inside if (swap.against in (WAS_SAMPLED, WAS_SEEN)) is swapped]
             if ids is None or not swaps:
                 continue
             pair = _pair(evidence, key, (ids, sampled, offset), swaps, drift, swapped=swapped)
@@ -196,9 +196,9 @@ def pairs_of(evidence: Evidence, drift: Sequence[Finding], vocabulary: int | Non
 
 def _pair(
     evidence: Evidence,
-    key: Key,
+    key: SequenceKey,
     recorded: tuple[Ids, Mask, int],
-    swaps: Sequence[Replaced],
+    swaps: Sequence[Replacement],
     drift: Sequence[Finding],
     *,
     swapped: bool,
@@ -219,10 +219,10 @@ def _pair(
     same[: max(places[0][0], 1)] = False
     cuts = []
     for (start, end, other_start, other_end), swap in zip(places, swaps, strict=True):
-        if swap.against == SEEN:
+        if swap.against == WAS_SEEN:
             was_sampled = theirs is not None and _touched(theirs, other_start, other_end)
         else:
-            was_sampled = swap.against == SAMPLED or _touched(sampled, start, end)
+            was_sampled = swap.against == WAS_SAMPLED or _touched(sampled, start, end)
         finding = next((f for f in drift if f.code == swap.code and _belongs(evidence, key, swap, f)), None)
         cuts.append(Cut(start, end, other_start, other_end, was_sampled, swap, finding))
         same[start:end] = False
@@ -253,11 +253,11 @@ def _touched(sampled: Mask, start: int, end: int) -> bool:
     return bool(sampled[start:end].any())
 
 
-def _belongs(evidence: Evidence, key: Key, swap: Replaced, finding: Finding) -> bool:
+def _belongs(evidence: Evidence, key: SequenceKey, swap: Replacement, finding: Finding) -> bool:
     hit, (where, turn) = finding.hit, key
-    if swap.against == SEEN:
+    if swap.against == WAS_SEEN:
         return hit.turn == turn
-    if swap.against == SAMPLED:
+    if swap.against == WAS_SAMPLED:
         # Its tokens were trained in the row after the token before it, or before the token after it.
         view, before, after = evidence.row, swap.start - 1, swap.end
         if view is None or hit.where is not Where.COMPLETION:
