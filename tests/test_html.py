@@ -223,7 +223,7 @@ def test_findings_beyond_the_bound_leave_neither_memory_nor_disk() -> None:
 
 
 def test_a_page_that_leaves_findings_out_says_how_many_and_counts_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tito_audit.reports._html.views.ViewBlocks.findings", 30)
+    monkeypatch.setattr("tito_audit.reports._html.views.ViewBlocks.max_findings", 30)
     text = made.written([result(row, *[finding("TOK101", Severity.NOTE)] * 4) for row in range(25)])
     assert "<b>30 of 100 findings are in this page</b>" in text
     assert headline(text)[2] == "No errors; 100 notes in 25 of 25 rollouts (100 %)."
@@ -336,8 +336,8 @@ def test_charts_say_the_numbers_that_were_measured() -> None:
     assert turns.rows[3] == ("3", "0", "0", "0", "0", "–")
     assert "turn 0: 5 of 935 tokens drifted, error (0.53 %)" in turns.svg
     assert positions.rows[2][:2] == ("64+", "60")
-    assert "The median of the 360 drifted tokens lies" not in turns.says
-    assert "12 tokens without a logprob are left out" in logprobs.says
+    assert "The median of the 360 drifted tokens lies" not in turns.caption
+    assert "12 tokens without a logprob are left out" in logprobs.caption
     assert roles.rows[0] == ("assistant", "600", "12", "98 %")
     assert "tool: 7 of 307 tokens trained (2.3 %)" in roles.svg
 
@@ -353,7 +353,7 @@ def test_where_nothing_drifted_words_stand_in_place_of_an_empty_drawing() -> Non
     measures = Measures()
     measures.by_turn[:2, 0] = (500, 700)
     (chart,) = draw_charts(measures)
-    assert (chart.svg, chart.says) == ("", "None of the 1,200 generated tokens drifted.")
+    assert (chart.svg, chart.caption) == ("", "None of the 1,200 generated tokens drifted.")
     assert [row[:2] for row in chart.rows] == [("0", "500"), ("1", "700")]
 
 
