@@ -103,7 +103,7 @@ def test_the_page_of_every_example_log_fits_and_names_its_format_and_what_to_pas
 def test_the_keys_that_a_signature_names_are_in_the_example_log(log: Path) -> None:
     (form,) = (one for one in all_formats() if one.name == log.stem)
     rows = [raw.value for raw in open_log(log) if raw.value is not None]
-    assert form.signature.by_keys, "a signature names keys"
+    assert form.signature.key_patterns, "a signature names keys"
     told = {told_by(form, row) for row in rows}
     if form.name == "generic":
         assert all(told)

@@ -21,7 +21,7 @@ from tito_audit.record.finding import Finding, Severity, Where
 from tito_audit.record.reading import Slide
 from tito_audit.record.rollout import Place
 from tito_audit.record.testimony import EndsOf, Verdict, Witness
-from tito_audit.report import ReportOptions, send_all
+from tito_audit.report import ReportOptions, feed_results
 from tito_audit.reports import all_reports
 from tito_audit.run.log_findings import count_open, findings_of_log
 from tito_audit.run.workers import can_fork
@@ -268,7 +268,7 @@ def test_every_report_takes_a_finding_of_a_log_for_what_it_is(report: Any) -> No
             summary.add(result)
             yield result
 
-    send_all(counted(), report.write(summary, out, ReportOptions(titles={"LPR502": "shifted"})))
+    feed_results(counted(), report.write(summary, out, ReportOptions(titles={"LPR502": "shifted"})))
     text = out.getvalue()
     none = r'rows_unreadable"?( value="0"|" value="0"|":0)?|.*tito_audit_unreadable_rows( gauge| 0|.* read.)'
     assert "unreadable" not in re.sub(none, "", text)

@@ -18,7 +18,7 @@ import pytest
 
 from tests import command
 from tests.world import CLEAN
-from tito_audit.errors import RecordError, in_words
+from tito_audit.errors import RecordError, describe_error
 from tito_audit.formats.tinker import FORMAT as TINKER
 from tito_audit.inspect.roles import _differ
 from tito_audit.record.column import MaskEncoding, mask_encoding
@@ -65,8 +65,8 @@ def test_a_formats_own_reason_and_a_lack_of_memory_pass_the_guard() -> None:
 def test_an_unexpected_error_is_told_with_the_place_of_our_code() -> None:
     with pytest.raises(ValueError, match="Expecting value") as raised:
         parsed_by_python("x")
-    assert in_words(raised.value).endswith(" in record/nesting.py (parsed_by_python)")
-    assert in_words(RecursionError()) == "its values are nested too deeply"
+    assert describe_error(raised.value).endswith(" in record/nesting.py (parsed_by_python)")
+    assert describe_error(RecursionError()) == "its values are nested too deeply"
 
 
 # Nesting

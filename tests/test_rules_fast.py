@@ -33,7 +33,7 @@ from tito_audit.record.rollout import Place, Rollout, TrainingRow, Turn
 from tito_audit.record.runs import trained_runs
 from tito_audit.repair import Safety
 from tito_audit.repairs import all_repairs
-from tito_audit.rule import Rule, hit_of, missing
+from tito_audit.rule import Rule, hit_of, missing_evidence
 from tito_audit.rules import rule_of
 from tito_audit.rules._texts import _folded, spelled_out
 from tito_audit.run.check import check
@@ -131,7 +131,7 @@ def simple_check(
     for rule in rules:
         if rule.code not in selected:
             continue
-        because = missing(rule, evidence.present, evidence.rollout.stated.reasons)
+        because = missing_evidence(rule, evidence.present, evidence.rollout.stated.reasons)
         hits = [simple_hit(rule, one, evidence) for one in explained if one.code == rule.code]
         if because is not None and not hits:
             skips.append(Skip(rule.code, because, applies(rule.needs, evidence.present)))

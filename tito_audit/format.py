@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from tito_audit.errors import ODD_VALUES, RecordError, TitoAuditError, in_words
+from tito_audit.errors import ODD_VALUES, RecordError, TitoAuditError, describe_error
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.record.sources import Sources
@@ -100,8 +100,8 @@ def _reason(format: Format, row: Row, error: Exception) -> str:
         what = f"it has no {error.args[0]!r}" if type(error) is KeyError else "its columns hold other values"
         return f"it is not a row of {format.name}, which was asked for: {what}"
     if isinstance(error, RecursionError):
-        return f"it cannot be read as {format.name}: {in_words(error)}"
+        return f"it cannot be read as {format.name}: {describe_error(error)}"
     return (
         f"it cannot be read as {format.name}: a part of it is missing or holds something else than it should "
-        f"({in_words(error)})"
+        f"({describe_error(error)})"
     )

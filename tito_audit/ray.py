@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["ROW_ID", "AuditBatches", "RepairBatches", "audit", "row_id"]
 
 ROW_ID = "row_id"
-"""The column of findings that says which row they are about."""
+"""The column of findings that names the row they are about."""
 _NAME = "dataset"
 _HEAD = 64
 """How many rows show whether tokenizer and template fit, as for a log."""
@@ -81,7 +81,7 @@ def audit(
     )
     if not here.told:
         return findings
-    return findings.union(ray.data.from_arrow(_table(here.told, [None] * len(here.told))))
+    return findings.union(ray.data.from_arrow(_findings_by_row_id(here.told, [None] * len(here.told))))
 
 
 class AuditBatches:
@@ -101,8 +101,8 @@ class AuditBatches:
         import pyarrow as pa
 
         self._id_column = id_column
-        first = _path(_plain(pa.table({}) if head is None else head))
-        self._flow = RowFlow([first], _of_rows(settings), loader=Loader(commits))
+        first = _as_log(_without_tensors(pa.table({}) if head is None else head))
+        self._flow = RowFlow([first], _settings_of_rows(settings), loader=Loader(commits))
         self._flow.choose_encoders()
         self.commits: Mapping[str, str] = self._flow.loader.commits
         """The commits of the hub tokenizers that are loaded, by name."""
@@ -111,11 +111,11 @@ class AuditBatches:
 
     def __call__(self, batch: pyarrow.Table) -> pyarrow.Table:
         """The findings in a batch, those of a row together, with its `row_id`."""
-        plain = _plain(batch)
+        plain = _without_tensors(batch)
         all_findings: list[Finding] = []
         ids: list[str | None] = []
         group, detection = self._flow.group(_NAME), Detection()
-        for raw in group.open_quick(_path(plain)):
+        for raw in group.open_quick(_as_log(plain)):
             for result in self._flow.audit(raw, Place(_NAME, raw.index), detection, None):
                 if not result.findings:
                     continue
@@ -126,7 +126,7 @@ class AuditBatches:
                     name = value if isinstance(value, str) else _json(value).decode()
                 all_findings += result.findings
                 ids += [name] * len(result.findings)
-        return _table(all_findings, ids)
+        return _findings_by_row_id(all_findings, ids)
 
 
 class RepairBatches:
@@ -140,7 +140,7 @@ class RepairBatches:
     """
 
     def __init__(self, settings: Settings | None = None, repairs: RepairSettings | None = None) -> None:
-        self._settings = _of_rows(Settings.given(settings))
+        self._settings = _settings_of_rows(Settings.given(settings))
         self._repairs = repairs or RepairSettings()
         if self._repairs.quarantine is not None:
             raise SetupError(
@@ -153,7 +153,7 @@ class RepairBatches:
         """The batch, repaired; more rows than before where a repair made several of one."""
         import pyarrow as pa
 
-        table: pa.Table = repair_rollouts(_plain(batch), None, self._settings, self._repairs).repaired
+        table: pa.Table = repair_rollouts(_without_tensors(batch), None, self._settings, self._repairs).repaired
         if self._repairs.provenance and COLUMN not in table.column_names:
             table = table.append_column(COLUMN, pa.nulls(len(table), pa.string()))
         return table
@@ -169,19 +169,19 @@ def _json(value: object) -> bytes:
     return orjson.dumps(value, default=repr, option=how)
 
 
-def _of_rows(settings: Settings) -> Settings:
-    """The settings for rows that are each a rollout, in one process."""
+def _settings_of_rows(settings: Settings) -> Settings:
+    """The settings to audit each row as a rollout, in this process."""
     whole = replace(settings, limit=None, sample=None, row=None, jobs=None, engine="local", address=None)
     return replace(whole, join=False, session=None)
 
 
-def _path(batch: pyarrow.Table) -> RowsInMemory:
+def _as_log(batch: pyarrow.Table) -> RowsInMemory:
     (path,) = passed_logs({_NAME: batch}).names
     assert isinstance(path, RowsInMemory)
     return path
 
 
-def _plain(batch: pyarrow.Table) -> pyarrow.Table:
+def _without_tensors(batch: pyarrow.Table) -> pyarrow.Table:
     """The batch with lists in place of Ray's tensors."""
     import pyarrow as pa
 
@@ -194,11 +194,11 @@ def _plain(batch: pyarrow.Table) -> pyarrow.Table:
     return batch
 
 
-def _table(findings: Sequence[Finding], ids: Sequence[str | None]) -> pyarrow.Table:
+def _findings_by_row_id(findings: Sequence[Finding], ids: Sequence[str | None]) -> pyarrow.Table:
+    """The findings table with `row_id` for `file` and `row`: rows of a dataset have no numbers."""
     import pyarrow as pa
 
     builder = FindingsBuilder()
     builder.add(findings)
-    # The rows of a dataset have no numbers.
     table = builder.table().drop_columns(["file", "row"])
     return table.add_column(0, pa.field(ROW_ID, pa.string()), pa.array(ids, pa.string()))

@@ -37,7 +37,7 @@ from tito_audit.run.check import check
 from tito_audit.run.row_repair import Applied, Audited, RepairTerms, apply_repairs, strategies
 from tito_audit.terminal.page import console_for, finding_lines
 from tito_audit.terminal.sequence import DrawOptions, TokenLine, draw_tokens, logprob_words
-from tito_audit.voice import naming_flags
+from tito_audit.voice import messages_name_flags
 
 __all__ = ["Example", "example_of"]
 
@@ -222,7 +222,7 @@ def _read_again(rollout: Rollout) -> Rollout:
 def _findings(found: Sequence[Finding]) -> Iterator[Text]:
     console = console_for(StringIO(), ReportOptions(width=WIDTH, color=False))
     for one in found:
-        yield from finding_lines(one, console, placed=False)
+        yield from finding_lines(one, console, with_place=False)
 
 
 def _sequence(evidence: Evidence, found: Sequence[Finding]) -> Iterator[Text]:
@@ -278,5 +278,5 @@ def _drawn(tokens: TokenLine, evidence: Evidence, places: Sequence[tuple[int, in
 
 
 def _printed(lines: Iterator[Text]) -> list[str]:
-    with naming_flags():
+    with messages_name_flags():
         return [line.plain.rstrip() for line in lines]

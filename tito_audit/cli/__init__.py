@@ -35,8 +35,8 @@ from tito_audit.cli._ends import (
 )
 from tito_audit.cli._help import SUMMARIES, Command, UsageError, mistake, refuse_unknown_command
 from tito_audit.errors import TitoAuditError
-from tito_audit.signals import end_by_signals
-from tito_audit.voice import naming_flags
+from tito_audit.signals import exit_on_signals
+from tito_audit.voice import messages_name_flags
 
 __all__ = ["app", "main"]
 
@@ -99,7 +99,7 @@ class _Commands(TyperGroup):
 def _ended(ctx: Any) -> Iterator[None]:
     """A block whose expected ends become a message and typer.Exit with their code."""
     try:
-        with naming_flags():
+        with messages_name_flags():
             yield
     except TitoAuditError as error:
         _complain(error, ctx)
@@ -154,7 +154,7 @@ def main() -> None:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     atexit.register(gc.freeze)  # collecting imported objects at exit would cost a twentieth of a second
     ready_streams()
-    end_by_signals()
+    exit_on_signals()
     try:
         app()
     except SystemExit as end:
@@ -192,7 +192,7 @@ def _complain(error: TitoAuditError, ctx: Any) -> None:
     from tito_audit.cli._options import blamed_file
     from tito_audit.terminal.escape import inert, visible
 
-    with naming_flags():
+    with messages_name_flags():
         blamed = blamed_file(ctx, error) if ctx is not None else []
         lines = [inert(visible(line)) for line in (*str(error).split("\n"), *blamed)]
     complain("\n".join(lines))

@@ -25,10 +25,10 @@ from tito_audit.storage import place_key as key_of
 from tito_audit.storage.atomic import new_file, refuse_target
 from tito_audit.storage.journal import SUFFIX
 from tito_audit.summary import Summary
-from tito_audit.terminal.encoding import print_json, ready_stdout
+from tito_audit.terminal.encoding import prepare_stdout, print_json
 from tito_audit.terminal.escape import inert
 from tito_audit.terminal.verdict import verdict_line
-from tito_audit.unknown import unknown
+from tito_audit.unknown import unknown_name
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -57,7 +57,7 @@ def opened(path: Path | None, report: str = "text") -> Iterator[TextIO]:
     Anything but a regular file (a pipe, `>(jq .)`, `/dev/null`) is written to directly and never replaced.
     """
     if path is None:
-        ready_stdout(report)
+        prepare_stdout(report)
         yield sys.stdout
         return
     fd = None if is_url(str(path)) else _stream(path)
@@ -253,7 +253,7 @@ def wanted_reports(
     wanted = named if first is None else [(first, None), *named]
     for name, _ in wanted:
         if names is not None and name not in names:
-            raise unknown("report", name, names, flag="--report")
+            raise unknown_name("report", name, names, flag="--report")
     return wanted
 
 

@@ -24,7 +24,7 @@ from tito_audit.run.template import open_template
 from tito_audit.settings.model import Settings
 from tito_audit.terminal.escape import visible
 from tito_audit.terminal.page import open_table
-from tito_audit.terminal.terminal import RunProgress, progress_shown
+from tito_audit.terminal.terminal import RunProgress, show_progress
 from tito_audit.terminal.words import many
 
 
@@ -40,7 +40,7 @@ def conformance(options: Options) -> None:
         [settings.tokenizer] if settings.tokenizer and not (options.chat_templates or options.installed) else []
     )
     worlds = _worlds(named, options.chat_templates, options.installed, settings)
-    with progress_shown(pace := RunProgress(phase="loading the templates")):
+    with show_progress(pace := RunProgress(phase="loading the templates")):
         for world in worlds:
             pace.enter(f"trying {world.name}")
             table.append(DriftTrial.of(world, drift_cells(world)))

@@ -18,18 +18,18 @@ from tito_audit.errors import SetupError
 from tito_audit.identify import engine
 from tito_audit.identify.engine import Identified, Lack, Left, Share
 from tito_audit.identify.ids_alone import IdsAlone, ids_alone
-from tito_audit.report_objects import fields
+from tito_audit.report_objects import pick
 from tito_audit.run.auditor import drift_audit
 from tito_audit.run.candidates import Candidates, candidates_for, templates_of_files
 from tito_audit.run.log_groups import FirstRows, first_rows
-from tito_audit.settings.file import merged_config, read_config, toml_key, toml_value
+from tito_audit.settings.file import merge_config, read_config, toml_key, toml_value
 from tito_audit.settings.model import NO_TOOLS
 from tito_audit.settings.options import KEYS
 from tito_audit.storage import find_logs
 from tito_audit.storage.atomic import new_file
 from tito_audit.terminal.escape import elided, inert, shell_word, visible
 from tito_audit.terminal.page import heading
-from tito_audit.terminal.terminal import RunProgress, progress_shown
+from tito_audit.terminal.terminal import RunProgress, show_progress
 from tito_audit.terminal.words import listed, many, percent
 from tito_audit.ways.way import Explanation
 
@@ -37,7 +37,7 @@ from tito_audit.ways.way import Explanation
 def identify(options: Options, logs: list[str]) -> None:
     """Find what wrote a log."""
     refuse_inputs({"--write": options.write}, logs)
-    with progress_shown(pace := RunProgress(phase="reading the first rows")):
+    with show_progress(pace := RunProgress(phase="reading the first rows")):
         settings = options.settings()
         templates = templates_of_files(options.chat_templates or options.configured("chat-template"))
         files = find_logs(logs)
@@ -297,7 +297,7 @@ def as_object(outcome: IdentifyRun) -> dict[str, Any]:
         ],
         "command": command(outcome, best.explanation) if best is not None else None,
         "left": [
-            {**fields(left, "cause number"), **fields(left.place, "file row item"), "turn": left.turn}
+            {**pick(left, "cause number"), **pick(left.place, "file row item"), "turn": left.turn}
             for left in identified.left
         ],
         "endings": identified.endings,
@@ -321,11 +321,11 @@ def as_object(outcome: IdentifyRun) -> dict[str, Any]:
         "ids": None
         if (alone := outcome.alone) is None
         else {
-            **fields(alone, "sequences ids distinct smallest largest turns opening"),
+            **pick(alone, "sequences ids distinct smallest largest turns opening"),
             "ends": [{"id": token_id, "turns": turns} for token_id, turns in alone.ends],
             "families": [
                 {
-                    **fields(seen.family, "name size"),
+                    **pick(seen.family, "name size"),
                     "sequences": seen.sequences,
                     "marks": {str(token_id): text for token_id, text in seen.family.marks.items()},
                 }
@@ -339,12 +339,12 @@ def _explanation(explanation: Explanation) -> dict[str, Any]:
     clock = explanation.clock
     return {
         "tokenizer": explanation.tokenizer,
-        "template": fields(explanation.template, "label chat_template template_name"),
+        "template": pick(explanation.template, "label chat_template template_name"),
         "template_args": dict(explanation.template_args),
         "tool_arguments": explanation.tool_arguments,
         "clock": clock.isoformat() if clock is not None else None,
         "without_tools": explanation.without_tools,
-        "departures": [fields(departure, "kind text values") for departure in explanation.departures],
+        "departures": [pick(departure, "kind text values") for departure in explanation.departures],
         "flags": list(explanation.flags()),
         "config": dict(explanation.config()),
     }
@@ -372,8 +372,8 @@ def write_found(path: Path, explanation: Explanation, *, force: bool) -> str:
     existed = target.exists()
     if not explanation.without_tools and existed and read_config(target).values.get("tools") == NO_TOOLS:
         unset.append("tools")
-    merged = merged_config(target, keys, unset, force=force)
-    if merged.same:
+    merged = merge_config(target, keys, unset, force=force)
+    if merged.is_unchanged:
         return f"{path} already has these settings."
     with new_file(target, overwrite=existed) as out:
         out.write(merged.text.encode())

@@ -25,27 +25,27 @@ from tito_audit.record.outcome import Outcome
 from tito_audit.record.rollout import Place
 from tito_audit.record.trainings import ONCE
 from tito_audit.report import ReportOptions
-from tito_audit.report_objects import as_json, fields, summary_object
+from tito_audit.report_objects import as_json, pick, summary_object
 from tito_audit.rules import all_rules
 from tito_audit.run.auditor import TRAINED_ONCE
 from tito_audit.run.progress import REPAIRING, TRYING
 from tito_audit.run.repair import Repairs, repair_rollouts
 from tito_audit.run.workers import all_cores
 from tito_audit.settings.model import RepairSettings, Settings
-from tito_audit.summary import New, RuleCount, Summary
+from tito_audit.summary import NewCount, RuleCount, Summary
 from tito_audit.terminal.escape import visible
 from tito_audit.terminal.page import (
     STYLES,
     console_for,
-    line_printed,
-    page_to,
+    open_page,
     print_commands,
     print_list,
+    render_line,
     ruled_table,
 )
 from tito_audit.terminal.place import show_command
 from tito_audit.terminal.terminal import RunProgress, colors, page_width, with_progress
-from tito_audit.terminal.verdict import open_words
+from tito_audit.terminal.verdict import undecided_words
 from tito_audit.terminal.words import listed, many
 
 
@@ -100,7 +100,7 @@ def _printed(outcomes: Iterable[Outcome], run: Repairs, page: ReportOptions, mos
             changed += 1
             if changed <= most:
                 piece = run.vocabulary.piece if run.vocabulary is not None else None
-                sys.stdout.writelines(line_printed(line, console) for line in diff_lines(outcome, piece))
+                sys.stdout.writelines(render_line(line, console) for line in diff_lines(outcome, piece))
                 console.print()
         yield outcome
     if changed > most:
@@ -157,7 +157,7 @@ class Said:
     """Whether it explains that a repair needs --unsafe."""
 
     def as_object(self) -> dict[str, Any]:
-        return {**fields(self, "text rows"), **fields(self.place, "file row")}
+        return {**pick(self, "text rows"), **pick(self.place, "file row")}
 
 
 class Sayings:
@@ -267,7 +267,7 @@ class RowTally:
 
     def as_object(self) -> dict[str, Any]:
         return {
-            "rows": {"read": self.rows, **fields(self, _COUNTED)},
+            "rows": {"read": self.rows, **pick(self, _COUNTED)},
             "repairs": {
                 name: {"rows": rows, "cured": dict(sorted(self.cured[name].items()))}
                 for name, rows in self.done.items()
@@ -325,7 +325,7 @@ def _write_json(run: RepairRun, out: TextIO, look: ReportOptions) -> None:
 
 def _write_text(run: RepairRun, out: TextIO, look: ReportOptions) -> None:
     """Write one page: what was repaired, before and after, what is left, what would help, the verdict."""
-    with page_to(out, look) as console:
+    with open_page(out, look) as console:
         for line in _header(run):
             console.print(line)
         if run.tally.done:
@@ -417,7 +417,7 @@ def _verdict(run: RepairRun, shown: Sequence[Severity]) -> Text:
     changes = []
     rows, now = (summary.rollouts + summary.rows_unreadable for summary in (run.before, run.after))
     for severity in (each for each in sorted(Severity, reverse=True) if before[each] or after[each]):
-        old, new = (summary.new.get(severity, New()) for summary in (run.before, run.after))
+        old, new = (summary.new.get(severity, NewCount()) for summary in (run.before, run.after))
         elsewhere = old.of_logs or new.of_logs or old.between or new.between or not (old.rollouts or new.rollouts)
         if severity is Severity.NOTE or elsewhere:
             changes.append(f"{many(before[severity], severity.word)} → {after[severity]:,}")
@@ -443,7 +443,7 @@ def _verdict(run: RepairRun, shown: Sequence[Severity]) -> Text:
 def _unjudged(run: RepairRun) -> Iterator[str]:
     """What of the written rows nobody knows to be right."""
     before, after = run.before, run.after
-    yield from open_words(
+    yield from undecided_words(
         replace(after, open_beside_faults=before.open_beside_faults, fault_beside=before.fault_beside)
     )
     if after.rows_unreadable and "REC001" not in after.findings:

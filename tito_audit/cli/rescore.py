@@ -24,7 +24,7 @@ from tito_audit.errors import SetupError
 from tito_audit.provider import ProviderOptions
 from tito_audit.providers import key_of, open_provider
 from tito_audit.report import ReportOptions
-from tito_audit.report_objects import as_json, fields, finding_object, mismatch_object
+from tito_audit.report_objects import as_json, finding_object, mismatch_object, pick
 from tito_audit.rescore.html import Pieces, describe_place, most_expensive, page
 from tito_audit.rescore.journal import ScoreJournal
 from tito_audit.rescore.model import EDGES, NEAR, Agreement, RescoredRollout, Sums
@@ -49,7 +49,7 @@ from tito_audit.rescore.summary import (
 from tito_audit.rescore.write import RescoredLog, check_target, scores_of
 from tito_audit.summary import Summary
 from tito_audit.terminal.escape import elided, visible
-from tito_audit.terminal.page import as_page, heading, ruled_table
+from tito_audit.terminal.page import heading, page_writer, ruled_table
 from tito_audit.terminal.terminal import RunProgress, colors, page_width, with_progress
 from tito_audit.terminal.words import decimal, many, percent, small
 
@@ -146,7 +146,7 @@ def _write_json(run: Rescored, out: TextIO, look: ReportOptions) -> None:
     summary["written"] = None
     if written is not None:
         files = [{"log": str(log), "written": str(target)} for log, target in written.files]
-        summary["written"] = {"files": files, **fields(written, "rows changed"), "refused": dict(written.refused)}
+        summary["written"] = {"files": files, **pick(written, "rows changed"), "refused": dict(written.refused)}
     out.write('{"summary":' + as_json(summary) + ',\n"rollouts":[')
     if run.details is not None:
         run.details.seek(0)
@@ -155,7 +155,7 @@ def _write_json(run: Rescored, out: TextIO, look: ReportOptions) -> None:
 
 
 REPORTS: dict[str, Callable[[Rescored, TextIO, ReportOptions], None]] = {
-    "text": as_page(lambda run: page_parts(run.summary, run.worst, run.pieces, run.written)),
+    "text": page_writer(lambda run: page_parts(run.summary, run.worst, run.pieces, run.written)),
     "json": _write_json,
     "html": lambda run, out, _: print(
         page(run.summary, verdict(run.summary), run.worst, run.pieces), end="", file=out
@@ -263,13 +263,13 @@ def summary_object(summary: RescoreSummary) -> dict[str, Any]:
     scan, counts, changes = summary.scan, summary.counts, summary.changes
     return {
         "schema_version": 1,
-        **fields(summary, "provider model"),
+        **pick(summary, "provider model"),
         "weight_versions": sorted(summary.weight_versions),
         "files": [str(file) for file in scan.files],
-        **fields(scan, "tokenizer tokenizer_commits notices"),
-        **fields(summary, "failed tolerance rollouts scored"),
+        **pick(scan, "tokenizer tokenizer_commits notices"),
+        **pick(summary, "failed tolerance rollouts scored"),
         "rows_unreadable": summary.unreadable,
-        **fields(summary, "scored_tokens missing disagreeing"),
+        **pick(summary, "scored_tokens missing disagreeing"),
         "agreement": agreement_object(summary.agreement),
         "by_turn": [
             {"turn": None if turn < 0 else turn, **(agreement_object(sums.agreement(summary.tolerance)) or {})}
@@ -279,8 +279,8 @@ def summary_object(summary: RescoreSummary) -> dict[str, Any]:
         "mismatch": None if summary.mismatch is None else mismatch_object(summary.mismatch),
         "causes": [
             {
-                **fields(cause, "code cause findings segments sampled_tokens other_tokens"),
-                **fields(cause, "sampled other likelier lowest"),
+                **pick(cause, "code cause findings segments sampled_tokens other_tokens"),
+                **pick(cause, "sampled other likelier lowest"),
                 "behind": _behind(cause.behind),
             }
             for _, cause in sorted(summary.causes.items())
@@ -296,7 +296,7 @@ def summary_object(summary: RescoreSummary) -> dict[str, Any]:
         ],
         "unpriced": dict(summary.unpriced),
         "unscored": [
-            {"because": because, "number": number, **fields(first, "file row item")}
+            {"because": because, "number": number, **pick(first, "file row item")}
             for because, (number, first) in summary.unscored.items()
         ],
         "findings": [finding_object(finding) for finding in summary.findings],
@@ -313,16 +313,16 @@ def summary_object(summary: RescoreSummary) -> dict[str, Any]:
 def rollout_object(result: RescoredRollout) -> dict[str, Any]:
     """One rollout: how its logprobs agree, and the price of each of its drift findings."""
     return {
-        **fields(result.place, "file row item"),
+        **pick(result.place, "file row item"),
         "agreement": agreement_object(result.agreement),
         "explanation": result.explanation or None,
-        **fields(result, "scored_tokens missing weight_versions"),
+        **pick(result, "scored_tokens missing weight_versions"),
         "prices": [
             {
                 "finding": finding_object(price.finding),
-                **fields(price, "against sampled other difference share"),
+                **pick(price, "against sampled other difference share"),
                 "behind": _behind(price.behind),
-                "segments": [fields(segment, "sampled_ids other_ids sampled other") for segment in price.segments],
+                "segments": [pick(segment, "sampled_ids other_ids sampled other") for segment in price.segments],
             }
             for price in result.prices
         ],
@@ -337,7 +337,7 @@ def agreement_object(agreement: Agreement | None) -> dict[str, Any] | None:
     """How recorded and model agree; None where nothing could be compared."""
     if agreement is None:
         return None
-    numbers = fields(agreement, "tokens mean size largest k1 k3")
+    numbers = pick(agreement, "tokens mean size largest k1 k3")
     return {**numbers, "above": _by_edge(agreement.above), "disagrees": agreement.disagrees}
 
 
@@ -421,28 +421,28 @@ def _prompts_json(run: Prompts, out: TextIO, look: ReportOptions) -> None:
     summary = run.summary
     counts = {
         "schema_version": 1,
-        **fields(summary, "provider model rollouts"),
-        **fields(run.scan, "tokenizer notices"),
+        **pick(summary, "provider model rollouts"),
+        **pick(run.scan, "tokenizer notices"),
         "failed": bool(summary.differences),
         "questions": [
             {"question": each, "compared": summary.compared[each], "differing": summary.differing[each]}
             for each in Question
         ],
-        **fields(summary, "spliced replayed"),
+        **pick(summary, "spliced replayed"),
         "skipped": [
-            {"question": question, "because": because, "number": number, **fields(first, "file row item")}
+            {"question": question, "because": because, "number": number, **pick(first, "file row item")}
             for (question, because), (number, first) in summary.skipped.items()
         ],
     }
     own = "turn where start end code cause what recorded server"
     differences = [
-        {"question": differs.question, **fields(differs.place, "file row item"), **fields(differs, own)}
+        {"question": differs.question, **pick(differs.place, "file row item"), **pick(differs, own)}
         for differs in summary.differences
     ]
     out.write(as_json({"summary": counts, "differences": differences}) + "\n")
 
 
 PROMPT_REPORTS: dict[str, Callable[[Prompts, TextIO, ReportOptions], None]] = {
-    "text": as_page(_prompt_parts),
+    "text": page_writer(_prompt_parts),
     "json": _prompts_json,
 }

@@ -19,7 +19,7 @@ from tito_audit.cli._options import Options
 from tito_audit.cli._outs import print_result, refuse_inputs
 from tito_audit.errors import SetupError
 from tito_audit.render.traced import Tag
-from tito_audit.report_objects import fields
+from tito_audit.report_objects import pick
 from tito_audit.run.template import Compared, compared, log_probes, open_template
 from tito_audit.sessions.delimiters import Delimiters, delimiters
 from tito_audit.settings.model import Settings
@@ -324,14 +324,14 @@ def as_object(looked: Looked) -> dict[str, Any]:
         },
         "sampled": facts.returned,
         "cut": facts.partial,
-        "between": [fields(seam, "left right texts seen ids merges_before merges_after") for seam in facts.seams],
+        "between": [pick(seam, "left right texts seen ids merges_before merges_after") for seam in facts.seams],
         "delimiters": None
         if looked.delimiters is None
-        else [fields(each, "left right text ids seen reason") for each in looked.delimiters.pairs.values()],
+        else [pick(each, "left right text ids seen reason") for each in looked.delimiters.pairs.values()],
         "contents": facts.contents,
-        "generation_prompt": fields(facts.generation_prompt, "texts continued"),
-        "end_tokens": [fields(stop, "text id of_tokenizer written") for stop in facts.stops],
-        "beginning_token": fields(facts.bos, "text written added doubled"),
+        "generation_prompt": pick(facts.generation_prompt, "texts continued"),
+        "end_tokens": [pick(stop, "text id of_tokenizer written") for stop in facts.stops],
+        "beginning_token": pick(facts.bos, "text written added doubled"),
         "clock": facts.clock_formats,
         "arguments": facts.effects,
         "settings": [
@@ -362,7 +362,7 @@ def _break_object(each: Break) -> dict[str, Any]:
         "change": each.change,
         "line": line_of(each),
         "conditions": [
-            {**fields(decision.tag, "line column source"), "held_when_sampled": decision.outcome}
+            {**pick(decision.tag, "line column source"), "held_when_sampled": decision.outcome}
             for decision in each.conditions
         ],
         "sampled": _side_object(each.sampled),
@@ -375,7 +375,7 @@ def _step_object(step: Step) -> dict[str, Any]:
 
 
 def _side_object(side: BreakSide) -> dict[str, Any]:
-    tag = fields(side.tag, "line column source") if side.tag is not None else None
+    tag = pick(side.tag, "line column source") if side.tag is not None else None
     return {"before": side.before[-_NEAR:], "text": side.text[:_NEAR], "tag": tag}
 
 
@@ -500,7 +500,7 @@ def training_object(trained: Trained) -> dict[str, Any]:
         "file": str(trained.file) if trained.variant.keeps_history else None,
         "keeps_history": trained.variant.keeps_history,
         "verdict": training_verdict(trained),
-        "edits": [fields(edit, "line was new does") for edit in variant.edits],
+        "edits": [pick(edit, "line was new does") for edit in variant.edits],
         "diff": trained.diff,
         "first_prompts": variant.firsts,
         "arguments": list(variant.arguments),
@@ -509,7 +509,7 @@ def training_object(trained: Trained) -> dict[str, Any]:
         "log": None
         if log is None
         else {"first_prompts": log.firsts, "before": _judged(log.before), "after": _judged(log.after)},
-        "in_the_way": [{**fields(edit, "line was"), "why": why} for edit, why in variant.rejected]
+        "in_the_way": [{**pick(edit, "line was"), "why": why} for edit, why in variant.rejected]
         if variant.after.lost
         else [],
     }
@@ -558,7 +558,7 @@ def against_object(both: Compared) -> dict[str, Any]:
         "template": both.names[0],
         "against": both.names[1],
         "of_log": both.of_log,
-        **fields(both.found, "prompts equal"),
+        **pick(both.found, "prompts equal"),
         "equal_ids": both.equal_ids,
         "differences": [
             {

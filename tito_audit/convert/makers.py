@@ -30,7 +30,7 @@ from tito_audit.record.column import ColumnRole
 from tito_audit.record.message import Message
 from tito_audit.record.rollout import Rollout, TrainingRow, Turn
 from tito_audit.record.runs import trained_runs
-from tito_audit.unknown import unknown
+from tito_audit.unknown import unknown_name
 
 
 class Holds(StrEnum):
@@ -562,7 +562,7 @@ def maker_named(name: str) -> tuple[Format, Maker]:
         return makers[name]
     form = next((form for form in all_formats() if form.name == name), None)
     if form is None:
-        raise unknown("form", name, makers, flag="--to")
+        raise unknown_name("form", name, makers, flag="--to")
     if makers_of(form):
         why = f"choose one of its forms: {' or '.join(maker.name for maker in makers_of(form))}."
     else:

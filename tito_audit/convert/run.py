@@ -37,7 +37,7 @@ from tito_audit.run.log_groups import RowFlow
 from tito_audit.run.progress import Progress
 from tito_audit.run.rows import LogGroup
 from tito_audit.settings.model import Settings
-from tito_audit.sft.tokenized import as_sft_row, texts_of
+from tito_audit.sft.tokenized import as_sft_row, prompt_and_completion
 from tito_audit.storage import find_logs, open_log, output_path, paths_of, same_place
 from tito_audit.storage.atomic import refuse_target
 from tito_audit.storage.inside import wrapper_keys
@@ -425,7 +425,7 @@ class Conversion:
             if self.maker.tokens_only and not rollout.turns and rollout.training_row is None:
                 auditor, _ = self._auditor(rollout.place.file)
                 reference = None if auditor.tokenizer is None else Reference(auditor.tokenizer, auditor.renderer)
-                rollout = replace(rollout, training_row=as_sft_row(rollout, reference, texts_of(row)))
+                rollout = replace(rollout, training_row=as_sft_row(rollout, reference, prompt_and_completion(row)))
             parts, lost = as_rows(rollout) if self.maker.holds is Holds.ROWS else as_calls(rollout, facts)
         except RecordError as error:
             tally.refuse(rollout.place, str(error))

@@ -79,10 +79,10 @@ class GatedScan(Shown):
         """The codes selected for a log."""
         return self._judge.codes(file)
 
-    def _counted(self) -> Summary | None:
+    def _finished_summary(self) -> Summary | None:
         return self.summary if self._judged else None
 
-    def _refusal(self) -> str:
+    def _why_not_run(self) -> str:
         return "Iterating it rewrites the baseline." if self.gate.update_baseline else ""
 
     def fails(self, finding: Finding) -> bool:

@@ -36,15 +36,16 @@ from tito_audit.inspect.mapping import (
 )
 from tito_audit.inspect.roles import Role, Roles, characters, roles_of
 from tito_audit.join import CallsSeen, calls_seen
-from tito_audit.levels.facts import NOTHING
-from tito_audit.levels.holds import record_of
-from tito_audit.levels.tally import LogRecord, RecordCounts, count_record
+from tito_audit.levels.facts import LACKS_ALL
+from tito_audit.levels.record_mask import record_mask
+from tito_audit.levels.tally import LogRecord
 from tito_audit.record.column import ColumnRole, MaskEncoding, mask_encoding, trained_of
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.run.auditor import Loader
 from tito_audit.settings.model import Settings
 from tito_audit.storage import lazy_pyarrow as pa
 from tito_audit.storage import open_log
+from tito_audit.summary import RecordCounts, count_record
 from tito_audit.tokens.vocab import Vocabulary
 
 _MOST_BYTES = 256 << 20
@@ -356,13 +357,12 @@ def _record(result: Inspection, readings: Iterable[_Reading]) -> LogRecord:
     """The level of the rows, each read by itself."""
     counts = RecordCounts()
     for number in result.unreadable:
-        count_record(counts, Place(result.file, number), "", NOTHING)
+        count_record(counts, Place(result.file, number), "", LACKS_ALL)
     for reading in readings:
         if reading.rollouts is None:
-            count_record(counts, Place(result.file, reading.number), "", NOTHING)
+            count_record(counts, Place(result.file, reading.number), "", LACKS_ALL)
         for rollout in reading.rollouts or ():
-            if (record := record_of(rollout, [reading.row])) is not None:
-                count_record(counts, rollout.place, rollout.format, record)
+            count_record(counts, rollout.place, rollout.format, record_mask(rollout, [reading.row]))
     return LogRecord.of(result.file, counts)
 
 

@@ -25,10 +25,10 @@ from tito_audit.settings.model import Settings
 from tito_audit.storage import Logs, RowsInMemory, find_logs, names_of
 from tito_audit.storage.in_memory import NAME
 from tito_audit.terminal.escape import elided, shell_word, visible
-from tito_audit.terminal.page import heading, open_table, printed
+from tito_audit.terminal.page import heading, open_table, render_text
 from tito_audit.terminal.words import listed, many, percent
 from tito_audit.tokens.load import load_tokenizer
-from tito_audit.voice import in_python
+from tito_audit.voice import with_python_arguments
 
 if TYPE_CHECKING:
     from tito_audit.tokens.vocab import Vocabulary
@@ -65,12 +65,12 @@ class InspectedLog:
         return f"<div>{nexts}<details><summary>Columns</summary>{columns}</details></div>"
 
     def _columns(self) -> str:
-        return in_python(printed(page_lines(self.inspection, self.vocabulary), ReportOptions()))
+        return with_python_arguments(render_text(page_lines(self.inspection, self.vocabulary), ReportOptions()))
 
     def _next(self) -> str:
         flags = () if self.settings.tokenizer is None else ("-t", self.settings.tokenizer)
         lines = mapping_lines(self.inspection, flags, file=False) if self.inspection.columns else ()
-        return "\n".join(in_python(line.plain) for line in lines)
+        return "\n".join(with_python_arguments(line.plain) for line in lines)
 
 
 def inspect_rollouts(logs: Logs, settings: Settings | None = None, *, rows: int = 100) -> InspectedLog:

@@ -53,13 +53,13 @@ from tito_audit.storage.row import RawRow
 from tito_audit.summary import Summary
 from tito_audit.terminal.words import decimal
 from tito_audit.tokens.vocab import Vocabulary
-from tito_audit.viewer.replacements import SAMPLED, SEEN
+from tito_audit.viewer.replacements import WAS_SAMPLED, WAS_SEEN
 
 # What each drift finding costs, by the logprobs of both sides, each in its own context.
 
 PairScores: TypeAlias = tuple[Logprobs, Logprobs]
 """`[T]` and `[U]` the logprobs of a pair's two sequences; NaN where nothing was scored."""
-_AGAINST = {SAMPLED: "training row", SEEN: "next prompt"}
+_AGAINST = {WAS_SAMPLED: "training row", WAS_SEEN: "next prompt"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from tito_audit.record.finding import Hit, Severity, Where
 from tito_audit.record.reading import assume_flags, places, slides_in_words
 from tito_audit.rule import rule
 from tito_audit.rules._words import counted, shown
-from tito_audit.terminal.words import listed_or
+from tito_audit.terminal.words import listed
 
 
 @rule(
@@ -67,7 +67,7 @@ def shifted_logprobs(evidence: Evidence) -> Iterator[Hit]:
 
 def _message(shift: LogprobShift) -> str:
     if shift.against_mask:
-        apart = listed_or([places(slide.logprobs) for slide in shift.among])
+        apart = listed([places(slide.logprobs) for slide in shift.among], "or")
         return (
             f"undecided: the logprobs are {apart} against the mask, and nothing in the row tells which is "
             "off; pass a tokenizer, or log the calls or the messages"
@@ -77,7 +77,7 @@ def _message(shift: LogprobShift) -> str:
         if shift.missing:
             ways.append(f"{counted(shift.values, 'value')} under the mask never recorded")
         state = next((f"; if you know, state it: {assume_flags(way)}" for way in shift.among if way.of_row), "")
-        return f"undecided: {listed_or(ways)}; the row alone cannot tell, so no repair touches it{state}"
+        return f"undecided: {listed(ways, 'or')}; the row alone cannot tell, so no repair touches it{state}"
     if not shift.offset:
         differ = "differs" if shift.values == 1 else "differ"
         return (

@@ -27,7 +27,7 @@ from tito_audit.render.globals import Clock
 from tito_audit.render.renderer import Renderer, make_renderer
 from tito_audit.repair import Repair
 from tito_audit.repairs import all_repairs
-from tito_audit.rule import Rule, selected
+from tito_audit.rule import Rule, is_selected
 from tito_audit.rules import all_rules
 from tito_audit.run.adopt import Adopted
 from tito_audit.run.check import SINGLE, check_explained, explain
@@ -154,10 +154,11 @@ def _audited(rollout: Rollout, auditor: Auditor, viewed: Viewed | None) -> Resul
     observed = None
     if viewed is not None:
         from tito_audit.viewer.measures import measure  # slow to import, and rarely needed
-        from tito_audit.viewer.sequences import view
+        from tito_audit.viewer.sequences import view_rollout
 
         size = viewed(findings, evidence.rollout.place.row)
-        observed = Observed(measure(evidence, findings), None if size is None else view(evidence, findings, size))
+        view = None if size is None else view_rollout(evidence, findings, size)
+        observed = Observed(measure(evidence, findings), view)
     shows, counts, misfit = witness(evidence), counts_of(evidence), auditor.misfit
     if auditor.tokenizer is None:
         counts |= uncompared(counts, skips, auditor.codes)
@@ -388,5 +389,5 @@ def selected_codes(settings: Settings) -> frozenset[str]:
                 "`tito-audit list rules` prints the codes."
             )
     return frozenset(
-        code for code in codes if selected(code, settings.select, settings.ignore, settings.extend_select)
+        code for code in codes if is_selected(code, settings.select, settings.ignore, settings.extend_select)
     )

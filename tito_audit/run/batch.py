@@ -237,7 +237,7 @@ class BatchAudit(Shown):
     def __str__(self) -> str:
         return "\n".join(verdict_lines(self.summary))
 
-    def _counted(self) -> Summary:
+    def _finished_summary(self) -> Summary:
         return self.summary
 
     def _repr_html_(self) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import NamedTuple
 
-from tito_audit.errors import ODD_VALUES, PluginError, in_words
+from tito_audit.errors import ODD_VALUES, PluginError, describe_error
 from tito_audit.evidence.judgement import JUDGEMENT
 from tito_audit.evidence.logprobs import sound_of
 from tito_audit.evidence.model import Against, Difference, Evidence, Explained, Sound
@@ -17,7 +17,7 @@ from tito_audit.record.finding import TRAINING_ROW, Finding, Folded, Hit, Severi
 from tito_audit.record.rollout import Place
 from tito_audit.record.stated import NotRead
 from tito_audit.repair import Repair, Safety
-from tito_audit.rule import Reason, Rule, hit_of, missing
+from tito_audit.rule import Reason, Rule, hit_of, missing_evidence
 from tito_audit.run.guard import failed, guarded
 from tito_audit.run.headlines import Turns, linked
 
@@ -216,7 +216,7 @@ def check_explained(
             except ODD_VALUES as error:
                 if rule.code not in ignored:
                     raise _failed(rule, evidence, error) from error
-                failure = Skip(rule.code, f"it failed: {in_words(error)}")
+                failure = Skip(rule.code, f"it failed: {describe_error(error)}")
                 skips = tuple(sorted((*skips, failure), key=lambda skip: skip.code))
         for each in owned.get(rule.code, ()) if rule.check is None else ():
             severity = min(rule.severity, each.difference.severity)
@@ -258,7 +258,7 @@ def _to_run(
     Without differences of its own, a rule that only explains them has nothing to do, nor has one that finds
     nothing in sound evidence.
     """
-    reasoned = [(rule, missing(rule, present, reasons)) for rule in rules if rule.code in selected]
+    reasoned = [(rule, missing_evidence(rule, present, reasons)) for rule in rules if rule.code in selected]
     skips = [
         Skip(rule.code, because, applies(rule.needs, present))
         for rule, because in reasoned

@@ -30,7 +30,7 @@ from tito_audit.evidence.sft import (
     UNSPACED,
 )
 from tito_audit.evidence.trainings import hit_again
-from tito_audit.levels.tally import below
+from tito_audit.levels.tally import level_failures
 from tito_audit.record.finding import Finding, Hit, Result, Severity, Where
 from tito_audit.record.reading import Slide, assume_flags, slides_in_words
 from tito_audit.record.rollout import Place
@@ -40,7 +40,7 @@ from tito_audit.run.auditor import TRAINED_ONCE
 from tito_audit.run.headlines import headed
 from tito_audit.settings.model import Settings
 from tito_audit.summary import Gate, Summary
-from tito_audit.terminal.words import listed, listed_or, many, percent
+from tito_audit.terminal.words import listed, many, percent
 
 _MASK, _LEFT_OUT, _ENDS, _LOGPROBS = "MSK401", "MSK402", "MSK404", "LPR502"
 _WHOLE, _BOS, _SPACES = "MSK403", "TPL209", "TOK107"
@@ -162,7 +162,7 @@ class RunCounts:
         number = self.failing.findings.total()
         because = [self.failing.words()] if number else []
         if self._required is not None:
-            because += below(self.summary.records, self.summary.files, self._required)
+            because += level_failures(self.summary.records, self.summary.files, self._required)
         return Gate(bool(because), tuple(because), fail_on, number)
 
     def _counted(self, result: Result) -> Result:
@@ -206,7 +206,7 @@ def _open(testimony: Testimony) -> Iterator[_LogFinding]:
     """Rows whose simplest reading is a fault, though one without a fault stands."""
     slides = testimony.undecided
     if slides:
-        words = listed_or(slides_in_words(slides))
+        words = listed(slides_in_words(slides), "or")
         message = (
             f"all {many(testimony.rows, 'row')} of the log may have {words}: {len(testimony.certain)} different "
             "first tokens of answers have the fill as their logprob, so either all of them were certain, or each "
@@ -222,7 +222,7 @@ def _open(testimony: Testimony) -> Iterator[_LogFinding]:
         tally = _together(testimony.open[slides] for slides in readings)
         verb = "does" if tally.rows == 1 else "do"
         what = "logprobs are" if code == _LOGPROBS else "loss mask is"
-        words = listed_or(slides_in_words(sorted(slide for slides in readings for slide in slides)))
+        words = listed(slides_in_words(sorted(slide for slides in readings for slide in slides)), "or")
         message = (
             f"{tally.rows:,} of {many(testimony.rows, 'row')} {verb} not show whether the {what} on the sampled "
             f"tokens: {_named(tally)} may be right, with first tokens that were certain or ends left out of the "

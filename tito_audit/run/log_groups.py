@@ -16,8 +16,8 @@ from typing import Any
 from tito_audit.errors import EncodeError, RecordError, SetupError
 from tito_audit.formats import Detection, Unread, unread_columns
 from tito_audit.join import Annotations, Answers, Join, RowBatch, Work, lines_of, shown_by
-from tito_audit.levels.facts import NOTHING
-from tito_audit.levels.holds import record_of
+from tito_audit.levels.facts import LACKS_ALL
+from tito_audit.levels.record_mask import record_mask
 from tito_audit.record.finding import Result
 from tito_audit.record.outcome import COLUMN
 from tito_audit.record.rollout import Place, Rollout
@@ -35,7 +35,7 @@ from tito_audit.settings.model import Settings
 from tito_audit.storage import RawRow, RemoteFile, RowsInMemory, path_of
 from tito_audit.summary import RECORD, Summary
 from tito_audit.tokens.tokenizer import Tokenizer
-from tito_audit.viewer.model import named
+from tito_audit.viewer.model import with_row_id
 
 EVERY = 8 << 20
 """How many bytes of rows are read between two collections."""
@@ -181,7 +181,7 @@ class RowFlow:
             result = replace(
                 unreadable(place, str(error), auditor.codes), misfit=auditor.misfit, told=auditor.told
             )
-            yield result if group.settings.require_level is None else replace(result, counts={RECORD: NOTHING})
+            yield result if group.settings.require_level is None else replace(result, counts={RECORD: LACKS_ALL})
             return
         detection.look(place.file, *shown_by(read.format, read.row))
         unread: Unread = ()
@@ -194,10 +194,10 @@ class RowFlow:
         for rollout in read.rollouts:
             result = detection.say(audit_rollout(rollout, auditor, viewed))
             if viewed is not None:
-                result = named(result, read.row)
+                result = with_row_id(result, read.row)
             result = replace(result, counts={**result.counts, "repaired": 1}) if repaired else result
             if group.settings.require_level is not None:
-                record = record_of(rollout, group.rows_behind(raw, read))
+                record = record_mask(rollout, group.rows_behind(raw, read))
                 more = {} if record is None else {RECORD: record}
                 result = replace(result, counts={**result.counts, **more})
             yield replace(result, unread=unread) if unread else result

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tito_audit.summary import Sampled, Summary
+from tito_audit.summary import SampleCount, Summary
 
 Progress = Callable[[int, int, int], None]
 """Called with the rows audited, the bytes read and the total bytes, over all logs."""
@@ -80,6 +80,6 @@ class Counted:
         summary.notices.append(f"Stopped after {self.rows} rows, as asked by --limit.")
         return True
 
-    def sampled(self, share: float | None) -> Sampled | None:
+    def sampled(self, share: float | None) -> SampleCount | None:
         """The counts of a sample for the summary; None without one."""
-        return Sampled(share, self.rows, self.rows + self.left_out) if share is not None else None
+        return SampleCount(share, self.rows, self.rows + self.left_out) if share is not None else None

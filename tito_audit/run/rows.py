@@ -9,7 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from tito_audit.errors import ODD_VALUES, RecordError, SetupError, StorageError, TitoAuditError, in_words
+from tito_audit.errors import ODD_VALUES, RecordError, SetupError, StorageError, TitoAuditError, describe_error
 from tito_audit.format import Format, Row
 from tito_audit.formats import format_named, map_columns, number_columns, unmap_columns, with_sampling
 from tito_audit.join import Annotations, Join, calls_of, form_of, lines_of
@@ -94,7 +94,7 @@ class LogGroup:
         except TitoAuditError:
             raise
         except ODD_VALUES as error:
-            raise RecordError(f"the row cannot be read: {in_words(error)}") from error
+            raise RecordError(f"the row cannot be read: {describe_error(error)}") from error
 
     def read_again(self, form: Format, row: Row, place: Place, logged: Row) -> Sequence[Rollout]:
         """The rollouts of a row with our column names, joined by the ids of the logged row."""

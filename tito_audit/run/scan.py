@@ -143,7 +143,7 @@ class Scan(Shown):
             raise StorageError(f"{pipe}: a pipe cannot be read twice.\nSave it to a file, or iterate once.")
         self.summary, self._begun, self._ended = Summary(), False, False
 
-    def _counted(self) -> Summary | None:
+    def _finished_summary(self) -> Summary | None:
         return self.summary if self._ended else None
 
     def _of_log(self, file: str | None, counts: RunCounts, flow: RowFlow) -> Iterator[Result]:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, TypeAlias, T
 
 from tito_audit.errors import SetupError, TitoAuditError
 from tito_audit.settings.model import Settings
-from tito_audit.signals import HeldBack
+from tito_audit.signals import DeferredSignals
 from tito_audit.summary import Summary
 
 if TYPE_CHECKING:
@@ -302,7 +302,7 @@ class _Crew(Generic[Tag, Task, Answer]):
 
         (take, give), (collect, answer) = Pipe(duplex=False), Pipe(duplex=False)
         # No signal may reach the child before it knows what to do with it, nor us before we know the child.
-        with HeldBack() as signals:
+        with DeferredSignals() as signals:
             with warnings.catch_warnings():
                 # The child has none of our threads, and uses nothing that they hold.
                 warnings.simplefilter("ignore", DeprecationWarning)
@@ -325,14 +325,14 @@ def _serve(
     answers: Connection[Any, Any],
     others: Iterable[Connection[Any, Any]],
     cores: Sequence[int],
-    signals: HeldBack,
+    signals: DeferredSignals,
 ) -> NoReturn:
     """The main loop of a forked process; it exits here and never returns to its parent's code."""
     code = 1
     try:
         for end in others:  # a pipe reports its end only once every process has closed the other end
             end.close()
-        signals.end_child()
+        signals.restore_in_child()
         gc.freeze()  # keeps the parent's objects shared, and its files open
         gc.set_threshold(250_000)  # as the program does; the results of a whole chunk are no garbage
         os.environ["TOKENIZERS_PARALLELISM"] = "false"
