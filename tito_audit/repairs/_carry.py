@@ -11,7 +11,7 @@ import numpy as np
 from tito_audit.align.runs import paired_runs
 from tito_audit.errors import RecordError
 from tito_audit.evidence.logprobs import ROUNDING, placeholder_zeros
-from tito_audit.evidence.masks import perhaps_inverted
+from tito_audit.evidence.masks import may_be_inverted
 from tito_audit.evidence.model import Evidence, RowView
 from tito_audit.record.arrays import Ids, Logprobs, Mask, Offsets
 from tito_audit.record.column import Alignment, Column, ColumnRole
@@ -124,7 +124,7 @@ def untrained_turns(evidence: Evidence, chain: Sequence[int], findings: Sequence
         (f.code == "MSK403" and f.hit.cause != "all zeros") or f.hit.cause.startswith("slid") for f in findings
     ):
         return set()
-    if perhaps_inverted(evidence):
+    if may_be_inverted(evidence):
         raise RecordError(PERHAPS_INVERTED)
     left_out = set()
     held_turns = np.unique(view.turn[view.turn >= 0]).tolist()

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tito_audit.errors import RecordError
-from tito_audit.evidence.judgement import contested, judgement
-from tito_audit.evidence.masks import WholeMask, agreed_mask, perhaps_inverted, whole_mask
+from tito_audit.evidence.judgement import judgement, may_have_slid
+from tito_audit.evidence.masks import WholeMask, agreed_mask, may_be_inverted, whole_mask
 from tito_audit.evidence.model import Evidence, RowView
 from tito_audit.evidence.roles import unclear_tokens
 from tito_audit.record.arrays import Mask, Offsets
@@ -44,7 +44,7 @@ def _fits(evidence: Evidence, finding: Finding) -> bool:
     row = evidence.rollout.training_row
     if row is None or row.loss_mask is None or column_of(row, ColumnRole.LOSS_MASK) is None:
         return False
-    if perhaps_inverted(evidence):
+    if may_be_inverted(evidence):
         return False
     place = _place(evidence, row, finding)
     return place is not None and bool(row.loss_mask[place.positions].any())
@@ -88,9 +88,9 @@ def mask(evidence: Evidence, findings: tuple[Finding, ...], choices: RepairChoic
     row, judged = evidence.rollout.training_row, judgement(evidence)
     if row is None or row.loss_mask is None or column_of(row, ColumnRole.LOSS_MASK) is None:
         return None
-    if judged is not None and judged.several and evidence.row is not None and not evidence.row.proven:
+    if judged is not None and judged.is_ambiguous and evidence.row is not None and not evidence.row.proven:
         raise RecordError("the row alone does not show how far its columns are shifted")
-    if perhaps_inverted(evidence):
+    if may_be_inverted(evidence):
         raise RecordError(PERHAPS_INVERTED)
     out = np.zeros(len(row.token_ids), np.bool_)
     for finding in findings:
@@ -135,7 +135,7 @@ def _sampled(evidence: Evidence) -> Mask:
         if agreed is None or not agreed.any():
             raise RecordError("nothing would be left to train")
         return agreed
-    if not judged.sure:
+    if not judged.logprobs_in_place:
         raise RecordError("nothing would be left to train, and the logprobs are not on the sampled tokens")
     sampled = view.sampled & judged.values.real
     if not sampled.any():
@@ -163,11 +163,11 @@ def _place(evidence: Evidence, row: TrainingRow, finding: Finding) -> _CoveredTo
     if finding.code.startswith("MSK"):
         if whole_mask(evidence) is WholeMask.INVERTED:
             return None  # taking out what it trains would leave nothing; `normalize` inverts it
-        if contested(evidence):
+        if may_have_slid(evidence):
             return None  # several slides explain the row, and what lies outside the answers is evidence of them
         unsampled = span[~(view.sampled | unclear_tokens(evidence))[span]] if view is not None else span[:0]
         return _CoveredTokens(unsampled, first, in_answer=False)
-    if finding.code in ("LPR503", "LPR505") and contested(evidence):
+    if finding.code in ("LPR503", "LPR505") and may_have_slid(evidence):
         return None  # the gap may be the only sign that the column is shifted
     if finding.code == "LPR504" and row.logprobs is not None and row.loss_mask is not None:
         values = row.logprobs[row.loss_mask & np.isfinite(row.logprobs)]

@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 
 from tito_audit.errors import RecordError
-from tito_audit.evidence.fill import IMPOSSIBLE
-from tito_audit.evidence.judgement import contested, judgement
+from tito_audit.evidence.judgement import judgement, may_have_slid
+from tito_audit.evidence.logprob_values import IMPOSSIBLE
 from tito_audit.evidence.logprobs import shifts
 from tito_audit.evidence.masks import WholeMask, whole_mask
 from tito_audit.evidence.model import Evidence
@@ -84,7 +84,7 @@ def _turned(evidence: Evidence, row: TrainingRow, notes: list[str]) -> TrainingR
     if column_of(row, ColumnRole.LOSS_MASK) is None:
         raise RecordError("the row has no mask column that could be inverted back")
     mask, judged = view.sampled if view.proven else view.sampled & ~row.loss_mask, judgement(evidence)
-    if judged is not None and judged.values is not None and not judged.sure:
+    if judged is not None and judged.values is not None and not judged.logprobs_in_place:
         raise RecordError("the logprobs are not on the sampled tokens, and nothing else shows what they belong to")
     if row.logprobs is not None and all(column.alignment is not Alignment.SAMPLED for column in row.columns):
         # A token without a logprob has no ratio to train with.
@@ -107,7 +107,7 @@ def _with_sentinel(evidence: Evidence, row: TrainingRow, choices: RepairChoices,
     part = _cut(unused, column, row)
     if part is None:
         return row
-    if shifts(evidence) or contested(evidence):
+    if shifts(evidence) or may_have_slid(evidence):
         raise RecordError(
             f"column {column.name!r} may be shifted, and the values that show it would be overwritten: run "
             "`realign` first"

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from tito_audit.errors import RecordError
-from tito_audit.evidence.fill import IMPOSSIBLE, first_covered
-from tito_audit.evidence.judgement import judgement, restored_logprobs, restored_mask, row_slide
+from tito_audit.evidence.judgement import judgement, restored_logprobs, restored_mask, row_mask_slide
+from tito_audit.evidence.logprob_values import IMPOSSIBLE, first_covered
 from tito_audit.evidence.logprobs import ROUNDING, shifts
 from tito_audit.evidence.model import Evidence
 from tito_audit.record.arrays import Logprobs, Mask
@@ -32,7 +32,7 @@ def _moved_back(evidence: Evidence) -> tuple[Logprobs, Mask, bool] | None:
     if not shifted or row is None or row.logprobs is None:
         return None
     offset = shifted[0].offset
-    if shifted[0].undecided:
+    if shifted[0].is_undecided:
         raise RecordError("the row alone does not show how far its logprobs are shifted")
     if not offset:
         raise RecordError("the row's logprobs do not match the calls' at any offset")
@@ -170,7 +170,7 @@ def _agree(values: Logprobs, expected: Logprobs) -> Mask:
 def _fits(evidence: Evidence, finding: Finding) -> bool:
     """Whether it is a shifted mask, logprobs at an offset, or a column with one entry too many or too few."""
     if finding.code.startswith("MSK"):
-        return row_slide(evidence) != 0
+        return row_mask_slide(evidence) != 0
     if finding.code == "LPR502":
         return any(shift.offset for shift in shifts(evidence))
     return finding.hit.cause in ("one too many", "one too few")
@@ -257,7 +257,7 @@ def _named(findings: Sequence[Finding], code: str, where: Where) -> bool:
 
 def _mask_back(evidence: Evidence, row: TrainingRow, work: _Work) -> TrainingRow:
     """The row with every trained run moved back onto the sampled run."""
-    view, slide = evidence.row, row_slide(evidence)
+    view, slide = evidence.row, row_mask_slide(evidence)
     if not slide or view is None or row.loss_mask is None:
         return row
     back = restored_mask(evidence)
