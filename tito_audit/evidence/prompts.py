@@ -33,7 +33,7 @@ from tito_audit.evidence.completions import ConfirmedIds
 from tito_audit.evidence.differences import Comparison, Stretch, compare_text, completion_at, difference
 from tito_audit.evidence.model import Against, Difference, KnownCause
 from tito_audit.evidence.reference import Reference
-from tito_audit.record.arrays import Ids, Offsets
+from tito_audit.record.arrays import Ids
 from tito_audit.record.finding import Severity
 from tito_audit.record.message import Message
 from tito_audit.record.prefix import starts_with
@@ -153,6 +153,10 @@ class PromptStarts:
         if inputs is None or opener is None or read is None:
             return None
         around = [each.around for each in read]
+        size, at = len(opener.ids), self.cuts.positions(ids)
+        at = at[ids[at] == opener.ids[0]]
+        at = at[at + size <= len(ids)]
+        opener_places = at[(ids[at[:, None] + np.arange(size)] == opener.ids).all(axis=1)]
         return LaterText(
             messages,
             inputs.number,
@@ -161,7 +165,7 @@ class PromptStarts:
             list(accumulate([1 << number for number in around], or_, initial=0)),
             list(accumulate([message.role == _ANSWER for message in messages], initial=0)),
             opener,
-            _generation_prompt_places(ids, opener.ids, self.cuts).tolist(),
+            opener_places.tolist(),
             opens,
             ids,
             self._number_of((inputs.number, opens, *[number for each in read for number in each[:2]])),
@@ -279,14 +283,6 @@ class PromptStarts:
                 PromptOpener(pieces[-1], self._tokenizer.encode_fast_batch([text])[0]) if shows else None
             )
         return self._generation_prompts[inputs.number]
-
-
-def _generation_prompt_places(ids: Ids, opener: Ids, cuts: Cuts) -> Offsets:
-    """The indices in ids `[N]` at which a generation prompt begins."""
-    at = cuts.positions(ids)
-    at = at[ids[at] == opener[0]]
-    at = at[at + len(opener) <= len(ids)]
-    return np.asarray(at[(ids[at[:, None] + np.arange(len(opener))] == opener).all(axis=1)])
 
 
 def prompt_starts(tokenizer: Tokenizer, template: Template) -> PromptStarts | None:

@@ -44,8 +44,14 @@ def recover_ids(
         if not candidates and _has_no_text(token) and position == len(token_texts) - 1:
             candidates = tuple(sorted(end_ids))
         if not candidates:
-            problem = f"token {position} ({token.text!r}) {_reason(token)}"
-            return RecoveredIds(None, problem, ambiguous)
+            if _lost_bytes(token):
+                reason = "lost its bytes: the server wrote a replacement character where a character was cut"
+            elif _has_no_text(token):
+                reason = "has neither text nor bytes, so which special token it was is unknown"
+            else:
+                reason = "is not a token of this vocabulary: "
+                reason += "the log comes from another tokenizer, or the text was changed"
+            return RecoveredIds(None, f"token {position} ({token.text!r}) {reason}", ambiguous)
         ambiguous += len(candidates) > 1
         ids.append(min(candidates, key=lambda candidate: (candidate in vocabulary.added_ids, candidate)))
     return RecoveredIds(np.array(ids, np.int32), None, ambiguous)
@@ -72,11 +78,3 @@ def _lost_bytes(token: TokenText) -> bool:
 
 def _has_no_text(token: TokenText) -> bool:
     return not token.text and not token.data
-
-
-def _reason(token: TokenText) -> str:
-    if _lost_bytes(token):
-        return "lost its bytes: the server wrote a replacement character where a character was cut"
-    if _has_no_text(token):
-        return "has neither text nor bytes, so which special token it was is unknown"
-    return "is not a token of this vocabulary: the log comes from another tokenizer, or the text was changed"

@@ -97,8 +97,12 @@ def judged_mask(evidence: Evidence) -> JudgedMask | None:
     on_purpose = missing if left is None else left.tokens & ~in_slide
     rewritten = _rewritten(view, trained)
     if not in_slide.all():
-        missing = _ends_not_trained(row.token_ids, trained, view, evidence) & ~on_purpose & ~in_slide
-        added = np.zeros(len(trained), np.bool_)
+        missing, added = np.zeros(len(trained), np.bool_), np.zeros(len(trained), np.bool_)
+        for _, ranges in sampled_turns(evidence):
+            last = ranges[-1][1] - 1
+            if not trained[last] and is_end(last, row.token_ids, view, evidence.end_ids):
+                missing[last] = any(trained[start:end].any() for start, end in ranges)
+        missing &= ~on_purpose & ~in_slide
         follows = np.concatenate(([False], view.sampled[:-1]))
         for position in (trained & ~view.sampled & follows).nonzero()[0].tolist():
             added[position] = is_end(position, row.token_ids, view, evidence.end_ids)
@@ -116,16 +120,6 @@ def judged_mask(evidence: Evidence) -> JudgedMask | None:
         not_sampled=trained & ~view.sampled & ~added & ~rewritten & ~unclear_tokens(evidence),
         not_trained=view.sampled & ~trained & ~missing & ~on_purpose,
     )
-
-
-def _ends_not_trained(ids: Ids, trained: Mask, view: RowView, evidence: Evidence) -> Mask:
-    out = np.zeros(len(ids), np.bool_)
-    for _, spans in sampled_turns(evidence):
-        last = spans[-1][1] - 1
-        if trained[last] or not is_end(last, ids, view, evidence.end_ids):
-            continue
-        out[last] = any(trained[start:end].any() for start, end in spans)
-    return out
 
 
 def _rewritten(view: RowView, trained: Mask) -> Mask:
