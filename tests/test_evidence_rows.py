@@ -21,7 +21,7 @@ from tito_audit.errors import RenderError
 from tito_audit.evidence import row as rows
 from tito_audit.evidence.differences import difference, stretches
 from tito_audit.evidence.gather import gather
-from tito_audit.evidence.judgement import with_turn_ends
+from tito_audit.evidence.judgement import judge_view
 from tito_audit.evidence.model import Against, Difference, RowView
 from tito_audit.evidence.reference import Reference
 from tito_audit.evidence.rendered import _byte_roles, _role_name
@@ -83,7 +83,7 @@ def slow_row(
     try:
         rendering = spans(renderer, rollout.messages, rollout.tools, rollout.template_kwargs)
     except RenderError as error:
-        itself = rows.row_against_itself(rollout, reference)
+        itself = rows.compare_row_to_itself(rollout, reference)
         return itself.view, list(itself.differences), str(error)
     held, canonical = reference.pieces(row.token_ids), reference.pieces(tokenizer.encode(rendering.text))
     blocks = align(held, canonical, open_end=True)
@@ -272,9 +272,7 @@ def settled(view: RowView | None, rollout: Rollout, tokenizer: Tokenizer, render
     """The view with its turn ends as mask and logprobs show them, which is judged elsewhere."""
     row = rollout.training_row
     reference = Reference(tokenizer, renderer)
-    return (
-        None if view is None or row is None else with_turn_ends(view, row, reference.end_ids(), reference.text)[0]
-    )
+    return None if view is None or row is None else judge_view(view, row, reference.end_ids(), reference.text)[0]
 
 
 def unique(differences: list[Difference]) -> list[Difference]:
@@ -287,7 +285,7 @@ def unique(differences: list[Difference]) -> list[Difference]:
 
 def shown(one: Difference) -> str:
     sides = [(side.ids.tolist(), side.data, side.before, side.after) for side in (one.recorded, one.canonical)]
-    names = [f.name for f in fields(one) if f.name not in ("recorded", "canonical", "construction")]
+    names = [f.name for f in fields(one) if f.name not in ("recorded", "canonical", "known_cause")]
     return repr([sides, *(getattr(one, name) for name in names)])
 
 

@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from tests import toy
 from tests.tiers import examples, some
 from tito_audit.errors import RenderError
-from tito_audit.evidence import fill, judgement, rendered
+from tito_audit.evidence import judgement, logprob_values, rendered
 from tito_audit.evidence.gather import gather
-from tito_audit.evidence.model import Evidence, Sound
+from tito_audit.evidence.model import Evidence, Verified
 from tito_audit.evidence.witness import witness
 from tito_audit.record.build import training_row
 from tito_audit.record.message import as_messages
@@ -167,9 +167,9 @@ def slowly() -> Iterator[None]:
     """Without what tells a right row at once."""
     with (
         patch.object(rendered, "turn_reader", lambda *_: None),
-        patch.object(fill, "values_on_mask", lambda *_: None),
-        patch.object(judgement, "_at_once", lambda *_: None),
-        patch.object(Evidence, "sound", Sound.NOTHING),
+        patch.object(logprob_values, "logprob_values_on_mask", lambda *_: None),
+        patch.object(judgement, "_judge_exact_row", lambda *_: None),
+        patch.object(Evidence, "verified", Verified.NOTHING),
     ):
         yield
 
@@ -180,10 +180,12 @@ def shown(evidence: Evidence) -> list[object]:
     row = None if view is None else (view.sampled.tolist(), list(view.roles), view.spans, view.drifted.tolist())
     judged = evidence.memo.get("judgement")
     found = (
-        None if judged is None else (judged.spans, judged.ends, judged.departures, judged.slide, judged.missing)
+        None
+        if judged is None
+        else (judged.spans, judged.ends, judged.departures, judged.slide, judged.may_lack_values)
     )
     values = None if judged is None or judged.values is None else judged.values
-    entries = None if values is None else (values.real.tolist(), values.covered.tolist(), repr(values.fill))
+    entries = None if values is None else (values.real.tolist(), repr(values.fill))
     return [row, found, entries, witness(evidence), repr(check(evidence, RULES, CODES))]
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from tito_audit.align.drift import align
 from tito_audit.errors import ProviderError
 from tito_audit.evidence.differences import difference, stretches
-from tito_audit.evidence.images import states_images
+from tito_audit.evidence.images import has_images
 from tito_audit.evidence.model import Against, Evidence, Explained
 from tito_audit.evidence.reference import pieces_of
 from tito_audit.join import lines_of
@@ -166,7 +166,7 @@ class PromptRun(ModelRun[AskedRollout]):
             result.skip(Question.IDS, "the log holds no calls, so no prompts")
         elif evidence.rollout.stated.dummy_tokens:
             result.skip(Question.IDS, "the ids are placeholders")
-        elif states_images(evidence.rollout):
+        elif has_images(evidence.rollout):
             result.skip(Question.IDS, "it holds images, which ids cannot send")
         if result.skipped:
             return result

@@ -13,7 +13,7 @@ import numpy as np
 from tito_audit.errors import ODD_VALUES, EncodeError, SetupError, TitoAuditError
 from tito_audit.evidence.gather import gather, partly_recorded
 from tito_audit.evidence.model import Evidence
-from tito_audit.evidence.needs import Needs, words_for
+from tito_audit.evidence.needs import Needs, describe_missing
 from tito_audit.evidence.sft import sft_facts
 from tito_audit.evidence.trainings import trainings_of
 from tito_audit.evidence.witness import witness
@@ -184,7 +184,7 @@ def _audited(rollout: Rollout, auditor: Auditor, viewed: Viewed | None) -> Resul
 
 UNENCODED = "the tokenizer cannot encode it"
 """The cause of the finding, and why rules that need the tokenizer are skipped."""
-_WITHOUT_TOKENIZER = words_for(Needs.TOKENIZER)
+_WITHOUT_TOKENIZER = describe_missing(Needs.TOKENIZER)
 _COMPARING = frozenset(("SEQ301", "SEQ302", "SEQ303", "MSK401", "MSK402", "MSK404"))
 """Rules that compare calls with each other or with the training row, without a tokenizer."""
 
@@ -196,7 +196,7 @@ def uncompared(counts: Mapping[str, int], skips: Sequence[Skip], codes: frozense
     return {} if (codes & _COMPARING) - {skip.code for skip in skips} else {"uncompared": 1}
 
 
-_LACKED = tuple(map(words_for, (Needs.TOKENIZER, Needs.RENDERING, Needs.SAMPLED, Needs.TEMPLATE)))
+_LACKED = tuple(map(describe_missing, (Needs.TOKENIZER, Needs.RENDERING, Needs.SAMPLED, Needs.TEMPLATE)))
 """What a rollout lacks if the tokenizer or template is withheld."""
 
 
@@ -212,7 +212,7 @@ def _partial(partial: Needs, present: Needs, auditor: Auditor, skips: Sequence[S
     """The rules that ran and need what only some calls have, and that nothing else of the rollout replaces."""
     ran = auditor.codes - {skip.code for skip in skips}
     return tuple(
-        Skip(rule.code, f"{words_for(need & partial)} in some calls")
+        Skip(rule.code, f"{describe_missing(need & partial)} in some calls")
         for rule in auditor.rules
         if rule.code in ran
         for need in rule.needs

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from tito_audit.errors import ODD_VALUES, PluginError, describe_error
 from tito_audit.evidence.judgement import JUDGEMENT
-from tito_audit.evidence.logprobs import sound_of
-from tito_audit.evidence.model import Against, Difference, Evidence, Explained, Sound
+from tito_audit.evidence.logprobs import verified_parts
+from tito_audit.evidence.model import Against, Difference, Evidence, Explained, Verified
 from tito_audit.evidence.needs import Needs, applies
 from tito_audit.record.finding import TRAINING_ROW, Finding, Folded, Hit, Severity, Skip, Where
 from tito_audit.record.rollout import Place
@@ -158,10 +158,10 @@ def _reason(
     difference: Difference, evidence: Evidence, owners: _Owners, selected: frozenset[str] | None
 ) -> tuple[str, str, str] | None:
     """The code that owns a difference, its cause and what it is; None if no rule has a reason."""
-    construction = difference.construction
+    known_cause = difference.known_cause
     # A construction that gives the recorded tokens is a proof; no guess from the bytes overrules it.
-    if construction is not None:
-        return construction.code, construction.cause, construction.what
+    if known_cause is not None:
+        return known_cause.code, known_cause.cause, known_cause.what
     for rule, reason_for in owners:
         try:
             reason = reason_for(difference, evidence)
@@ -206,7 +206,7 @@ def check_explained(
         owned.setdefault(each.code, []).append(each)
     stated = evidence.rollout.stated
     findings = Findings(evidence.rollout.place, stated.calls_at, single)
-    key = tuple(rules), selected, evidence.present, stated.reasons, sound_of(evidence), frozenset(owned)
+    key = tuple(rules), selected, evidence.present, stated.reasons, verified_parts(evidence), frozenset(owned)
     to_run, skips = _to_run(*key)
     for rule in to_run:
         if rule.check is not None:
@@ -250,7 +250,7 @@ def _to_run(
     selected: frozenset[str],
     present: Needs,
     reasons: tuple[NotRead, ...],
-    sound: Sound,
+    verified: Verified,
     owned: frozenset[str],
 ) -> tuple[Sequence[Rule], tuple[Skip, ...]]:
     """The selected rules to run, and the skips of those that lack something and own no difference.
@@ -265,7 +265,7 @@ def _to_run(
         if because is not None and rule.code not in owned
     ]
     able = [rule for rule, because in reasoned if because is None or rule.code in owned]
-    quiet = {rule.code for rule in able if rule.check is None or (rule.silent and rule.silent in sound)} - owned
+    quiet = {rule.code for rule in able if rule.check is None or (rule.silent and rule.silent in verified)} - owned
     # Most rollouts skip the same rules: one tuple shared by all is pickled once.
     return [rule for rule in able if rule.code not in quiet], tuple(skips)
 

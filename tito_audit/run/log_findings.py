@@ -29,7 +29,7 @@ from tito_audit.evidence.sft import (
     UNFINISHED,
     UNSPACED,
 )
-from tito_audit.evidence.trainings import hit_again
+from tito_audit.evidence.trainings import retraining_hit
 from tito_audit.levels.tally import level_failures
 from tito_audit.record.finding import Finding, Hit, Result, Severity, Where
 from tito_audit.record.reading import Slide, assume_flags, slides_in_words
@@ -391,7 +391,7 @@ class Once:
         for place, noted in groupby(self._noted(), key=lambda pair: self.ledger.place(pair[0])):
             findings = []
             for number, again in noted:
-                hit, row_place = hit_again(again), self.ledger.row_place(number)
+                hit, row_place = retraining_hit(again), self.ledger.row_place(number)
                 severity = Severity.ERROR if hit.severity is None else hit.severity
                 repair = ONCE if again.turn is None else None
                 findings.append(headed(Finding(TRAINED_ONCE, severity, row_place, hit, repair)))

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from tito_audit.errors import EncodeError, RecordError, SetupError
 from tito_audit.evidence.gather import gather
-from tito_audit.evidence.harm import harm
+from tito_audit.evidence.harm import find_harm
 from tito_audit.evidence.model import Evidence
 from tito_audit.evidence.trainings import trainings_of
 from tito_audit.evidence.witness import witness
@@ -336,7 +336,7 @@ def _refuted(
     # A model's values are not in the log, which could only show whether they are on their tokens.
     if repair.safety is not Safety.UNSAFE and not repair.by_model and len(after) == 1:
         pairs = zip(before.audited, after[0].audited, strict=False)
-        because = next((why for old, new in pairs if (why := harm(old.evidence, new.evidence))), None)
+        because = next((why for old, new in pairs if (why := find_harm(old.evidence, new.evidence))), None)
         if because is not None:
             return because
     claimed = _claimed(before, repair, terms)

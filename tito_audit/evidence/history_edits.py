@@ -1,4 +1,4 @@
-"""Whether a later prompt holds other messages than the call before it: by what the log states, and by its text."""
+"""Finds edits of the history: a later prompt holds other messages, as the log states or its text shows."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from tito_audit.align.pieces import Pieces
-from tito_audit.evidence.differences import Region, Stretch, region_of
-from tito_audit.evidence.model import TextSide
+from tito_audit.evidence.differences import CompletionSpan, Stretch, completion_at
 from tito_audit.evidence.reference import Reference
 from tito_audit.evidence.roles import GENERATION_PROMPT, TEMPLATE, TURN_END, UNKNOWN, token_roles
 from tito_audit.record.message import Message, ToolCall
@@ -25,39 +24,40 @@ _SCAFFOLD = frozenset((ASSISTANT, GENERATION_PROMPT, TURN_END, TEMPLATE))
 _THOUGHT = re.compile(r"<think>.*?</think>", re.DOTALL)
 _THOUGHT_END = b"</think>"
 _OPENER = 12
-"""How many of the last bytes before an answer show that one begins; some templates mark it by no control token."""
+"""How many bytes before an answer identify the start of one; some templates mark it by no control token."""
 
 
 def messages_changed(rollout: Rollout, parent: int, turn: int, seen: bytes, prompt: bytes) -> bool | None:
-    """Whether a call was sent other messages than its parent; None if messages and text do not show it.
+    """Whether a call was sent other messages than its parent; None if neither messages nor text show it.
 
-    `seen` and `prompt` are the texts of the two prompts; messages that the log states have to be in them.
+    `seen` and `prompt` are the texts of the two prompts; stated messages only count if they occur there.
     """
     before, after = rollout.turns[parent], rollout.turns[turn]
     if before.prompt_messages is not None and after.prompt_messages is not None:
         stated, sent = before.prompt_messages, after.prompt_messages
         if len(sent) < len(stated) or any(
-            not (message.wire == other.wire or _said(message) == _said(other))
+            not (message.wire == other.wire or _comparison_key(message) == _comparison_key(other))
             for message, other in zip(stated, sent, strict=False)
         ):
             return True
-        return bool(_lost(stated, seen, prompt)[0])
-    if not of_one_list(rollout, parent, turn):
+        return bool(_given_messages_lost(stated, seen, prompt)[0])
+    if not write_one_conversation(rollout, parent, turn):
         return None
     assert before.message_index is not None
-    lost, shown = _lost(rollout.messages[: before.message_index], seen, prompt)
-    return True if lost else False if shown else None
+    lost, shown = _given_messages_lost(rollout.messages[: before.message_index], seen, prompt)
+    return lost or (False if shown else None)
 
 
-def of_one_list(rollout: Rollout, parent: int, turn: int) -> bool:
-    """Whether the log states that two calls wrote messages of one conversation, the parent's first."""
+def write_one_conversation(rollout: Rollout, parent: int, turn: int) -> bool:
+    """Whether the log says that both calls wrote messages of one conversation, the parent first."""
     before, after = rollout.turns[parent], rollout.turns[turn]
     if before.message_index is None or after.message_index is None:
         return False
     return before.prompt_messages is None and before.message_index < after.message_index
 
 
-def _said(message: Message) -> tuple[object, ...]:
+def _comparison_key(message: Message) -> tuple[object, ...]:
+    """Role, text without reasoning and white space, and parsed tool calls."""
     text = "".join(_THOUGHT.sub("", message.text).split())
     return message.role, text, [(call.name, _arguments(call)) for call in message.tool_calls]
 
@@ -71,34 +71,35 @@ def _arguments(call: ToolCall) -> Any:
         return call.arguments
 
 
-def _lost(messages: Sequence[Message], seen: bytes, prompt: bytes) -> tuple[bool, bool]:
-    """Whether a prompt lacks a given message that the one before it holds; whether both hold all of them."""
+def _given_messages_lost(messages: Sequence[Message], seen: bytes, prompt: bytes) -> tuple[bool, bool]:
+    """Whether `prompt` lacks a given message that `seen` holds, and whether both hold all of them."""
     texts = [message.text.strip().encode("utf-8", "surrogatepass") for message in messages if not message.sampled]
     texts = [text for text in texts if text]
-    before = _held(texts, seen)
-    after = _held(before, prompt)
+    before = _texts_in_order(texts, seen)
+    after = _texts_in_order(before, prompt)
     return len(after) < len(before), len(after) == len(texts)
 
 
-def _held(texts: Sequence[bytes], data: bytes) -> list[bytes]:
-    """Those of the texts that stand in `data` as words of their own, in order."""
-    standing, end = [], 0
+def _texts_in_order(texts: Sequence[bytes], data: bytes) -> list[bytes]:
+    """The texts that occur in `data` one after the other, not inside a longer word."""
+    occurring, end = [], 0
     for text in texts:
         at = data.find(text, end)
         while at >= 0 and (data[at - 1 : at].isalnum() or data[at + len(text) : at + len(text) + 1].isalnum()):
             at = data.find(text, at + 1)
         if at >= 0:
-            standing.append(text)
+            occurring.append(text)
             end = at + len(text)
-    return standing
+    return occurring
 
 
-def holds_answer(prompt: bytes, seen: Pieces, region: Region, ends: Collection[bytes]) -> bool:
-    """Whether a text holds an answer as a message of its own; without its reasoning counts too.
+def contains_answer(prompt: bytes, seen: Pieces, completion: CompletionSpan, ends: Collection[bytes]) -> bool:
+    """Whether a prompt holds a completion of `seen` as a message of its own, with or without its reasoning.
 
-    `seen` holds the answer at `region`; `ends` are the bytes of tokens that end a turn.
+    `ends` are the bytes of tokens that end a turn.
     """
-    opener, answer = seen.before(region.start, _OPENER), seen.bytes_of(region.start, region.end).rstrip()
+    opener = seen.before(completion.start, _OPENER)
+    answer = seen.bytes_of(completion.start, completion.end).rstrip()
     answer = next((answer.removesuffix(end) for end in ends if end and answer.endswith(end)), answer).strip()
     for answer_text in {answer, answer.rpartition(_THOUGHT_END)[2].lstrip()} - {b""}:
         at = prompt.find(opener + answer_text)
@@ -111,71 +112,70 @@ def holds_answer(prompt: bytes, seen: Pieces, region: Region, ends: Collection[b
     return False
 
 
-def opens_twice(prompt: Pieces, rest: bytes) -> bool:
-    """Whether `rest`, the end of a prompt, opens an answer before the one that the prompt opens."""
+def opens_another_answer(prompt: Pieces, rest: bytes) -> bool:
+    """Whether `rest`, the end of `prompt`, opens an answer besides the one at its very end."""
     opener = prompt.before(len(prompt), _OPENER)
     return rest.find(opener) < len(rest) - len(opener)
 
 
-def answers_again(rest: bytes, seen: Pieces, region: Region) -> bool:
-    """Whether text behind a shared history puts the question of the answer at `region`, and holds an answer."""
-    opener = seen.before(region.start, _OPENER)
-    question, at = seen.bytes_of(0, region.start), rest.find(opener)
+def repeats_question(rest: bytes, seen: Pieces, completion: CompletionSpan) -> bool:
+    """Whether `rest`, the text after a shared history, repeats the prompt of a completion and answers it."""
+    opener = seen.before(completion.start, _OPENER)
+    question, at = seen.bytes_of(0, completion.start), rest.find(opener)
     while at >= 0 and not question.endswith(rest[: at + len(opener)]):
         at = rest.find(opener, at + 1)
     return 0 <= at < len(rest) - len(opener)
 
 
-def given_change(
+def describe_history_edit(
     differing: Sequence[Stretch],
     seen: Pieces,
     prompt: Pieces,
-    regions: Sequence[Region],
+    completions: Sequence[CompletionSpan],
     rollout: Rollout,
     reference: Reference,
 ) -> str | None:
-    """How the first of these stretches that changes given text in more than white space does so, in words.
+    """The first edit of given text among these stretches, in words such as `user text changed`; None without one.
 
-    `seen` is what a call saw, with its answers at `regions`; `prompt` is a later one. Tool definitions and the
-    date do not count: templates write them.
+    `seen` is what a call saw, with its `completions`; `prompt` is a later one. White space does not count, nor do
+    tool definitions and the date: templates write them.
     """
     ends, headers = reference.end_ids(), reference.headers(rollout.template_kwargs)
     roles, later_roles = (cache(partial(token_roles, pieces, ends, headers)) for pieces in (seen, prompt))
     formats = date_formats(reference.renderer) if reference.renderer is not None else ()
     for stretch in differing:
         recorded, canonical = stretch.recorded.data, stretch.canonical.data
-        if bare(recorded) == bare(canonical):
+        if unspaced(recorded) == unspaced(canonical):
             continue
-        answer = region_of(stretch, regions)
-        # The roles of the given tokens of a stretch: beside an answer, those that are known.
-        answers = [region for region in regions if region.start < stretch.end and stretch.start < region.end]
-        outside = np.ones(stretch.end - stretch.start, np.bool_)
-        for region in answers:
-            outside[max(region.start - stretch.start, 0) : region.end - stretch.start] = False
-        own = roles().at(outside.nonzero()[0] + stretch.start)
-        others = gone = [role for role in own if role not in _SCAFFOLD and not (answers and role == UNKNOWN)]
+        answer = completion_at(stretch, completions)
+        # The roles of the tokens that were given; next to an answer, only roles that are known count.
+        answers = [each for each in completions if each.start < stretch.end and stretch.start < each.end]
+        is_given = np.ones(stretch.end - stretch.start, np.bool_)
+        for each in answers:
+            is_given[max(each.start - stretch.start, 0) : each.end - stretch.start] = False
+        own = roles().at(is_given.nonzero()[0] + stretch.start)
+        edited = lost = [role for role in own if role not in _SCAFFOLD and not (answers and role == UNKNOWN)]
         # What a prompt holds in place of the end of the last answer is the next message.
-        if not gone and (answer is None or (not recorded.strip() and answer is not regions[-1])):
+        if not lost and (answer is None or (not recorded.strip() and answer is not completions[-1])):
             later = later_roles()[stretch.canonical_start : stretch.canonical_end]
-            others = [role for role in later if role not in _SCAFFOLD]
-        if not others or other_tools(stretch) or other_date(stretch.recorded, stretch.canonical, formats):
+            edited = [role for role in later if role not in _SCAFFOLD]
+        if not edited or tools_differ(stretch) or other_date(stretch.recorded, stretch.canonical, formats):
             continue
-        if gone and answer is not None and not canonical.strip():
+        if lost and answer is not None and not canonical.strip():
             return "older turns dropped"
         what = "message dropped" if not canonical.strip() else INSERTED if not recorded.strip() else "text changed"
-        return what if others[0] == UNKNOWN else f"{others[0]} {what}"
+        return what if edited[0] == UNKNOWN else f"{edited[0]} {what}"
     return None
 
 
-def other_tools(stretch: Stretch) -> bool:
+def tools_differ(stretch: Stretch) -> bool:
     """Whether the text around a stretch defines other tools than before."""
-    return tools_in(_around(stretch.recorded)) != tools_in(_around(stretch.canonical))
+    recorded, canonical = (
+        side.in_context.decode("utf-8", "replace") for side in (stretch.recorded, stretch.canonical)
+    )
+    return tools_in(recorded) != tools_in(canonical)
 
 
-def _around(side: TextSide) -> str:
-    return (side.before + side.data + side.after).decode("utf-8", "replace")
-
-
-def bare(data: bytes) -> bytes:
+def unspaced(data: bytes) -> bytes:
     """Bytes without white space."""
     return re.sub(rb"\s+", b"", data)
