@@ -39,29 +39,29 @@ from tito_audit.evidence.row import (
     row_against_template,
 )
 from tito_audit.evidence.sft import is_sft, with_edges, with_ends
-from tito_audit.record.beside import NOTHING_BESIDE, BesideTokens
-from tito_audit.record.by_name import versions_and_trainers
 from tito_audit.record.column import ColumnRole
 from tito_audit.record.finding import Severity, Where
-from tito_audit.record.reading import NOTHING_STATED, Conventions
+from tito_audit.record.policy_columns import versions_and_trainers_logged
+from tito_audit.record.reading import NO_CONVENTIONS, Conventions
 from tito_audit.record.rollout import (
     IdsFrom,
     Rollout,
     TrainingRow,
     Turn,
-    as_training_row,
     hidden_and_trained,
-    visible_part,
+    visible_range,
+    with_call_as_row,
     with_speakers,
 )
-from tito_audit.record.speakers import DEFAULT, Speakers
+from tito_audit.record.speakers import DEFAULT_SPEAKERS, Speakers
 from tito_audit.record.stated import Unread
+from tito_audit.record.token_extras import NO_EXTRAS, TokenExtras
 from tito_audit.record.trainings import TrainedAgain
 from tito_audit.render.renderer import Renderer
 from tito_audit.tokens.tokenizer import Tokenizer
-from tito_audit.ways.observed import Observation, Part, observed, prompt_messages
-from tito_audit.ways.reading import date_formats
-from tito_audit.ways.row import OtherWays, tools_as_sent
+from tito_audit.ways.observations import Observation, Part, observe_prompt, prompt_messages
+from tito_audit.ways.other_texts import OtherWays, tools_as_sent
+from tito_audit.ways.recorded_values import date_formats
 from tito_audit.ways.writer import Writer
 
 
@@ -69,8 +69,8 @@ def gather(
     rollout: Rollout,
     tokenizer: Tokenizer | None,
     renderer: Renderer | None,
-    speakers: Speakers = DEFAULT,
-    conventions: Conventions = NOTHING_STATED,
+    speakers: Speakers = DEFAULT_SPEAKERS,
+    conventions: Conventions = NO_CONVENTIONS,
     trained_again: tuple[TrainedAgain, ...] = (),
 ) -> Evidence:
     """The evidence on a rollout, from what the log holds and what was given to the run.
@@ -85,7 +85,7 @@ def gather(
     reference = Reference(tokenizer, renderer, speakers) if tokenizer is not None else None
     rollout, problems = _recovered(rollout, reference)
     if reference is not None and holds_given_turns(rollout, reference):
-        rollout = as_training_row(rollout)
+        rollout = with_call_as_row(rollout)
         trained_again = tuple(_in_row(again, rollout) for again in trained_again)
     if reference is not None and rollout.stated.converted_tools:
         rollout = replace(rollout, tools=tools_as_sent(rollout, reference.vocabulary))
@@ -155,7 +155,7 @@ def _row(rollout: Rollout, chains: Chains, reference: Reference | None) -> RowFo
     """The training row compared with the best evidence in the log: calls, else messages, else itself."""
     if rollout.training_row is None:
         return RowFound()
-    start, end = visible_part(rollout.training_row)
+    start, end = visible_range(rollout.training_row)
     if end - start < len(rollout.training_row.token_ids):
         return _padded(rollout, rollout.training_row, (start, end), chains, reference)
     if any(seen is not None for seen in chains.seen):
@@ -167,7 +167,7 @@ def _row(rollout: Rollout, chains: Chains, reference: Reference | None) -> RowFo
         as_sent = row_against_request(rollout, reference)
         if as_sent is not None:
             return as_sent
-        if all(message.given for message in rollout.messages):
+        if all(message.known_unsampled for message in rollout.messages):
             return row_against_itself(rollout, reference)._replace(unused=_NO_ANSWER)
     if rollout.messages and reference.renderer is not None:
         written, error = render_conversation(rollout, reference)
@@ -323,11 +323,11 @@ def _present(
 ) -> Needs:
     turns, line = rollout.turns, rollout.training_row
     rendered = rendered and renderer is not None
-    versions, trainers = versions_and_trainers(rollout)
+    versions, trainers = versions_and_trainers_logged(rollout)
     images = states_images(rollout)
-    beside = [each.beside for each in turns if each.beside is not NOTHING_BESIDE]
-    if line is not None and line.beside is not NOTHING_BESIDE:
-        beside.append(line.beside)
+    beside = [each.extras for each in turns if each.extras is not NO_EXTRAS]
+    if line is not None and line.extras is not NO_EXTRAS:
+        beside.append(line.extras)
     messages = bool(rollout.messages) or any(turn.prompt_messages for turn in turns)
     return _needs(
         (
@@ -355,16 +355,16 @@ def _present(
     )
 
 
-def _beside(beside: Sequence[BesideTokens]) -> tuple[bool, ...]:
+def _beside(beside: Sequence[TokenExtras]) -> tuple[bool, ...]:
     """Whether experts, kept sets and credit are there, the first two also whether they were read."""
-    unfit = [part for values in beside for part in values.unfit]
+    unfit = [part for values in beside for part in values.unreadable]
     met: list[bool] = []
     for experts, read in (
         (True, any(each.routing for each in beside)),
-        (False, any(each.sets for each in beside)),
+        (False, any(each.kept_sets for each in beside)),
     ):
-        own = [part for part in unfit if part.experts is experts]
-        met += [read or bool(own), read or any(part.wrong for part in own)]
+        own = [part for part in unfit if part.is_routing is experts]
+        met += [read or bool(own), read or any(part.contradicts_itself for part in own)]
     return (*met, any(values.credit for values in beside))
 
 
@@ -422,7 +422,7 @@ def with_constructions(
         recorded = reference.pieces(observation.ids)
         # A run of one control token at the very start or end of a sequence is padding.
         ids, bos = observation.ids, reference.tokenizer.bos_id
-        place = "prompt ids" if observation.opens else "row"
+        place = "prompt ids" if observation.is_answered else "row"
         for number in numbers:
             start, end = out[number].start, out[number].end
             outside = start == 0 or end == len(ids)
@@ -445,15 +445,15 @@ def _observation(rollout: Rollout, where: Where, turn: int | None, reference: Re
     if where is not Where.ROW:
         assert turn is not None
         ids, sent = rollout.turns[turn].prompt_ids, prompt_messages(rollout, turn)
-        return None if ids is None or not sent else observed(rollout, turn, sent, ids, Part.LATER)
+        return None if ids is None or not sent else observe_prompt(rollout, turn, sent, ids, Part.LATER)
     row = rollout.training_row
     if row is None:
         return None
     if not is_as_sent(rollout):
-        return observed(rollout, None, rollout.messages, row.token_ids, Part.WHOLE)
+        return observe_prompt(rollout, None, rollout.messages, row.token_ids, Part.WHOLE)
     answer = answer_to(rollout, reference)
     before = row.token_ids if answer is None else row.token_ids[: answer[0]]
-    return observed(rollout, None, rollout.messages, before, Part.LATER)
+    return observe_prompt(rollout, None, rollout.messages, before, Part.LATER)
 
 
 def _harmless(difference: Difference) -> bool:
@@ -468,7 +468,7 @@ def _explain(
     explaining: list[tuple[Construction, list[int]]] = []
     for text, code, cause, what in ways.texts():
         # The ranges of recorded tokens whose bytes differ from the text's.
-        written, opens = reference.pieces(reference.encode_as(text, recorded.ids)), ways.observation.opens
+        written, opens = reference.pieces(reference.encode_as(text, recorded.ids)), ways.observation.is_answered
         rest = [
             (start, end)
             for kind, start, end, _, _ in align(recorded, written, open_end=not opens).differing()

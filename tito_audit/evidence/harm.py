@@ -9,7 +9,7 @@ from tito_audit.evidence.judgement import judgement
 from tito_audit.evidence.logprobs import ROUNDING
 from tito_audit.evidence.model import Evidence
 from tito_audit.record.arrays import Logprobs, Mask
-from tito_audit.record.reading import WHOLE, Slide
+from tito_audit.record.reading import TO_END, Slide
 from tito_audit.record.rollout import TrainingRow
 
 
@@ -47,7 +47,7 @@ def harm(before: Evidence, after: Evidence) -> str | None:
         own = logprobs
         if logprobs is not None and slide.logprobs:
             own = logprobs.copy()
-            for number in range(slide.first, len(before_repair.spans) if slide.last == WHOLE else slide.last + 1):
+            for number in range(slide.first, len(before_repair.spans) if slide.last == TO_END else slide.last + 1):
                 places = np.arange(before_repair.spans[number].start, before_repair.spans[number].ends[-1])
                 source = places + slide.logprobs
                 inside = (source >= 0) & (source < len(own))

@@ -19,8 +19,8 @@ from tito_audit.evidence.model import Evidence, RowView, SampledSpan, Sound
 from tito_audit.evidence.readings import Fit, Readings
 from tito_audit.record.arrays import Ids, Logprobs, Mask
 from tito_audit.record.column import ColumnRole
-from tito_audit.record.reading import NOTHING_STATED, Conventions, Slide
-from tito_audit.record.rollout import TrainingRow, seen_by_loss
+from tito_audit.record.reading import NO_CONVENTIONS, Conventions, Slide
+from tito_audit.record.rollout import TrainingRow, effective_loss_mask
 from tito_audit.record.runs import trained_runs
 
 _THINK = re.compile(r"\s*<think>\s*(?:</think>\s*)?")
@@ -97,7 +97,7 @@ def _judgement(evidence: Evidence) -> Judgement | None:
     if view.proven:
         spans = tuple(SampledSpan(a, (b,)) for _, stretch in sampled_turns(evidence) for a, b in stretch)
     spans = tuple(sorted(spans, key=lambda span: span.start))
-    return judge(row, spans, NOTHING_STATED if view.proven else evidence.conventions)
+    return judge(row, spans, NO_CONVENTIONS if view.proven else evidence.conventions)
 
 
 def with_turn_ends(
@@ -105,7 +105,7 @@ def with_turn_ends(
     row: TrainingRow,
     end_ids: frozenset[int],
     text: Callable[[Ids], str] = lambda _ids: "",
-    stated: Conventions = NOTHING_STATED,
+    stated: Conventions = NO_CONVENTIONS,
 ) -> tuple[RowView, Judgement | None]:
     """A view by roles or messages with the answer starts and ends that mask, logprobs and finish reasons show, and
     its judgement.
@@ -195,16 +195,16 @@ def _leaves_values_out(span: SampledSpan, row: TrainingRow, values: Values | Non
 
 
 def judge(
-    row: TrainingRow, spans: tuple[SampledSpan, ...], stated: Conventions = NOTHING_STATED
+    row: TrainingRow, spans: tuple[SampledSpan, ...], stated: Conventions = NO_CONVENTIONS
 ) -> Judgement | None:
     """What these spans, the mask and the logprobs of a row show together; None without spans."""
     if not spans:
         return None
-    if stated is NOTHING_STATED:
+    if stated is NO_CONVENTIONS:
         at_once = _at_once(row, spans)
         if at_once is not None:
             return at_once
-    mask, values = seen_by_loss(row), values_of(row, spans, FARTHEST)
+    mask, values = effective_loss_mask(row), values_of(row, spans, FARTHEST)
     covered = first_covered(row, ColumnRole.LOSS_MASK), first_covered(row)
     readings = Readings(spans, mask, values, covered, stated)
     departures = readings.departures_in_place()
@@ -295,7 +295,7 @@ def restored_logprobs(row: TrainingRow, judged: Judgement) -> tuple[Logprobs, Ma
         inside = (places + far >= first) & (places + far < size)
         out[places] = np.where(inside, row.logprobs[np.clip(places + far, 0, size - 1)], fill)
         lost[places[~inside]] = True
-    for place in range(*rolled_to(judged.spans, far, size).indices(size)) if judged.slide.of_row else ():
+    for place in range(*rolled_to(judged.spans, far, size).indices(size)) if judged.slide.whole_row else ():
         at = (place - far) % size
         if judged.values.real[place] and lost[at]:
             out[at], out[place], lost[at] = row.logprobs[place], fill, False

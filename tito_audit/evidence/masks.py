@@ -14,20 +14,13 @@ import numpy as np
 from tito_audit.evidence.fill import FARTHEST, first_covered
 from tito_audit.evidence.model import Evidence, RowView, SampledSpan
 from tito_audit.evidence.reference import headers_in, pieces_of
-from tito_audit.evidence.roles import (
-    TURN_END,
-    UNKNOWN,
-    ends_turn,
-    token_roles,
-    unclear_roles,
-    unclear_tokens,
-)
+from tito_audit.evidence.roles import TURN_END, UNKNOWN, ends_turn, token_roles, unclear_roles, unclear_tokens
 from tito_audit.record.arrays import Ids, Mask
 from tito_audit.record.column import ColumnRole
 from tito_audit.record.memo import memoized
 from tito_audit.record.runs import trained_runs
 from tito_audit.record.speakers import ASSISTANT, unknown_role_name
-from tito_audit.record.testimony import EndsOf
+from tito_audit.record.testimony import AnswerEnds
 
 PREFILLED = 3
 """The most first tokens of an answer that a harness is taken to write in every answer."""
@@ -218,7 +211,7 @@ class LeftOut:
     """`[T]` these tokens."""
     first: int
     """How many first tokens of each answer."""
-    ends: EndsOf | None
+    ends: AnswerEnds | None
     """What it does with the ends of answers; None if it has none."""
 
 
@@ -231,7 +224,7 @@ def left_out(evidence: Evidence) -> LeftOut | None:
         return None
     mask, tokens = row.loss_mask, np.zeros(len(row.loss_mask), np.bool_)
     first: set[int] = set()
-    ends: list[EndsOf] = []
+    ends: list[AnswerEnds] = []
     places: list[tuple[int, int]] = []
     for _, stretch in sampled_turns(evidence):
         start, end = stretch[0][0], stretch[-1][1]
@@ -243,21 +236,21 @@ def left_out(evidence: Evidence) -> LeftOut | None:
         if before < end - start - ended:  # a shorter answer shows nothing
             first.add(before)
         if ended:
-            ends.append(EndsOf.TRAINED if trained[-1] else EndsOf.KEPT)
+            ends.append(AnswerEnds.TRAINED if trained[-1] else AnswerEnds.KEPT)
         elif end < len(mask) and is_end(end, row.token_ids, view, evidence.end_ids) and not view.proven:
-            ends.append(EndsOf.TRAINED if mask[end] else EndsOf.OPEN)
+            ends.append(AnswerEnds.TRAINED if mask[end] else AnswerEnds.OPEN)
         places.append((start, end))
     if not places:
         return None
     count = first.pop() if len(first) == 1 else 0
     count = count if count <= PREFILLED else 0
-    keeps_ends = EndsOf.KEPT in ends and EndsOf.TRAINED not in ends
+    keeps_ends = AnswerEnds.KEPT in ends and AnswerEnds.TRAINED not in ends
     for start, end in places:
         tokens[start : start + count] = True
         tokens[end - 1] |= keeps_ends and is_end(end - 1, row.token_ids, view, evidence.end_ids)
     # What a row does with its ends: one that is open was appended where others are known.
-    shown = {end for end in ends if end is not EndsOf.OPEN}
-    together = EndsOf.MIXED if len(shown) > 1 else shown.pop() if shown else EndsOf.OPEN if ends else None
+    shown = {end for end in ends if end is not AnswerEnds.OPEN}
+    together = AnswerEnds.MIXED if len(shown) > 1 else shown.pop() if shown else AnswerEnds.OPEN if ends else None
     return LeftOut(tokens & ~mask, count, together)
 
 

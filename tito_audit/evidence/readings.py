@@ -18,7 +18,7 @@ from tito_audit.evidence.fill import FARTHEST, Values
 from tito_audit.evidence.masks import PREFILLED
 from tito_audit.evidence.model import SampledSpan
 from tito_audit.record.arrays import Mask, Offsets
-from tito_audit.record.reading import WHOLE, Conventions, End, First, Slide
+from tito_audit.record.reading import TO_END, Conventions, EndConvention, FirstConvention, Slide
 from tito_audit.record.runs import trained_runs
 
 _PLACES = tuple(sorted(range(-FARTHEST, FARTHEST + 1), key=abs))
@@ -67,7 +67,7 @@ class Readings:
     ) -> None:
         bounds = np.array([(span.start, span.shut, span.ends[0], span.ends[-1]) for span in spans], np.int64)
         self.starts, self.shut, self.least, self.last = bounds.reshape(-1, 4).T
-        if stated.first is First.PREFILL:  # what was prefilled is no part of an answer
+        if stated.first is FirstConvention.PREFILL:  # what was prefilled is no part of an answer
             self.starts = np.minimum(self.starts + stated.tokens, self.shut)
         self.stated, self.first_covered = stated, first_covered
         self.mask, self.values = mask, values
@@ -88,9 +88,9 @@ class Readings:
             ends = np.where(some, self.runs[np.maximum(after - 1, 0), 1], self.starts)
             fits = np.ones(len(starts), np.bool_)
             if self.stated.first is not None:
-                tokens = self.stated.tokens if self.stated.first is First.LEFT_OUT else 0
+                tokens = self.stated.tokens if self.stated.first is FirstConvention.LEFT_OUT else 0
                 fits = ~some | (starts == np.minimum(self.starts + tokens, self.shut))
-            if self.stated.end is End.UNTRAINED:
+            if self.stated.end is EndConvention.UNTRAINED:
                 fits &= ends <= self.shut
             self.trained = _Column(fits, after - before, starts, ends, some & (starts > self.starts))
         self.mask_in_place = int(self.trained.entries.sum()) == len(self.runs)
@@ -113,7 +113,7 @@ class Readings:
         and the run states that ends are trained."""
         trains = mask.ends > mask.starts
         kept_ends = trains & (mask.ends <= self.shut) & (self._valued(self.shut + shifts, self.last + shifts) > 0)
-        if self.stated.end is End.TRAINED and kept_ends.any():
+        if self.stated.end is EndConvention.TRAINED and kept_ends.any():
             return None
         unusual = [mask.departs, kept_ends]
         if self.values is not None and not self.certain:
@@ -132,7 +132,7 @@ class Readings:
         """
         shifts, trained = np.zeros_like(self.starts), self.trained.ends
         if fit is not None:
-            shifts[fit.slide.first : None if fit.slide.last == WHOLE else fit.slide.last + 1] = fit.slide.logprobs
+            shifts[fit.slide.first : None if fit.slide.last == TO_END else fit.slide.last + 1] = fit.slide.logprobs
             trained = fit.ends
         ends = np.maximum(trained, self.shut + self._valued(self.shut + shifts, self.last + shifts))
         lost = self.last + shifts > self.size
@@ -152,7 +152,7 @@ class Readings:
         # How many first tokens of each answer are not trained, and how many of them have no value. Where the fill
         # may be a logprob, a prefilled token looks like one that was certain.
         firsts = [(self.stated.tokens, 0)]
-        if self.stated.first is not First.LEFT_OUT:
+        if self.stated.first is not FirstConvention.LEFT_OUT:
             most = 0 if self.stated.first is not None else PREFILLED
             firsts = [
                 (first, prefilled)
@@ -195,7 +195,7 @@ class Readings:
         offsets: Sequence[int] = _PLACES
         if of_row and not cut:
             offsets = tuple(set((begins - starts)[np.abs(begins - starts) <= FARTHEST].tolist()))
-        latest = self.shut if self.stated.end is End.UNTRAINED else self.last
+        latest = self.shut if self.stated.end is EndConvention.UNTRAINED else self.last
         masks = {}
         for far in offsets:
             moved = np.minimum(np.maximum(starts + far, self.first_covered[0]), self.size)  # np.clip costs more
@@ -263,7 +263,7 @@ class Readings:
         if not len(inside) or (far and not of_trained):
             return None
         first = int(inside[0]) if inside[0] > moved[0] else 0
-        last = WHOLE if inside[-1] == moved[-1] else int(inside[-1])
+        last = TO_END if inside[-1] == moved[-1] else int(inside[-1])
         shifts, ends = np.where(chosen, shift, 0), mask.ends
         if far > 0 and (trains & (ends > self.shut)).any():
             # What slid past the end of the row is lost: a sampled end was trained there if it was elsewhere.
@@ -272,7 +272,7 @@ class Readings:
         unusual = self._unusual(mask, shifts)
         if unusual is None:
             return None
-        departures = bool(far) + bool(shift) + bool(first or last != WHOLE) + unusual
+        departures = bool(far) + bool(shift) + bool(first or last != TO_END) + unusual
         inside = (chosen & shown).nonzero()[0]
         answers = range(int(inside[0]), int(inside[-1]) + 1)
         return Fit(Slide(far, shift, first, last), answers, departures, mask.starts, ends)

@@ -15,10 +15,10 @@ from tito_audit.evidence.model import TextSide
 from tito_audit.evidence.reference import Reference
 from tito_audit.evidence.roles import GENERATION_PROMPT, TEMPLATE, TURN_END, UNKNOWN, token_roles
 from tito_audit.record.message import Message, ToolCall
-from tito_audit.record.nesting import parsed_by_python
+from tito_audit.record.nesting import load_python_json
 from tito_audit.record.rollout import Rollout
 from tito_audit.record.speakers import ASSISTANT
-from tito_audit.ways.reading import date_formats, other_date, tools_in
+from tito_audit.ways.recorded_values import date_formats, differing_dates, find_tools
 
 INSERTED = "message inserted"
 _SCAFFOLD = frozenset((ASSISTANT, GENERATION_PROMPT, TURN_END, TEMPLATE))
@@ -66,7 +66,7 @@ def _arguments(call: ToolCall) -> Any:
     if not isinstance(call.arguments, str):
         return call.arguments or {}
     try:
-        return parsed_by_python(call.arguments or "{}")
+        return load_python_json(call.arguments or "{}")
     except ValueError:
         return call.arguments
 
@@ -158,7 +158,7 @@ def given_change(
         if not gone and (answer is None or (not recorded.strip() and answer is not regions[-1])):
             later = later_roles()[stretch.canonical_start : stretch.canonical_end]
             others = [role for role in later if role not in _SCAFFOLD]
-        if not others or other_tools(stretch) or other_date(stretch.recorded, stretch.canonical, formats):
+        if not others or other_tools(stretch) or differing_dates(stretch.recorded, stretch.canonical, formats):
             continue
         if gone and answer is not None and not canonical.strip():
             return "older turns dropped"
@@ -169,7 +169,7 @@ def given_change(
 
 def other_tools(stretch: Stretch) -> bool:
     """Whether the text around a stretch defines other tools than before."""
-    return tools_in(_around(stretch.recorded)) != tools_in(_around(stretch.canonical))
+    return find_tools(_around(stretch.recorded)) != find_tools(_around(stretch.canonical))
 
 
 def _around(side: TextSide) -> str:

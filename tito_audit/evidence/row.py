@@ -54,9 +54,9 @@ from tito_audit.record.message import as_message
 from tito_audit.record.prefix import same_ids
 from tito_audit.record.rollout import Rollout, TrainingRow
 from tito_audit.record.runs import trained_runs
-from tito_audit.record.speakers import ASSISTANT, GIVEN_SPEAKERS, unknown_role_name
+from tito_audit.record.speakers import ASSISTANT, UNSAMPLED_SPEAKERS, unknown_role_name
 from tito_audit.tokens.vocab import Vocabulary
-from tito_audit.ways.reading import holds_marker
+from tito_audit.ways.recorded_values import holds_marker
 
 # Where the answers of a training row begin, and whether logprobs prove that their tokens were sampled.
 
@@ -347,7 +347,7 @@ def holds_given_turns(rollout: Rollout, reference: Reference) -> bool:
     if not pieces.control.any():
         return False
     headers = reference.headers(rollout.template_kwargs)
-    by_others = token_roles(pieces, reference.end_ids(), headers).among(GIVEN_SPEAKERS)
+    by_others = token_roles(pieces, reference.end_ids(), headers).among(UNSAMPLED_SPEAKERS)
     if not by_others.any() or logprobs is None:
         return bool(by_others.any())
     scored = logprobs[by_others]
@@ -363,7 +363,7 @@ def _view_by_roles(recorded: Pieces, rollout: Rollout, reference: Reference) -> 
     row = rollout.training_row
     if is_sft(rollout) and row is not None and row.loss_mask is not None and not sampled.any():
         # It may end before an answer begins, or train inside of what was given.
-        by_others = roles.among(GIVEN_SPEAKERS)
+        by_others = roles.among(UNSAMPLED_SPEAKERS)
         nameless |= bool((by_others & row.loss_mask if row.loss_mask.any() else by_others).any())
     return _view(roles, sampled) if nameless or sampled.any() or roles.unclear().any() else None
 
@@ -405,7 +405,7 @@ def _canonical_bytes(recorded: Pieces, canonical: Pieces, blocks: Blocks) -> NDA
 
 def is_as_sent(rollout: Rollout) -> bool:
     """Whether the messages end with one that was given, as a sampler gets them."""
-    return bool(rollout.messages) and rollout.messages[-1].given
+    return bool(rollout.messages) and rollout.messages[-1].known_unsampled
 
 
 def answer_to(rollout: Rollout, reference: Reference) -> tuple[int, int] | None:

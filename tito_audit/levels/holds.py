@@ -128,8 +128,8 @@ def _beside(rollout: Rollout, rows: Sequence[Record], holders: Holders) -> tuple
     }
     shown = bool(parts) and all(any(_says(part[name]) for name in part if name != "type") for part in parts)
     there = {
-        "kept_sets": applies["kept_sets"] and _each(rollout, lambda part: bool(part.beside.sets)),
-        "experts": applies["experts"] and _each(rollout, lambda part: bool(part.beside.routing)),
+        "kept_sets": applies["kept_sets"] and _each(rollout, lambda part: bool(part.extras.kept_sets)),
+        "experts": applies["experts"] and _each(rollout, lambda part: bool(part.extras.routing)),
         "images": shown or (applies["images"] and any(_says(row.get(name)) for row in rows for name in _IMAGES)),
     }
     holds = {name: there[name] or not applies[name] for name in there}
@@ -146,7 +146,7 @@ def _experts_of(rollout: Rollout) -> bool:
     """Whether experts stand beside any tokens of a rollout."""
     parts: list[Turn | TrainingRow] = [*rollout.turns]
     parts += [rollout.training_row] if rollout.training_row is not None else []
-    return any(part.beside.routing for part in parts)
+    return any(part.extras.routing for part in parts)
 
 
 def _answer_logged(turn: Turn) -> bool:

@@ -116,7 +116,7 @@ class VLLMProvider(ModelServer):
             if not self._same_prompt(answer, choice, ids):
                 raise self._no_prompt()
             chunks.append(self._chunk(choice, sampling.top_logprobs, ends=True))
-        results = joined(chunks, ids.whole, sampling.n)
+        results = joined(chunks, ids.original, sampling.n)
         counted(results, (answer.get("usage") or {}).get("completion_tokens"), self._where)
         return results
 
@@ -155,7 +155,7 @@ class VLLMProvider(ModelServer):
         if not self._same_prompt(answer, choice, sent):
             raise self._no_prompt()
         entries = self._of_prompt(answer, choice).get("prompt_logprobs")
-        logprobs, tops = prompt_columns(entries, sent.whole, start, top, self._where)
+        logprobs, tops = prompt_columns(entries, sent.original, start, top, self._where)
         if not whole:
             # The last token of a full context, which was the only token allowed to be sampled.
             sampled, last, last_tops = self._columns(choice, top)

@@ -13,9 +13,9 @@ from tito_audit.evidence.judgement import judgement, restored_logprobs, restored
 from tito_audit.evidence.logprobs import ROUNDING, shifts
 from tito_audit.evidence.model import Evidence
 from tito_audit.record.arrays import Logprobs, Mask
-from tito_audit.record.column import Alignment, Column, ColumnRole, MaskEncoding, spread
+from tito_audit.record.column import Alignment, Column, ColumnRole, MaskEncoding, expand
 from tito_audit.record.finding import Finding, Where
-from tito_audit.record.repaired import unmended
+from tito_audit.record.repaired import unrepaired
 from tito_audit.record.rollout import TrainingRow, Turn
 from tito_audit.repair import Proposal, Safety, repair
 from tito_audit.repairs._carry import UNTRAINED, column_of, restated
@@ -248,7 +248,7 @@ def realign(evidence: Evidence, findings: tuple[Finding, ...], choices: RepairCh
             raise RecordError("; ".join(work.problems))
         return None
     adds = UNTRAINED if work.untrained else frozenset()
-    return Proposal((unmended(rollout),), notes=tuple(work.notes), adds=adds)
+    return Proposal((unrepaired(rollout),), notes=tuple(work.notes), adds=adds)
 
 
 def _named(findings: Sequence[Finding], code: str, where: Where) -> bool:
@@ -285,7 +285,7 @@ def _mask_back(evidence: Evidence, row: TrainingRow, work: _Work) -> TrainingRow
     logprobs = row.logprobs
     for column in compact:
         if column.role is ColumnRole.LOGPROBS:
-            logprobs = spread(column.values, Alignment.SAMPLED, full=len(back), trained=back)
+            logprobs = expand(column.values, Alignment.SAMPLED, full=len(back), trained=back)
     return replace(moved, columns=columns, logprobs=logprobs)
 
 
@@ -338,7 +338,7 @@ def _row_fitted(evidence: Evidence, row: TrainingRow, work: _Work) -> TrainingRo
             fitted = replace(column, values=values, alignment=alignment)
             columns = tuple(fitted if old is column else old for old in row.columns)
             length, trained = row.prompt_length, row.loss_mask
-            logprobs = spread(values, alignment, full=full, prompt_length=length, trained=trained)
+            logprobs = expand(values, alignment, full=full, prompt_length=length, trained=trained)
             return replace(row, logprobs=logprobs, columns=columns)
     raise unprovable(column.name)
 

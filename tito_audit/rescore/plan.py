@@ -11,7 +11,7 @@ from tito_audit.chains.links import chain_to, parents_of
 from tito_audit.evidence.model import Evidence
 from tito_audit.record.arrays import Ids, Logprobs, Mask
 from tito_audit.record.finding import Finding, Where
-from tito_audit.record.rollout import TrainingRow, seen_by_loss
+from tito_audit.record.rollout import TrainingRow, effective_loss_mask
 from tito_audit.viewer.replacements import SAMPLED, SEEN, Key, Replaced, replaced
 
 DRIFT = ("TOK", "SEQ", "TPL")
@@ -159,7 +159,7 @@ def parts_of(evidence: Evidence, vocabulary: int | None) -> tuple[list[Scorable]
 
 def trained_in_row(evidence: Evidence, row: TrainingRow) -> Mask | None:
     """`[T]` the tokens of the row that are in the loss; without a mask, those that were sampled."""
-    inside = seen_by_loss(row)
+    inside = effective_loss_mask(row)
     return inside if inside is not None or evidence.row is None else evidence.row.sampled
 
 

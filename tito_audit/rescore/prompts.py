@@ -18,7 +18,7 @@ from tito_audit.evidence.differences import difference, stretches
 from tito_audit.evidence.images import states_images
 from tito_audit.evidence.model import Against, Evidence, Explained
 from tito_audit.evidence.reference import pieces_of
-from tito_audit.join import lines_of
+from tito_audit.join import rows_behind
 from tito_audit.provider import SamplingParams
 from tito_audit.record.arrays import Ids
 from tito_audit.record.finding import Severity, Where
@@ -30,7 +30,7 @@ from tito_audit.rescore.model import BOUND
 from tito_audit.rescore.run import ModelRun, ModelWork
 from tito_audit.run.check import explain
 from tito_audit.storage.row import RawRow
-from tito_audit.ways.observed import prompt_messages
+from tito_audit.ways.observations import prompt_messages
 
 _MAJORITY = -0.6
 """A token with a logprob above this has more than half of the probability, so it is the top choice."""
@@ -349,7 +349,7 @@ def _key(explained: Explained) -> tuple[int, int, tuple[int, ...], tuple[int, ..
 
 def stated_greedy(raw: RawRow, calls: int) -> list[bool | None]:
     """For each call, whether its row states temperature 0; False if it states what changes the choice, or None."""
-    lines: list[Any] = [line.value for line in lines_of(raw)]
+    lines: list[Any] = [line.value for line in rows_behind(raw)]
     row = lines[0] if len(lines) == 1 else None
     if isinstance(row, Mapping):
         lines = next((row[name] for name in ("calls", "records") if isinstance(row.get(name), list)), lines)

@@ -14,7 +14,7 @@ from tito_audit.record.arrays import Ids, Mask
 from tito_audit.record.column import Alignment, ColumnRole
 from tito_audit.record.finding import Hit, Severity, Where
 from tito_audit.record.memo import memoized
-from tito_audit.record.reading import places, slides_in_words
+from tito_audit.record.reading import describe_slides, shift_in_words
 from tito_audit.record.rollout import TrainingRow
 from tito_audit.record.runs import trained_runs
 from tito_audit.record.speakers import ASSISTANT
@@ -84,15 +84,15 @@ def judged_mask(evidence: Evidence) -> JudgedMask | None:
     judged, left = judgement(evidence), left_out(evidence)
     # `[T]` the answers that a proven slide of the mask is in, with what lies around them.
     off = np.full(len(view.sampled), bool(slide))
-    if slide and not view.proven and judged is not None and judged.fit is not None and not judged.slide.of_row:
+    if slide and not view.proven and judged is not None and judged.fit is not None and not judged.slide.whole_row:
         spans = [judged.spans[number] for number in judged.fit.answers]
         off[: max(spans[0].start + min(slide, 0), 0)] = False
         off[spans[-1].ends[-1] + max(slide, 0) :] = False
     slid = ""
     if slide:
-        by_part = judged is not None and not view.proven and not judged.slide.of_row
+        by_part = judged is not None and not view.proven and not judged.slide.whole_row
         where = judged.slide.where if judged is not None and by_part else ""
-        slid = f"{'the trained runs are' if by_part else 'every trained run is'} {places(slide)}{where}"
+        slid = f"{'the trained runs are' if by_part else 'every trained run is'} {shift_in_words(slide)}{where}"
     # Whether several faults explain the row, one of them a slid mask.
     several = judged is not None and not view.proven and judged.several and any(f.slide.mask for f in judged.fits)
     on_purpose = missing if left is None else left.tokens & ~off
@@ -112,7 +112,7 @@ def judged_mask(evidence: Evidence) -> JudgedMask | None:
         slide=slide,
         slid=slid,
         off=off,
-        among=tuple(slides_in_words(fit.slide for fit in judged.fits)) if judged is not None and several else (),
+        among=tuple(describe_slides(fit.slide for fit in judged.fits)) if judged is not None and several else (),
         end_not_trained=missing,
         end_not_sampled=added,
         not_sampled=trained & ~view.sampled & ~added & ~rewritten & ~unclear_tokens(evidence),

@@ -8,7 +8,7 @@ from tito_audit.evidence.logprobs import LogprobShift, shifts
 from tito_audit.evidence.model import Evidence, Sound
 from tito_audit.evidence.needs import Needs
 from tito_audit.record.finding import Hit, Severity, Where
-from tito_audit.record.reading import assume_flags, places, slides_in_words
+from tito_audit.record.reading import assume_flags, describe_slides, shift_in_words
 from tito_audit.rule import rule
 from tito_audit.rules._words import counted, shown
 from tito_audit.terminal.words import listed_or
@@ -67,16 +67,16 @@ def shifted_logprobs(evidence: Evidence) -> Iterator[Hit]:
 
 def _message(shift: LogprobShift) -> str:
     if shift.against_mask:
-        apart = listed_or([places(slide.logprobs) for slide in shift.among])
+        apart = listed_or([shift_in_words(slide.logprobs) for slide in shift.among])
         return (
             f"undecided: the logprobs are {apart} against the mask, and nothing in the row tells which is "
             "off; pass a tokenizer, or log the calls or the messages"
         )
     if shift.undecided:
-        ways = slides_in_words(shift.among)
+        ways = describe_slides(shift.among)
         if shift.missing:
             ways.append(f"{counted(shift.values, 'value')} under the mask never recorded")
-        state = next((f"; if you know, state it: {assume_flags(way)}" for way in shift.among if way.of_row), "")
+        state = next((f"; if you know, state it: {assume_flags(way)}" for way in shift.among if way.whole_row), "")
         return f"undecided: {listed_or(ways)}; the row alone cannot tell, so no repair touches it{state}"
     if not shift.offset:
         differ = "differs" if shift.values == 1 else "differ"
@@ -86,5 +86,5 @@ def _message(shift: LogprobShift) -> str:
         )
     proof = "proven by the calls" if shift.by_calls else "by where values begin and end in every sampled span"
     where = "" if shift.by_calls or not shift.among else shift.among[0].where
-    off = f"{places(shift.offset)}{where} ({proof})"
+    off = f"{shift_in_words(shift.offset)}{where} ({proof})"
     return f"the logprobs are {off}; each token is weighted by another's probability"

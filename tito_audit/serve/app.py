@@ -26,10 +26,10 @@ from tito_audit.serve.gateway import Call, Gateway
 from tito_audit.serve.messages import Messages
 from tito_audit.serve.request import Asked, chat_asked, text_asked
 from tito_audit.serve.responses import Responses
-from tito_audit.sessions.fit import misfit
+from tito_audit.sessions.fit import find_misfit
 from tito_audit.sessions.model import Node
 from tito_audit.sessions.session import Session
-from tito_audit.sessions.shapes import Head, Tokens, usage
+from tito_audit.sessions.shapes import ResponseHead, TokenView, usage
 from tito_audit.tokens.tokenizer import Tokenizer
 
 # Streamed answers, as server-sent events.
@@ -205,17 +205,17 @@ async def text_stream(gateway: Gateway, call: Call) -> AsyncGenerator[dict[str, 
         yield head.text([], usage=usage(len(call.ids), call.sampled))
 
 
-def _head(gateway: Gateway, call: Call) -> Head:
-    return Head(call.call_id, int(call.created), call.fields.model or gateway.model)
+def _head(gateway: Gateway, call: Call) -> ResponseHead:
+    return ResponseHead(call.call_id, int(call.created), call.fields.model or gateway.model)
 
 
 def _choice(index: int, **fields: Any) -> dict[str, Any]:
     return {"index": index, "logprobs": None, "finish_reason": None, **fields}
 
 
-def _tokens(gateway: Gateway, call: Call) -> Tokens | None:
+def _tokens(gateway: Gateway, call: Call) -> TokenView | None:
     """What shows the tokens of a call, if its client asked for logprobs."""
-    return Tokens(gateway.tokenizer.vocabulary, call.fields.tokens_as_ids) if call.fields.logprobs else None
+    return TokenView(gateway.tokenizer.vocabulary, call.fields.tokens_as_ids) if call.fields.logprobs else None
 
 
 GATEWAY: web.AppKey[Gateway] = web.AppKey("gateway", Gateway)
@@ -526,7 +526,7 @@ async def fit_notice(provider: TokenProvider, tokenizer: Tokenizer) -> tuple[str
     try:
         if find is not None:
             await find()
-        return await misfit(provider, tokenizer), None
+        return await find_misfit(provider, tokenizer), None
     except ProviderError as error:
         return None, f"the server's tokenizer was not compared: {error}"
 

@@ -31,7 +31,7 @@ from tito_audit.parsers import (
     to_message,
 )
 from tito_audit.provider import GenerationChunk, GenerationResult, TokenProvider, logged_spans
-from tito_audit.record.by_name import WeightSpans
+from tito_audit.record.policy_columns import WeightSpans
 from tito_audit.record.prompt_ids import PromptIds
 from tito_audit.render.renderer import as_parts
 from tito_audit.serve.call_log import CallLog
@@ -443,7 +443,7 @@ class Gateway:
             if isinstance(fields, ChatAsked):
                 draft = session.draft(fields.call)
                 await self._apart.encode(draft.prompt.added)
-                prompt = session.encoded(draft)
+                prompt = session.encode(draft)
             else:
                 assert isinstance(fields, TextAsked)
                 prompt = session.text_prompt(fields.prompt)
@@ -567,7 +567,7 @@ class Gateway:
 
     def session(self, session_id: str) -> Session:
         """The session with this id; Refused if it is not in memory."""
-        open_session = self.conversations.get(session_id)
+        open_session = self.conversations.find_open(session_id)
         if open_session is None:
             raise Refused(f"session {session_id} is not in memory; its answers are in the log", status=404)
         return open_session

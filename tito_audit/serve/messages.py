@@ -31,7 +31,7 @@ from tito_audit.serve.request import (
     body_of,
     chat_of,
 )
-from tito_audit.sessions.index import arguments_of
+from tito_audit.sessions.index import comparable_arguments
 
 Block = Mapping[str, Any]
 Event = dict[str, Any]
@@ -336,7 +336,7 @@ def _arguments(value: Mapping[str, Any]) -> str:
 
 
 def _compared(arguments: str) -> object:
-    return arguments_of(ToolCall("", arguments))
+    return comparable_arguments(ToolCall("", arguments))
 
 
 # Parts of a request

@@ -130,7 +130,7 @@ def _failures_and_findings(summary: Summary, see_notes: str, *, judged: bool) ->
         accepted = f"{many(gate.added, 'finding')} accepted into {gate.baseline}; {gate.known:,} known before"
         return [*_reasons(gate), accepted]
     baseline = gate is not None and gate.baseline is not None
-    bar = Severity.bar(gate.fail_on) if gate is not None else Severity.ERROR
+    bar = Severity.threshold(gate.fail_on) if gate is not None else Severity.ERROR
     counts = {
         severity: summary.new[severity] for severity in sorted(Severity, reverse=True) if _some(summary, severity)
     }

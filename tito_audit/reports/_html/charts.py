@@ -9,7 +9,7 @@ from html import escape
 
 import numpy as np
 
-from tito_audit.record.mismatch import EDGES, Mismatch
+from tito_audit.record.mismatch import EDGES, LogMismatch
 from tito_audit.terminal.escape import elided, visible
 from tito_audit.terminal.words import share
 from tito_audit.viewer.model import LOGPROB_EDGES, POSITION_EDGES, STATES, TURNS, Counts, Measures
@@ -132,7 +132,7 @@ def _logprobs(measures: Measures) -> Chart | None:
     return Chart("logprobs", title, says, "pair", ("drifted", "not drifted"), svg, head, tuple(rows))
 
 
-def mismatch_charts(number: int, mismatch: Mismatch) -> list[Chart]:
+def mismatch_charts(number: int, mismatch: LogMismatch) -> list[Chart]:
     """Single tokens of a trainer's column, and how far all of them are from the sampler's; without empty ones."""
     charts = []
     if mismatch.points:
