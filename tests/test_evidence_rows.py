@@ -27,7 +27,7 @@ from tito_audit.evidence.reference import Reference
 from tito_audit.evidence.rendered import _byte_roles, _role_name
 from tito_audit.evidence.roles import TURN_END, UNKNOWN, Roles, token_roles
 from tito_audit.evidence.row import answer_at, has_template_markers, logprobs_prove_sampled, with_answer_starts
-from tito_audit.record.build import training_row
+from tito_audit.record.build import build_training_row
 from tito_audit.record.finding import Severity
 from tito_audit.record.rollout import Place, Rollout, TrainingRow
 from tito_audit.record.runs import trained_runs
@@ -212,7 +212,7 @@ def rows_of(tokenizer: Tokenizer, renderer: Renderer, dice: random.Random) -> It
         if dice.random() < 0.1:
             ids = ids[: dice.randrange(len(ids) + 1)]
         mask = ("loss_mask", [dice.random() < 0.5 for _ in ids])
-        row = training_row(ids, mask=mask) if dice.random() < 0.7 else training_row(ids)
+        row = build_training_row(ids, mask=mask) if dice.random() < 0.7 else build_training_row(ids)
         yield Rollout(
             Place("x", 0),
             "x",
@@ -234,7 +234,7 @@ def test_a_row_with_messages_is_told_what_it_is_told_byte_by_byte(folder: Path) 
         if rollout.training_row is None or not len(rollout.training_row.token_ids) or not rollout.messages:
             continue
         evidence = gather(rollout, tokenizer, renderer)
-        if evidence.unrelated or rollout.messages[-1].given:
+        if evidence.unrelated or rollout.messages[-1].known_unsampled:
             continue  # of another conversation, or without their last answer
         view, differences, error = slow_row(rollout, renderer, tokenizer)
         assert same_views(evidence.row, settled(view, rollout, tokenizer, renderer))
@@ -260,7 +260,7 @@ def test_a_row_of_a_text_that_is_normalised_is_read_by_its_role_markers() -> Non
         chat = [{"role": "user", "content": content}, {"role": "assistant", "content": content}]
         messages = as_messages(chat, "m")
         text = toy.toy_renderer().render(messages, add_generation_prompt=False)
-        row = training_row(np.array(tokenizer.backend.encode(text, add_special_tokens=False).ids, np.int32))
+        row = build_training_row(np.array(tokenizer.backend.encode(text, add_special_tokens=False).ids, np.int32))
         rollout = Rollout(Place("x", 0), "x", messages=messages, training_row=row)
         view, differences, _ = slow_row(rollout, toy.toy_renderer(), tokenizer)
         evidence = gather(rollout, tokenizer, toy.toy_renderer())

@@ -22,7 +22,7 @@ from tito_audit.evidence import judgement, logprob_values, rendered
 from tito_audit.evidence.gather import gather
 from tito_audit.evidence.model import Evidence, Verified
 from tito_audit.evidence.witness import witness
-from tito_audit.record.build import training_row
+from tito_audit.record.build import build_training_row
 from tito_audit.record.message import as_messages
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.render.renderer import Renderer, make_renderer
@@ -130,7 +130,7 @@ def row_of(
     for place, edit in wrong["spelled"]:
         ids = edited(ids, place % len(ids), edit, tokenizer)
     sampled = np.zeros(len(ids), np.bool_)
-    clean = gather(Rollout(Place("log", 0), "x", said, training_row=training_row(ids)), tokenizer, renderer)
+    clean = gather(Rollout(Place("log", 0), "x", said, training_row=build_training_row(ids)), tokenizer, renderer)
     if clean.row is not None:
         sampled = clean.row.sampled.copy()
     if not wrong["ends"]:
@@ -143,7 +143,7 @@ def row_of(
     mask = {"ones": np.ones_like(sampled), "zeros": np.zeros_like(sampled), "inverted": ~sampled}.get(
         wrong["mask"], np.roll(sampled, wrong["slide"])
     )
-    row = training_row(
+    row = build_training_row(
         ids,
         mask=None if wrong["mask"] == "none" else ("loss_mask", mask.astype(np.int64)),
         logprobs=None if wrong["logprobs"] == "none" else ("logprobs", np.roll(values, wrong["shift"])),

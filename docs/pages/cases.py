@@ -24,7 +24,7 @@ from tito_audit import RepairSettings, Settings, scan_rollouts
 from tito_audit.cli._diff import diff_lines
 from tito_audit.evidence.gather import gather
 from tito_audit.evidence.model import Evidence
-from tito_audit.record.build import training_row
+from tito_audit.record.build import build_training_row
 from tito_audit.record.column import Column, ColumnRole
 from tito_audit.record.finding import Finding, Result, Severity, Where
 from tito_audit.record.outcome import Outcome
@@ -209,7 +209,7 @@ def _read_again(rollout: Rollout) -> Rollout:
         return rollout
     by_role = {column.role: column for column in row.columns}
     mask, logprobs = by_role.get(ColumnRole.LOSS_MASK), by_role.get(ColumnRole.LOGPROBS)
-    read = training_row(
+    read = build_training_row(
         row.token_ids,
         mask=None if mask is None else (mask.name, mask.values),
         logprobs=None if logprobs is None else (logprobs.name, logprobs.values),

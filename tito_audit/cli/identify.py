@@ -16,8 +16,8 @@ from tito_audit.cli._options import Options
 from tito_audit.cli._outs import print_result, refuse_inputs
 from tito_audit.errors import SetupError
 from tito_audit.identify import engine
-from tito_audit.identify.engine import Identified, Lack, Left, Share
-from tito_audit.identify.ids_alone import IdsAlone, ids_alone
+from tito_audit.identify.engine import Identification, MissingInput, Unexplained, WrittenShare
+from tito_audit.identify.ids_alone import IdsAlone, describe_ids
 from tito_audit.report_objects import pick
 from tito_audit.run.auditor import drift_audit
 from tito_audit.run.candidates import Candidates, candidates_for, templates_of_files
@@ -55,7 +55,7 @@ def identify(options: Options, logs: list[str]) -> None:
         identified = engine.identify(first.rollouts, candidates.tried, audit=drift_audit(settings))
         for candidate in candidates.tried:
             candidate.tokenizer.save()  # so that the next run need not load it to read its vocabulary
-        alone = ids_alone(first.rollouts)
+        alone = describe_ids(first.rollouts)
         outcome = IdentifyRun(logs, first, candidates, identified, alone, options.reading_flags())
     best = outcome.identified.best
     written = None
@@ -77,10 +77,10 @@ _TEXT, _VALUE = 200, 60
 """How many characters of logged text are shown."""
 _WORDS = {True: "true", False: "false", None: "null"}
 _LACKS = {
-    Lack.NO_IDS: "the rows hold no token ids, so there is nothing to explain",
-    Lack.NO_MESSAGES: "the rows hold no messages that a chat template could write",
-    Lack.NO_TOKENIZER: "none of the tokenizers can have written these ids",
-    Lack.NO_TEMPLATE: "the tokenizers that fit have no chat template; pass --chat-template FILE",
+    MissingInput.NO_IDS: "the rows hold no token ids, so there is nothing to explain",
+    MissingInput.NO_MESSAGES: "the rows hold no messages that a chat template could write",
+    MissingInput.NO_TOKENIZER: "none of the tokenizers can have written these ids",
+    MissingInput.NO_TEMPLATE: "the tokenizers that fit have no chat template; pass --chat-template FILE",
 }
 
 
@@ -92,7 +92,7 @@ class IdentifyRun:
     """As typed by the user."""
     first: FirstRows
     candidates: Candidates
-    identified: Identified
+    identified: Identification
     alone: IdsAlone | None
     more_flags: Sequence[str] = ()
     """Flags that the log was read with, which a scan needs too."""
@@ -209,7 +209,7 @@ def _head(outcome: IdentifyRun) -> Iterator[Text]:
     identified, best = outcome.identified, outcome.identified.best
     if best is None:
         why = _LACKS[identified.lack] if identified.lack is not None else "no template writes these prompts"
-        if not outcome.candidates.tried and identified.lack is not Lack.NO_IDS:
+        if not outcome.candidates.tried and identified.lack is not MissingInput.NO_IDS:
             why = "there is no tokenizer to try; pass -t DIR or a Hugging Face name"
         if not first.rollouts:
             why = "no row can be read" if first.unreadable else "the log has no rows"
@@ -229,7 +229,7 @@ def _head(outcome: IdentifyRun) -> Iterator[Text]:
         yield Text(f"  Not certain because {visible(elided(identified.unsure_because, 2 * _TEXT))}.")
 
 
-def share_words(share: Share) -> str:
+def share_words(share: WrittenShare) -> str:
     """What is written exactly: `240 of 250 prompts (96 %), ...`."""
     counts = (
         (share.prompts, share.of_prompts, "prompt"),
@@ -240,7 +240,7 @@ def share_words(share: Share) -> str:
     return listed(parts) if parts else "no prompt"
 
 
-def _left(left: Sequence[Left]) -> Iterator[Text]:
+def _left(left: Sequence[Unexplained]) -> Iterator[Text]:
     if left:
         yield from heading("Not explained")
     for cause in left[:_LISTED]:

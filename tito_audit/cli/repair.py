@@ -72,7 +72,7 @@ def repair(options: Options, logs: list[str]) -> None:
             )
     if options.provider is not None:
         settings, how = scored(logs, settings, how, options.provider, silent=options.quiet)
-    tally = RowTally(Severity.bar(settings.fail_on), settings)
+    tally = RowTally(Severity.threshold(settings.fail_on), settings)
     pace = RunProgress(phase=TRYING if target is None else REPAIRING)
     run = repair_rollouts(logs, target, settings, how, pace, resume=place)
     run.shown = options.worst if options.diff else 0
@@ -282,7 +282,7 @@ class RowTally:
         if self.settings is not None and self.settings.overrides:
             file = finding.place.file
             if file not in self._thresholds:
-                self._thresholds[file] = Severity.bar(self.settings.at(file).fail_on)
+                self._thresholds[file] = Severity.threshold(self.settings.at(file).fail_on)
             threshold = self._thresholds[file]
         return threshold is not None and finding.severity >= threshold
 

@@ -25,7 +25,7 @@ from tito_audit.run.template import open_template
 from tito_audit.serve.call_log import CallLog
 from tito_audit.serve.errors import Refused
 from tito_audit.sessions.engine import Conversations, Limits
-from tito_audit.sessions.fit import misfit
+from tito_audit.sessions.fit import find_misfit
 from tito_audit.templates.appends import append_only
 from tito_audit.terminal.escape import inert, shell_word, visible
 
@@ -155,7 +155,7 @@ async def _check(gateway: Gateway, *, renames: bool, force: bool) -> None:
     """Ask a server that was down at the start what it serves; Refused if it has another tokenizer."""
     await gateway.provider.find_model()  # type: ignore[attr-defined]
     _rename(gateway, renames=renames)
-    difference = await misfit(gateway.provider, gateway.tokenizer)
+    difference = await find_misfit(gateway.provider, gateway.tokenizer)
     if difference is not None and not force:
         why = f"the tokenizer of this gateway is not the tokenizer of the model: {difference}"
         raise Refused(why, status=502, code="wrong_tokenizer")

@@ -24,7 +24,7 @@ from tito_audit.record.message import Message, ToolSpec
 from tito_audit.render.globals import Clock
 from tito_audit.render.renderer import Chat, Renderer
 from tito_audit.run.template import NO_TOKENS, open_template
-from tito_audit.sessions.content import as_served
+from tito_audit.sessions.content import renderer_as_served
 from tito_audit.settings.model import Settings
 from tito_audit.templates.appends import Step, sampled_text, turn_ends, unwritten
 from tito_audit.templates.breaks import Break, Breaks
@@ -98,7 +98,7 @@ class World:
     _results: dict[Any, Any] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
-        served = as_served(self.renderer)
+        served = renderer_as_served(self.renderer)
         assert served is not None
         own = {each.name: getattr(served, each.name) for each in fields(Renderer)}
         self.renderer = _CachingRenderer(**{**own, "clock": served.clock or Clock(datetime(2025, 1, 1))})

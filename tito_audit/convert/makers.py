@@ -25,9 +25,9 @@ from tito_audit.convert.rows_and_calls import REWARDS, column_over, known_logpro
 from tito_audit.errors import RecordError, SetupError
 from tito_audit.format import Format, Row
 from tito_audit.formats import all_formats
-from tito_audit.record.by_name import WEIGHTS, spans_of_versions
 from tito_audit.record.column import ColumnRole
 from tito_audit.record.message import Message
+from tito_audit.record.policy_columns import WEIGHTS, versions_to_spans
 from tito_audit.record.rollout import Rollout, TrainingRow, Turn
 from tito_audit.record.runs import trained_runs
 from tito_audit.unknown import unknown_name
@@ -156,7 +156,7 @@ def other_lists(row: TrainingRow) -> Iterator[tuple[str, list[Any]]]:
 def spans_by_call(versions: NDArray[Any]) -> list[Any]:
     """The version of each token as spans, in a list for each call as miles writes them."""
     calls: list[list[Any]] = []
-    for version, start, end in spans_of_versions(versions):
+    for version, start, end in versions_to_spans(versions):
         if not calls or calls[-1][-1]["abs_end"] != start:
             calls.append([])
         calls[-1].append({"version": version, "abs_start": start, "abs_end": end})

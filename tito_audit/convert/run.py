@@ -28,9 +28,9 @@ from tito_audit.errors import RecordError, SetupError, StorageError
 from tito_audit.evidence.reference import Reference
 from tito_audit.format import Format, Row
 from tito_audit.formats import pick_format
-from tito_audit.join import calls_of, lines_of
+from tito_audit.join import gathered_calls, rows_behind
 from tito_audit.record.column import Column, ColumnRole
-from tito_audit.record.rollout import Place, Rollout, TrainingRow, seen_by_loss, with_speakers
+from tito_audit.record.rollout import Place, Rollout, TrainingRow, effective_loss_mask, with_speakers
 from tito_audit.record.speakers import Speakers
 from tito_audit.run.auditor import Loader
 from tito_audit.run.log_groups import RowFlow
@@ -66,7 +66,7 @@ class RowBuilder:
         """The rollout with the facts that its row has a place for; all others are counted as lost."""
         if self.maker.tokens_only:
             row = rollout.training_row
-            bare = None if row is None else TrainingRow(row.token_ids, seen_by_loss(row), None)
+            bare = None if row is None else TrainingRow(row.token_ids, effective_loss_mask(row), None)
             return MakerInput(Rollout(rollout.place, rollout.format, training_row=bare))
         facts_of_row: dict[str, Any] = {}
         lost: list[str] = []
@@ -382,7 +382,7 @@ class Conversion:
             group = flow.groups[str(file)]
             log = group.open(file)
             for raw in group.rows(log):
-                tally.rows_read += len(lines_of(raw))
+                tally.rows_read += len(rows_behind(raw))
                 yield raw, Place(str(file), raw.index)
                 if self.progress is not None:
                     self.progress(tally.rows_read, done + log.position, total)
@@ -396,7 +396,7 @@ class Conversion:
         try:
             read = reader.read(raw, place)
             rollouts = tuple(with_speakers(rollout, speakers) for rollout in read.rollouts)
-            if (joined := calls_of(raw)) is not None:
+            if (joined := gathered_calls(raw)) is not None:
                 calls = CallsOfConversation.of(joined, rollouts[0], speakers)
                 yield from self._joined(rollouts[0], calls, builder)
                 return

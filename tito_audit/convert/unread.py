@@ -15,9 +15,9 @@ import numpy as np
 
 from tito_audit.record.arrays import Ids
 from tito_audit.record.edits import Path
-from tito_audit.record.nesting import parsed_json
+from tito_audit.record.nesting import load_json
 from tito_audit.record.rollout import Rollout
-from tito_audit.record.sources import Sources, places_read
+from tito_audit.record.sources import Sources, paths_read
 
 _ID_LISTS = {
     *("completion_ids", "completion_token_ids", "completion_tokens", "generated_ids", "generation_token_ids"),
@@ -76,7 +76,7 @@ def row_facts(row: Mapping[str, Any], rollouts: Sequence[Rollout], sources: Sequ
 
     `sources` says where the columns of the rollouts were read.
     """
-    values = _HeldValues(rollouts, set(places_read(sources, rollouts)))
+    values = _HeldValues(rollouts, set(paths_read(sources, rollouts)))
     facts: list[dict[str, Any]] = [{} for _ in rollouts]
     unread: dict[str, None] = {}
     shared: list[str] = []
@@ -163,7 +163,7 @@ class _HeldValues:
         elif isinstance(value, str) and value[:1] in ("{", "[") and (_kind(key), value) not in self._pairs:
             # JSON as text, which tables use for what they have no type for.
             try:
-                parsed = parsed_json(value)
+                parsed = load_json(value)
             except ValueError:
                 parsed = None
             if isinstance(parsed, dict | list):

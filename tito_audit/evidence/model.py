@@ -15,9 +15,9 @@ from tito_audit.evidence.needs import Needs
 from tito_audit.evidence.unrelated import Unrelated
 from tito_audit.record.arrays import Ids, Logprobs, Mask
 from tito_audit.record.finding import Severity, Side, Where
-from tito_audit.record.reading import NOTHING_STATED, Conventions
+from tito_audit.record.reading import NO_CONVENTIONS, Conventions
 from tito_audit.record.rollout import Rollout
-from tito_audit.record.speakers import DEFAULT, Speakers
+from tito_audit.record.speakers import DEFAULT_SPEAKERS, Speakers
 from tito_audit.record.trainings import TrainedAgain
 from tito_audit.tokens.vocab import Vocabulary
 
@@ -227,11 +227,11 @@ class Evidence:
     """The formats in which the template asks for the date."""
     recovery_problems: tuple[tuple[int, str], ...] = ()
     """(turn, what could not be recovered from its token strings)."""
-    conventions: Conventions = NOTHING_STATED
+    conventions: Conventions = NO_CONVENTIONS
     """What the run states about how its training rows were written."""
     trained_again: tuple[TrainedAgain, ...] = ()
     """What the run trains more than once in this rollout; () if its rows were not compared."""
-    speakers: Speakers = DEFAULT
+    speakers: Speakers = DEFAULT_SPEAKERS
     """Which roles were sampled, as the settings say."""
     memo: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
     """Results that several rules share, see `once`."""

@@ -44,7 +44,7 @@ from tito_audit.render.template import Template
 from tito_audit.tokens.segments import Cuts, KnownText
 from tito_audit.tokens.tokenizer import Tokenizer
 from tito_audit.tokens.vocab import keeps_bytes
-from tito_audit.ways.observed import prompt_messages
+from tito_audit.ways.observations import prompt_messages
 
 _ONE_IN = 256
 """One in this many known prompts is rendered anyway."""

@@ -13,11 +13,11 @@ from tito_audit.evidence.roles import Headers, headers_of
 from tito_audit.record.arrays import Ids
 from tito_audit.record.memo import memoized
 from tito_audit.record.prefix import same_ids, starts_with
-from tito_audit.record.speakers import DEFAULT, Speakers
+from tito_audit.record.speakers import DEFAULT_SPEAKERS, Speakers
 from tito_audit.render.renderer import Renderer
 from tito_audit.tokens.tokenizer import Tokenizer
 from tito_audit.tokens.vocab import Prefix, Vocabulary, keeps_bytes
-from tito_audit.ways.reading import named_ends
+from tito_audit.ways.recorded_values import turn_end_ids
 
 _ONE_IN = 1024
 """One in this many segments that equal the recorded ids is checked with the reference encoder."""
@@ -29,7 +29,7 @@ class Reference:
 
     tokenizer: Tokenizer
     renderer: Renderer | None
-    speakers: Speakers = DEFAULT
+    speakers: Speakers = DEFAULT_SPEAKERS
     """Which roles were sampled."""
 
     vocabulary: Vocabulary = field(init=False)
@@ -41,7 +41,7 @@ class Reference:
     def end_ids(self) -> frozenset[int]:
         """Ids that end a turn: the tokenizer's end tokens and those of published templates."""
         if self._end_ids is None:
-            self._end_ids = named_ends(self.vocabulary) | frozenset(self.tokenizer.eos_ids)
+            self._end_ids = turn_end_ids(self.vocabulary) | frozenset(self.tokenizer.eos_ids)
         return self._end_ids
 
     def headers(self, kwargs: Mapping[str, object]) -> Headers:

@@ -16,7 +16,7 @@ from tito_audit.evidence.model import Evidence
 from tito_audit.record.arrays import Mask, Offsets
 from tito_audit.record.memo import memoized
 from tito_audit.record.prefix import common_byte_prefix
-from tito_audit.record.speakers import ASSISTANT, GIVEN_ANSWER, GIVEN_SPEAKERS, Speakers, unknown_role_name
+from tito_audit.record.speakers import ASSISTANT, GIVEN_ANSWER, UNSAMPLED_SPEAKERS, Speakers, unknown_role_name
 
 
 class Opener(NamedTuple):
@@ -110,7 +110,7 @@ class Headers:
         own = self.speakers.speaker(match[1].decode("utf-8", "replace"))
         if own != ASSISTANT and match[1] == self.word:
             return self.speakers.speaker(ASSISTANT)
-        if own in GIVEN_SPEAKERS or own == ASSISTANT:
+        if own in UNSAMPLED_SPEAKERS or own == ASSISTANT:
             return own
         if opener == HARMONY and _TOOL.match(header):
             return self.speakers.speaker("tool")

@@ -53,9 +53,9 @@ from tito_audit.record.message import as_message
 from tito_audit.record.prefix import same_ids
 from tito_audit.record.rollout import Rollout, TrainingRow
 from tito_audit.record.runs import trained_runs
-from tito_audit.record.speakers import ASSISTANT, GIVEN_SPEAKERS, unknown_role_name
+from tito_audit.record.speakers import ASSISTANT, UNSAMPLED_SPEAKERS, unknown_role_name
 from tito_audit.tokens.vocab import Vocabulary
-from tito_audit.ways.reading import holds_marker
+from tito_audit.ways.recorded_values import holds_marker
 
 
 def has_template_markers(recorded: Pieces, canonical: Pieces, reference: Reference) -> bool:
@@ -347,7 +347,7 @@ def response_holds_given_turns(rollout: Rollout, reference: Reference) -> bool:
     if not pieces.control.any():
         return False
     headers = reference.headers(rollout.template_kwargs)
-    by_others = token_roles(pieces, reference.end_ids(), headers).among(GIVEN_SPEAKERS)
+    by_others = token_roles(pieces, reference.end_ids(), headers).among(UNSAMPLED_SPEAKERS)
     if not by_others.any() or logprobs is None:
         return bool(by_others.any())
     scored = logprobs[by_others]
@@ -363,7 +363,7 @@ def _view_by_roles(recorded: Pieces, rollout: Rollout, reference: Reference) -> 
     row = rollout.training_row
     if is_sft(rollout) and row is not None and row.loss_mask is not None and not sampled.any():
         # The row may end before an answer begins, or train parts of what was given.
-        by_others = roles.among(GIVEN_SPEAKERS)
+        by_others = roles.among(UNSAMPLED_SPEAKERS)
         nameless |= bool((by_others & row.loss_mask if row.loss_mask.any() else by_others).any())
     return _view_of(roles, sampled) if nameless or sampled.any() or roles.unclear().any() else None
 
@@ -403,8 +403,8 @@ def _canonical_byte_offsets(recorded: Pieces, canonical: Pieces, blocks: Blocks)
 
 
 def lacks_answer(rollout: Rollout) -> bool:
-    """Whether the messages end with one that was given, as they are sent to a sampler."""
-    return bool(rollout.messages) and rollout.messages[-1].given
+    """Whether the messages end with one that was known_unsampled, as they are sent to a sampler."""
+    return bool(rollout.messages) and rollout.messages[-1].known_unsampled
 
 
 def answer_in_row(rollout: Rollout, reference: Reference) -> tuple[int, int] | None:

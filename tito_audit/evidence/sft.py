@@ -12,7 +12,7 @@ from tito_audit.evidence.model import Against, Evidence, RowView
 from tito_audit.evidence.reference import Reference
 from tito_audit.evidence.roles import GENERATION_PROMPT, TEMPLATE, TURN_END, Roles
 from tito_audit.record.column import ColumnRole
-from tito_audit.record.rollout import Rollout, TrainingRow, seen_by_loss
+from tito_audit.record.rollout import Rollout, TrainingRow, effective_loss_mask
 from tito_audit.record.runs import trained_runs
 from tito_audit.record.speakers import ASSISTANT
 
@@ -55,7 +55,7 @@ def with_trained_edges(view: RowView, row: TrainingRow, reference: Reference) ->
     """
     if row.loss_mask is None or view.proven or not isinstance(view.roles, Roles):
         return view
-    mask, out = seen_by_loss(row), view.sampled.copy()
+    mask, out = effective_loss_mask(row), view.sampled.copy()
     assert mask is not None
     new_ends = np.zeros_like(out)
     header = view.roles.among((GENERATION_PROMPT,))
@@ -109,7 +109,7 @@ def _count_facts(evidence: Evidence) -> dict[str, int]:
     if row is None:
         return {}
     size = len(row.token_ids)
-    mask = seen_by_loss(row)
+    mask = effective_loss_mask(row)
     facts = {ROWS: 1, TOKENS: size, PACKED: int(evidence.rollout.place.item == 1)}
     if mask is not None:
         facts |= {TRAINED: int(np.count_nonzero(mask)), NOTHING: int(not mask.any())}

@@ -34,9 +34,9 @@ from numpy.typing import NDArray
 
 from tito_audit.formats._columns import EXPERTS, is_given, is_list, plain
 from tito_audit.record.arrays import Ids
-from tito_audit.record.beside import NOTHING_BESIDE, BesideTokens, KeptSets, Routing, Unfit
-from tito_audit.record.by_name import WEIGHTS, WeightSpans, spans_of_versions, version_of_tokens
+from tito_audit.record.policy_columns import WEIGHTS, WeightSpans, versions_to_column, versions_to_spans
 from tito_audit.record.rollout import Padding, TrainingRow
+from tito_audit.record.token_extras import NO_EXTRAS, KeptSets, Routing, TokenExtras, UnreadableExtra
 
 _START = ("routed_experts_start_len", "routed_experts_prompt_start")
 _COUNT = ("num_experts", "n_routed_experts", "num_local_experts")
@@ -56,15 +56,15 @@ _READ = (*EXPERTS, *_RAGGED, *_SETS, *PER_TOKEN, *REWARDS, "response_length", *_
 _WIRE = {"int8", "uint8", "int16", "uint16", "int32", "uint32", "int64"}
 
 
-def beside_of(*holders: Mapping[str, Any]) -> BesideTokens:
+def beside_of(*holders: Mapping[str, Any]) -> TokenExtras:
     """What the objects of a row or a call hold beside its tokens; the first that has a value counts."""
     values: dict[str, Any] = {}
     for holder in holders:
         if not BESIDE.isdisjoint(holder):
             values = {name: holder[name] for name in _READ if name in holder and is_given(holder[name])} | values
     if not values:
-        return NOTHING_BESIDE
-    parts: list[Routing | KeptSets | Unfit] = []
+        return NO_EXTRAS
+    parts: list[Routing | KeptSets | UnreadableExtra] = []
     for name in EXPERTS:
         if values.get(name, "") != "":
             value, array = values[name], _array(values[name])
@@ -75,14 +75,14 @@ def beside_of(*holders: Mapping[str, Any]) -> BesideTokens:
                 value["start"] if isinstance(value, dict | Mapping) and type(value.get("start")) is int else None
             )
             if isinstance(array, str):
-                parts.append(Unfit(name, array, experts=True, wrong=array != _UNKNOWN))
+                parts.append(UnreadableExtra(name, array, is_routing=True, contradicts_itself=array != _UNKNOWN))
             else:
                 parts.append(Routing(name, array, [*starts, 0][0] if start is None else start, [*counts, None][0]))
     parts += _kept_sets(values)
-    return BesideTokens(
+    return TokenExtras(
         tuple(part for part in parts if isinstance(part, Routing)),
         tuple(part for part in parts if isinstance(part, KeptSets)),
-        tuple(part for part in parts if isinstance(part, Unfit)),
+        tuple(part for part in parts if isinstance(part, UnreadableExtra)),
         {
             # As Python has it, so that a row is the same however it was read; in an array NaN stands for null too.
             name: [None if v != v else v for v in value.tolist()]
@@ -151,7 +151,7 @@ def _shaped(data: str | bytes, dtype: str, shape: list[int]) -> NDArray[np.integ
     return array if len(shape) in (2, 3) else _UNKNOWN
 
 
-def _kept_sets(values: Mapping[str, Any]) -> Iterator[KeptSets | Unfit]:
+def _kept_sets(values: Mapping[str, Any]) -> Iterator[KeptSets | UnreadableExtra]:
     for name, at in _RAGGED.items():
         if name in values or at in values:
             yield _sets(name, values.get(name, ()), values.get(at))
@@ -169,14 +169,14 @@ def _kept_sets(values: Mapping[str, Any]) -> Iterator[KeptSets | Unfit]:
             yield _sets(name, ids, np.concatenate([[0], np.cumsum([len(row) for row in rows])]))
 
 
-def _sets(name: str, ids: Any, offsets: Any) -> KeptSets | Unfit:
+def _sets(name: str, ids: Any, offsets: Any) -> KeptSets | UnreadableExtra:
     flat = np.zeros(0, np.int64) if is_list(ids) and not len(ids) else _array(ids)
     edges = _array(offsets)
     if isinstance(flat, str) or isinstance(edges, str):
-        return Unfit(name, _UNKNOWN, experts=False, wrong=False)
+        return UnreadableExtra(name, _UNKNOWN, is_routing=False, contradicts_itself=False)
     if edges[0] != 0 or (np.diff(edges) < 0).any() or edges[-1] != len(flat) or flat.ndim != 1:
         because = f"{len(flat):,} ids, and their offsets go from {edges[0]} to {edges[-1]}"
-        return Unfit(name, because, experts=False, wrong=True)
+        return UnreadableExtra(name, because, is_routing=False, contradicts_itself=True)
     return KeptSets(name, flat, edges)
 
 
@@ -245,7 +245,7 @@ def version_of_row(row: Mapping[str, Any], trained: TrainingRow | None) -> Train
         return trained
     size, by = len(trained.token_ids), _offset(spans, trained)
     inside = ((version, start + by, min(end + by, size)) for version, start, end in spans if start + by < size)
-    return replace(trained, columns=(*trained.columns, version_of_tokens(inside, size)))
+    return replace(trained, columns=(*trained.columns, versions_to_column(inside, size)))
 
 
 def spans_as_logged(original: Any, before: TrainingRow, after: TrainingRow) -> Any:
@@ -266,7 +266,7 @@ def spans_as_logged(original: Any, before: TrainingRow, after: TrainingRow) -> A
     ends = ("start", "end") if "start" in leaf else ("abs_start", "abs_end")
     calls: list[list[Any]] = []
     last = -1
-    for version, start, end in spans_of_versions(column.values):
+    for version, start, end in versions_to_spans(column.values):
         if start != last:
             calls.append([])
         last = end

@@ -43,7 +43,7 @@ from tito_audit.formats._writer import RowFunctions
 from tito_audit.record.arrays import Mask, as_floats
 from tito_audit.record.message import Message, as_messages, as_tools
 from tito_audit.record.repaired import RepairedRollout
-from tito_audit.record.rollout import Place, Rollout, TrainingRow, Turn, as_training_row
+from tito_audit.record.rollout import Place, Rollout, TrainingRow, Turn, with_call_as_row
 from tito_audit.record.sources import CallSource, Source, Sources
 
 ReadSample = Callable[[Row, Place], Rollout]
@@ -240,7 +240,7 @@ def sample_rollout(
     flat = any(is_list(row.get(name)) for name in FLAT_IDS)
     trained: TrainingRow | None = flat_row(row, has_calls=False) if flat else split_row(row)
     messages = as_messages(parsed(row, "messages"), "messages")
-    if messages and any(not message.given for message in messages):
+    if messages and any(not message.known_unsampled for message in messages):
         prompt_messages: tuple[Message, ...] = ()
     else:
         messages = prompt_messages = messages or as_messages(prompt if is_messages(prompt) else None, "prompt")
@@ -261,7 +261,7 @@ def sample_rollout(
 def updated_sample(row: Row, before: Rollout, repaired_rollout: RepairedRollout) -> Row:
     """The sample with the columns of its repaired rollout: a training row, or a call."""
     if before.turns and not repaired_rollout.rollout.turns and before.turns[0].as_row is not None:
-        before = as_training_row(before)
+        before = with_call_as_row(before)
     if repaired_rollout.turns_from != tuple(range(len(before.turns))):
         raise RecordError("the call is all of its row or sample, so it cannot be removed")
     new: Row = row

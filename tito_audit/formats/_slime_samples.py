@@ -19,7 +19,7 @@ from tito_audit.formats._columns import FLAT_IDS, flat_logprobs, ids_or_none, is
 from tito_audit.formats._flat import updated_flat
 from tito_audit.formats._update import with_values
 from tito_audit.record.arrays import json_kind
-from tito_audit.record.build import training_row
+from tito_audit.record.build import build_training_row
 from tito_audit.record.column import Alignment, Column, ColumnRole, MovePolicy
 from tito_audit.record.rollout import TrainingRow
 
@@ -59,7 +59,7 @@ def sample_row(row: Row) -> TrainingRow | None:
     for name in _NESTED:
         if is_list(row.get(name)):
             other[name] = row[name], MovePolicy.MOVE
-    trained = training_row(
+    trained = build_training_row(
         ids,
         mask=None if mask is None else (_MASK, mask),
         logprobs=flat_logprobs(row, _LOGPROBS),
@@ -76,7 +76,7 @@ def sample_row(row: Row) -> TrainingRow | None:
             values: NDArray[Any] = np.empty(len(listed), object)
             values[:] = listed
             fixed.append(Column(name, ColumnRole.OTHER, values, alignment, MovePolicy.DROP))
-    trained = replace(trained, columns=(*trained.columns, *fixed), beside=beside_of(row))
+    trained = replace(trained, columns=(*trained.columns, *fixed), extras=beside_of(row))
     return version_of_row(row, trained)
 
 

@@ -29,9 +29,9 @@ from tito_audit.formats._columns import (
     same_ids,
 )
 from tito_audit.record.arrays import as_floats
-from tito_audit.record.by_name import WEIGHTS
 from tito_audit.record.column import Alignment, Column, ColumnRole, MaskEncoding
-from tito_audit.record.edits import Edit, Path, with_edits
+from tito_audit.record.edits import Edit, Path, apply_edits
+from tito_audit.record.policy_columns import WEIGHTS
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Padding, Rollout, TrainingRow, Turn
 from tito_audit.record.sources import CallSource, Source, Sources
@@ -135,7 +135,7 @@ def with_copies(value: Any, copies: Sequence[Copy], skip: Collection[str] = ()) 
     for copy in copies:
         for path in copies_of(value, copy.names, copy.old, skip=skip):
             edits.setdefault(path, Edit(path, as_logged(copy.new, at(value, path))))
-    return with_edits(value, [edit for edit in edits.values() if edit.value is not at(value, edit.path)])
+    return apply_edits(value, [edit for edit in edits.values() if edit.value is not at(value, edit.path)])
 
 
 def with_list(old: Sequence[Any], entries: list[Any]) -> Any:

@@ -17,12 +17,12 @@ from tito_audit.formats._answers import PartRows, Thread
 from tito_audit.formats._art import trajectory_parts
 from tito_audit.formats._columns import as_object, parsed
 from tito_audit.formats._responses import message_wire
-from tito_audit.record.json_text import rewritten_string
+from tito_audit.record.json_text import rewrite_json_string
 from tito_audit.record.message import as_message, as_tools
-from tito_audit.record.nesting import parsed_by_python, parsed_json
+from tito_audit.record.nesting import load_json, load_python_json
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout
-from tito_audit.record.stated import Stated, as_group
+from tito_audit.record.stated import Stated, group_key
 from tito_audit.signature import Signature
 
 _VERSION, _JSON = 2, "trajectory_json"
@@ -43,7 +43,7 @@ def matches(row: Row) -> bool:
 
 def parts(row: Row, place: Place) -> Sequence[Thread]:
     """The rollouts of a row whose `trajectory_json` is parsed."""
-    stated = Stated(group=as_group(row.get("group_index")))
+    stated = Stated(group=group_key(row.get("group_index")))
     if _JSON not in row:
         # The rollout of a version 1 row, which holds neither ids nor logprobs.
         messages = row.get("messages")
@@ -79,7 +79,7 @@ def update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
         )
     old = _parsed(row)
     (new,) = _ROWS.update(old, repaired)
-    return (row if new is old else {**row, _JSON: rewritten_string(row[_JSON], old[_JSON], new[_JSON])},)
+    return (row if new is old else {**row, _JSON: rewrite_json_string(row[_JSON], old[_JSON], new[_JSON])},)
 
 
 def _parsed(row: Row) -> Row:
@@ -89,11 +89,11 @@ def _parsed(row: Row) -> Row:
     if not isinstance(text, str):
         raise RecordError("trajectory_json is not a JSON string")
     try:
-        value = parsed_json(text)
+        value = load_json(text)
     except orjson.JSONDecodeError:
         # Python writes NaN and lone surrogates, which orjson refuses.
         try:
-            value = parsed_by_python(text)
+            value = load_python_json(text)
         except ValueError:
             raise RecordError("trajectory_json is not valid JSON") from None
     return {**row, _JSON: as_object(value, "trajectory_json is not a trajectory (an object)")}

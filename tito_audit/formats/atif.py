@@ -211,7 +211,7 @@ def _step_turn(call: _StepCall, where: str, answer: Message | None) -> Turn:
             message_index=index,
             completion_text=text_alone(answer) if answer is not None and isinstance(answer.content, str) else None,
             finish_reason=finish_reason(extra),
-            beside=beside_of(extra),
+            extras=beside_of(extra),
         )
 
 

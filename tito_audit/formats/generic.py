@@ -28,7 +28,7 @@ from tito_audit.formats._flat import flat_row, split_row
 from tito_audit.formats._kit import SampleRows, packed, updated_sample, with_training_row
 from tito_audit.formats._text_logs import text_log
 from tito_audit.formats._update import object_at, with_counts, with_list, with_values
-from tito_audit.record.json_text import rewritten_string
+from tito_audit.record.json_text import rewrite_json_string
 from tito_audit.record.message import Message, as_messages, as_tools
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout, TrainingRow, Turn
@@ -136,7 +136,7 @@ def _with_messages_of(row: Row, before: Rollout, numbers: Sequence[int]) -> Row:
 
 def _written(original: Any, old: Any, new: Any) -> Any:
     """The value `new` in place of `old`; rewritten inside the string if the table holds it as JSON."""
-    return rewritten_string(original, old, new) if isinstance(original, str) else new
+    return rewrite_json_string(original, old, new) if isinstance(original, str) else new
 
 
 _COMPLETION = frozenset(COMPLETION_IDS)

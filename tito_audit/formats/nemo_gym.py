@@ -45,13 +45,13 @@ from tito_audit.formats._writer import (
     rollouts_before,
 )
 from tito_audit.record.arrays import Ids, as_ids, empty_ids
-from tito_audit.record.build import call_columns
-from tito_audit.record.edits import ABSENT, Edit, Path, with_edits
+from tito_audit.record.build import build_call_columns
+from tito_audit.record.edits import ABSENT, Edit, Path, apply_edits
 from tito_audit.record.message import Message, as_message, as_tools
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout, Turn
 from tito_audit.record.sources import CallSource, Sources
-from tito_audit.record.stated import Stated, Unread, as_group
+from tito_audit.record.stated import Stated, Unread, group_key
 from tito_audit.signature import Signature
 
 # The model calls of a NeMo-Gym row, and the row written back.
@@ -209,12 +209,12 @@ def updated_rows(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]
         for path in ((), ("usage",), ("response",), ("response", "usage")):
             counts = recounted(object_at(row, *path), *ways)
             edits += [Edit((*path, name), count) for name, count in counts.items()]
-        new = with_edits(row, edits)
+        new = apply_edits(row, edits)
         if len(numbers) < len(rollout.turns):
             if not numbers:
                 raise RecordError("a part of the rollout has no calls, so it has no row")
-            new = with_edits(new, list(_stripped(log_row, numbers)))
-            new = with_edits(new, list(_cut(log_row, new, numbers)))
+            new = apply_edits(new, list(_stripped(log_row, numbers)))
+            new = apply_edits(new, list(_cut(log_row, new, numbers)))
         (again,) = read(new, rollout.place)
         check_written(again, part, rollout)
         rows.append(new)
@@ -384,7 +384,7 @@ def read(row: Row, place: Place) -> Sequence[Rollout]:
     if token_items:
         turns = written_once([_turn(call, messages) for call in layout.calls], messages)
     params, response = (row, row) if is_chat(row) else request_of(row)
-    stated = Stated(model=real_name(response.get("model")), group=as_group(row.get("_ng_task_index")))
+    stated = Stated(model=real_name(response.get("model")), group=group_key(row.get("_ng_task_index")))
     wants_ids = any(item.get(key) is not None for item in token_items for key in TOKEN_KEYS)
     stated = replace(stated.with_facts(mask_sample=row.get("mask_sample")), ids_wanted=wants_ids)
     stated = replace(stated, converted_tools=True)
@@ -425,7 +425,7 @@ def _turn(call: GymCall, messages: Sequence[Message]) -> Turn:
         return turn
     completion_ids = None if generated is None else as_ids(generated, "generation_token_ids")
     logprobs = token_item.get("generation_log_probs")
-    values, columns = call_columns(
+    values, columns = build_call_columns(
         empty_ids() if completion_ids is None else completion_ids,
         logprobs=None if logprobs is None else ("generation_log_probs", logprobs),
         other=lists_of_tokens(token_item, TOKEN_KEYS, _is_numbers),
@@ -436,7 +436,7 @@ def _turn(call: GymCall, messages: Sequence[Message]) -> Turn:
         completion_ids=completion_ids,
         completion_logprobs=values,
         columns=columns,
-        beside=beside_of(token_item),
+        extras=beside_of(token_item),
     )
 
 

@@ -59,7 +59,7 @@ def read(row: Row, place: Place) -> Rollout:
         other_columns(row, {*TOKEN_KEYS, "output_items"}),
         completion_text=text_alone(answers[0].message) if plain else None,
         finish_reason="length" if cut else None,
-        beside=beside_of(row),
+        extras=beside_of(row),
     )
     return Rollout(place, FORMAT.name, turns=(turn,), stated=stated)
 

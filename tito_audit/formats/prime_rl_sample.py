@@ -29,7 +29,7 @@ from tito_audit.formats._columns import (
 )
 from tito_audit.formats._kit import sample
 from tito_audit.formats._update import updated_row, with_values
-from tito_audit.record.build import training_row
+from tito_audit.record.build import build_training_row
 from tito_audit.record.column import MovePolicy
 from tito_audit.record.rollout import Place, Rollout, TrainingRow
 from tito_audit.record.sources import Source, Sources
@@ -53,7 +53,7 @@ def read(row: Row, place: Place) -> Rollout:
     if ids is not None:
         start = None if flat else len(row["prompt_ids"])
         parts = (*_JOINED, "logprobs") if flat else (*_PARTS, "completion_logprobs")
-        trained = training_row(
+        trained = build_training_row(
             ids,
             mask=_list(row, "mask") if flat else ("mask", joined["mask"]),
             logprobs=_list(row, parts[-1]),
@@ -67,7 +67,7 @@ def read(row: Row, place: Place) -> Rollout:
             prompt_length=start,
             sentinel=0.0,
         )
-        trained = replace(trained, beside=beside_of(row))
+        trained = replace(trained, extras=beside_of(row))
     else:
         stated = stated.without_ids()
     return Rollout(place, FORMAT.name, training_row=with_finishes(trained, row), stated=stated)

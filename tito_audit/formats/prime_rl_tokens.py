@@ -15,7 +15,7 @@ from tito_audit.formats._calls import model_facts, with_finishes
 from tito_audit.formats._columns import column_of, first_text, ids_or_none, lists_of_lengths
 from tito_audit.formats._kit import sample
 from tito_audit.formats._update import updated_row
-from tito_audit.record.build import training_row
+from tito_audit.record.build import build_training_row
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.signature import Signature
 
@@ -30,7 +30,7 @@ def read(row: Row, place: Place) -> Rollout:
     ids = ids_or_none(row["token_ids"], "token_ids")
     if ids is None:
         return Rollout(place, FORMAT.name, stated=stated.without_ids())
-    trained = training_row(
+    trained = build_training_row(
         ids,
         mask=column_of(row, _MASK),
         logprobs=column_of(row, _LOGPROBS),

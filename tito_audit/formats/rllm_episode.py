@@ -146,7 +146,7 @@ def _turn(
             step,
             completion_text=None if answer is None else text_alone(answer),
             finish_reason=finish_reason(object_at(step, "model_output")) or finish_reason(step),
-            beside=beside_of(step),
+            extras=beside_of(step),
             **({} if messages is None else place_in(messages, sent, answer)),
         )
         if scored is not None and not is_list(scored):

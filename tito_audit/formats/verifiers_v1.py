@@ -35,11 +35,11 @@ from tito_audit.formats._verifiers import (
     updated_rows,
 )
 from tito_audit.record.arrays import Logprobs, as_floats, empty_ids
-from tito_audit.record.build import training_row
+from tito_audit.record.build import build_training_row
 from tito_audit.record.column import Alignment, Column, ColumnRole
 from tito_audit.record.message import Message
 from tito_audit.record.rollout import Place, Rollout, Turn
-from tito_audit.record.stated import Stated, as_group
+from tito_audit.record.stated import Stated, group_key
 from tito_audit.signature import Signature
 
 _KNOWN = ("token_ids", "mask", "logprobs", "semantic_parents", "tools")
@@ -64,7 +64,7 @@ def read(row: Row, place: Place) -> Sequence[Rollout]:
         # The rollout of an uploaded sample whose episode was too large to be included: only messages.
         messages = chat_messages(parsed(row, "completion"), "completion")
         return (Rollout(place, FORMAT.name, messages, stated=Stated().without_ids()),)
-    shared = Stated(group=as_group(object_at(episode, "group").get("id")))
+    shared = Stated(group=group_key(object_at(episode, "group").get("id")))
     versions = _versions(object_at(episode, "run", "work", "policy"))
     trees = trees_of(episode)
     if not trees:
@@ -112,7 +112,7 @@ def _rollout(tree: Tree, place: Place, shared: Stated, versions: tuple[str, ...]
             for node in nodes
             if node.wire.get("logprobs") is not None
         ]
-        row_if_masks_differ = training_row(
+        row_if_masks_differ = build_training_row(
             np.concatenate([empty_ids(), *(node.ids for node in nodes)]),
             mask=("mask", np.concatenate([np.zeros(0, np.bool_), *(node.mask for node in nodes)])),
             logprobs=("logprobs", np.concatenate(logprobs)) if any(map(len, logprobs)) else None,
@@ -148,7 +148,7 @@ def _turns(
                 completion_ids=node.completion,
                 completion_logprobs=logprobs,
                 columns=columns,
-                beside=beside_of({column.name: column.values for column in columns if column.name in PER_TOKEN}),
+                extras=beside_of({column.name: column.values for column in columns if column.name in PER_TOKEN}),
             )
         turns.append(turn)
     return tuple(turns)

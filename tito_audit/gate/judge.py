@@ -264,7 +264,7 @@ class Judge:
 
     def _thresholds(self, file: str) -> tuple[Severity | None, Severity | None]:
         """From which severity on a finding of a log fails by itself, and counts for a rate; None: none does."""
-        bar = Severity.bar(self._settings.at(file).fail_on)
+        bar = Severity.threshold(self._settings.at(file).fail_on)
         if bar is None and self._settings.fail_on == "never":
             return None, Severity.NOTE  # nothing fails by itself anywhere; only rates apply
         return bar, bar  # a log that never fails does not count for rates either

@@ -13,7 +13,7 @@ import numpy as np
 from tito_audit.formats import LOGPROBS, STALE, in_snake_case
 from tito_audit.inspect.columns import Column, Item, Look, NumberFacts, Numbers
 from tito_audit.inspect.roles import Role, RoleGuess
-from tito_audit.record.column import MaskEncoding, trained_of
+from tito_audit.record.column import MaskEncoding, decode_mask
 
 _FLOOR = -1000.0
 """Values below this are placeholders for a missing logprob."""
@@ -236,7 +236,7 @@ class _Compared:
         if flags is None or not len(flags):
             return None
         labels = flags.dtype.kind != "b" and bool((flags == -100).any())
-        return trained_of(flags, MaskEncoding.LABELS if labels else MaskEncoding.BINARY)
+        return decode_mask(flags, MaskEncoding.LABELS if labels else MaskEncoding.BINARY)
 
     def everywhere(self, column: Column) -> bool | None:
         """Whether a column has values at untrained tokens; None if the two never line up."""

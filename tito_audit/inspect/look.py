@@ -25,21 +25,13 @@ from tito_audit.formats import (
 )
 from tito_audit.inspect.columns import Column, Columns, Item, NumberFacts, Relation, facts_of, relations_of
 from tito_audit.inspect.logprobs import LogprobChoice, choices_of
-from tito_audit.inspect.mapping import (
-    Trial,
-    columns_of,
-    misfits_of,
-    packed_by,
-    proposed,
-    scanned,
-    tried,
-)
+from tito_audit.inspect.mapping import Trial, columns_of, misfits_of, packed_by, proposed, scanned, tried
 from tito_audit.inspect.roles import Role, Roles, characters, roles_of
-from tito_audit.join import CallsSeen, calls_seen
+from tito_audit.join import CallsInspected, inspect_calls
 from tito_audit.levels.facts import LACKS_ALL
 from tito_audit.levels.record_mask import record_mask
 from tito_audit.levels.tally import LogRecord
-from tito_audit.record.column import ColumnRole, MaskEncoding, mask_encoding, trained_of
+from tito_audit.record.column import ColumnRole, MaskEncoding, decode_mask, detect_mask_encoding
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.run.auditor import Loader
 from tito_audit.settings.model import Settings
@@ -149,7 +141,7 @@ class Inspection:
     """A column of unknown name that shows that rows hold several samples, and the name to give it."""
     record: LogRecord | None = None
     """The level of these rows; None before it is known."""
-    calls: CallsSeen | None = None
+    calls: CallsInspected | None = None
     """The rows that are one call each; None if there are not two."""
 
 
@@ -205,7 +197,7 @@ def inspect_log(
         scan = scanned(path, result.mapping, result.rows, settings, loader, whole=whole)
         result.trial = replace(result.trial, scan=scan)
     decode = vocabulary.data if vocabulary is not None else None
-    result.calls = calls_seen(path, [row for _, row in read], result.rows, settings, decode)
+    result.calls = inspect_calls(path, [row for _, row in read], result.rows, settings, decode)
     return result
 
 
@@ -250,7 +242,7 @@ def _look_at_columns(result: Inspection, rows: Sequence[tuple[int, Row]], vocabu
                 encoding = _encoding(item, mask, ids)
                 encodings[str(encoding) if encoding is not None else "none"] += 1
                 tokens += len(values)
-                trained += int(trained_of(values, encoding).sum()) if encoding is not None else 0
+                trained += int(decode_mask(values, encoding).sum()) if encoding is not None else 0
             result.masks.append(MaskNote(mask, dict(encodings.most_common()), trained, tokens))
             for logprobs in by_role[Role.LOGPROBS]:
                 sentinel = _sentinel(items, logprobs, mask, ids)
@@ -270,7 +262,7 @@ def _encoding(item: Item, mask: str, ids: str | None) -> MaskEncoding | None:
     if values is None:
         return None
     usable = tokens.astype(np.int64) if tokens is not None and tokens.dtype.kind in "iu" else None
-    return mask_encoding(values, usable)  # type: ignore[arg-type]  # wider integers compare the same
+    return detect_mask_encoding(values, usable)  # type: ignore[arg-type]  # wider integers compare the same
 
 
 def _sentinel(items: Sequence[Item], logprobs: str, mask: str, ids: str | None) -> Sentinel | None:
@@ -282,7 +274,7 @@ def _sentinel(items: Sequence[Item], logprobs: str, mask: str, ids: str | None) 
         encoding = _encoding(item, mask, ids)
         if values is None or marks is None or encoding is None or not len(values):
             continue
-        trained = trained_of(marks, encoding)
+        trained = decode_mask(marks, encoding)
         # A mask of the response is aligned with the end of logprobs of the whole sequence.
         if len(trained) < len(values):
             trained = np.concatenate([np.zeros(len(values) - len(trained), dtype=bool), trained])

@@ -19,7 +19,7 @@ from tito_audit.inspect.columns import Column, Look, Relation, RelationKind
 from tito_audit.inspect.look import Inspection, TakenFor, inspect_log
 from tito_audit.inspect.mapping import as_flags, as_toml, by_their_names
 from tito_audit.inspect.roles import Role
-from tito_audit.join import CallsSeen
+from tito_audit.join import CallsInspected
 from tito_audit.report import ReportOptions
 from tito_audit.settings.model import Settings
 from tito_audit.storage import Logs, RowsInMemory, find_logs, names_of
@@ -236,7 +236,7 @@ def _read_as(alike: TakenFor, inspection: Inspection) -> Iterator[Text]:
         yield Text(f"    not {near.format}: {visible(words)}", style="dim")
 
 
-def _calls(calls: CallsSeen, inspection: Inspection) -> Iterator[RenderableType]:
+def _calls(calls: CallsInspected, inspection: Inspection) -> Iterator[RenderableType]:
     """Rows that are one call each, what could name their conversations, and what joining them gives."""
     readable = inspection.rows - len(inspection.unreadable)
     all_of_them = f"all {readable:,} rows" if calls.rows == readable > 1 else many(calls.rows, "row")

@@ -130,10 +130,9 @@ def _optional_facts(rollout: Rollout, rows: Sequence[Row], holders: Holders) -> 
     }
     shown = bool(parts) and all(any(_has_value(part[name]) for name in part if name != "type") for part in parts)
     there = {
-        "kept_sets": applies["kept_sets"] and _every_part(rollout, lambda part: bool(part.beside.sets)),
-        "experts": applies["experts"] and _every_part(rollout, lambda part: bool(part.beside.routing)),
-        "images": shown
-        or (applies["images"] and any(_has_value(row.get(name)) for row in rows for name in _IMAGES)),
+        "kept_sets": applies["kept_sets"] and _every_part(rollout, lambda part: bool(part.extras.kept_sets)),
+        "experts": applies["experts"] and _every_part(rollout, lambda part: bool(part.extras.routing)),
+        "images": shown or (applies["images"] and any(_has_value(row.get(name)) for row in rows for name in _IMAGES)),
     }
     holds = {name: there[name] or not applies[name] for name in there}
     return holds, [name for name in applies if applies[name]]
@@ -149,7 +148,7 @@ def _logs_experts(rollout: Rollout) -> bool:
     """Whether experts are logged beside any tokens of a rollout."""
     parts: list[Turn | TrainingRow] = [*rollout.turns]
     parts += [rollout.training_row] if rollout.training_row is not None else []
-    return any(part.beside.routing for part in parts)
+    return any(part.extras.routing for part in parts)
 
 
 def _logs_answer_ids(turn: Turn) -> bool:

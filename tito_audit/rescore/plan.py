@@ -11,7 +11,7 @@ from tito_audit.chains.links import chain_to, parents_of
 from tito_audit.evidence.model import Evidence
 from tito_audit.record.arrays import Ids, Logprobs, Mask
 from tito_audit.record.finding import Finding, Where
-from tito_audit.record.rollout import TrainingRow, seen_by_loss
+from tito_audit.record.rollout import TrainingRow, effective_loss_mask
 from tito_audit.viewer.replacements import WAS_SAMPLED, WAS_SEEN, Replacement, SequenceKey, find_replacements
 
 DRIFT = ("TOK", "SEQ", "TPL")
@@ -158,7 +158,7 @@ def scorable_parts(evidence: Evidence, vocabulary: int | None) -> tuple[list[Sco
 
 def trained_in_row(evidence: Evidence, row: TrainingRow) -> Mask | None:
     """`[T]` the tokens of the row that are in the loss; without a mask, those that were sampled."""
-    in_loss = seen_by_loss(row)
+    in_loss = effective_loss_mask(row)
     return in_loss if in_loss is not None or evidence.row is None else evidence.row.sampled
 
 

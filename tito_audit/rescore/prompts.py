@@ -18,7 +18,7 @@ from tito_audit.evidence.differences import difference, stretches
 from tito_audit.evidence.images import has_images
 from tito_audit.evidence.model import Against, Evidence, Explained
 from tito_audit.evidence.reference import pieces_of
-from tito_audit.join import lines_of
+from tito_audit.join import rows_behind
 from tito_audit.provider import SamplingParams
 from tito_audit.record.arrays import Ids
 from tito_audit.record.finding import Severity, Where
@@ -30,7 +30,7 @@ from tito_audit.rescore.model import TOLERANCE
 from tito_audit.rescore.run import AuditedRollout, ModelRun
 from tito_audit.run.check import explain
 from tito_audit.storage.row import RawRow
-from tito_audit.ways.observed import prompt_messages
+from tito_audit.ways.observations import prompt_messages
 
 _MAJORITY = -0.6
 """A token with a logprob above this has more than half of the probability, so it is the top choice."""
@@ -352,7 +352,7 @@ def _place(explained: Explained) -> tuple[int, int, tuple[int, ...], tuple[int, 
 def greedy_calls(raw: RawRow, calls: int) -> list[bool | None]:
     """Whether each call was sampled greedily: True if the log states temperature 0, None if it states nothing, and
     False if it states something that lets another than the top token win."""
-    lines: list[Any] = [line.value for line in lines_of(raw)]
+    lines: list[Any] = [line.value for line in rows_behind(raw)]
     row = lines[0] if len(lines) == 1 else None
     if isinstance(row, Mapping):
         lines = next((row[name] for name in ("calls", "records") if isinstance(row.get(name), list)), lines)

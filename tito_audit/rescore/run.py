@@ -20,10 +20,10 @@ from tito_audit.evidence.model import Evidence
 from tito_audit.evidence.needs import Needs
 from tito_audit.provider import TokenProvider
 from tito_audit.record.arrays import Logprobs
-from tito_audit.record.by_name import RESCORED, TRAINERS
 from tito_audit.record.column import Alignment, Column, ColumnRole, MovePolicy
 from tito_audit.record.finding import Finding, Where
 from tito_audit.record.mismatch import MISMATCH, RowMismatch
+from tito_audit.record.policy_columns import RESCORED_LOGPROBS, TRAINER_COLUMNS
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.rescore.journal import ScoreJournal, Scorer
 from tito_audit.rescore.model import (
@@ -171,8 +171,8 @@ def judge_by_model(
     )
     trainer_rules = [rule for rule in rules if rule.code in CODES]
     findings, _ = check_explained(replace(seen, explained=()), trainer_rules, trainer_codes)
-    mismatches = tuple(each for each in memo.get(MISMATCH, ()) if each.trainer == RESCORED)
-    return tuple(finding for finding in findings if f"`{RESCORED}`" in finding.hit.message), mismatches
+    mismatches = tuple(each for each in memo.get(MISMATCH, ()) if each.trainer == RESCORED_LOGPROBS)
+    return tuple(finding for finding in findings if f"`{RESCORED_LOGPROBS}`" in finding.hit.message), mismatches
 
 
 def with_model_logprobs(rollout: Rollout, scored: Sequence[tuple[Scorable, Logprobs]]) -> Rollout:
@@ -192,11 +192,11 @@ def with_model_logprobs(rollout: Rollout, scored: Sequence[tuple[Scorable, Logpr
 
 
 def _model_column(values: Logprobs, alignment: Alignment) -> Column:
-    return Column(RESCORED, ColumnRole.OTHER, values, alignment, MovePolicy.STALE)
+    return Column(RESCORED_LOGPROBS, ColumnRole.OTHER, values, alignment, MovePolicy.STALE)
 
 
 def _without_trainers(columns: Sequence[Column]) -> tuple[Column, ...]:
-    return tuple(c for c in columns if c.role is not ColumnRole.OTHER or c.name not in TRAINERS)
+    return tuple(c for c in columns if c.role is not ColumnRole.OTHER or c.name not in TRAINER_COLUMNS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from tito_audit.evidence.needs import Needs
 from tito_audit.record.arrays import Logprobs
 from tito_audit.record.finding import Hit, Severity
 from tito_audit.record.mismatch import MISMATCH, CauseShare, MismatchCause, RowMismatch
-from tito_audit.record.reading import places
+from tito_audit.record.reading import shift_in_words
 from tito_audit.rule import rule
 from tito_audit.rules._trainer import LogprobPair, join_pairs, logprob_pairs, notes_on_causes, other_bases
 from tito_audit.rules._words import counted, head, quoted
@@ -146,9 +146,9 @@ def _check_column(evidence: Evidence, column: list[LogprobPair], mismatches: lis
         cause = f"shifted by {offset:+d}"
         again = decimal(_distances(column, offset)[1].mean(), 3)
         message = (
-            f"`{trainer}` holds the values of `{sampler}` {places(offset)}: over {counted(len(every), 'token')} "
-            f"the two differ by {size} in the mean, and by {again} once moved back; unless the trainer does that, "
-            "each importance ratio is taken of two different tokens"
+            f"`{trainer}` holds the values of `{sampler}` {shift_in_words(offset)}: over "
+            f"{counted(len(every), 'token')} the two differ by {size} in the mean, and by {again} once moved "
+            "back; unless the trainer does that, each importance ratio is taken of two different tokens"
         )
     else:
         leading, share = mismatch.shares[0]

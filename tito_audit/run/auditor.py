@@ -20,9 +20,9 @@ from tito_audit.evidence.witness import witness
 from tito_audit.join import joined_counts
 from tito_audit.record.finding import Finding, Hit, Result, Severity, Skip, Where
 from tito_audit.record.mismatch import MISMATCH
-from tito_audit.record.reading import NOTHING_STATED, Conventions, conventions_of
+from tito_audit.record.reading import NO_CONVENTIONS, Conventions, parse_conventions
 from tito_audit.record.rollout import Place, Rollout, with_speakers
-from tito_audit.record.speakers import DEFAULT, Speakers
+from tito_audit.record.speakers import DEFAULT_SPEAKERS, Speakers
 from tito_audit.render.globals import Clock
 from tito_audit.render.renderer import Renderer, make_renderer
 from tito_audit.repair import Repair
@@ -41,7 +41,7 @@ from tito_audit.tokens.load import load_tokenizer
 from tito_audit.tokens.tokenizer import Tokenizer
 from tito_audit.tokens.vocab import Vocabulary
 from tito_audit.viewer.model import Observed, ViewSize
-from tito_audit.ways.writer import at_own_date
+from tito_audit.ways.writer import renderer_at_own_date
 
 Viewed = Callable[[Iterable[Finding], int], ViewSize | None]
 """The size of the view of a rollout with these findings in this row; called once per rollout, in order."""
@@ -58,7 +58,7 @@ class Auditor:
     """The selected rules."""
     repairs: Callable[[], Sequence[Repair]]
     """Imported when the first finding needs the name of its repair."""
-    speakers: Speakers = DEFAULT
+    speakers: Speakers = DEFAULT_SPEAKERS
     """Which roles were sampled."""
     misfit: Finding | None = None
     """Why the tokenizer or renderer is withheld: the log was written with another one; None if neither is
@@ -67,7 +67,7 @@ class Auditor:
     """Findings about the whole log that its first rows show, including `misfit`."""
     own_dates: bool = False
     """Whether each rollout is rendered on the date that its first prompt holds."""
-    conventions: Conventions = NOTHING_STATED
+    conventions: Conventions = NO_CONVENTIONS
     """What the run states about how training rows were written."""
 
     @property
@@ -92,7 +92,7 @@ class Auditor:
         """The renderer of one rollout; None without a template."""
         if not self.own_dates or self.renderer is None or self.tokenizer is None:
             return self.renderer
-        return at_own_date(with_speakers(rollout, self.speakers), self.tokenizer, self.renderer)
+        return renderer_at_own_date(with_speakers(rollout, self.speakers), self.tokenizer, self.renderer)
 
     def by_reference(self) -> Auditor:
         """The same without the fast encoder: all ids come from `tokenizers`."""
@@ -283,7 +283,7 @@ class Loader:
         tokenizer, renderer, notice = self._loaded(settings)
         speakers = Speakers(settings.sampled_roles)
         codes, own = selected_codes(settings), settings.clock == RECORDED
-        conventions = conventions_of(settings.conventions, settings.assume)
+        conventions = parse_conventions(settings.conventions, settings.assume)
         auditor = Auditor(
             tokenizer, renderer, all_rules(), codes, all_repairs, speakers, own_dates=own, conventions=conventions
         )

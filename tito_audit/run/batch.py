@@ -257,7 +257,7 @@ class BatchAuditor:
             self.settings = replace(self.settings, tokenizer=tokenizer)
         self._auditor, self._notice = Loader().auditor(self.settings)
         self._auditor.load()
-        self._bar = Severity.bar(self.settings.fail_on)
+        self._bar = Severity.threshold(self.settings.fail_on)
 
     def audit(
         self,

@@ -13,7 +13,7 @@ from tito_audit.evidence.judgement import JUDGEMENT
 from tito_audit.evidence.logprobs import verified_parts
 from tito_audit.evidence.model import Against, Difference, Evidence, Explained, Verified
 from tito_audit.evidence.needs import Needs, applies
-from tito_audit.record.finding import TRAINING_ROW, Finding, Folded, Hit, Severity, Skip, Where
+from tito_audit.record.finding import TRAINING_ROW, Finding, FoldedFindings, Hit, Severity, Skip, Where
 from tito_audit.record.rollout import Place
 from tito_audit.record.stated import NotRead
 from tito_audit.repair import Repair, Safety
@@ -125,7 +125,7 @@ class Findings:
                 first, times = self._findings[group.at], group.hits - (self._single or 0)
                 message = f"{first.hit.message} ({times - 1:,} more like this in the row are counted here)"
                 packed, group.places = group.places.tobytes(), array("q")
-                folded = Folded(times, len(group.turns), group.tokens, packed)
+                folded = FoldedFindings(times, len(group.turns), group.tokens, packed)
                 self._findings[group.at] = replace(first, hit=replace(first.hit, message=message), folded=folded)
                 turns[group.at] = group.turns.keys()
         return self._findings, turns

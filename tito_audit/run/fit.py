@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 from tito_audit.errors import EncodeError
 from tito_audit.evidence.reference import Reference
-from tito_audit.identify.tokenizer_fit import Tested, not_the_tokenizer, tested
+from tito_audit.identify.tokenizer_fit import TestableRows, find_misfit, select_testable
 from tito_audit.record.finding import Finding, Hit, Severity, Where
 from tito_audit.record.rollout import Rollout
 from tito_audit.render.renderer import Renderer
@@ -33,13 +33,13 @@ def misfit(rollouts: Sequence[Rollout], tokenizer: Tokenizer, renderer: Renderer
 
     None too if the tokenizer cannot encode them, which the audit of each row says.
     """
-    rows = tested(rollouts)
+    rows = select_testable(rollouts)
     if not rows:
         return None
     reference = Reference(tokenizer, renderer)
     cause = TOKENIZER
     try:
-        why = not_the_tokenizer(rows, reference)
+        why = find_misfit(rows, reference)
         if why is None and renderer is not None:
             why, cause = _not_the_template(rows, reference), TEMPLATE
     except EncodeError:
@@ -64,7 +64,7 @@ def names_of_log(rollouts: Iterable[Rollout]) -> dict[str, str]:
     return named
 
 
-def _not_the_template(rows_tested: Tested, reference: Reference) -> str | None:
+def _not_the_template(rows_tested: TestableRows, reference: Reference) -> str | None:
     """Why the template cannot have written these rows; None if it can, or if it is unclear."""
     recorded: Counter[str] = Counter()
     rendered: Counter[str] = Counter()

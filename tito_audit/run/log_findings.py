@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from tito_audit.chains.ledger import BLOCK, Ledger
-from tito_audit.chains.trained_once import Cause, Double, Settled, settle
+from tito_audit.chains.trained_once import Cause, Double, RepeatedTraining, find_repeated_training
 from tito_audit.evidence.sft import (
     BOS_ALONE,
     CUT,
@@ -32,9 +32,9 @@ from tito_audit.evidence.sft import (
 from tito_audit.evidence.trainings import retraining_hit
 from tito_audit.levels.tally import level_failures
 from tito_audit.record.finding import Finding, Hit, Result, Severity, Where
-from tito_audit.record.reading import Slide, assume_flags, slides_in_words
+from tito_audit.record.reading import Slide, assume_flags, describe_slides
 from tito_audit.record.rollout import Place
-from tito_audit.record.testimony import PLACES, EndsOf, Tally, Testimony
+from tito_audit.record.testimony import PLACES, AnswerEnds, Tally, Testimony
 from tito_audit.record.trainings import ONCE, TrainedAgain
 from tito_audit.run.auditor import TRAINED_ONCE
 from tito_audit.run.headlines import headed
@@ -106,7 +106,7 @@ class RunCounts:
         self.summary = summary
         self.failing = Failing()
         self._required = settings
-        self._bar = None if settings is None else cache(lambda file: Severity.bar(settings.at(file).fail_on))
+        self._bar = None if settings is None else cache(lambda file: Severity.threshold(settings.at(file).fail_on))
         self.testimonies = defaultdict[str, Testimony](Testimony)
         """By log, what the rows so far together say about how they were written."""
         self.ledger = Ledger()
@@ -121,7 +121,7 @@ class RunCounts:
             self._judge(result)
         if result.witness is not None:
             self.testimonies[result.place.file].add(result.witness, result.place)
-        self.ledger.note(result)
+        self.ledger.add_result(result)
         for finding in result.findings if len(self.strangers) < _MOST_STRANGERS else ():
             if finding.code == _STRANGER and finding.hit.cause == _ROW_OF_OTHERS:
                 self.strangers.append(result.place)
@@ -130,7 +130,7 @@ class RunCounts:
     def repaired(self, was: Result, now: Result) -> None:
         """Count what the row of a result, already added, allows after its repair."""
         if was.witness is not None and now.witness is not None and now is not was:
-            self.testimonies[was.place.file].repaired(was.witness, now.witness, was.place)
+            self.testimonies[was.place.file].add_repaired(was.witness, now.witness, was.place)
 
     def about_log(self, findings: tuple[Finding, ...]) -> Iterator[Result]:
         """Findings about a whole log, counted; nothing if there are none."""
@@ -206,7 +206,7 @@ def _open(testimony: Testimony) -> Iterator[_LogFinding]:
     """Rows whose simplest reading is a fault, though one without a fault stands."""
     slides = testimony.undecided
     if slides:
-        words = listed(slides_in_words(slides), "or")
+        words = listed(describe_slides(slides), "or")
         message = (
             f"all {many(testimony.rows, 'row')} of the log may have {words}: {len(testimony.certain)} different "
             "first tokens of answers have the fill as their logprob, so either all of them were certain, or each "
@@ -222,7 +222,7 @@ def _open(testimony: Testimony) -> Iterator[_LogFinding]:
         tally = _together(testimony.open[slides] for slides in readings)
         verb = "does" if tally.rows == 1 else "do"
         what = "logprobs are" if code == _LOGPROBS else "loss mask is"
-        words = listed(slides_in_words(sorted(slide for slides in readings for slide in slides)), "or")
+        words = listed(describe_slides(sorted(slide for slides in readings for slide in slides)), "or")
         message = (
             f"{tally.rows:,} of {many(testimony.rows, 'row')} {verb} not show whether the {what} on the sampled "
             f"tokens: {_named(tally)} may be right, with first tokens that were certain or ends left out of the "
@@ -233,8 +233,8 @@ def _open(testimony: Testimony) -> Iterator[_LogFinding]:
 
 def _beside_faults(testimony: Testimony) -> Iterator[_LogFinding]:
     """Rows that allow a slide which other rows prove."""
-    for slide, tally in testimony.beside_faults.items():
-        (words,) = slides_in_words([slide])
+    for slide, tally in testimony.allowed_where_proven.items():
+        (words,) = describe_slides([slide])
         proof = _named(testimony.proven[slide.mask, slide.logprobs])
         message = (
             f"{many(tally.rows, 'row')} may also have {words}, as {proof} of this log: nothing in {_named(tally)} "
@@ -247,7 +247,7 @@ def _beside_faults(testimony: Testimony) -> Iterator[_LogFinding]:
 def count_open(testimony: Testimony, summary: Summary) -> None:
     """Count the rows of a log that could not be judged, and those that may have a fault which others prove."""
     summary.open_rows += testimony.open_rows
-    for slide, tally in testimony.beside_faults.items():
+    for slide, tally in testimony.allowed_where_proven.items():
         summary.open_beside_faults += tally.rows
         summary.fault_beside = summary.fault_beside or assume_flags(slide)
 
@@ -262,16 +262,16 @@ def _conventions(testimony: Testimony) -> Iterator[_LogFinding]:
         yield from _convention(_LEFT_OUT, "first tokens left out", message, state, tally, testimony.first)
     if testimony.sft:
         return
-    left_out = testimony.ends.get(EndsOf.KEPT)
-    others = {kind: tally for kind, tally in testimony.ends.items() if kind is not EndsOf.OPEN}
+    left_out = testimony.ends.get(AnswerEnds.KEPT)
+    others = {kind: tally for kind, tally in testimony.ends.items() if kind is not AnswerEnds.OPEN}
     state = "`--convention end=untrained` states that it is meant"
     if left_out is not None:
         message = (
             "the sampled end of each answer is left out of the loss, so the model gets no credit for stopping"
         )
         yield from _convention(_ENDS, "sampled, not trained", message, state, left_out, others)
-    elif EndsOf.OPEN in testimony.ends and not others:
-        tally = testimony.ends[EndsOf.OPEN]
+    elif AnswerEnds.OPEN in testimony.ends and not others:
+        tally = testimony.ends[AnswerEnds.OPEN]
         message = (
             f"no row trains the end of an answer ({_named(tally)}): right if ends were appended, but if they were "
             f"sampled, the model gets no credit for stopping; {state}"
@@ -377,14 +377,14 @@ class Once:
     """What the rows of a run train more than once or never, in words."""
 
     ledger: Ledger
-    settled: Settled
+    settled: RepeatedTraining
 
     @classmethod
     def of(cls, ledger: Ledger, *, whole: bool = True) -> Once:
         """What the ledger of a run shows; if only part of the rows was read, nothing counts as never trained."""
-        settled = settle(ledger)
+        settled = find_repeated_training(ledger)
         never = settled.never if whole and not ledger.left_out else settled.never[:0]
-        return cls(ledger, Settled(settled.trained, settled.doubles, never, settled.undecided))
+        return cls(ledger, RepeatedTraining(settled.trained, settled.doubles, never, settled.undecided))
 
     def results(self) -> Iterator[Result]:
         """The findings, one result for each rollout and each log, in the order of the rows."""
@@ -416,7 +416,7 @@ class Once:
     def notices(self) -> Iterator[str]:
         """How much is trained twice or not at all, for the summary."""
         doubles = self.settled.doubles
-        never = sum(self.ledger.tokens(number) for number in self.settled.never.tolist())
+        never = sum(self.ledger.trained_tokens(number) for number in self.settled.never.tolist())
         if self.ledger.left_out:
             compared = self.ledger.rollouts - self.ledger.left_out
             yield (
@@ -436,7 +436,7 @@ class Once:
     def again(self, file: str, rows: Sequence[int]) -> dict[int, dict[int, tuple[TrainedAgain, ...]]]:
         """What these rows of a file train again, by row, then by item."""
         by_row: dict[int, dict[int, tuple[TrainedAgain, ...]]] = {}
-        for number in self.ledger.sequences(file, rows):
+        for number in self.ledger.sequences_of_rows(file, rows):
             double = self.settled.doubles.of(number)
             if double is not None:
                 place, (_, again) = self.ledger.place(number), self._again(double)
@@ -486,7 +486,7 @@ class Once:
 
     def _never(self, number: int) -> _Noted:
         """What a call sampled but no row trains."""
-        tokens = self.ledger.tokens(number)
+        tokens = self.ledger.trained_tokens(number)
         message = (
             f"no row of the run trains the {many(tokens, 'token')} of this call, although rows train most calls"
         )
@@ -535,7 +535,7 @@ def _last_spans(ledger: Ledger, strangers: Sequence[Place]) -> dict[int, Place]:
     spans, first, by_hash = ledger.spans, ledger.first_spans, dict[int, Place]()
     for file, places in groupby(strangers, key=lambda place: place.file):
         among = set(places)
-        for number in ledger.sequences(file, sorted({place.row for place in among})):
+        for number in ledger.sequences_of_rows(file, sorted({place.row for place in among})):
             place = ledger.place(number)
             if ledger.turn(number) is None and place in among:
                 own = spans[first[number] : first[number + 1]]

@@ -15,7 +15,7 @@ from typing import Any
 
 from tito_audit.errors import EncodeError, RecordError, SetupError
 from tito_audit.formats import Detection, Unread, unread_columns
-from tito_audit.join import Annotations, Answers, Join, RowBatch, Work, lines_of, shown_by
+from tito_audit.join import Annotations, BatchAnswers, Join, ReadBatch, RowBatch, rows_behind, shown_format_and_row
 from tito_audit.levels.facts import LACKS_ALL
 from tito_audit.levels.record_mask import record_mask
 from tito_audit.record.finding import Result
@@ -159,7 +159,7 @@ class RowFlow:
                     return
                 counted.rows += 1
                 counted.left_out = before + log.left_out
-                if wanted is not None and all(line.index != wanted for line in lines_of(raw)):
+                if wanted is not None and all(line.index != wanted for line in rows_behind(raw)):
                     if raw.index > wanted:
                         break
                     continue
@@ -183,11 +183,11 @@ class RowFlow:
             )
             yield result if group.settings.require_level is None else replace(result, counts={RECORD: LACKS_ALL})
             return
-        detection.look(place.file, *shown_by(read.format, read.row))
+        detection.look(place.file, *shown_format_and_row(read.format, read.row))
         unread: Unread = ()
-        first = lines_of(raw)[0].value if place.row < _LOOKED_AT else None  # of joined calls, the first
+        first = rows_behind(raw)[0].value if place.row < _LOOKED_AT else None  # of joined calls, the first
         if first is not None:
-            form = shown_by(read.format, read.row)[0]
+            form = shown_format_and_row(read.format, read.row)[0]
             unread = unread_columns(form, first, read.rollouts, group.settings.columns.values())
         inside = read.row.get(read.format.open_object) if read.format.open_object else None
         repaired = read.row.get(COLUMN) is not None or (isinstance(inside, dict | Mapping) and COLUMN in inside)
@@ -242,13 +242,13 @@ class RowFlow:
         """The results, counted by the joins of their logs as they pass."""
         for result in results:
             join = self.groups[result.place.file].join
-            yield from (result,) if join is None else join.counted((result,))
+            yield from (result,) if join is None else join.count_results((result,))
 
     def say_joined(self, summary: Summary) -> None:
         """Put into a summary what the joins found, after all results have passed."""
         for join in dict.fromkeys(group.join for group in self.groups.values()):
             if join is not None:
-                summary.joined += join.joined()
+                summary.joined += join.joined_notices()
                 summary.notices += join.notices()
         for noted in dict.fromkeys(group.annotations for group in self.groups.values()):
             summary.notices += () if noted is None else noted.notices()
@@ -271,17 +271,17 @@ class RowFlow:
                 vocabulary = auditor.vocabulary
                 decode = vocabulary.data if vocabulary is not None else None
                 gathers = self._sizes is None
-                joins[key] = Join.of(
+                joins[key] = Join.for_run(
                     own, logs, decode, self._first_pass, written=bool(standing_for), gathers=gathers
                 )
             wanted = self._annotated and own.join
-            annotations = Annotations.beside(members, own.max_row_bytes) if wanted else {}
+            annotations = Annotations.find_beside(members, own.max_row_bytes) if wanted else {}
             for which in dict.fromkeys((None, *annotations.values())):
                 group = LogGroup(own, auditor, joins[key], which)
                 groups.update({str(log): group for log in members if annotations.get(str(log)) is which})
         return groups
 
-    def _first_pass(self, work: Work, batches: Iterable[tuple[int, RowBatch]]) -> Answers:
+    def _first_pass(self, work: ReadBatch, batches: Iterable[tuple[int, RowBatch]]) -> BatchAnswers:
         """The work of a first pass over calls, in all processes of the run if that pays off."""
         jobs = self.settings.jobs or 1
         executor: Executor = InProcess()

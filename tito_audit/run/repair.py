@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tito_audit.errors import SetupError, StorageError
-from tito_audit.join import lines_of
+from tito_audit.join import rows_behind
 from tito_audit.record.finding import Finding, Result, Severity
 from tito_audit.record.outcome import COLUMN, Outcome
 from tito_audit.record.rollout import Place
@@ -133,7 +133,7 @@ def write_row(raw: RawRow, repaired: RepairedRow, out: Output, quarantine: Quara
         if quarantine is None:
             raise SetupError(f"{outcome.place}: `drop` removes rows and needs --quarantine FILE to keep them.")
         codes = sorted({f.code for r in outcome.before for f in r.findings if f.severity > Severity.NOTE})
-        for line in lines_of(unpacked(raw)):
+        for line in rows_behind(unpacked(raw)):
             why = {COLUMN: {"quarantined": outcome.quarantined, "codes": codes}}
             moved.append(quarantine.add(line, outcome.place, why))
         out.replace(raw, [])

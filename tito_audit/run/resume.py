@@ -368,7 +368,7 @@ class Recorder:
             beside = [name for name in (settings.messages, settings.tools_file) if name is not None]
             if beside and group.join is not None:
                 files = [(str(path), identity_of(path)) for name in beside for path in find_logs([name])]
-                deciding["joined files"] = files, group.join.keys()
+                deciding["joined files"] = files, group.join.key_columns()
             deciding |= self._more
             self._by_group[id(group)] = {name: _hash(value) for name, value in deciding.items()}
         decided = self._by_group[id(group)]

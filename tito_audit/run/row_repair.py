@@ -24,8 +24,8 @@ from tito_audit.formats import number_columns
 from tito_audit.record.arrays import Ids
 from tito_audit.record.finding import Finding, Result, Severity
 from tito_audit.record.outcome import COLUMN, Outcome
-from tito_audit.record.repaired import RepairedRollout, unmended
-from tito_audit.record.rollout import Place, Rollout, TrainingRow, as_training_row, visible_part
+from tito_audit.record.repaired import RepairedRollout, unrepaired
+from tito_audit.record.rollout import Place, Rollout, TrainingRow, visible_range, with_call_as_row
 from tito_audit.record.trainings import TrainedAgain
 from tito_audit.repair import Proposal, Repair, Safety
 from tito_audit.repairs import all_repairs, repair_named
@@ -253,7 +253,7 @@ def _rewritten(
     repaired: list[RepairedRollout] = []
     for audited in written.audited:
         proposal = proposals.get(audited.rollout.place.item)
-        repaired += proposal.rollouts if proposal is not None else (unmended(audited.rollout),)
+        repaired += proposal.rollouts if proposal is not None else (unrepaired(audited.rollout),)
     rows = form.update(written.row, repaired)
     out = [AppliedRow(row, tuple(audit(row))) for row in rows]
     if len(written.audited) == 1:
@@ -280,7 +280,7 @@ def _holds(form: Format, want: Rollout, got: Sequence[Audited]) -> None:
         and len(read.turns) == 1
         and read.turns[0].as_row is not None
     ):
-        read = as_training_row(read)
+        read = with_call_as_row(read)
     row, wanted = read.training_row, want.training_row
     if (row is None) is not (wanted is None):
         raise RecordError(f"the format {form.name} has no place for a training row here")
@@ -303,7 +303,7 @@ def _holds(form: Format, want: Rollout, got: Sequence[Audited]) -> None:
 
 def _without_padding(row: TrainingRow) -> TrainingRow:
     """The row as it reads back: without untrained padding, which an attention mask hides at its ends."""
-    start, end = visible_part(row)
+    start, end = visible_range(row)
     outside = np.ones(len(row.token_ids), np.bool_)
     outside[start:end] = False
     if row.loss_mask is None or (row.loss_mask & outside).any():
@@ -616,7 +616,7 @@ def failing(flow: RowFlow, file: str, result: Result) -> int:
 
 def fails(settings: Settings, result: Result) -> Iterator[Finding]:
     """The findings of a result that fail a run with these settings."""
-    bar = Severity.bar(settings.fail_on)
+    bar = Severity.threshold(settings.fail_on)
     return (finding for finding in result.findings if bar is not None and finding.severity >= bar)
 
 

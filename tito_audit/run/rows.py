@@ -12,7 +12,7 @@ from typing import Any
 from tito_audit.errors import ODD_VALUES, RecordError, SetupError, StorageError, TitoAuditError, describe_error
 from tito_audit.format import Format, Row
 from tito_audit.formats import format_named, map_columns, number_columns, unmap_columns, with_sampling
-from tito_audit.join import Annotations, Join, calls_of, form_of, lines_of
+from tito_audit.join import Annotations, Join, format_of_row, gathered_calls, rows_behind
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.run.auditor import READS_ONLY, Auditor
 from tito_audit.settings.model import Settings
@@ -88,8 +88,8 @@ class LogGroup:
             raise RecordError(raw.error or "the row cannot be read")
         try:
             row = map_columns(raw.value, self.settings.columns) if self.settings.columns else raw.value
-            form = form_of(row, self.named)
-            whole = row if self.annotations is None else self.annotations.onto(form, row)
+            form = format_of_row(row, self.named)
+            whole = row if self.annotations is None else self.annotations.apply_to(form, row)
             return ReadRow(row, form, self.read_again(form, whole, place, raw.value))
         except TitoAuditError:
             raise
@@ -105,7 +105,7 @@ class LogGroup:
 
     def rows_behind(self, raw: RawRow, read: ReadRow) -> Sequence[Row]:
         """The rows that hold its rollouts: itself, or each call of a conversation."""
-        return [line.value or {} for line in lines_of(raw)] if calls_of(raw) is not None else [read.row]
+        return [line.value or {} for line in rows_behind(raw)] if gathered_calls(raw) is not None else [read.row]
 
     def as_logged(self, logged: Row, row: Row) -> Row:
         """The row with the column names of the log that it is written to."""

@@ -21,7 +21,7 @@ import numpy as np
 
 from tito_audit.errors import SetupError
 from tito_audit.formats import Detection
-from tito_audit.record.finding import Finding, Folded, Hit, Result, Side, Skip
+from tito_audit.record.finding import Finding, FoldedFindings, Hit, Result, Side, Skip
 from tito_audit.record.outcome import Outcome
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.record.stated import Stated
@@ -78,7 +78,7 @@ def bare(result: Result) -> Result:
 
 _SENT: tuple[type[Any], ...] = (
     Finding,
-    Folded,
+    FoldedFindings,
     Hit,
     Place,
     Result,

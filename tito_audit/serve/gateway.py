@@ -31,7 +31,7 @@ from tito_audit.parsers import (
     to_message,
 )
 from tito_audit.provider import GenerationChunk, GenerationResult, TokenProvider, logged_spans
-from tito_audit.record.by_name import WeightSpans
+from tito_audit.record.policy_columns import WeightSpans
 from tito_audit.record.prompt_ids import PromptIds
 from tito_audit.render.renderer import as_parts
 from tito_audit.serve.call_log import CallLog
@@ -448,7 +448,7 @@ class Gateway:
             if isinstance(request, ChatRequest):
                 draft = session.draft(request.call)
                 await self._encoder.encode_ahead(draft.prompt.added)
-                prompt = session.encoded(draft)
+                prompt = session.encode_ahead(draft)
             else:
                 assert isinstance(request, TextRequest)
                 prompt = session.text_prompt(request.prompt)
@@ -572,7 +572,7 @@ class Gateway:
 
     def find_session(self, session_id: str) -> Session:
         """The session with this id; Refused if it is not in memory."""
-        session = self.conversations.get(session_id)
+        session = self.conversations.find_open(session_id)
         if session is None:
             raise Refused(f"session {session_id} is not in memory; its answers are in the log", status=404)
         return session

@@ -31,7 +31,7 @@ from tito_audit.serve.request import (
     parse_body,
     tool_wire,
 )
-from tito_audit.sessions.index import arguments_of
+from tito_audit.sessions.index import comparable_arguments
 
 Block = Mapping[str, Any]
 Event = dict[str, Any]

@@ -20,7 +20,7 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from tito_audit.record.nesting import parsed_json
+from tito_audit.record.nesting import load_json
 from tito_audit.storage.row import RawRow, may_repeat_keys, parse_row, parses
 
 _SHORTEST = 256
@@ -90,7 +90,7 @@ class Splicer:
             return None
         text = b"".join(pieces)
         try:
-            value = parsed_json(text)
+            value = load_json(text)
         except ValueError:
             return None
         if not isinstance(value, dict) or may_repeat_keys(text, value):
