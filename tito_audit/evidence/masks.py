@@ -230,7 +230,9 @@ def left_out(evidence: Evidence) -> LeftOut | None:
         tokens[end - 1] |= keeps_ends and is_end(end - 1, row.token_ids, view, evidence.end_ids)
     # An open end counts only if all are open: where others are known, it was appended.
     decided = {end for end in ends if end is not AnswerEnds.OPEN}
-    of_row = AnswerEnds.MIXED if len(decided) > 1 else decided.pop() if decided else AnswerEnds.OPEN if ends else None
+    of_row = (
+        AnswerEnds.MIXED if len(decided) > 1 else decided.pop() if decided else AnswerEnds.OPEN if ends else None
+    )
     return LeftOut(tokens & ~mask, count, of_row)
 
 

@@ -132,7 +132,8 @@ def _optional_facts(rollout: Rollout, rows: Sequence[Row], holders: Holders) -> 
     there = {
         "kept_sets": applies["kept_sets"] and _every_part(rollout, lambda part: bool(part.extras.kept_sets)),
         "experts": applies["experts"] and _every_part(rollout, lambda part: bool(part.extras.routing)),
-        "images": shown or (applies["images"] and any(_has_value(row.get(name)) for row in rows for name in _IMAGES)),
+        "images": shown
+        or (applies["images"] and any(_has_value(row.get(name)) for row in rows for name in _IMAGES)),
     }
     holds = {name: there[name] or not applies[name] for name in there}
     return holds, [name for name in applies if applies[name]]

@@ -89,11 +89,13 @@ def judged_mask(evidence: Evidence) -> JudgedMask | None:
     if slide:
         by_part = judged is not None and not view.proven and not judged.slide.whole_row
         where = judged.slide.where if judged is not None and by_part else ""
-        slide_words = f"{'the trained runs are' if by_part else 'every trained run is'} {shift_in_words(slide)}{where}"
+        slide_words = (
+            f"{'the trained runs are' if by_part else 'every trained run is'} {shift_in_words(slide)}{where}"
+        )
     readings: list[str] = []
     if judged is not None and not view.proven and judged.is_ambiguous:
         slides = [fit.slide for fit in judged.fits]
-        readings = slides_in_words(slides) if any(slide.mask for slide in slides) else []
+        readings = describe_slides(slides) if any(slide.mask for slide in slides) else []
     on_purpose = missing if left is None else left.tokens & ~in_slide
     rewritten = _rewritten(view, trained)
     if not in_slide.all():

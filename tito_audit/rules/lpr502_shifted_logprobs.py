@@ -76,7 +76,9 @@ def _message(shift: LogprobShift) -> str:
         ways = describe_slides(shift.slides)
         if shift.may_lack_values:
             ways.append(f"{counted(shift.values, 'value')} under the mask never recorded")
-        state = next((f"; if you know, state it: {assume_flags(way)}" for way in shift.slides if way.whole_row), "")
+        state = next(
+            (f"; if you know, state it: {assume_flags(way)}" for way in shift.slides if way.whole_row), ""
+        )
         return f"undecided: {listed(ways, 'or')}; the row alone cannot tell, so no repair touches it{state}"
     if not shift.offset:
         differ = "differs" if shift.values == 1 else "differ"

@@ -448,7 +448,7 @@ class Gateway:
             if isinstance(request, ChatRequest):
                 draft = session.draft(request.call)
                 await self._encoder.encode_ahead(draft.prompt.added)
-                prompt = session.encode_ahead(draft)
+                prompt = session.encode(draft)
             else:
                 assert isinstance(request, TextRequest)
                 prompt = session.text_prompt(request.prompt)
