@@ -2,22 +2,68 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 from tito_audit.errors import ODD_VALUES, RecordError, TitoAuditError, in_words
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.record.sources import Sources
-from tito_audit.signature import Signature
 
 Row = Mapping[str, Any]
 """One row as storage gives it: a JSON object, or a Parquet row in which lists of numbers are one-dimensional
 numpy arrays and everything else is plain Python values."""
 SourcesOf = Callable[[Row, Sequence[Rollout]], Sequence[Sources]]
 """Where a row holds each of its rollouts, in order."""
+
+
+_KEYS = re.compile(r"(\bno )?\{([^}]+?)(\?)?\}")
+_WAYS = re.compile(r"[;,] or (?![^{]*\})")
+
+
+@dataclass(frozen=True, slots=True)
+class KeyWay:
+    """One way to recognize a format: by all its keys together. Of each group of keys, one is enough."""
+
+    required: tuple[tuple[str, ...], ...]
+    optional: tuple[tuple[str, ...], ...]
+    absent: tuple[tuple[str, ...], ...]
+    """Keys that must not be there."""
+
+
+@dataclass(frozen=True)
+class Signature:
+    """Every way to recognize a format, as `{tokens} with {mask|masks}; or {text}, no {ids}; seed in {seed?}`.
+
+    Keys are in braces, as paths (`choices[].ids`): `|` divides alternatives, an optional key ends in `?`, and one
+    after "no" must not be there. A key may show what it holds (`label: true`).
+    """
+
+    written: str = ""
+
+    @cached_property
+    def by_keys(self) -> tuple[KeyWay, ...]:
+        """The ways that go by keys, and not by words alone."""
+        ways = []
+        for way in _WAYS.split(self.written):
+            groups: dict[str, list[tuple[str, ...]]] = {"": [], "?": [], "no ": []}
+            for no, names, maybe in _KEYS.findall(way):
+                groups[no or maybe].append(tuple(name.partition(": ")[0] for name in names.split("|")))
+            ways.append(KeyWay(*map(tuple, groups.values())))
+        return tuple(way for way in ways if way.required)
+
+    @cached_property
+    def text(self) -> str:
+        """The signature for people, with keys in backticks."""
+        return _KEYS.sub(self._shown, self.written)
+
+    @staticmethod
+    def _shown(keys: re.Match[str]) -> str:
+        *others, last = (f"`{name}`" for name in keys[2].split("|"))
+        return (keys[1] or "") + (f"{', '.join(others)} or {last}" if others else last)
 
 
 @dataclass(frozen=True, slots=True)
