@@ -1,8 +1,8 @@
 """Rows to rollouts and back; one file for each log format.
 
-Which format a row has: by its keys, what it nearly matches, rows nested inside it. What the names of its columns
-say: a user's names mapped to those that formats read, which columns hold numbers only, and which look like ids,
-masks, logprobs or messages but were not read.
+Here a row gets its format, by its keys, or an error that names the nearest ones. Columns are judged by their
+names: a user's names are mapped to those that formats read, number columns are told from others, and columns that
+look like ids, masks, logprobs or messages but were not read are named.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ LOGPROBS = tuple(dict.fromkeys((*ROW_LOGPROBS, *CALL_LOGPROBS)))
 
 @cache
 def all_formats() -> tuple[Format, ...]:
-    """Every format, in the order they are tried."""
+    """Every format, in the order in which they are tried."""
     formats = plugins(__name__, Format, lambda format: format.name)
     return tuple(sorted(formats, key=lambda format: (format.precedence, format.name)))
 
@@ -91,11 +91,11 @@ def pick_format(row: Row) -> Format:
 
 
 class _ValueNeeded(Exception):
-    """The keys alone do not decide."""
+    """A format asked for a value of a row that has only keys."""
 
 
 class _KeysOnly(UserDict[str, Any]):
-    """A row without its values; `_ValueNeeded` if one is asked for."""
+    """The keys of a row; `_ValueNeeded` if the value of one is asked for."""
 
     def __getitem__(self, key: str) -> Any:
         if key in self.data:
@@ -105,9 +105,9 @@ class _KeysOnly(UserDict[str, Any]):
 
 @lru_cache(256)
 def _candidate_formats(keys: tuple[str, ...]) -> tuple[tuple[Format, bool], ...]:
-    """The formats that a row with these keys may match, in order, and whether values are irrelevant.
+    """The formats that a row with these keys may match, in order, each with whether it does for all values.
 
-    A format that matches whatever the values are is the last.
+    The first that does is the last of them.
     """
     row, possible = _KeysOnly(dict.fromkeys(keys)), []
     for format in all_formats():
@@ -140,7 +140,7 @@ _TOKEN_COLUMNS = dict.fromkeys((*FLAT_IDS, *PROMPT_IDS, *COMPLETION_IDS, *MASKS,
 
 @dataclass(frozen=True, slots=True)
 class NearFormat:
-    """A format that a row nearly matches, and why it does not."""
+    """A format that a row nearly matches, or that was tried too late, and what tells them apart."""
 
     format: str
     has: tuple[str, ...]
@@ -150,31 +150,31 @@ class NearFormat:
     excess: tuple[str, ...]
     """Keys that it has but must not have."""
     fits: bool
-    """Whether it matches but another format came first."""
+    """Whether the row matches it, but another format came first."""
 
 
 @dataclass(slots=True)
 class MatchedKeys:
-    """The keys by which formats were recognized, searched and reported once per file and format."""
+    """The keys by which rows were recognized, found and reported once per file and format."""
 
     seen: set[tuple[str, str]] = field(default_factory=set)
     unsaid: dict[tuple[str, str], tuple[str, ...]] = field(default_factory=dict)
 
     def note_first_row(self, file: str, format: Format, row: Row) -> None:
-        """Search the first row of a file and format for them."""
+        """Find the keys in the first row of a file and format."""
         if (file, format.name) not in self.seen:
             self.seen.add((file, format.name))
             self.unsaid[file, format.name] = matched_keys(format, row)
 
     def with_keys(self, result: Result) -> Result:
-        """The result, with the keys if it is the first of its file and format."""
+        """The result; with the keys, if it is the first of its file and format."""
         if not self.unsaid or result.rollout is None:
             return result
         keys = self.unsaid.pop((result.place.file, result.rollout.format), ())
         return replace(result, told_by=keys) if keys else result
 
     def without_repeats(self, results: Iterable[Result]) -> Iterator[Result]:
-        """The results of several processes, with keys reported once as by a single process."""
+        """Results of several processes, with the keys only in the first of each file and format."""
         for result in results:
             if not result.told_by or result.rollout is None:
                 yield result
@@ -185,7 +185,7 @@ class MatchedKeys:
 
 
 def matched_keys(format: Format, row: Row) -> tuple[str, ...]:
-    """The keys of the row that show its format, as paths; for `generic`, the columns that are read."""
+    """The paths of the keys by which a row is recognized as the format; for `generic`, the columns it reads."""
     if format.name == "generic":
         lists = [name for name in _TOKEN_COLUMNS if is_list(row.get(name))]
         calls = [
@@ -215,7 +215,7 @@ def matched_keys(format: Format, row: Row) -> tuple[str, ...]:
 
 
 def near_formats(row: Row, formats: Sequence[Format], read_as: str | None) -> tuple[NearFormat, ...]:
-    """The three formats that the row matches most nearly, the nearest first."""
+    """The three formats that the row matches most nearly, nearest first; not `read_as`, which it was read as."""
     paths = _key_paths(row)
     ranked: list[tuple[tuple[int, int], NearFormat]] = []
     for format in formats:
@@ -240,7 +240,7 @@ def near_formats(row: Row, formats: Sequence[Format], read_as: str | None) -> tu
 
 
 def _first_path_named(paths: Sequence[str], names: Sequence[str]) -> str | None:
-    """The first path that is one of the names or ends in one; a row's own keys come before those inside."""
+    """The first path that is one of the names or ends in it; paths of outer keys come first."""
     for name in names:
         for path in paths:
             if path == name or path.endswith(f".{name}"):
@@ -249,7 +249,7 @@ def _first_path_named(paths: Sequence[str], names: Sequence[str]) -> str | None:
 
 
 def _key_paths(row: Row) -> list[str]:
-    """Paths of everything that is in a row and not null, level by level: `choices[].token_ids`."""
+    """The path of every value of a row that is not null, level by level, such as `choices[].token_ids`."""
     paths: dict[str, None] = {}
     level: list[tuple[str, Any]] = [("", row)]
     looked = 0
@@ -275,7 +275,7 @@ def _key_paths(row: Row) -> list[str]:
 
 
 def _nested_objects(row: Row) -> Iterator[tuple[str, Row]]:
-    """The objects in a row with their paths, outer ones first; only the first entry of each list."""
+    """The objects inside a row with their paths, outer ones first; of lists only the first entry."""
     level: list[tuple[str, Any]] = [("", row)]
     for _ in range(3):
         below: list[tuple[str, Any]] = []
@@ -291,8 +291,8 @@ def _nested_objects(row: Row) -> Iterator[tuple[str, Row]]:
 
 
 _INTEGER_DTYPES, _NUMBER_DTYPES = "i", "ifb"
-"""Kinds of numpy dtypes. A column of ids stays a list unless it holds only integers, so that an error can name
-the first entry that is not an id."""
+"""Kinds of numpy dtypes. Ids become an array only if all are integers, so that an error can name the first entry
+that is not an id."""
 
 _ID_COLUMN_NAMES = (*FLAT_IDS, *PROMPT_IDS, *COMPLETION_IDS)
 _NUMBER_COLUMN_NAMES = (
@@ -314,11 +314,11 @@ NUMBER_COLUMNS: Mapping[str, str] = {
     **_DTYPES_OF_COLUMN,
     **{f"{calls}[].{name}": kinds for calls in CALL_LISTS for name, kinds in _DTYPES_OF_COLUMN.items()},
 }
-"""Columns of a row and of the calls it lists, with the dtype kinds that an array there may have."""
+"""Columns of a row and of its listed calls that become arrays, with the dtype kinds that these may have."""
 
 
 def number_columns(mapping: Mapping[str, str]) -> Mapping[str, str]:
-    """`NUMBER_COLUMNS` with the names that a user maps to them: `mapping` is ours -> the log's."""
+    """`NUMBER_COLUMNS`, and the log's own names for them; `mapping` is from our names to the log's."""
     theirs = {name: _DTYPES_OF_COLUMN[ours] for ours, name in mapping.items() if ours in _DTYPES_OF_COLUMN}
     return {**NUMBER_COLUMNS, **theirs} if theirs else NUMBER_COLUMNS
 
@@ -354,12 +354,12 @@ _OTHER_MASK_NAME = re.compile(
 
 
 def snake_case(name: str) -> str:
-    """A column's name in snake case: `stopTokenIds` is `stop_token_ids`."""
+    """A column's name in snake case: `stopTokenIds` as `stop_token_ids`."""
     return re.sub(r"[^0-9a-zA-Z]+", "_", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name)).strip("_").lower()
 
 
 def why_not_token_ids(name: str) -> str:
-    """Why a column of integers does not hold tokens, by its name, in a few words; "" if it may."""
+    """Why a column of integers with this name holds no token ids, in a few words; "" if it may hold them."""
     words = snake_case(name)
     if _PARAMETER_NAME.search(words):
         return PARAMETER
@@ -369,7 +369,7 @@ def why_not_token_ids(name: str) -> str:
 
 
 def is_other_mask_name(name: str) -> bool:
-    """Whether flags with this name mark something other than trained tokens."""
+    """Whether a mask with this name marks something other than trained tokens."""
     return bool(_OTHER_MASK_NAME.search(snake_case(name)))
 
 
@@ -381,11 +381,11 @@ CANONICAL_COLUMNS = names_in(
 
 
 def map_columns(row: Row, mapping: Mapping[str, str]) -> Row:
-    """The row with columns under our names: `mapping` is ours -> the log's.
+    """The row with columns under our names; `mapping` is from our names to the log's.
 
-    A dot in the log's name leads into an object (`extra.tokens`), unless a column has that name with the
-    dot. A mapped top-level column no longer appears under its old name, or it would be read twice.
-    SetupError for a name that is not ours, RecordError for one that the row does not have.
+    A dot in the log's name leads into an object (`extra.tokens`), unless a column has that very name. A mapped
+    top-level column loses its old name, or it would be read twice. SetupError for a name that is not ours,
+    RecordError for a column that the row does not have.
     """
     unknown = [name for name in mapping if name not in CANONICAL_COLUMNS]
     if unknown:
@@ -416,8 +416,8 @@ def map_columns(row: Row, mapping: Mapping[str, str]) -> Row:
 def unmap_columns(original_row: Row, mapped_row: Row, mapping: Mapping[str, str]) -> Row:
     """The log's row with the changes made to its mapped form; the same object if nothing changed.
 
-    Mapped columns go back to the log's names, dotted ones into their objects; unchanged objects are
-    shared. RecordError if two of our names map to one column and now differ.
+    Mapped columns get the log's names back, dotted ones inside their objects; unchanged objects are shared.
+    RecordError if two of our names map to one column and now differ.
     """
     before = map_columns(original_row, mapping)
     row: Row = original_row
@@ -446,7 +446,7 @@ def _with_value_at(row: Mapping[str, Any], path: str, value: Any) -> Mapping[str
 
 
 Unread: TypeAlias = tuple[tuple[str, str], ...]
-"""Columns that were not read, each as (what it looks like, path)."""
+"""Columns that were not read, as (what it looks like, path) pairs."""
 
 _EXAMINED = 64
 """How many entries of a list are examined."""
@@ -458,7 +458,7 @@ _EXTRA_NAME = re.compile(
     r"|mean|sum|prompt_log\w*|distill\w*|opd|mopd|expert\w*|routed|routing|chosen|rejected|raw|original|draft"
     r"|ratio|kl|entropy|advantages?|rewards?)(?:_|$)"
 )
-"""Extras that trainers and servers write next to what they sampled."""
+"""Columns that trainers and servers write beside what was sampled."""
 _KNOWN_NAMES = {
     *(name.rpartition(".")[2] for name in NUMBER_COLUMNS),
     *FLAT_IDS, *PROMPT_IDS, *COMPLETION_IDS, *MASKS, *ROW_LOGPROBS, *CALL_LOGPROBS, *CALL_LISTS,
@@ -472,10 +472,10 @@ _KNOWN_NAMES = {
 
 
 def unread_columns(format: Format, row: Row, rollouts: Sequence[Rollout], mapped: Collection[str] = ()) -> Unread:
-    """Columns that look like ids, masks, logprobs or messages, with unknown names and values in no rollout.
+    """Columns with unknown names that look like ids, masks, logprobs or messages, whose values no rollout holds.
 
-    Judged by names and first values; `mapped` are columns that the user named. Searches objects in the row and its
-    first call. Nothing for a log of text whose shape is known.
+    They are searched in the row, its objects and its first call, and judged by names and first values. `mapped`
+    are columns that the user named. () for a known log of text.
     """
     if text_log(row) is not None:
         return ()
@@ -512,7 +512,7 @@ def _list_columns(row: Row) -> Iterator[tuple[str, str, Any]]:
 
 
 def _kind_by_name_and_values(name: str, value: Any) -> str | None:
-    """What a list looks like by its name and first entries; None if nothing that is audited."""
+    """What a list looks like, by its name and first entries; None if it is nothing that is audited."""
     if len(value) < 4:
         return "messages" if len(value) > 1 and is_messages(value) else None
     if is_messages(value):
@@ -533,7 +533,7 @@ def _kind_by_name_and_values(name: str, value: Any) -> str | None:
 
 
 def _is_in_rollouts(kind: str, value: Any, rollouts: Sequence[Rollout]) -> bool:
-    """Whether a rollout holds these values under another name."""
+    """Whether a rollout holds these values, or messages at all."""
     if kind == "messages":
         return any(rollout.messages for rollout in rollouts)
     if kind == "token ids":

@@ -1,4 +1,4 @@
-"""One Atropos sample as a training row; groups, items and sequence nodes only wrap it differently."""
+"""One Atropos sample as a training row, as groups, items and sequence nodes hold it."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def read_sample_row(
 def sample_columns(row: Mapping[str, Any], index: int | None) -> dict[str, tuple[Raw, MovePolicy]]:
     """The other per-token columns of sample `index` of a group, or of an item if `index` is None.
 
-    Environments add their own; a list as long as the tokens has to move with them.
+    Environments add columns of their own; an unknown list of numbers moves with the tokens.
     """
     columns: dict[str, tuple[Raw, MovePolicy]] = {}
     for name, value in row.items():
@@ -84,10 +84,10 @@ def sample_columns(row: Mapping[str, Any], index: int | None) -> dict[str, tuple
 
 
 def sample_messages(value: object, where: str) -> tuple[Message, ...]:
-    """The conversation of one sample; () if the tokens were not rendered from it.
+    """The conversation of one sample; () if its tokens were not rendered from it.
 
-    Messages may also be plain strings without roles, or one made-up user message around the decoded
-    tokens. Rendering such a list would show drift everywhere, so it counts as not logged.
+    `messages` may also hold plain strings, or one made-up user message around the decoded tokens. Rendered, these
+    would differ from the ids everywhere, so they count as not logged.
     """
     if not is_messages(value):
         return ()

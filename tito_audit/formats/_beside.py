@@ -1,5 +1,5 @@
-"""Experts, kept-token sets, advantages, rewards and versions of the weights: where logs keep them, in every form
-that frameworks write.
+"""Data beside the tokens, in every form that frameworks write: routed experts, sets of kept tokens, advantages and
+rewards; and the versions of the weights that sampled each token.
 
 Experts: THUDM/slime and radixark/miles `utils/types.py` (`rollout_routed_experts`, rows for all tokens but the
 last), prime-rl `inference/vllm/routed_experts.py` and SkyRL `generate_wire.py` (an object of `data`, `shape`,
@@ -24,7 +24,7 @@ import base64
 import binascii
 import io
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -44,10 +44,10 @@ _KEPT_OFFSETS = {
     "top_p_token_ids": "top_p_token_offsets",
     "top_p_kept_token_ids": "top_p_kept_token_offsets",
 }
-"""Columns with the ids of all sets, and those with their offsets."""
+"""The column with the ids of all kept sets, and the one with the offsets of each set in it."""
 _KEPT_SETS = ("rollout_sampling_mask", "sampling_mask", "output_token_sampling_mask", "kept_tokens")
 PER_TOKEN = ("advantages", "token_advantages", "token_rewards", "token_level_rewards", "token_level_scores")
-"""Columns with one number for each token, or one for all of them."""
+"""Columns with one number per token, or one for all tokens."""
 REWARDS = ("advantage", "reward", "rewards", "score", "scores")
 _BESIDE = (*EXPERTS, *_KEPT_OFFSETS, *_KEPT_SETS, *PER_TOKEN, *REWARDS, "response_length")
 BESIDE_COLUMNS = frozenset(_BESIDE)
@@ -57,7 +57,7 @@ _INTEGER_DTYPES = {"int8", "uint8", "int16", "uint16", "int32", "uint32", "int64
 
 
 def read_beside(*holders: Mapping[str, Any]) -> BesideTokens:
-    """What the objects of a row or a call hold beside its tokens; the first that has a value counts."""
+    """What these objects of a row or a call hold beside its tokens; a key counts where it comes first."""
     values: dict[str, Any] = {}
     for holder in holders:
         if not BESIDE_COLUMNS.isdisjoint(holder):
@@ -70,40 +70,40 @@ def read_beside(*holders: Mapping[str, Any]) -> BesideTokens:
     for name in EXPERTS:
         if values.get(name, "") != "":
             value, array = values[name], _decode_integers(values[name])
-            starts, counts = (
-                [values[key] for key in keys if type(values.get(key)) is int]
-                for keys in (_START_KEYS, _COUNT_KEYS)
-            )
-            start = (
-                value["start"] if isinstance(value, dict | Mapping) and type(value.get("start")) is int else None
-            )
             if isinstance(array, str):
                 parts.append(Unfit(name, array, experts=True, wrong=array != _UNKNOWN))
-            else:
-                parts.append(Routing(name, array, [*starts, 0][0] if start is None else start, [*counts, None][0]))
+                continue
+            own_start = [value.get("start")] if isinstance(value, dict | Mapping) else []
+            start = _first_integer([*own_start, *map(values.get, _START_KEYS)])
+            parts.append(Routing(name, array, start or 0, _first_integer(map(values.get, _COUNT_KEYS))))
     parts += _read_kept_sets(values)
+    numbers: dict[str, Any] = {}
+    for name in (*PER_TOKEN, *REWARDS, "response_length"):
+        value = values.get(name)
+        if isinstance(value, np.ndarray | np.generic):
+            # Plain Python values, so that a row reads the same from every file; NaN in a list stands for null.
+            value = value.tolist()
+            if isinstance(value, list) and not (value and isinstance(value[0], list)):
+                value = [None if number != number else number for number in value]
+        if value is not None:
+            numbers[name] = value
     return BesideTokens(
         tuple(part for part in parts if isinstance(part, Routing)),
         tuple(part for part in parts if isinstance(part, KeptSets)),
         tuple(part for part in parts if isinstance(part, Unfit)),
-        {
-            # Plain Python values, so that a row reads the same from every file; NaN in an array stands for null.
-            name: [None if v != v else v for v in value.tolist()]
-            if isinstance(value, np.ndarray) and value.ndim == 1
-            else value.tolist()
-            if isinstance(value, np.ndarray | np.generic)
-            else value
-            for name in (*PER_TOKEN, *REWARDS, "response_length")
-            if (value := values.get(name)) is not None
-        },
+        numbers,
     )
 
 
 _UNKNOWN = "in a form that is not known"
 
 
+def _first_integer(values: Iterable[Any]) -> int | None:
+    return next((value for value in values if type(value) is int), None)
+
+
 def _decode_integers(value: Any) -> NDArray[np.integer[Any]] | str:
-    """Whole numbers in any of the forms; else why they are none, in words."""
+    """An array of integers from any of the forms that logs have; else, in words, why it is none."""
     if isinstance(value, str):
         # Base64: in NeMo-RL's envelope, of a `.npy` file, or of SGLang's int32 without a shape.
         parts = value.split(":", 3)
@@ -138,7 +138,7 @@ def _decode_integers(value: Any) -> NDArray[np.integer[Any]] | str:
 
 
 def _arrays_to_lists(value: Any) -> Any:
-    """The same with lists in place of arrays, as tables have them inside of lists."""
+    """The value with its arrays as lists, at any depth; tables hold arrays inside of lists."""
     return [_arrays_to_lists(entry) for entry in to_list(value)] if is_list(value) else value
 
 
@@ -184,7 +184,7 @@ def _kept_sets(name: str, ids: Any, offsets: Any) -> KeptSets | Unfit:
 
 
 def weight_versions(entry: Mapping[str, Any]) -> tuple[str, ...]:
-    """The weight versions that a call names; () if it names none."""
+    """The weight versions that a call names, each once; () if it names none."""
     value = entry.get(WEIGHTS, entry.get("weight_version"))
     if value is None:
         return ()
@@ -195,10 +195,10 @@ def weight_versions(entry: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def version_spans(value: object, tokens: int = 0) -> WeightSpans:
-    """Versions with their tokens `[start, end)`; () if none are named.
+    """Weight versions as (version, start, end) spans of tokens; () if the value names none.
 
-    They are objects or triples, in one list or in a list for each call. A list of as many versions as `tokens`
-    that repeats some of them has one for each token.
+    Logs write objects or triples, in one list or in a list per call. A list of as many versions as `tokens`, some
+    of them repeated, has one version per token.
     """
     if not is_list(value):
         return ()
@@ -211,7 +211,7 @@ def version_spans(value: object, tokens: int = 0) -> WeightSpans:
 
 
 def _parse_spans(entries: list[Any]) -> Iterator[tuple[str, int, int] | None]:
-    """The spans in a list, None for what is none; a call may have no spans."""
+    """The spans in a list or in its inner lists, one per call; None for an entry that is no span."""
     for entry in entries:
         span, inner = _parse_span(entry), entry.get("spans") if isinstance(entry, dict | Mapping) else entry
         if span is not None or not is_list(inner):
@@ -232,7 +232,7 @@ def _parse_span(entry: object) -> tuple[str, int, int] | None:
 
 
 def with_token_versions(row: Mapping[str, Any], trained: TrainingRow | None) -> TrainingRow | None:
-    """The training row with the version of each token, if `weight_versions` are spans of its tokens."""
+    """The training row with a column of weight versions, if `weight_versions` of its row are spans of tokens."""
     spans = version_spans(row.get(WEIGHTS)) if WEIGHTS in row and trained is not None else ()
     if trained is None or not spans or trained.padding != Padding():
         return trained
@@ -242,9 +242,9 @@ def with_token_versions(row: Mapping[str, Any], trained: TrainingRow | None) -> 
 
 
 def spans_as_logged(original: Any, before: TrainingRow, after: TrainingRow) -> Any:
-    """The spans of a row at their new tokens, in the log's form; null if no version is known any more.
+    """The version spans of a repaired row in the form of the log; None if no version is known any more.
 
-    With a list for each call, spans side by side are of one call.
+    In a list per call, adjacent spans belong to one call.
     """
     column = next(column for column in after.columns if column.name == WEIGHTS)
     relative = _spans_start(version_spans(original), before) > 0
@@ -273,8 +273,7 @@ def spans_as_logged(original: Any, before: TrainingRow, after: TrainingRow) -> A
 
 
 def _spans_start(spans: WeightSpans, row: TrainingRow) -> int:
-    """The token from which spans count: the first of the row, or that of its response, whichever puts more of them
-    on trained tokens."""
+    """The token from which spans count: the row's or its response's first, whichever covers more trained ones."""
     trained = np.ones(len(row.token_ids), np.bool_) if row.loss_mask is None else row.loss_mask
     start = _response_start(row)
     covered = [sum(int(trained[a + by : b + by].sum()) for _, a, b in spans) for by in (0, start)]
@@ -282,7 +281,7 @@ def _spans_start(spans: WeightSpans, row: TrainingRow) -> int:
 
 
 def _response_start(row: TrainingRow) -> int:
-    """Where the response of a row begins."""
+    """The index of the first token of the response: after the prompt, else the first trained token."""
     if row.prompt_length is not None:
         return row.prompt_length
     return 0 if row.loss_mask is None else int(row.loss_mask.argmax())

@@ -32,7 +32,7 @@ _TOKEN_BOUND = {
     "rollout_top_p_token_ids": Alignment.RAGGED,
     "rollout_top_p_token_offsets": Alignment.RAGGED,
 }
-"""Data from an engine or a teacher about exactly these tokens, which cannot be moved to others."""
+"""Columns of an engine or a teacher about exactly these tokens; they cannot be moved to others."""
 _TOP_K = ("rollout_topk_token_ids", "rollout_topk_log_probs")
 """Lists of the top k, one per response token."""
 _NOT_PER_TOKEN = names_in("metadata train_metadata multimodal_inputs multimodal_train_inputs messages tools")
@@ -83,7 +83,7 @@ def read_sample_row(row: Row) -> TrainingRow | None:
 def updated_sample(row: Row, before: TrainingRow, after: TrainingRow) -> Row:
     """The sample with the columns, copies and counts of `after`; the same object if nothing changed.
 
-    Data about exactly the old tokens becomes null if they changed.
+    Columns about exactly the old tokens become null if the tokens changed.
     """
     new = updated_flat_row(row, before, after, ids="tokens", skip=("messages", "tools"))
     if row.get(_MASK) is None and after.loss_mask is not None and before.loss_mask is not None:

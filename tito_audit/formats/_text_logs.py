@@ -1,7 +1,7 @@
-"""Logs of text by their shapes, as data: what writes them, and what to log instead to have the tokens.
+"""A table of logs that hold only text: the shape of their rows, what writes them, and what to log instead.
 
-Each shape was read at its source, which stands beside it. A row has a shape if it has all of its keys, with these
-values or kinds of value; a row that holds lists of ids or logprobs under a usual name, at any depth, has none.
+A row has a shape if it has all of its keys with these values or kinds of value. A row with lists of ids or
+logprobs under a usual name, at any depth, has none. The source of each shape is named above it.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from tito_audit.formats._columns import FLAT_IDS, MASKS, ROW_LOGPROBS, is_list, 
 from tito_audit.record.edits import ABSENT
 
 TOKEN_COLUMNS = frozenset({*FLAT_IDS, *PROMPT_IDS, *COMPLETION_IDS, *MASKS, *ROW_LOGPROBS, *CALL_LOGPROBS})
-"""Columns that show that more than text was recorded, or was meant to be."""
+"""Columns of a log that records, or was meant to record, more than text."""
 TEXT, OBJECT, LIST, TRUTH, WORDS = "a text", "an object", "a list", "true or false", "words"
-"""Kinds of value; words are a text, a message, messages, or a list of texts."""
+"""Kinds of value; WORDS is a text, a message, a list of messages, or a list of texts."""
 _TYPES: Mapping[str, Any] = {TEXT: str, OBJECT: Mapping, LIST: (list, tuple), TRUTH: bool}
 _GATEWAY = (
     "put `tito-audit serve` between the agent and the model's server: its log holds the ids and logprobs of each "
@@ -37,7 +37,7 @@ _TOKENIZED = (
 
 @dataclass(frozen=True, slots=True)
 class TextLog:
-    """One shape of a log without ids."""
+    """The shape of a row of one log without ids."""
 
     keys: Mapping[str, str | tuple[str, ...]]
     """The keys that such a row has, as paths (`eval.task`; `results[].id` in the first entry of a list), with the
@@ -49,7 +49,7 @@ class TextLog:
 
 
 def _with(*keys: str, **values: str | tuple[str, ...]) -> dict[str, str | tuple[str, ...]]:
-    """Keys with any value, and keys with values; `__` in a name stands for the dot of a path."""
+    """Keys with any value, then keys with a kind of value; `__` in a name stands for the dot of a path."""
     return {**dict.fromkeys(keys, ""), **{name.replace("__", "."): value for name, value in values.items()}}
 
 
@@ -188,7 +188,7 @@ TEXT_LOGS: Sequence[TextLog] = (
     TextLog(_with(chosen=WORDS, rejected=WORDS), _PREFERENCE),
     TextLog(_with(kto_tag=TRUTH), _PREFERENCE),
 )
-"""Every shape, the first that fits wins."""
+"""Every shape; the first that a row has counts."""
 _EXAMINED = 8
 _TOKEN_COLUMN_NAME = re.compile(
     r"token_ids|logprobs|log_probs|(?:^|[._])(?:input|prompt|completion|response|output|chosen|rejected)_ids$"
@@ -203,11 +203,11 @@ _SHAPES_DESPITE_IDS, _SHAPES_WITHOUT_IDS = (
     ]
     for whatever in (True, False)
 )
-"""The shapes, each with those of its keys that are no paths, which few rows have."""
+"""Each shape with its top-level keys, which are looked up before its paths are followed."""
 
 
 def text_log(row: Row) -> TextLog | None:
-    """The shape of a row; None if it has none of these, or holds ids."""
+    """The shape of a row without ids; None if it has none, or holds ids."""
     for shape, plain_keys in _SHAPES_WITHOUT_IDS:
         if plain_keys <= row.keys() and _has_shape(row, shape):
             return None if _holds_tokens(row) else shape
@@ -215,23 +215,20 @@ def text_log(row: Row) -> TextLog | None:
 
 
 def text_log_despite_ids(row: Row) -> TextLog | None:
-    """The shape of a row, whatever lists stand beside it."""
+    """The shape of a row, first among those that a row has even if it holds lists of ids."""
     for shape, plain_keys in _SHAPES_DESPITE_IDS:
         if plain_keys <= row.keys() and _has_shape(row, shape):
             return shape
-    return text_log(row) if True in [plain_keys <= row.keys() for _, plain_keys in _SHAPES_WITHOUT_IDS] else None
+    return text_log(row)
 
 
 def text_log_notice(row: Row, read_as: str) -> str:
-    """What a report says about a row without ids: what it is, and what to log instead; "" if it is no known log of
-    text. `read_as` is its format."""
-    shape = (
-        text_log_despite_ids(row)
-        if read_as == "text_only"
-        else text_log(row)
-        if read_as == "openai_chat"
-        else None
-    )
+    """What reports say of a row without ids, read as the format `read_as`: what it is and what to log instead.
+
+    "" if it is no known log of text.
+    """
+    read = {"text_only": text_log_despite_ids, "openai_chat": text_log}.get(read_as)
+    shape = read(row) if read is not None else None
     return "" if shape is None else f"No token ids: this is {shape.what}."
 
 
@@ -266,7 +263,7 @@ def _has_value(row: Row, path: str, wanted: str | tuple[str, ...]) -> bool:
 
 
 def _holds_tokens(value: Any, depth: int = 12) -> bool:
-    """Whether ids or logprobs stand anywhere in a row, by the names of columns."""
+    """Whether a row holds ids or logprobs, at any depth, by the names of its keys."""
     if isinstance(value, Mapping):
         for name, inner in value.items():
             if isinstance(inner, Mapping | list | tuple | np.ndarray) and len(inner):
