@@ -50,7 +50,7 @@ LAYERS = (
     ("tokens",),
     ("chains",),
     ("align",),
-    ("record", "settings", "summary", "signature"),
+    ("record", "settings", "summary"),
     ("unknown",),
     ("errors", "signals", "version", "rows"),
     ("voice",),

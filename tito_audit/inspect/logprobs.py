@@ -10,7 +10,7 @@ from itertools import combinations, product
 
 import numpy as np
 
-from tito_audit.formats import LOGPROBS, STALE, in_snake_case
+from tito_audit.formats import LOGPROBS, STALE_COLUMNS, snake_case
 from tito_audit.inspect.columns import Column, Item, Look, NumberFacts, Numbers
 from tito_audit.inspect.roles import Role, RoleGuess
 from tito_audit.record.column import MaskEncoding, decode_mask
@@ -118,7 +118,7 @@ def choices_of(
 
 def is_candidate(column: Column, facts: Mapping[str, NumberFacts], roles: Mapping[str, RoleGuess]) -> bool:
     """Whether a column holds logprobs of the tokens, whoever computed them."""
-    name, guess = in_snake_case(column.name), roles[column.path]
+    name, guess = snake_case(column.name), roles[column.path]
     if column.path not in facts or _OTHER.search(name):
         return False
     if guess.role is Role.LOGPROBS:
@@ -130,12 +130,12 @@ def is_candidate(column: Column, facts: Mapping[str, NumberFacts], roles: Mappin
 
 def author_of(name: str) -> Author:
     """What computed logprobs, judged by the name of their column alone."""
-    words = in_snake_case(name)
+    words = snake_case(name)
     if _REFERENCE.search(words):
         return Author.REFERENCE
     if _SAMPLER.search(words):
         return Author.SAMPLER
-    return Author.TRAINER if _TRAINER.search(words) or name in STALE else Author.UNKNOWN
+    return Author.TRAINER if _TRAINER.search(words) or name in STALE_COLUMNS else Author.UNKNOWN
 
 
 @dataclass(frozen=True, slots=True)

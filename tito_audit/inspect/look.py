@@ -14,14 +14,14 @@ import numpy as np
 from tito_audit.errors import ODD_VALUES, RecordError
 from tito_audit.format import Format, Row
 from tito_audit.formats import (
-    Near,
+    NearFormat,
     all_formats,
     format_named,
     map_columns,
+    matched_keys,
     near_formats,
-    notice_of_text,
     pick_format,
-    told_by,
+    text_log_notice,
 )
 from tito_audit.inspect.columns import Column, Columns, Item, NumberFacts, Relation, facts_of, relations_of
 from tito_audit.inspect.logprobs import LogprobChoice, choices_of
@@ -56,7 +56,7 @@ class TakenFor:
     """The keys by which the format is recognized."""
     because: str = ""
     """Why no format fits."""
-    near: tuple[Near, ...] = ()
+    near: tuple[NearFormat, ...] = ()
     """Formats that the first of them nearly matches."""
     notices: tuple[str, ...] = ()
     """What rows of text are, and what to log instead."""
@@ -332,14 +332,14 @@ def _taken_for(readings: Sequence[_Reading]) -> list[TakenFor]:
     notices: dict[str | None, dict[str, None]] = {}
     for reading in readings:
         name = None if reading.form is None else reading.form.name
-        if name is not None and (notice := notice_of_text(reading.row, name)):
+        if name is not None and (notice := text_log_notice(reading.row, name)):
             notices.setdefault(name, {})[notice] = None
         counts[name, reading.because] += 1
         firsts.setdefault((name, reading.because), reading)
     formats = []
     for (name, because), count in counts.most_common():
         first = firsts[name, because]
-        keys = told_by(first.form, first.row) if first.form is not None else ()
+        keys = matched_keys(first.form, first.row) if first.form is not None else ()
         near = near_formats(first.row, all_formats(), name)
         formats.append(TakenFor(name, count, first.number, keys, because, near, tuple(notices.get(name, ()))))
     return formats

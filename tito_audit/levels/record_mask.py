@@ -13,7 +13,7 @@ import numpy as np
 import orjson
 
 from tito_audit.errors import ODD_VALUES
-from tito_audit.formats import real_name
+from tito_audit.formats import model_name
 from tito_audit.levels.facts import (
     ASKED,
     EXPERTS_SEEN,
@@ -243,7 +243,7 @@ def _model_name(rollout: Rollout, holders: Holders) -> str | None:
     names = all_facts()["model"].names
     for objects in holders:
         models = [
-            next(filter(None, (real_name(each.get(name)) for name in names if each)), None) for each in objects
+            next(filter(None, (model_name(each.get(name)) for name in names if each)), None) for each in objects
         ]
         if models and all(models):
             return models[0]

@@ -12,7 +12,7 @@ import numpy as np
 
 from tito_audit.errors import RecordError, SetupError
 from tito_audit.format import Format, Row
-from tito_audit.formats import format_named, pick_format, with_sampling
+from tito_audit.formats import format_named, pick_format, with_sampling_settings
 from tito_audit.record.arrays import Mask
 from tito_audit.record.finding import Finding, Result, Severity, Where
 from tito_audit.record.rollout import Place, Rollout
@@ -301,7 +301,7 @@ class BatchAuditor:
         for number, row in enumerate(rows):
             place = Place(BATCH, number)
             try:
-                read += with_sampling(row, format_of(row).read(row, place))
+                read += with_sampling_settings(row, format_of(row).read(row, place))
             except RecordError as error:
                 read.append(unreadable(place, str(error), self._auditor.codes))
         return read

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tito_audit.errors import EncodeError, RecordError, SetupError
-from tito_audit.formats import Detection, Unread, unread_columns
+from tito_audit.formats import MatchedKeys, Unread, unread_columns
 from tito_audit.join import Annotations, BatchAnswers, Join, ReadBatch, RowBatch, rows_behind, shown_format_and_row
 from tito_audit.levels.facts import LACKS_ALL
 from tito_audit.levels.record_mask import record_mask
@@ -171,7 +171,7 @@ class RowFlow:
             if progress is not None and log.share is not None:
                 progress(counted.rows, done, total)
 
-    def audit(self, raw: RawRow, place: Place, detection: Detection, viewed: Viewed | None) -> Iterator[Result]:
+    def audit(self, raw: RawRow, place: Place, detection: MatchedKeys, viewed: Viewed | None) -> Iterator[Result]:
         """The results of one row: one per rollout, or one that says why it cannot be read."""
         group = self.group(place.file)
         auditor = group.auditor
@@ -183,7 +183,7 @@ class RowFlow:
             )
             yield result if group.settings.require_level is None else replace(result, counts={RECORD: LACKS_ALL})
             return
-        detection.look(place.file, *shown_format_and_row(read.format, read.row))
+        detection.note_first_row(place.file, *shown_format_and_row(read.format, read.row))
         unread: Unread = ()
         first = rows_behind(raw)[0].value if place.row < _LOOKED_AT else None  # of joined calls, the first
         if first is not None:
@@ -192,7 +192,7 @@ class RowFlow:
         inside = read.row.get(read.format.open_object) if read.format.open_object else None
         repaired = read.row.get(COLUMN) is not None or (isinstance(inside, dict | Mapping) and COLUMN in inside)
         for rollout in read.rollouts:
-            result = detection.say(audit_rollout(rollout, auditor, viewed))
+            result = detection.with_keys(audit_rollout(rollout, auditor, viewed))
             if viewed is not None:
                 result = with_row_id(result, read.row)
             result = replace(result, counts={**result.counts, "repaired": 1}) if repaired else result

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, TypedDict, TypeVar
 
 from tito_audit.errors import SetupError
-from tito_audit.formats import Detection
+from tito_audit.formats import MatchedKeys
 from tito_audit.record.finding import Finding, Result
 from tito_audit.record.outcome import Outcome
 from tito_audit.record.rollout import Place, Rollout
@@ -440,7 +440,7 @@ def rows_with_views(recorder: Recorder, flow: RowFlow, file: Path, views: ViewQu
     size = None if views is None else views.size
     for raw in read_again(group, group.open_quick(file), viewed):
         place = Place(str(file), raw.index)
-        for at, result in enumerate(flow.audit(raw, place, Detection(), lambda *_: size)):
+        for at, result in enumerate(flow.audit(raw, place, MatchedKeys(), lambda *_: size)):
             observed = observed_of(result)
             if at in viewed[raw.index] and observed is not None and observed.view is not None:
                 shown[raw.index, at] = observed.view

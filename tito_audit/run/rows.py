@@ -11,7 +11,7 @@ from typing import Any
 
 from tito_audit.errors import ODD_VALUES, RecordError, SetupError, StorageError, TitoAuditError, describe_error
 from tito_audit.format import Format, Row
-from tito_audit.formats import format_named, map_columns, number_columns, unmap_columns, with_sampling
+from tito_audit.formats import format_named, map_columns, number_columns, unmap_columns, with_sampling_settings
 from tito_audit.join import Annotations, Join, format_of_row, gathered_calls, rows_behind
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.run.auditor import READS_ONLY, Auditor
@@ -98,7 +98,7 @@ class LogGroup:
 
     def read_again(self, form: Format, row: Row, place: Place, logged: Row) -> Sequence[Rollout]:
         """The rollouts of a row with our column names, joined by the ids of the logged row."""
-        rollouts = with_sampling(row, form.read(row, place))
+        rollouts = with_sampling_settings(row, form.read(row, place))
         if (kind := self.settings.kind) != "auto":
             rollouts = [replace(each, stated=replace(each.stated, kind=kind)) for each in rollouts]
         return rollouts if self.join is None else self.join.apply(rollouts, logged)

@@ -12,7 +12,7 @@ from pathlib import Path
 from tito_audit.chains.ledger import Ledger
 from tito_audit.errors import RecordError, StorageError
 from tito_audit.evidence.trainings import trainings_of
-from tito_audit.formats import Detection
+from tito_audit.formats import MatchedKeys
 from tito_audit.record.finding import Result
 from tito_audit.record.rollout import Rollout
 from tito_audit.run.auditor import Loader, selected_codes
@@ -190,7 +190,7 @@ class Scan(Shown):
                 executor = None
         if executor is None and recorder is not None:
             executor = InProcess()
-        detection = Detection()
+        detection = MatchedKeys()
         if executor is None:
             viewed = None if (views := self._views()) is None else views.take
             for raw, place in flow.rows(self.summary, self.progress, counted):
@@ -202,7 +202,7 @@ class Scan(Shown):
         chunked = ChunkedScan(flow, self.summary, counted, self._views(), recorder)
         size = self.chunk_bytes or chunk_bytes(flow.size, executor.jobs)
         with closing(chunked.results(executor, size, self.progress)) as results:
-            yield from detection.once(results)
+            yield from detection.without_repeats(results)
 
 
 def conclude(summary: Summary) -> None:

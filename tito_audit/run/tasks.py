@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from tito_audit.errors import SetupError
-from tito_audit.formats import Detection
+from tito_audit.formats import MatchedKeys
 from tito_audit.record.finding import Finding, FoldedFindings, Hit, Result, Side, Skip
 from tito_audit.record.outcome import Outcome
 from tito_audit.record.rollout import Place, Rollout
@@ -209,7 +209,7 @@ class _AuditChunk:
         answer, reading = _Audited(), Reading(chunk)
         try:
             self.flow.check_seen(chunk.path)
-            limit, detection, passed = self.flow.settings.limit, Detection(), 0
+            limit, detection, passed = self.flow.settings.limit, MatchedKeys(), 0
             viewed, counts = None if views is None else views.offer, self.flow.counts_of(number)
             for raw in reading:
                 if limit is not None and len(answer.rows) == limit:
@@ -329,7 +329,7 @@ class ChunkedScan:
             if self._count_row():
                 self._last = raw.index
                 place = Place(str(self._file), raw.index)
-                yield from self._noted(list(map(bare, self.flow.audit(raw, place, Detection(), None))), left)
+                yield from self._noted(list(map(bare, self.flow.audit(raw, place, MatchedKeys(), None))), left)
         self._start += chunk.size
 
     def _recorded(self, recorder: Recorder, file: Path) -> Iterator[Result]:
