@@ -32,8 +32,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tito_audit.record.policy_columns import WEIGHTS, WeightSpans, versions_to_column, versions_to_spans
 from tito_audit.formats._columns import EXPERTS, is_given, is_list, to_list
+from tito_audit.record.policy_columns import WEIGHTS, WeightSpans, versions_to_column, versions_to_spans
 from tito_audit.record.rollout import Padding, TrainingRow
 from tito_audit.record.token_extras import NO_EXTRAS, KeptSets, Routing, TokenExtras, UnreadableExtra
 

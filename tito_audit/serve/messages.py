@@ -31,6 +31,7 @@ from tito_audit.serve.request import (
     parse_body,
     tool_wire,
 )
+from tito_audit.sessions.index import comparable_arguments
 
 Block = Mapping[str, Any]
 Event = dict[str, Any]
