@@ -367,7 +367,7 @@ def finished_in(path: Path, number: int) -> list[int]:
     journal = Journal(path)
     found = []
     for at in range(number):
-        one = journal.finished("scan", f"{at}.jsonl")
+        one = journal.find_finished("scan", f"{at}.jsonl")
         if one is not None:
             assert list(journal.parts(one)) == [{"rows": [at, 0]}, {"rows": [at, 1]}]
             found.append(at)

@@ -49,7 +49,7 @@ from tito_audit.run.guard import LEAVE_OUT, guarded
 from tito_audit.run.log_groups import RowFlow
 from tito_audit.run.progress import Counted, Progress
 from tito_audit.settings.model import Settings
-from tito_audit.storage import find_logs, paths_of
+from tito_audit.storage import find_logs, log_paths
 from tito_audit.storage.row import RawRow
 from tito_audit.summary import Summary
 from tito_audit.terminal.words import decimal
@@ -299,7 +299,7 @@ class ModelRun(Generic[_Result]):
 
     def _works(self) -> Iterator[ModelWork]:
         """The rollouts to ask about, each audited; PluginError if a rule fails on one by mistake."""
-        flow = RowFlow(find_logs(paths_of(self.logs)), self.settings)
+        flow = RowFlow(find_logs(log_paths(self.logs)), self.settings)
         flow.progress = self.progress
         flow.begin(self.scan)
         self._vocabulary = next((group.auditor.vocabulary for group in flow.groups.values()), None)

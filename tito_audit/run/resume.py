@@ -31,7 +31,7 @@ from tito_audit.run.log_groups import RowFlow
 from tito_audit.run.rows import LogGroup
 from tito_audit.settings.model import RepairSettings, Settings
 from tito_audit.storage import Log, RawRow, RowsInMemory, find_logs
-from tito_audit.storage.journal import Finished, Journal
+from tito_audit.storage.journal import FinishedLog, Journal
 from tito_audit.terminal.words import listed, many
 from tito_audit.tokens.load import digest_of
 from tito_audit.version import VERSION
@@ -259,7 +259,7 @@ class Recorder:
             for file, log in self.logs.items():
                 target, was = targets.get(file), log.more.get("target")
                 if (target is None and was is None) or (
-                    target is not None and str(target) == was and self.journal.holds(target, log)
+                    target is not None and str(target) == was and self.journal.is_output_of(target, log)
                 ):
                     logs[file] = log
             joins = {file: join for file in flow.files if (join := flow.groups[str(file)].join) is not None}
@@ -316,7 +316,7 @@ class Recorder:
 
     def log(self, file: Path) -> KeptLog:
         """What was recorded of a finished log besides its rows."""
-        with self.journal.reading(self.logs[file]):
+        with self.journal.checking_records(self.logs[file]):
             log = unpacked(self.logs[file].more["kept"], KeptLog)
             for finding in log.about_log:
                 _check_rows(finding.place)
@@ -327,7 +327,7 @@ class Recorder:
     def rows(self, file: Path) -> Iterator[DoneRow]:
         """The rows of a finished log, in order."""
         for part in self.journal.parts(self.logs[file]):
-            with self.journal.reading(self.logs[file]):
+            with self.journal.checking_records(self.logs[file]):
                 rows = [row.read(file) for row in unpacked(part, list[_Row])]
             yield from rows
 
@@ -336,8 +336,8 @@ class Recorder:
             self.journal.add(packed(self._rows))
         self._rows, self._results = [], 0
 
-    def _find(self, file: Path) -> Finished | None:
-        log, state = self.journal.finished(self._kind, str(file)), self._states.get(file)
+    def _find(self, file: Path) -> FinishedLog | None:
+        log, state = self.journal.find_finished(self._kind, str(file)), self._states.get(file)
         if log is None or state is None or log.state != state:
             return None
         decided = self._decided(file)
