@@ -120,7 +120,7 @@ def opened_quarantine(name: str, targets: Mapping[Path, Path], writes: Writes) -
     place = output_path(name)
     if any(path_identity(place) == path_identity(file) for file in (*targets, *targets.values())):
         raise SetupError(f"--quarantine: this run already reads or writes {place}; name another file.")
-    with Quarantine.opened(place, overwrite=writes.replaces(place), on_done=writes.on_done) as quarantine:
+    with Quarantine.open(place, overwrite=writes.replaces(place), on_done=writes.on_done) as quarantine:
         raise_open_file_limit(len(targets))
         yield quarantine
 
@@ -374,7 +374,7 @@ class _Writing:
             run.watch.check(file)
             if out is not None:
                 out.finish(log)
-            run.changed[file] = list(changes.objects())
+            run.changed[file] = list(changes.as_objects())
             run.before.notices += changes.notices
             if recorder is not None:
                 recorder.finish(changed=run.changed[file], notices=changes.notices)

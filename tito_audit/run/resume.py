@@ -283,7 +283,7 @@ class Recorder:
     def begin(self, file: Path, about_log: Sequence[Finding] = ()) -> None:
         """Start on a log, with the findings about all of it."""
         self._file, self._about_log, self._encoders = file, tuple(about_log), {}
-        self.journal.begin()
+        self.journal.begin_log()
 
     def add(self, row: DoneRow) -> None:
         """Record the next row."""
@@ -310,7 +310,7 @@ class Recorder:
             return
         log = KeptLog(tuple(self._encoders), left_out, self._about_log, rows, tuple(notices))
         target_name = None if target is None else str(target)
-        self.journal.finish(
+        self.journal.finish_log(
             self._kind, str(file), state, self._decided(file), target=target_name, kept=packed(log)
         )
 
@@ -326,14 +326,14 @@ class Recorder:
 
     def rows(self, file: Path) -> Iterator[DoneRow]:
         """The rows of a finished log, in order."""
-        for part in self.journal.parts(self.logs[file]):
+        for part in self.journal.read_parts(self.logs[file]):
             with self.journal.checking_records(self.logs[file]):
                 rows = [row.read(file) for row in unpacked(part, list[_Row])]
             yield from rows
 
     def _write(self) -> None:
         if self._rows:
-            self.journal.add(packed(self._rows))
+            self.journal.add_part(packed(self._rows))
         self._rows, self._results = [], 0
 
     def _find(self, file: Path) -> FinishedLog | None:

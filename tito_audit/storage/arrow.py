@@ -233,7 +233,7 @@ class ArrowOutput(TableOutput):
 
     def _batch_writer(self) -> Generator[int, None, None]:
         with open_arrow(self._source) as file:
-            options, schema, more = file.options(), self._edit.schema(file.schema), {}
+            options, schema, more = file.options(), self._edit.edit_schema(file.schema), {}
             if file.has_footer and file.metadata is not None:
                 more = {"metadata": file.metadata}
             # To a Python file: into one of its own, pyarrow would still write when it is dropped unfinished.
@@ -253,7 +253,7 @@ class ArrowOutput(TableOutput):
 
     def _write(self, writer: Any, batch: Any, metadata: Any, first: int, has_footer: bool) -> None:
         """Write a record batch with its changes, unless all of its rows are dropped."""
-        table = self._edit.table(pa.Table.from_batches([batch]), first, self._rows)
+        table = self._edit.edit_table(pa.Table.from_batches([batch]), first, self._rows)
         if len(table) or not batch.num_rows:
             columns = table.columns
             if has_footer:

@@ -132,7 +132,7 @@ def chunks_of(log: Log, size: int) -> Iterator[Chunk]:
                 yield DamagedEnd(log.path, log.max_row_bytes, log.size, str(damage))
             return
         try:
-            start = len(leads.rest())
+            start = len(leads.take_lead())
             if kind == "lines" and log.compression is None and raw.seekable() and log.path.is_file():
                 for at in range(start, max(log.size, start + 1), size):
                     done, end = min(at + size, log.size), at + size if at + size < log.size else _NO_LIMIT
@@ -223,7 +223,7 @@ def _chunk_text(log: Log, raw: BinaryIO, pieces: Iterator[Piece], size: int, sta
     at = start or 0
     try:
         for piece in pieces:
-            if not lines or not piece.blank:
+            if not lines or not piece.is_blank:
                 chunk.last = chunk.size
                 if sample is None or sample.takes(chunk.size, at, piece.data, piece.size):
                     chunk.pieces.append((chunk.size, piece, chunk.left_out))
@@ -389,7 +389,7 @@ class LinesInPlace(RowBatch):
             with reading_file(chunk.path), chunk.path.open("rb") as file:
                 at, lines = chunk.lines(file, ChunkReader(chunk))
                 for index, line in enumerate(lines):
-                    yield at, None if line.blank else line.row(index, chunk.limit, parse)
+                    yield at, None if line.is_blank else line.row(index, chunk.limit, parse)
                     at += line.size + 1
         except Damage as damage:
             raise StorageError(f"{chunk.path}: {damage}.") from None
@@ -462,7 +462,7 @@ class RandomAccess:
 
     def keep(self, entry: bytes) -> int:
         """Put the entry of a row into the spool; returns its offset."""
-        return self._spool.append(entry)
+        return self._spool.add_entry(entry)
 
     def row(self, ticket: Ticket, parse: ParseRow | None = None) -> RawRow:
         """The row with this ticket; a line of JSONL has its text."""

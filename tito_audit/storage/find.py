@@ -147,7 +147,7 @@ def _resolve(argument: str) -> list[Path]:
         path = Path.cwd() / STDIN  # ./- is the file of that name
     # pathlib's versions raise if the name is too long.
     if os.path.isdir(path):  # noqa: PTH112
-        return _logs_in_folder(path)
+        return _require_logs(path)
     if os.path.exists(path):  # noqa: PTH110
         return [path]
     # Only if no such file exists, as names may contain brackets.
@@ -162,7 +162,7 @@ def _resolve(argument: str) -> list[Path]:
     raise StorageError(f"{argument}: no such file or folder.{_suggest_names(path)}")
 
 
-def _logs_in_folder(folder: Path) -> list[Path]:
+def _require_logs(folder: Path) -> list[Path]:
     """The logs below a folder; StorageError if there are none."""
     files = _collect_logs(folder)
     if not files:
@@ -272,7 +272,7 @@ def _remote_logs(url: str) -> list[Path]:
     folder = _list_folder(RemoteFile(url.rstrip("/")))
     if not folder.files_below:
         raise StorageError(f"{folder}: {why}{_suggest_names(folder)}")
-    return _logs_in_folder(folder)
+    return _require_logs(folder)
 
 
 def _remote_folder(url: str) -> RemoteFile | None:

@@ -92,11 +92,11 @@ class Journal:
         """A log as a run of this kind finished it last; None if none did."""
         return self._finished_logs.get((kind, log))
 
-    def parts(self, find_finished: FinishedLog) -> Iterator[Any]:
+    def read_parts(self, log: FinishedLog) -> Iterator[Any]:
         """The parts of a log in order, read from the file as they are needed."""
-        at = find_finished.start
-        while at < find_finished.end:
-            with self.checking_records(find_finished):
+        at = log.start
+        while at < log.end:
+            with self.checking_records(log):
                 self._file.seek(at)
                 line = self._file.readline()
                 part = json.loads(line[_CHECKSUM_SIZE:])["part"]
@@ -104,23 +104,23 @@ class Journal:
             yield part
 
     @contextmanager
-    def checking_records(self, find_finished: FinishedLog) -> Iterator[None]:
+    def checking_records(self, log: FinishedLog) -> Iterator[None]:
         """A block that uses records of a log; SetupError if no run can have written them."""
         try:
             yield
         except _BAD_RECORD as error:
-            raise self._damage_error(find_finished.start) from error
+            raise self._damage_error(log.start) from error
 
-    def add(self, part: Any) -> None:
+    def add_part(self, part: Any) -> None:
         """Record a part of the current log."""
         self._append({"part": part})
 
-    def begin(self) -> None:
+    def begin_log(self) -> None:
         """Make the next log the current one, without parts."""
         self._start = self._end
 
-    def finish(self, kind: str, log: str, state: Any, decided: Mapping[str, str], **more: Any) -> None:
-        """Record the current log as finished, with the parts since `begin`."""
+    def finish_log(self, kind: str, log: str, state: Any, decided: Mapping[str, str], **more: Any) -> None:
+        """Record the current log as finished, with the parts since `begin_log`."""
         end = self._end
         record = {"done": kind, "log": log, "state": state, "decided": decided, "said": more, "start": self._start}
         self._append(record)
@@ -149,13 +149,13 @@ class Journal:
         contents = [stamp for stamp in stamps if stamp[0] == now[0] and str(stamp[2]).startswith(CONTENT_ETAG)]
         return bool(contents) and _stamp(content_status(target)) in contents
 
-    def is_output_of(self, target: Path, find_finished: FinishedLog) -> bool:
+    def is_output_of(self, target: Path, log: FinishedLog) -> bool:
         """Whether the file is unchanged since it was written for this log, after its parts."""
         written = self._written.get(str(target))
         if not written:
             return False
         stamp, at = written[-1]
-        return at >= find_finished.end and stamp == _file_stamp(target)
+        return at >= log.end and stamp == _file_stamp(target)
 
     def sync(self) -> None:
         """Flush all records to disk."""
@@ -231,8 +231,8 @@ class Journal:
         start = record["start"]
         if type(start) is not int or not len(_HEAD) <= start <= at:
             raise ValueError(start)
-        find_finished = FinishedLog(record["state"], dict(record["decided"]), dict(record["said"]), start, at)
-        self._finished_logs[_require_text(record["done"]), _require_text(record["log"])] = find_finished
+        finished = FinishedLog(record["state"], dict(record["decided"]), dict(record["said"]), start, at)
+        self._finished_logs[_require_text(record["done"]), _require_text(record["log"])] = finished
 
     def _damage_error(self, at: int) -> SetupError:
         return SetupError(

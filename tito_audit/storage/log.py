@@ -194,13 +194,13 @@ class Log:
             pieces = cut_lines(stream, limit)
             if not lines:
                 pieces = cut_values(stream, array=kind == "array", limit=limit, keep_gaps=keeps)
-            start, row_leads = (0, leads) if keeps else (len(leads.rest()), None)
+            start, row_leads = (0, leads) if keeps else (len(leads.take_lead()), None)
             for row in rows_of_pieces(
                 pieces, limit, parse, lines=lines, leads=row_leads, sample=sample, start=start
             ):
                 self.position = raw.tell() if raw.seekable() else 0
                 yield row
-        self.tail = leads.rest() if self.keep_text else b""
+        self.tail = leads.take_lead() if self.keep_text else b""
 
     def blocks(self) -> Iterator[Block]:
         """The blocks of a log of a binary kind."""

@@ -155,17 +155,18 @@ def _find_rows(value: Any, steps: tuple[str, ...], path: Path) -> Iterator[_Nest
     elif not steps and isinstance(value, Mapping):
         yield _NestedValue(path, value)
     elif not steps:
-        yield _NestedValue(path, error=f"{_shown(path)} is {_kind(value)}, not an object with named columns")
+        error = f"{_path_text(path)} is {_kind_text(value)}, not an object with named columns"
+        yield _NestedValue(path, error=error)
     elif isinstance(value, Mapping) and (key := _matching_key(value, steps)) is not None:
         yield from _find_rows(value[key], steps[key.count(".") + 1 :], (*path, key))
     elif isinstance(value, Mapping) and steps[0] == _EACH_ENTRY:
-        yield _NestedValue(path, error=f"{_shown(path)} is an object, not a list; {_keys(value, path)}")
+        yield _NestedValue(path, error=f"{_path_text(path)} is an object, not a list; {_keys_text(value, path)}")
     elif isinstance(value, Mapping):
         close = difflib.get_close_matches(steps[0], [str(name) for name in value], n=1)
         hint = f" (did you mean {close[0]!r}?)" if close else ""
-        yield _NestedValue(path, error=f"there is no {steps[0]!r}{hint}; {_keys(value, path)}")
+        yield _NestedValue(path, error=f"there is no {steps[0]!r}{hint}; {_keys_text(value, path)}")
     else:
-        yield _NestedValue(path, error=f"{_shown(path)} is {_kind(value)}, and has no {steps[0]!r}")
+        yield _NestedValue(path, error=f"{_path_text(path)} is {_kind_text(value)}, and has no {steps[0]!r}")
 
 
 def _matching_key(value: Mapping[str, Any], steps: tuple[str, ...]) -> str | None:
@@ -174,19 +175,19 @@ def _matching_key(value: Mapping[str, Any], steps: tuple[str, ...]) -> str | Non
     return next((key for key in joined if key in value), None)
 
 
-def _shown(path: Path) -> str:
+def _path_text(path: Path) -> str:
     if not path:
         return "the row"
     return repr("".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path).removeprefix("."))
 
 
-def _keys(value: Mapping[str, Any], path: Path) -> str:
-    names = [str(name) for name in value]
+def _keys_text(value: Mapping[str, Any], path: Path) -> str:
+    names = [str(name) for name in value] or ["no keys"]
     more = f" and {len(names) - _MOST_KEYS} more" if len(names) > _MOST_KEYS else ""
-    return f"{_shown(path)} has {', '.join(names[:_MOST_KEYS])}{more}" if names else f"{_shown(path)} has no keys"
+    return f"{_path_text(path)} has {', '.join(names[:_MOST_KEYS])}{more}"
 
 
-def _kind(value: Any) -> str:
+def _kind_text(value: Any) -> str:
     if value is None:
         return "null"
     if isinstance(value, str):

@@ -28,7 +28,7 @@ from tito_audit.storage.arrow import ArrowOutput, open_arrow
 from tito_audit.storage.atomic import OnDone, new_file
 from tito_audit.storage.log import BINARY, TABLES, Kind, Log
 from tito_audit.storage.parquet import ParquetOutput
-from tito_audit.storage.row import RawRow, dump_row, json_form
+from tito_audit.storage.row import RawRow, dump_row, json_default
 from tito_audit.storage.streams import Compression
 from tito_audit.storage.torch_files import TorchOutput
 from tito_audit.terminal.words import listed
@@ -55,7 +55,7 @@ class RowChanges:
         else:
             spans.extend((number, number + 1))
 
-    def objects(self) -> Iterator[dict[str, Any]]:
+    def as_objects(self) -> Iterator[dict[str, Any]]:
         """The changes by kind, for the JSON report: `{"columns", "into", "rows": [[start, stop], …]}`."""
         for (columns, into), spans in self._rows.items():
             pairs = [list(pair) for pair in zip(spans[::2], spans[1::2], strict=True)]
@@ -505,7 +505,7 @@ class Quarantine:
 
     @classmethod
     @contextmanager
-    def opened(cls, path: Path, *, overwrite: bool, on_done: OnDone | None = None) -> Iterator[Quarantine]:
+    def open(cls, path: Path, *, overwrite: bool, on_done: OnDone | None = None) -> Iterator[Quarantine]:
         """A quarantine, whose file appears when the block ends; StorageError if it cannot be written."""
         with new_file(path, overwrite=overwrite, on_done=on_done) as out:
             yield cls(out)
@@ -533,7 +533,7 @@ class Quarantine:
             line = rewrite_json(text, [Edit((column,), about)]).encode("utf-8")
         elif raw.accepts_new_keys:
             # Python writes NaN and lone surrogates too.
-            line = json.dumps({**raw.value, column: about}, default=json_form).encode("ascii")
+            line = json.dumps({**raw.value, column: about}, default=json_default).encode("ascii")
         else:
             line = dump_row({**raw.value, column: about})
         self.write(line)

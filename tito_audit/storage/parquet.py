@@ -116,10 +116,14 @@ def _large_binary_columns(file: Any) -> frozenset[str]:
 
 
 def column_chunks(file: Any) -> Iterator[Any]:
-    """Every column chunk."""
+    """Every column chunk of a file, group by group."""
     for group in range(file.num_row_groups):
-        about = file.metadata.row_group(group)
-        yield from (about.column(number) for number in range(about.num_columns))
+        yield from group_chunks(file.metadata.row_group(group))
+
+
+def group_chunks(row_group: Any) -> Iterator[Any]:
+    """The column chunks of a row group."""
+    return (row_group.column(number) for number in range(row_group.num_columns))
 
 
 def parquet_writer(out: BinaryIO, schema: Any, **options: Any) -> Any:
@@ -138,11 +142,11 @@ def read_batches(file: Any, group: int, *, threads: bool = True) -> Iterator[Any
     Batches of a remote file are smaller, as its first rows are wanted soon. Columns that `open_parquet` leaves out
     have empty values.
     """
-    about, left_out = file.metadata.row_group(group), getattr(file, "left_out", frozenset[str]())
+    row_group, left_out = file.metadata.row_group(group), getattr(file, "left_out", frozenset[str]())
     remote = hasattr(file, "remote_source")
     if remote:
         ranges = []
-        for chunk in map(about.column, range(about.num_columns)):
+        for chunk in group_chunks(row_group):
             if chunk.path_in_schema in left_out:
                 continue
             first = chunk.data_page_offset
@@ -156,7 +160,7 @@ def read_batches(file: Any, group: int, *, threads: bool = True) -> Iterator[Any
             else:
                 joined.append((start, stop))
         file.remote_source.expect_ranges(joined)
-    each = decoded_size(about) // max(about.num_rows, 1) + 1
+    each = decoded_size(row_group) // max(row_group.num_rows, 1) + 1
     rows = int(min(max((1 << 20 if remote else BATCH_BYTES) // each, 1), BATCH_ROWS))
     columns = [name for name in file.schema_arrow.names if name not in left_out] if left_out else None
     batches = file.iter_batches(batch_size=rows, row_groups=[group], columns=columns, use_threads=threads)
@@ -174,22 +178,21 @@ def read_batches(file: Any, group: int, *, threads: bool = True) -> Iterator[Any
         yield batch
 
 
-def decoded_size(about: Any) -> int:
+def decoded_size(row_group: Any) -> int:
     """About the bytes of a row group in memory: an id takes eight, and often far fewer in the file."""
-    columns = (about.column(number) for number in range(about.num_columns))
-    return sum(max(int(chunk.total_uncompressed_size), 8 * int(chunk.num_values)) for chunk in columns)
+    chunks = group_chunks(row_group)
+    return sum(max(int(chunk.total_uncompressed_size), 8 * int(chunk.num_values)) for chunk in chunks)
 
 
 def row_group_blocks(file: Any, groups: range, first: int = 0, *, threads: bool = True) -> Iterator[Block]:
     """Row groups as blocks, the first from row `first` of the file on; they are read when they are wanted."""
     total = max(file.metadata.num_rows, 1)
     for group in groups:
-        about = file.metadata.row_group(group)
-        stop = first + about.num_rows
-        sizes = (about.column(place).total_compressed_size for place in range(about.num_columns))
+        row_group = file.metadata.row_group(group)
+        count, stop = row_group.num_rows, first + row_group.num_rows
+        sizes = (chunk.total_compressed_size for chunk in group_chunks(row_group))
         contents = map(ArrowRows.of, read_batches(file, group, threads=threads))
-        seed = block_seed(about.num_rows, *sizes)
-        yield Block(first, about.num_rows, contents, seed, first / total, stop / total)
+        yield Block(first, count, contents, block_seed(count, *sizes), first / total, stop / total)
         first = stop
 
 
@@ -223,7 +226,7 @@ class ParquetOutput(TableOutput):
     def _batch_writer(self) -> Generator[int, None, None]:
         try:
             file = open_parquet(self._source)
-            schema = self._edit.schema(file.schema_arrow)
+            schema = self._edit.edit_schema(file.schema_arrow)
             options = writer_options(self._source, file, schema, self._edit.added)
         except (pa.ArrowException, OSError, ValueError, IndexError) as error:
             why = f"the footer of the Parquet file cannot be read ({first_line(error)})"
@@ -233,10 +236,10 @@ class ParquetOutput(TableOutput):
         claims, first = options["sorting_columns"] or (), 0
         try:
             for group in range(file.num_row_groups):
-                about = file.metadata.row_group(group)
-                parts = max(-(-decoded_size(about) // LARGE_GROUP), 1)
-                size = max(-(-about.num_rows // parts), 1)
-                end = first + about.num_rows
+                row_group = file.metadata.row_group(group)
+                parts = max(-(-decoded_size(row_group) // LARGE_GROUP), 1)
+                size = max(-(-row_group.num_rows // parts), 1)
+                end = first + row_group.num_rows
                 stops = [min(start + size, end) for start in range(first, max(end, first + 1), size)]
                 tables = self._read_tables(file, group, size)
                 for stop in stops:
@@ -255,7 +258,7 @@ class ParquetOutput(TableOutput):
         self, writer: Any, file: Any, group: int, table: Any, first: int, claims: Sequence[Any]
     ) -> None:
         """Write a row group with its changes, unless all of its rows are dropped."""
-        result = self._edit.table(table, first, self._rows)
+        result = self._edit.edit_table(table, first, self._rows)
         self._check_order(file, group, result, claims)
         if not len(result) and len(table):
             return
@@ -351,7 +354,7 @@ def writer_options(path: Path, file: Any, schema: Any, added: tuple[str, ...]) -
             group = number // len(paths)
             raise ValueError(f"row group {group}: {own!r} is at the place of the column {name!r}")
     logical = [json.loads(column.logical_type.to_json()) for column in columns]
-    kinds = [str(about.get("Type")) for about in logical]
+    kinds = [str(kind.get("Type")) for kind in logical]
     orders = {tuple(file.metadata.row_group(group).sorting_columns) for group in range(file.num_row_groups)}
     version_2, checksum = _parse_page_header(path, chunks)
     options: dict[str, Any] = {
@@ -370,7 +373,7 @@ def writer_options(path: Path, file: Any, schema: Any, added: tuple[str, ...]) -
     }
     # The oldest supported pyarrow lacks both options, and writes every time of day as UTC.
     whole = ("Decimal", "INT") in ((kind, physical[:3]) for kind, physical in zip(kinds, stored, strict=True))
-    in_utc = any(about.get("isAdjustedToUTC") for about in logical if about.get("Type") == "Time")
+    in_utc = any(kind.get("isAdjustedToUTC") for kind in logical if kind.get("Type") == "Time")
     options |= {"store_decimal_as_integer": whole, "write_time_adjusted_to_utc": in_utc}
     if chunks:
         with io.BytesIO() as out:  # the writer may rename the entries of lists

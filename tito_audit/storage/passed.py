@@ -68,8 +68,8 @@ class PassedLogs:
 def passed_logs(logs: Logs) -> PassedLogs:
     """The logs that a caller passed, not yet read; SetupError for what is neither paths nor rows."""
     if isinstance(logs, str | os.PathLike):
-        return PassedLogs([_path_name(logs)])
-    content = rows_content(logs)
+        return PassedLogs([_checked_path(logs)])
+    content = rows_in(logs)
     if content is not None:
         return PassedLogs([RowsInMemory.of(UNNAMED_ROWS, content, logs)], itemgetter(0))
     if isinstance(logs, Mapping):
@@ -90,8 +90,8 @@ def passed_logs(logs: Logs) -> PassedLogs:
             return PassedLogs([RowsInMemory.of(UNNAMED_ROWS, content, logs)], itemgetter(0))
         entries = [] if first is None else [first, *rest]
     if all(isinstance(entry, str | os.PathLike) for entry in entries):
-        return PassedLogs([_path_name(entry) for entry in entries])
-    contents = [None if isinstance(entry, Sequence) else rows_content(entry) for entry in entries]
+        return PassedLogs([_checked_path(entry) for entry in entries])
+    contents = [None if isinstance(entry, Sequence) else rows_in(entry) for entry in entries]
     if None in contents:
         raise _not_logs_error(_describe_list(logs, entries[contents.index(None)]))
     names: list[Name] = []
@@ -117,7 +117,7 @@ def log_paths(logs: str | Path | Iterable[str | Path]) -> list[str]:
     return [str(entry) for entry in entries]
 
 
-def _path_name(path: str | os.PathLike[str]) -> Name:
+def _checked_path(path: str | os.PathLike[str]) -> Name:
     """A path as `find_logs` takes it; SetupError for the text of a row."""
     if isinstance(path, str) and path.lstrip().startswith('{"'):
         raise SetupError(
@@ -130,7 +130,7 @@ def _named_logs(logs: Mapping[Any, Any]) -> PassedLogs:
     """The logs of a dict, with their names as keys."""
     paths: list[Name] = []
     for key, value in logs.items():
-        content = rows_content(value)
+        content = rows_in(value)
         if content is None:
             keys = ", ".join(map(repr, list(logs)[:_MOST_KEYS])) + (", …" if len(logs) > _MOST_KEYS else "")
             raise SetupError(
@@ -146,7 +146,7 @@ def _named_logs(logs: Mapping[Any, Any]) -> PassedLogs:
     return PassedLogs(paths, lambda values: kind(zip(logs, values, strict=True)))
 
 
-def rows_content(value: Any) -> MemoryContent | OneTimeRows | None:
+def rows_in(value: Any) -> MemoryContent | OneTimeRows | None:
     """The rows that a value of a known type holds; None for anything else."""
     if is_from(value, "pyarrow", "RecordBatchReader"):
         _refuse_duplicate_columns(value.schema.names)
@@ -337,7 +337,7 @@ class MemoryOutput:
             edit, pieces = TableEdit(self._path, "a table", self._added if self._rows else ()), []
             for start, stop in row_spans(content):
                 here = {row: copies for row, copies in self._rows.items() if start <= row < stop}
-                pieces.append(edit.table(content.table(start, stop), start, here))
+                pieces.append(edit.edit_table(content.table(start, stop), start, here))
             table = pa.concat_tables(pieces) if pieces else content.table(0, 0)
             content = arrow_rows(table)
             if is_from(value, "datasets", "Dataset", "IterableDataset"):
@@ -356,7 +356,7 @@ class MemoryOutput:
         elif is_from(value, "pandas", "DataFrame"):
             value = value.copy()
         if is_from(value, "pandas", "DataFrame") or is_from(value, "polars", "DataFrame"):
-            framed = rows_content(value)
+            framed = rows_in(value)
             content = framed if isinstance(framed, MemoryContent) else content
         self.result = RowsInMemory.of(str(self._path), content, value)
         if self.target is not None:

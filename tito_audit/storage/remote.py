@@ -362,12 +362,12 @@ class RangedFile(io.RawIOBase):
         """Bytes of the file; pyarrow calls it."""
         return self._size
 
-    def expect_ranges(self, serves_ranges: Iterable[tuple[int, int]]) -> None:
+    def expect_ranges(self, ranges: Iterable[tuple[int, int]]) -> None:
         """Announce ranges `[start, stop)`, each of which will be read from start to end; replaces earlier ones.
 
         Small ranges are fetched whole, and no read within a range fetches bytes past its end.
         """
-        self._expected_ranges = sorted(serves_ranges)
+        self._expected_ranges = sorted(ranges)
 
     def readinto(self, buffer: Any) -> int:
         """Read the next bytes, at least one; 0 at the end."""

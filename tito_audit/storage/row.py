@@ -92,7 +92,7 @@ def parse_row(index: int, data: bytes, *, cut_off: bool = False) -> RawRow:
         return RawRow(index, None, str(error))
     if not isinstance(value, dict):
         return RawRow(index, None, no_object_reason(value))
-    key = repeated_key(data, value)
+    key = find_repeated_key(data, value)
     if key is None:
         return RawRow(index, value)
     shown = key if len(key) <= _EXCERPT else f"{key[:_EXCERPT]}…"
@@ -175,7 +175,7 @@ def may_repeat_keys(text: bytes, value: Any) -> bool:
     return text.count(b'"') != orjson.dumps(value).count(b'"') or _ESCAPED_QUOTE in text
 
 
-def repeated_key(text: bytes, value: Any) -> str | None:
+def find_repeated_key(text: bytes, value: Any) -> str | None:
     """A key that an object in the text repeats, the first of the innermost object; None if there is none."""
     try:
         if not may_repeat_keys(text, value):
@@ -200,14 +200,14 @@ _SIMPLE = {int, float, bool, str, type(None)}
 def dump_row(row: Row) -> bytes:
     """A row as one line of JSON: NaN as null, infinity as Python writes it, bytes as base64."""
     try:
-        data = orjson.dumps(row, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS, default=json_form)
+        data = orjson.dumps(row, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS, default=json_default)
     except (TypeError, ValueError):
-        return _dump_slowly(row)
+        return _dump_with_stdlib(row)
     # orjson writes infinity as null, which means "not recorded".
-    return _dump_slowly(row) if _holds_infinity(row) else data
+    return _dump_with_stdlib(row) if _holds_infinity(row) else data
 
 
-def json_form(value: object) -> object:
+def json_default(value: object) -> object:
     """A value that JSON lacks in JSON's terms: arrays as lists, bytes as base64, else text."""
     if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
@@ -218,19 +218,19 @@ def json_form(value: object) -> object:
     return list(value) if isinstance(value, Set) else str(value)
 
 
-def _dump_slowly(row: Row) -> bytes:
+def _dump_with_stdlib(row: Row) -> bytes:
     """A row as the standard library writes it: also lone surrogates, huge integers and infinity."""
-    return json.dumps(_json_value(row), separators=(",", ":"), default=json_form).encode("ascii")
+    return json.dumps(_plain_json(row), separators=(",", ":"), default=json_default).encode("ascii")
 
 
-def _json_value(value: Any) -> Any:
+def _plain_json(value: Any) -> Any:
     """A value with arrays as lists and NaN as None, at any depth."""
     if isinstance(value, Mapping):
-        return {str(key): _json_value(entry) for key, entry in value.items()}
+        return {str(key): _plain_json(entry) for key, entry in value.items()}
     if isinstance(value, np.ndarray | np.generic):
-        return _json_value(value.tolist())
+        return _plain_json(value.tolist())
     if isinstance(value, list | tuple):
-        return [_json_value(entry) for entry in value]
+        return [_plain_json(entry) for entry in value]
     return None if isinstance(value, float) and value != value else value
 
 
@@ -297,7 +297,7 @@ class RowSample:
             yield row
         self.left_out, self.last = before + count - passed, first + count - 1
 
-    def skip(self, index: int, count: int) -> None:
+    def count_skipped(self, index: int, count: int) -> None:
         """Count `count` rows as left out, the last of which has this index."""
         self.left_out += count
         self.last = index

@@ -34,9 +34,9 @@ class Spool:
 
     def add(self, data: bytes) -> int:
         """Add bytes as an entry; returns its offset."""
-        return self.append(pack_entry(data))
+        return self.add_entry(pack_entry(data))
 
-    def append(self, entry: bytes) -> int:
+    def add_entry(self, entry: bytes) -> int:
         """Add an entry that `pack_entry` made; returns its offset."""
         start = self._written + self._buffered
         self._unwritten.append(entry)

@@ -126,7 +126,7 @@ class Piece:
     """True if it is white space between elements."""
 
     @property
-    def blank(self) -> bool:
+    def is_blank(self) -> bool:
         """Whether it is empty or white space."""
         return self.data is not None and (not self.data or self.data.isspace())
 
@@ -143,18 +143,18 @@ class LeadBuffer:
     def __init__(self, start: bytes = b"") -> None:
         self._parts = [start]
 
-    def after(self, piece: Piece, row: RawRow | None) -> RawRow | None:
+    def with_lead(self, piece: Piece, row: RawRow | None) -> RawRow | None:
         """The row of a piece with its text and lead, if there is a row; white space and marks go into leads."""
         data = piece.data or b""
         start = len(data) - len(data.lstrip())
         text = data[start:].rstrip()
         self._parts.append(data[:start])
         if row is not None:
-            row = replace(row, text=None if piece.data is None else text, lead=self.rest())
+            row = replace(row, text=None if piece.data is None else text, lead=self.take_lead())
         self._parts += data[start + len(text) :], piece.mark
         return row
 
-    def rest(self) -> bytes:
+    def take_lead(self) -> bytes:
         """The bytes that no row took; empties the buffer."""
         joined = b"".join(self._parts)
         self._parts.clear()
@@ -205,13 +205,13 @@ def rows_of_pieces(
     for piece in pieces:
         index += not piece.gap
         row = None
-        if not (piece.blank if lines else piece.gap) and (
+        if not (piece.is_blank if lines else piece.gap) and (
             sample is None or sample.takes(index, at if lines else index, piece.data, piece.size)
         ):
             row = piece.row(index, limit, parse)
         at += piece.size + 1
         if leads is not None:
-            row = leads.after(piece, row)
+            row = leads.with_lead(piece, row)
         # Else a long piece is held while its row is audited; `enumerate` would hold it, too.
         del piece
         if row is not None:
@@ -400,7 +400,7 @@ def cut_values(blocks: Iterable[bytes], *, array: bool, limit: int, keep_gaps: b
             gathered.add(block[start:end])
             piece = gathered.take(mark=block[end:position])
             start = position
-            if always or not piece.blank:
+            if always or not piece.is_blank:
                 yield piece
             elif keep_gaps:
                 yield replace(piece, gap=True)
@@ -408,7 +408,7 @@ def cut_values(blocks: Iterable[bytes], *, array: bool, limit: int, keep_gaps: b
     gathered.add(carry)
     piece = gathered.take(complete=False)
     # An array that was never closed is incomplete even if its last element is complete.
-    if (array and not closed) or not piece.blank:
+    if (array and not closed) or not piece.is_blank:
         yield piece
     elif keep_gaps:
         yield replace(piece, gap=True)

@@ -91,7 +91,7 @@ def _edit_array(field: Any, array: Any, elsewhere: Any, changes: Sequence[Change
         return pa.StructArray.from_arrays(parts, fields=list(kind))
     if pa.types.is_map(kind):
         # If keys repeat, a row shows the last item.
-        (keys, items), (_, far_items) = _pairs(array), _pairs(elsewhere)
+        (keys, items), (_, far_items) = _map_pairs(array), _map_pairs(elsewhere)
         names = keys.to_pylist()
         for key, below in _by_first_step(changes).items():
             equal = [i for i, name in enumerate(names) if name == key]
@@ -129,7 +129,7 @@ def _by_first_step(changes: Sequence[Change]) -> dict[str | int, list[Change]]:
     return below
 
 
-def _pairs(array: Any) -> tuple[Any, Any]:
+def _map_pairs(array: Any) -> tuple[Any, Any]:
     """The keys and the items of an array of maps."""
     offsets = array.offsets
     low, high = offsets[0].as_py(), offsets[-1].as_py()
@@ -181,7 +181,7 @@ def _build_non_null(kind: Any, values: list[Any], before: _OldValues) -> Any:
     if pa.types.is_map(kind):
         maps = [list(value.items()) if isinstance(value, Mapping) else list(value) for value in values]
         pairs = [pair for entries in maps for pair in entries]
-        here, elsewhere = _pairs(before.here), _pairs(before.elsewhere)
+        here, elsewhere = _map_pairs(before.here), _map_pairs(before.elsewhere)
         keys = _build_array(kind.key_field, [key for key, _ in pairs], _OldValues(here[0], elsewhere[0]))
         items = _build_array(kind.item_field, [item for _, item in pairs], _OldValues(here[1], elsewhere[1]))
         offsets = np.cumsum([0, *map(len, maps)]).astype(np.int32)
@@ -326,14 +326,14 @@ class TableEdit:
         self._what = what
         """The kind of file, in words."""
 
-    def schema(self, schema: Any) -> Any:
+    def edit_schema(self, schema: Any) -> Any:
         """The schema with the added columns."""
         for name in self.added:
             if name not in schema.names:
                 schema = schema.append(pa.field(name, pa.string()))
         return schema
 
-    def table(self, table: Any, first: int, changed: Mapping[int, RowCopies]) -> Any:
+    def edit_table(self, table: Any, first: int, changed: Mapping[int, RowCopies]) -> Any:
         """The table with rows changed, forked and dropped; it begins with row `first` of the file."""
         columns = {*table.column_names, *self.added}
         for row, copies in changed.items():

@@ -86,7 +86,7 @@ class TableRows(MemoryPart):
 
     def __reduce__(self) -> tuple[Any, ...]:
         # pyarrow would pickle the whole table that the batch is a slice of.
-        return _unpickle_rows, (to_stream(self._chosen_batch()).to_pybytes(),)
+        return _read_stream, (to_stream(self._chosen_batch()).to_pybytes(),)
 
     def __len__(self) -> int:
         return int(self.batch.num_rows) if self.chosen is None else len(self.chosen)
@@ -113,14 +113,14 @@ class TableRows(MemoryPart):
         """The batch with only the chosen rows."""
         if self.chosen is not None:
             return take_rows(self.batch, self.chosen)
-        return _unpickle_rows(to_stream(self.batch)).batch if self.copied else self.batch
+        return _read_stream(to_stream(self.batch)).batch if self.copied else self.batch
 
     def _single_rows(self) -> Iterator[Any]:
         places = range(self.batch.num_rows) if self.chosen is None else self.chosen.tolist()
         return (self.batch.slice(at, 1) for at in places)
 
 
-def _unpickle_rows(data: Any) -> TableRows:
+def _read_stream(data: Any) -> TableRows:
     with pa.ipc.open_stream(data) as stream:
         return TableRows(stream.read_next_batch())
 
@@ -194,7 +194,7 @@ def rows_of_blocks(
         if only is not None and not block.first <= only < block.first + block.count:
             continue
         if sample is not None and not len(sample.sampled_rows(block.seed, block.first, block.count)):
-            sample.skip(block.first - start + block.count - 1, block.count)
+            sample.count_skipped(block.first - start + block.count - 1, block.count)
             continue
         passed = 0
         for content in block.contents:
