@@ -160,7 +160,7 @@ def test_a_row_is_told_by_the_first_way_whose_required_keys_it_has(
 
 def test_roles_and_relations_of_own_columns_come_from_values_and_lengths(own: Path) -> None:
     found = inspect_log(own)
-    assert [taken.format for taken in found.taken] == [None]
+    assert [taken.format for taken in found.formats] == [None]
     assert roles(found) == {
         "uid": ("scalar", ""),
         "extra": ("object", ""),

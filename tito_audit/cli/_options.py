@@ -189,13 +189,13 @@ def one_log(name: str) -> Path:
 
 def skipped(logs: Sequence[str]) -> str | None:
     """A sentence about files in folders that are not logs; None if there are none."""
-    from tito_audit.storage import few, skipped_files
+    from tito_audit.storage import first_few, skipped_files
 
     files = skipped_files(logs)
     if not files:
         return None
     count = "1 file that is not a log" if len(files) == 1 else f"{len(files):,} files that are not logs"
-    return f"Skipped {count}: {few([file.name for file in files])}"
+    return f"Skipped {count}: {first_few([file.name for file in files])}"
 
 
 def settings_of(**values: Any) -> Settings:

@@ -21,7 +21,7 @@ from tito_audit.report import Report, ReportOptions
 from tito_audit.report_objects import as_json
 from tito_audit.run.guard import guarded
 from tito_audit.storage import find_logs, output_path
-from tito_audit.storage import place_key as key_of
+from tito_audit.storage import path_identity as key_of
 from tito_audit.storage.atomic import new_file, refuse_target
 from tito_audit.storage.journal import SUFFIX
 from tito_audit.summary import Summary

@@ -21,7 +21,7 @@ from tito_audit.record.policy_columns import WEIGHTS, versions_to_column, versio
 from tito_audit.record.rollout import Place, Rollout, TrainingRow, Turn, with_speakers
 from tito_audit.record.runs import Run, trained_runs
 from tito_audit.record.speakers import Speakers
-from tito_audit.storage.inside import wrapper_keys
+from tito_audit.storage.nested_rows import wrapper_keys
 from tito_audit.storage.row import dump_row
 
 REWARDS = ("reward", "rewards", "score", "scores", "episode_reward", "final_reward")

@@ -38,10 +38,10 @@ from tito_audit.run.progress import Progress
 from tito_audit.run.rows import LogGroup
 from tito_audit.settings.model import Settings
 from tito_audit.sft.tokenized import as_sft_row, prompt_and_completion
-from tito_audit.storage import find_logs, open_log, output_path, paths_of, same_place
+from tito_audit.storage import find_logs, log_paths, open_log, output_path, path_identity
 from tito_audit.storage.atomic import refuse_target
-from tito_audit.storage.inside import wrapper_keys
-from tito_audit.storage.new_log import ColumnTypes, kind_of_name, new_log
+from tito_audit.storage.nested_rows import wrapper_keys
+from tito_audit.storage.new_log import ColumnTypes, new_log, output_kind
 from tito_audit.storage.remote import RemoteFile
 from tito_audit.storage.row import RawRow, dump_row, parse_json
 from tito_audit.summary import Summary
@@ -249,7 +249,7 @@ class Conversion:
         overwrite: bool = False,
         progress: Progress | None = None,
     ) -> None:
-        self.logs = paths_of(logs)
+        self.logs = log_paths(logs)
         self.form, self.maker = maker_named(to)
         self.out = output_path(out) if out is not None else None
         self.settings = settings or Settings()
@@ -268,7 +268,7 @@ class Conversion:
         self._auditor = cache(lambda file: loader.auditor(self.settings.at(file)))
         """What writes the messages of a log as ids."""
         self._shapes: ColumnTypes | None = None
-        if self.out is not None and kind_of_name(self.out)[0] == "table":
+        if self.out is not None and output_kind(self.out)[0] == "table":
             self._shapes = ColumnTypes()
             if not self.maker.tables:
                 raise SetupError(
@@ -300,7 +300,7 @@ class Conversion:
                     f"{file}: this is a pipe or a device, which cannot be read twice; save it to a file first."
                 )
         if self.out is not None:
-            if any(same_place(self.out, file) for file in files):
+            if any(path_identity(self.out) == path_identity(file) for file in files):
                 which = "the log" if len(files) == 1 else "one of the logs"
                 raise SetupError(
                     f"-o {self.out}: this is {which}, and a log is never overwritten.\nName another file."
@@ -317,7 +317,7 @@ class Conversion:
                 self._shapes.learn(row)
             yield place
         if self._shapes is not None:
-            self._shapes.settle()
+            self._shapes.unify_buffered()
         summary = Summary()
         self._flow.say_joined(summary)
         self.notices = summary.notices
@@ -332,7 +332,7 @@ class Conversion:
             raise ValueError("a conversion without a target or a survey has nothing to write")
         digests, again = array("Q"), ConversionOutcome()
         source = self._flow.files[0]
-        with new_log(self.out, overwrite=self.overwrite, source=source, shapes=self._shapes) as target:
+        with new_log(self.out, overwrite=self.overwrite, source=source, column_types=self._shapes) as target:
             for row, number, place in self._rows(again, self._flow):
                 if row is not None:
                     target.add(row)

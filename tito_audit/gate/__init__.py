@@ -12,7 +12,7 @@ from tito_audit.record.finding import Finding, Result
 from tito_audit.run.progress import Progress
 from tito_audit.run.scan import Scan, scan_rollouts
 from tito_audit.settings.model import GateSettings, Settings
-from tito_audit.storage import Logs, Name, RowsInMemory, find_logs, names_of
+from tito_audit.storage import Logs, Name, RowsInMemory, find_logs, log_names
 from tito_audit.summary import Summary
 from tito_audit.tables import Shown
 from tito_audit.viewer.model import ViewQuota
@@ -34,7 +34,7 @@ def gate_rollouts(
     Findings in the baseline are marked `known`. A baseline in a folder of logs is not read as a log.
     """
     gate = gate or GateSettings()
-    names = names_of(logs)
+    names = log_names(logs)
     if gate.baseline is not None:
         # Leave the baseline out of the logs, as it may be in one of their folders.
         baseline = Path(gate.baseline)

@@ -48,7 +48,7 @@ from tito_audit.run.guard import LEAVE_OUT, guarded
 from tito_audit.run.log_groups import RowFlow
 from tito_audit.run.progress import Counted, Progress
 from tito_audit.settings.model import Settings
-from tito_audit.storage import find_logs, paths_of
+from tito_audit.storage import find_logs, log_paths
 from tito_audit.storage.row import RawRow
 from tito_audit.summary import Summary
 from tito_audit.terminal.words import decimal
@@ -298,7 +298,7 @@ class ModelRun(Generic[_Result]):
 
     def _audited_rollouts(self) -> Iterator[AuditedRollout]:
         """Read and audit the rollouts; PluginError if a rule fails on one by mistake."""
-        flow = RowFlow(find_logs(paths_of(self.logs)), self.settings)
+        flow = RowFlow(find_logs(log_paths(self.logs)), self.settings)
         flow.progress = self.progress
         flow.begin(self.scan)
         self._vocabulary = next((group.auditor.vocabulary for group in flow.groups.values()), None)

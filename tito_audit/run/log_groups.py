@@ -32,7 +32,7 @@ from tito_audit.run.rewriting import rewriting
 from tito_audit.run.rows import LogGroup, share_of
 from tito_audit.run.workers import Executor, ForkedProcesses, InProcess, can_fork, is_small, mapped
 from tito_audit.settings.model import Settings
-from tito_audit.storage import RawRow, RemoteFile, RowsInMemory, path_of
+from tito_audit.storage import RawRow, RemoteFile, RowsInMemory, path_from_name
 from tito_audit.summary import RECORD, Summary
 from tito_audit.tokens.tokenizer import Tokenizer
 from tito_audit.viewer.model import with_row_id
@@ -116,7 +116,7 @@ class RowFlow:
         """
         fitting = self._fitting.get(file)
         if fitting is None:
-            path = next((path for path in self.files if str(path) == file), None) or path_of(file)
+            path = next((path for path in self.files if str(path) == file), None) or path_from_name(file)
             fitting = self._fitting[file] = _fitted(path, self.groups[file])
         return fitting
 

@@ -46,7 +46,6 @@ from tito_audit.storage import (
     Quarantine,
     RawRow,
     RowsInMemory,
-    allow_open_files,
     dataset_metadata,
     find_logs,
     make_folder,
@@ -56,15 +55,16 @@ from tito_audit.storage import (
     open_output,
     output_path,
     passed_logs,
-    refuse_taken,
-    same_place,
+    path_identity,
+    raise_open_file_limit,
+    refuse_existing,
     target_paths,
     write_dataset_metadata,
 )
-from tito_audit.storage.atomic import Sealed
+from tito_audit.storage.atomic import OnDone
 from tito_audit.storage.journal import Journal
-from tito_audit.storage.output import Changes
-from tito_audit.storage.watch import Watch
+from tito_audit.storage.output import RowChanges
+from tito_audit.storage.watch import FileWatch
 from tito_audit.summary import Summary
 from tito_audit.tables import ShownRepairs
 from tito_audit.tokens.vocab import Vocabulary
@@ -79,19 +79,19 @@ class Writes:
 
     def replaces(self, target: Path) -> bool:
         """Whether a file may be replaced: any if forced, else one that this journal's runs wrote."""
-        return self.force or (self.journal is not None and self.journal.is_ours(target))
+        return self.force or (self.journal is not None and self.journal.is_unchanged_output(target))
 
-    def refuse_taken(self, targets: Mapping[Path, Path]) -> None:
+    def refuse_existing(self, targets: Mapping[Path, Path]) -> None:
         """StorageError if one of the files to write exists and may not be replaced."""
         ours = {file for file, target in targets.items() if self.replaces(target)}
         for overwrite in (True, False):
             some = {file: target for file, target in targets.items() if (file in ours) is overwrite}
-            refuse_taken(some, overwrite=overwrite)
+            refuse_existing(some, overwrite=overwrite)
 
     @property
-    def sealed(self) -> Sealed | None:
+    def on_done(self) -> OnDone | None:
         """What is called for each file that is complete, before it gets its name."""
-        return None if self.journal is None else self.journal.wrote
+        return None if self.journal is None else self.journal.record_written
 
 
 def targets_of(
@@ -110,7 +110,7 @@ def targets_of(
         names = list(map(str, logs))
         targets = target_paths(names, files, out)
         metadata = dataset_metadata(names, targets)
-    writes.refuse_taken({**targets, **metadata})
+    writes.refuse_existing({**targets, **metadata})
     return targets
 
 
@@ -118,10 +118,10 @@ def targets_of(
 def opened_quarantine(name: str, targets: Mapping[Path, Path], writes: Writes) -> Iterator[Quarantine]:
     """The quarantine of a run; SetupError if the run reads or writes that file."""
     place = output_path(name)
-    if any(same_place(place, file) for file in (*targets, *targets.values())):
+    if any(path_identity(place) == path_identity(file) for file in (*targets, *targets.values())):
         raise SetupError(f"--quarantine: this run already reads or writes {place}; name another file.")
-    with Quarantine.opened(place, overwrite=writes.replaces(place), sealed=writes.sealed) as quarantine:
-        allow_open_files(len(targets))
+    with Quarantine.open(place, overwrite=writes.replaces(place), on_done=writes.on_done) as quarantine:
+        raise_open_file_limit(len(targets))
         yield quarantine
 
 
@@ -195,7 +195,7 @@ class Repairs(ShownRepairs):
         """Puts the rows of all logs in memory together as the caller had them; None for files."""
         self.dry = False
         """Whether repaired rows go nowhere; known once logs are read."""
-        self.watch = Watch(())
+        self.watch = FileWatch(())
         """The logs as they were when they were listed."""
 
     @property
@@ -232,7 +232,7 @@ class Repairs(ShownRepairs):
         selected_codes(self.settings)
         strategies(self.repairs)
         files = find_logs(self.logs)
-        self.watch = Watch(files)
+        self.watch = FileWatch(files)
         states = states_of(files) if journal is not None else {}
         writes = Writes(self.repairs.force, journal)
         targets = targets_of(self.logs, files, self.out, writes)
@@ -270,7 +270,7 @@ class Repairs(ShownRepairs):
         before.whole(codes, run=once is None)  # else the rows themselves had the findings about the run
         for result in after.whole(codes, run=once is None):
             self.failing += failing(flow, result.place.file, result)
-        write_dataset_metadata(list(map(str, self.logs)), targets, overwrite=writes.replaces, sealed=writes.sealed)
+        write_dataset_metadata([*map(str, self.logs)], targets, overwrite=writes.replaces, on_done=writes.on_done)
         flow.say_joined(self.before)
         flow.encoders.warn(self.before)
         conclude(self.before)
@@ -352,7 +352,7 @@ class _Writing:
         if recorder is not None:
             recorder.begin(file, auditor.told)
         with ExitStack() as stack:
-            changes = Changes()
+            changes = RowChanges()
             out = self._output(file, log, stack, changes) if self.targets else None
             for step, answer in answers:
                 if not isinstance(step, Batch) or answer is None:
@@ -374,7 +374,7 @@ class _Writing:
             run.watch.check(file)
             if out is not None:
                 out.finish(log)
-            run.changed[file] = list(changes.objects())
+            run.changed[file] = list(changes.as_objects())
             run.before.notices += changes.notices
             if recorder is not None:
                 recorder.finish(changed=run.changed[file], notices=changes.notices)
@@ -437,7 +437,7 @@ class _Writing:
             shown[raw.index] = self.work.row(file, raw, again).outcome
         return shown
 
-    def _output(self, file: Path, log: Log, stack: ExitStack, changes: Changes) -> Output:
+    def _output(self, file: Path, log: Log, stack: ExitStack, changes: RowChanges) -> Output:
         target, repairs, group = self.targets[file], self.run.repairs, self.work.flow.groups[str(file)]
         if self.run.out is not None and target != self.run.out:  # in a folder, which is made as needed
             make_folder(target.parent)
@@ -447,8 +447,8 @@ class _Writing:
             memory = open_memory_output(log, file, place, overwrite=repairs.force, added=added)
             self.run.in_memory[file], out = stack.enter_context(memory)
         else:
-            overwrite, sealed = self.writes.replaces(target), self.writes.sealed
-            opened = open_output(log, target, added=added, changes=changes, overwrite=overwrite, sealed=sealed)
+            overwrite, on_done = self.writes.replaces(target), self.writes.on_done
+            opened = open_output(log, target, added=added, changes=changes, overwrite=overwrite, on_done=on_done)
             out = stack.enter_context(opened)
         return group.output(out, log)
 

@@ -31,7 +31,7 @@ from tito_audit.run.log_groups import RowFlow
 from tito_audit.run.rows import LogGroup
 from tito_audit.settings.model import RepairSettings, Settings
 from tito_audit.storage import Log, RawRow, RowsInMemory, find_logs
-from tito_audit.storage.journal import Finished, Journal
+from tito_audit.storage.journal import FinishedLog, Journal
 from tito_audit.terminal.words import listed, many
 from tito_audit.tokens.load import digest_of
 from tito_audit.version import VERSION
@@ -259,7 +259,7 @@ class Recorder:
             for file, log in self.logs.items():
                 target, was = targets.get(file), log.more.get("target")
                 if (target is None and was is None) or (
-                    target is not None and str(target) == was and self.journal.holds(target, log)
+                    target is not None and str(target) == was and self.journal.is_output_of(target, log)
                 ):
                     logs[file] = log
             joins = {file: join for file in flow.files if (join := flow.groups[str(file)].join) is not None}
@@ -283,7 +283,7 @@ class Recorder:
     def begin(self, file: Path, about_log: Sequence[Finding] = ()) -> None:
         """Start on a log, with the findings about all of it."""
         self._file, self._about_log, self._encoders = file, tuple(about_log), {}
-        self.journal.begin()
+        self.journal.begin_log()
 
     def add(self, row: DoneRow) -> None:
         """Record the next row."""
@@ -310,13 +310,13 @@ class Recorder:
             return
         log = KeptLog(tuple(self._encoders), left_out, self._about_log, rows, tuple(notices))
         target_name = None if target is None else str(target)
-        self.journal.finish(
+        self.journal.finish_log(
             self._kind, str(file), state, self._decided(file), target=target_name, kept=packed(log)
         )
 
     def log(self, file: Path) -> KeptLog:
         """What was recorded of a finished log besides its rows."""
-        with self.journal.reading(self.logs[file]):
+        with self.journal.checking_records(self.logs[file]):
             log = unpacked(self.logs[file].more["kept"], KeptLog)
             for finding in log.about_log:
                 _check_rows(finding.place)
@@ -326,18 +326,18 @@ class Recorder:
 
     def rows(self, file: Path) -> Iterator[DoneRow]:
         """The rows of a finished log, in order."""
-        for part in self.journal.parts(self.logs[file]):
-            with self.journal.reading(self.logs[file]):
+        for part in self.journal.read_parts(self.logs[file]):
+            with self.journal.checking_records(self.logs[file]):
                 rows = [row.read(file) for row in unpacked(part, list[_Row])]
             yield from rows
 
     def _write(self) -> None:
         if self._rows:
-            self.journal.add(packed(self._rows))
+            self.journal.add_part(packed(self._rows))
         self._rows, self._results = [], 0
 
-    def _find(self, file: Path) -> Finished | None:
-        log, state = self.journal.finished(self._kind, str(file)), self._states.get(file)
+    def _find(self, file: Path) -> FinishedLog | None:
+        log, state = self.journal.find_finished(self._kind, str(file)), self._states.get(file)
         if log is None or state is None or log.state != state:
             return None
         decided = self._decided(file)

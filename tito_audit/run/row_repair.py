@@ -37,7 +37,7 @@ from tito_audit.run.guard import LEAVE_OUT, guarded
 from tito_audit.run.log_groups import RowFlow
 from tito_audit.run.rows import LogGroup, ReadRow
 from tito_audit.settings.model import RepairChoices, RepairSettings, Settings
-from tito_audit.storage.number_arrays import Splicer
+from tito_audit.storage.number_arrays import ArrayParser
 from tito_audit.storage.row import RawRow, parse_row
 from tito_audit.version import VERSION
 
@@ -464,7 +464,7 @@ class RowRepair:
     def __init__(self, group: LogGroup, repairs: RepairSettings) -> None:
         self.group = group
         self.settings = group.settings
-        self.parse = Splicer(number_columns(group.settings.columns)).parse_row if group.splices else parse_row
+        self.parse = ArrayParser(number_columns(group.settings.columns)).parse_row if group.splices else parse_row
         """Reads the text of a row."""
         self.repairs = repairs
         self.rules = all_rules()
@@ -497,9 +497,9 @@ class RowRepair:
         threshold = self.terms.threshold
         if not chosen and all(f.severity < threshold for result in before for f in result.findings):
             return RepairedRow(self._unrepaired(raw, place, before))
-        if raw.spliced:
+        if raw.has_arrays:
             del read, of_run, audited, before  # in a row of millions of tokens they take more than its text
-            return self.repaired(raw.plain, place, again)
+            return self.repaired(raw.without_arrays, place, again)
         assert raw.value is not None
         return self._repair(raw, raw.value, read, audited, place, of_run)
 
@@ -532,7 +532,7 @@ class RowRepair:
         if because is not None or not applied.cured:
             return RepairedRow(outcome)
         # A table's columns are fixed, and its readers do not reject unknown keys, as those of documents may.
-        inside = read.format.open_object if raw.of_text else ""
+        inside = read.format.open_object if raw.accepts_new_keys else ""
         rows = (self._row(logged, row, number, outcome, inside) for number, row in enumerate(applied.rows))
         return RepairedRow(outcome, tuple(rows), logged)
 

@@ -53,7 +53,7 @@ class LogGroup:
     def open_quick(self, file: Path) -> Log:
         """A log opened for an audit: only the wanted rows, long arrays as numpy arrays."""
         log = self.open(file, arrays=number_columns(self.settings.columns), share=share_of(self.settings))
-        log.only, log.quick = self.settings.row, True
+        log.only, log.skip_binary = self.settings.row, True
         return log
 
     def open_kept(self, file: Path) -> Log:

@@ -25,9 +25,9 @@ from tito_audit.run.rows import share_of
 from tito_audit.run.tasks import ChunkedScan, bare, chunk_bytes, engine_of
 from tito_audit.run.workers import Executor, InProcess, executor_for, is_small
 from tito_audit.settings.model import Settings
-from tito_audit.storage import Logs, Name, find_logs, is_in_memory, names_of
+from tito_audit.storage import Logs, Name, find_logs, is_in_memory, log_names
 from tito_audit.storage.journal import Journal
-from tito_audit.storage.watch import Watch
+from tito_audit.storage.watch import FileWatch
 from tito_audit.summary import Summary
 from tito_audit.tables.shown import Shown
 from tito_audit.terminal.escape import elided, shell_word
@@ -97,7 +97,7 @@ class Scan(Shown):
         settings, summary = self.settings, self.summary
         selected_codes(settings)
         files = find_logs(self.logs)
-        watch = Watch(files)
+        watch = FileWatch(files)
         states = states_of(files) if self.resume is not None or self.journal is not None else {}
         flow = RowFlow(files, settings, self.standing_for, loader=self.loader, annotated=True)
         flow.progress = self.progress
@@ -281,12 +281,12 @@ def scan_rollouts(
     made if it does not exist, logs that an earlier run finished are not audited again; the results are the same,
     and their rollouts keep only place and format.
     """
-    return Scan(names_of(logs), Settings.given(settings), progress, observe=observe, resume=resume)
+    return Scan(log_names(logs), Settings.given(settings), progress, observe=observe, resume=resume)
 
 
 def read_rollouts(logs: Logs, settings: Settings | None = None) -> Iterator[Rollout]:
     """The rollouts of logs; RecordError, with its place, for a row that cannot be read."""
-    flow = RowFlow(find_logs(names_of(logs)), Settings.given(settings), audits=False)
+    flow = RowFlow(find_logs(log_names(logs)), Settings.given(settings), audits=False)
     for raw, place in flow.rows(Summary()):
         try:
             read = flow.groups[place.file].read(raw, place)
@@ -298,7 +298,7 @@ def read_rollouts(logs: Logs, settings: Settings | None = None) -> Iterator[Roll
 def once_of(logs: Logs, settings: Settings | None = None, *, loader: Loader | None = None) -> Once:
     """What the rows of all logs train more than once; every row is read, none is audited."""
     settings = replace(Settings.given(settings), limit=None, sample=None, row=None)
-    flow, ledger = RowFlow(find_logs(names_of(logs)), settings, audits=False, loader=loader), Ledger()
+    flow, ledger = RowFlow(find_logs(log_names(logs)), settings, audits=False, loader=loader), Ledger()
     for raw, place in flow.rows(Summary()):
         with suppress(RecordError):
             for rollout in flow.groups[place.file].read(raw, place).rollouts:

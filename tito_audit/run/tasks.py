@@ -35,9 +35,9 @@ from tito_audit.run.resume import DoneRow, Recorder, rows_with_views
 from tito_audit.run.workers import Executor, mapped, sendable
 from tito_audit.settings.model import RepairSettings, Settings
 from tito_audit.storage import Log, RawRow
-from tito_audit.storage.chunks import Chunk, Reading
-from tito_audit.storage.journal import Finished
-from tito_audit.storage.log import lost_row
+from tito_audit.storage.chunks import Chunk, ChunkReader
+from tito_audit.storage.journal import FinishedLog
+from tito_audit.storage.log import damage_row
 from tito_audit.storage.row import parse_row
 from tito_audit.storage.streams import ParseRow
 from tito_audit.summary import Summary
@@ -106,7 +106,7 @@ class Begun:
     file: Path
     log: Log | None = None
     """Open, if its rows are to be written again."""
-    recorded: Finished | None = None
+    recorded: FinishedLog | None = None
     """What an earlier run recorded of it; no batches follow."""
 
 
@@ -134,7 +134,7 @@ Steps: TypeAlias = Iterator[tuple[Step, Any]]
 """Steps, each batch with its task."""
 
 
-def _steps(flow: RowFlow, recorded: Mapping[Path, Finished], steps_of: Callable[[Path], Steps]) -> Steps:
+def _steps(flow: RowFlow, recorded: Mapping[Path, FinishedLog], steps_of: Callable[[Path], Steps]) -> Steps:
     """The steps through all logs. Those that an earlier run `recorded` are not read."""
     for file in flow.files:
         if file in recorded:
@@ -206,7 +206,7 @@ class _AuditChunk:
     def __call__(self, task: _ScanTask) -> _Audited:
         """The results of the chunk; for rows past the limit, only that there is one."""
         number, chunk, views = task
-        answer, reading = _Audited(), Reading(chunk)
+        answer, reading = _Audited(), ChunkReader(chunk)
         try:
             self.flow.check_seen(chunk.path)
             limit, detection, passed = self.flow.settings.limit, MatchedKeys(), 0
@@ -325,7 +325,7 @@ class ChunkedScan:
             self._last = self._start + chunk.last
         if chunk.damage is not None:
             self._broken = True
-            raw, left = lost_row(self._file, self._last, chunk.damage), self._left_out
+            raw, left = damage_row(self._file, self._last, chunk.damage), self._left_out
             if self._count_row():
                 self._last = raw.index
                 place = Place(str(self._file), raw.index)
@@ -410,7 +410,7 @@ def repair_steps(
     *,
     once: Once | None = None,
     keep_text: bool,
-    recorded: Mapping[Path, Finished] | None = None,
+    recorded: Mapping[Path, FinishedLog] | None = None,
 ) -> Steps:
     """The rows of all logs in batches of about `size` bytes, packed to be sent; None: one by one, as read."""
 
@@ -428,7 +428,7 @@ def repair_steps(
                 sent = [
                     RawRow(raw.index, None, None, raw.text)
                     if raw.value is not None and raw.text is not None
-                    else RawRow(raw.index, raw.value, raw.error, b"" if raw.of_text else None)
+                    else RawRow(raw.index, raw.value, raw.error, b"" if raw.accepts_new_keys else None)
                     for raw in rows
                 ]
                 waiting = [replace(raw, value=None) if raw.text is not None else raw for raw in rows]
@@ -515,5 +515,5 @@ def unpacked(raw: RawRow, parse: ParseRow = parse_row) -> RawRow:
     """The row with the value that packing or waiting removed."""
     if raw.value is None and raw.error is None:
         read = parse(raw.index, raw.text or b"")
-        return replace(raw, value=read.value, spliced=read.spliced)
+        return replace(raw, value=read.value, has_arrays=read.has_arrays)
     return raw

@@ -12,7 +12,7 @@ from tito_audit.levels.tally import LogRecord, level_failures, log_records
 from tito_audit.run.log_groups import RowFlow
 from tito_audit.run.progress import Counted, Progress
 from tito_audit.settings.model import Settings
-from tito_audit.storage import Logs, find_logs, names_of
+from tito_audit.storage import Logs, find_logs, log_names
 from tito_audit.summary import RecordCounts, Summary, count_record
 
 
@@ -46,7 +46,7 @@ class Validated:
 def validate_rollouts(logs: Logs, settings: Settings | None = None, progress: Progress | None = None) -> Validated:
     """The level of logs: files, folders, globs, or rows in memory. Every row is read, none is audited."""
     settings = replace(Settings.given(settings), row=None, tokenizer=None, chat_template=None)
-    flow, counts = RowFlow(find_logs(names_of(logs)), settings, audits=False), RecordCounts()
+    flow, counts = RowFlow(find_logs(log_names(logs)), settings, audits=False), RecordCounts()
     for raw, place in flow.rows(Summary(), progress, Counted()):
         group = flow.groups[place.file]
         try:
