@@ -128,7 +128,7 @@ def test_the_first_rows_are_read_once_for_all_that_looks_at_them_before_the_run(
     log = written(tmp_path / "log.jsonl", [row(text) for text in texts(60, ENOUGH // 60)])
     flow = RowFlow([log], Settings(tokenizer=str(TOY)))
     flow.choose_encoders()
-    assert flow.group(str(log)).auditor.tokenizer is flow.tokenizers[0]
+    assert flow.fitted_group(str(log)).auditor.tokenizer is flow.tokenizers[0]
     assert "fastokens" in flow.tokenizers[0].encoder_name
     assert heads == [log]
 

@@ -10,9 +10,9 @@ import typer
 from rich.console import RenderableType
 from rich.text import Text
 
-from tito_audit.cli._ends import FAILED
+from tito_audit.cli._exit import FAILED
 from tito_audit.cli._options import Options
-from tito_audit.cli._outs import print_result, refuse_inputs
+from tito_audit.cli._outputs import print_result, refuse_overwriting
 from tito_audit.conformance.builders import BUILDERS
 from tito_audit.conformance.corpus import CORPUS, CORPUS_VERSION
 from tito_audit.conformance.matrix import DriftCell, cells_of, worse
@@ -31,15 +31,15 @@ from tito_audit.terminal.words import many
 def conformance(options: Options) -> None:
     """Show which chat templates keep sampled tokens, for each way to build the next prompt."""
     old = None if options.against is None else read_table(Path(options.against))
-    refuse_inputs(
+    refuse_overwriting(
         {"--out": options.out},
         [*options.tokenizers, *options.chat_templates, *([options.against] if options.against else [])],
     )
-    settings, table = options.settings(), list["Tried"]()
+    settings, table = options.settings(), list[Tried]()
     named = options.tokenizers or (
         [settings.tokenizer] if settings.tokenizer and not (options.chat_templates or options.installed) else []
     )
-    worlds = _worlds(named, options.chat_templates, options.installed, settings)
+    worlds = _open_worlds(named, options.chat_templates, options.installed, settings)
     with progress_shown(pace := RunProgress(phase="loading the templates")):
         for world in worlds:
             pace.enter(f"trying {world.name}")
@@ -58,16 +58,15 @@ def conformance(options: Options) -> None:
         },
         (),
         _page(table, got_worse, compared=old is not None, out=options.out),
-        options.notice(),
+        options.config_notice(),
     )
     if got_worse:
         raise typer.Exit(FAILED)
 
 
-def _worlds(
+def _open_worlds(
     tokenizers: Sequence[str], chat_templates: Sequence[str], installed: bool, settings: Settings
 ) -> Iterator[World]:
-
     files = [(file.stem, file) for name in chat_templates for file in template_files(name)]
     files += installed_templates() if installed else []
     if not tokenizers and not files:
@@ -86,7 +85,6 @@ def _worlds(
 def _page(
     table: Sequence[Tried], got_worse: Sequence[tuple[DriftCell, DriftCell]], *, compared: bool, out: str | None
 ) -> Iterator[RenderableType]:
-
     yield Text(f"{many(len(table), 'template')}, {len(CORPUS)} conversations (version {CORPUS_VERSION})")
     yield Text("kept + gone on in another training row, of compared; a dash: nothing could be compared")
     yield Text()

@@ -23,7 +23,7 @@ from tito_audit.errors import RenderError, SetupError
 from tito_audit.record.message import Message, ToolSpec
 from tito_audit.render.globals import Clock
 from tito_audit.render.renderer import Chat, Renderer
-from tito_audit.run.template import NO_TOKENS, open_template
+from tito_audit.run.template import PLACEHOLDER_TOKENS, open_template
 from tito_audit.sessions.content import as_served
 from tito_audit.settings.model import Settings
 from tito_audit.templates.appends import Step, sampled_text, turn_ends, unwritten
@@ -223,7 +223,7 @@ def of_template(name: str, file: Path, settings: Settings) -> World:
     """
     renderer = open_template(replace(settings, tokenizer=None, chat_template=str(file))).renderer
     source = renderer.template(False).source
-    markers = dict.fromkeys((*NO_TOKENS.values(), *sorted(set(MARKER.findall(source)))))
+    markers = dict.fromkeys((*PLACEHOLDER_TOKENS.values(), *sorted(set(MARKER.findall(source)))))
     pieces = [*sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet()), *map("".join, _MERGES)]
     model = tokenizers.models.BPE({piece: at for at, piece in enumerate(pieces)}, list(_MERGES))
     backend = tokenizers.Tokenizer(model)
@@ -232,7 +232,7 @@ def of_template(name: str, file: Path, settings: Settings) -> World:
     backend.add_special_tokens([tokenizers.AddedToken(each, normalized=False) for each in markers])
     with TemporaryDirectory() as folder:
         backend.save(str(Path(folder, "tokenizer.json")))
-        config = {**NO_TOKENS, "chat_template": source}
+        config = {**PLACEHOLDER_TOKENS, "chat_template": source}
         Path(folder, "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
         tokenizer = load_tokenizer(folder)
         tokenizer.load()

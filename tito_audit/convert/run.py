@@ -268,7 +268,7 @@ class Conversion:
         self._size = 0
         """Bytes of the logs at the survey: rows added later do not move the joined ones."""
         loader = Loader()
-        self._auditor = cache(lambda file: loader.auditor(self.settings.at(file)))
+        self._auditor = cache(lambda file: loader.load_auditor(self.settings.at(file)))
         """What writes the messages of a log as ids."""
         self._shapes: ColumnTypes | None = None
         if self.out is not None and kind_of_name(self.out)[0] == "table":
@@ -322,7 +322,7 @@ class Conversion:
         if self._shapes is not None:
             self._shapes.settle()
         summary = Summary()
-        self._flow.say_joined(summary)
+        self._flow.report_joins(summary)
         self.notices = summary.notices
 
     def write(self) -> Iterator[Place]:

@@ -28,7 +28,7 @@ from tito_audit.record.rollout import IdsFrom, Place, Turn
 from tito_audit.rescore.journal import REFUSALS
 from tito_audit.rescore.model import BOUND
 from tito_audit.rescore.run import ModelRun, ModelWork
-from tito_audit.run.check import explain
+from tito_audit.run.check import explain_differences
 from tito_audit.storage.row import RawRow
 from tito_audit.ways.observed import prompt_messages
 
@@ -330,7 +330,7 @@ def _differences(
     also = "; the chat template of -t writes what the log holds, so the server has another one" if unlike else ""
     unexplained = replace(evidence, differences=differences, explained=(), memo={})
     out = []
-    for explained in explain(unexplained, work.auditor.rules).explained:
+    for explained in explain_differences(unexplained, work.auditor.rules).explained:
         start, end, *sides = _key(explained)
         named = own.get(_key(explained), explained)
         cause = (named.code, named.cause, named.what + also)
