@@ -29,7 +29,7 @@ READING, FORMAT, RENDERING = "reading", "format", "rendering"
 ENCODING, COMPARING, RULES, REST = "encoding", "comparing", "rules", "the rest"
 STAGES: dict[str, tuple[str, ...]] = {
     READING: ("tito_audit.run.rows:LogGroup.rows",),
-    FORMAT: ("tito_audit.run.rows:LogGroup.read",),
+    FORMAT: ("tito_audit.run.rows:LogGroup.read_row",),
     RENDERING: (
         "tito_audit.render.fast.render:FastTemplate.run",
         "tito_audit.render.template:Template.run",

@@ -27,7 +27,7 @@ from tests.tiers import DEEP, examples, some
 from tito_audit import Settings, SetupError, StorageError, repair_rollouts, scan_rollouts
 from tito_audit.record.finding import Result
 from tito_audit.record.rollout import Place
-from tito_audit.run.resume import DoneRow, _StoredResult, _StoredRow, file_state, pack, unpack
+from tito_audit.run.resume import FinishedRow, _StoredResult, _StoredRow, file_state, pack, unpack
 from tito_audit.run.tasks import strip_rollout
 from tito_audit.run.workers import can_fork
 from tito_audit.settings.model import RepairSettings
@@ -101,14 +101,14 @@ def test_a_result_is_read_from_json_as_it_was() -> None:
     kept = []
     for result in results():
         whole = strip_rollout(result)
-        kept.append((whole, pack(_StoredResult.of(whole))))
+        kept.append((whole, pack(_StoredResult.store(whole))))
     assert len(kept) > 50
     assert any(whole.findings for whole, _ in kept)
     assert any(whole.witness is not None and whole.trainings is not None for whole, _ in kept)
     for whole, text in kept:
-        again = unpack(text, _StoredResult).read(Path(whole.place.file))
+        again = unpack(text, _StoredResult).restore(Path(whole.place.file))
         with pytest.raises(ValueError, match="another file"):
-            unpack(text, _StoredResult).read(Path("another"))
+            unpack(text, _StoredResult).restore(Path("another"))
         assert replace(again, observed=None) == replace(whole, observed=None)
         assert [f.fingerprint for f in again.findings] == [f.fingerprint for f in whole.findings]
         same_measures(again, whole)
@@ -132,8 +132,8 @@ def test_an_outcome_is_read_from_json_as_it_was(tmp_path: Path) -> None:
         before = tuple(map(strip_rollout, outcome.before))
         after = before if outcome.after is outcome.before else tuple(map(strip_rollout, outcome.after))
         whole = replace(outcome, before=before, after=after)
-        row = DoneRow(whole, moved=(b"moved\n",))
-        assert unpack(pack(_StoredRow.of(row)), _StoredRow).read(Path(outcome.place.file)) == row
+        row = FinishedRow(whole, moved=(b"moved\n",))
+        assert unpack(pack(_StoredRow.store(row)), _StoredRow).restore(Path(outcome.place.file)) == row
         seen += bool(outcome.cured) + bool(outcome.declined) + (outcome.quarantined is not None)
     assert seen > 5
 

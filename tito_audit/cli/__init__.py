@@ -80,7 +80,7 @@ class _Commands(TyperGroup):
         self.commands = self.commands or cast("Any", _LazyCommands())
 
     def make_context(self, info_name: Any, args: Any, parent: Any = None, **extra: Any) -> Any:
-        with _exit_codes(None):
+        with _exit_on_error(None):
             return super().make_context(info_name, args, parent, **extra)
 
     def resolve_command(self, ctx: Any, args: Any) -> Any:
@@ -89,14 +89,14 @@ class _Commands(TyperGroup):
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
-        with _exit_codes(ctx):
+        with _exit_on_error(ctx):
             returned = super().invoke(ctx)
             sys.stdout.flush()
             return returned
 
 
 @contextmanager
-def _exit_codes(ctx: Any) -> Iterator[None]:
+def _exit_on_error(ctx: Any) -> Iterator[None]:
     """Print a message for each expected exception of the block, and raise typer.Exit with its exit code."""
     try:
         with naming_flags():
@@ -189,10 +189,10 @@ def _flush_stdout(code: Any) -> Any:
 
 
 def _print_error(error: TitoAuditError, ctx: Any) -> None:
-    from tito_audit.cli._options import config_file_lines
+    from tito_audit.cli._options import config_error_lines
     from tito_audit.terminal.escape import inert, visible
 
     with naming_flags():
-        blamed = config_file_lines(ctx, error) if ctx is not None else []
+        blamed = config_error_lines(ctx, error) if ctx is not None else []
         lines = [inert(visible(line)) for line in (*str(error).split("\n"), *blamed)]
     print_message("\n".join(lines))

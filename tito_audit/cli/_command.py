@@ -24,14 +24,14 @@ Listable = StrEnum("Listable", ["formats", "rules", "repairs", "reports", "provi
 """The kinds of plugins that `list` takes."""
 
 
-def _argument(
+def _make_argument(
     name: str, kind: Any, metavar: str, help: str, default: Any = inspect.Parameter.empty, **more: Any
 ) -> inspect.Parameter:
     annotation = Annotated[kind, typer.Argument(metavar=metavar, help=help, **more)]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
-_LOGS = _argument(
+_LOGS = _make_argument(
     "logs",
     list[str],
     "LOG...",
@@ -39,21 +39,21 @@ _LOGS = _argument(
     "hf://datasets/, s3://, gs://, az://, https://.",
 )
 _ARGUMENTS = {
-    "show": _argument(
+    "show": _make_argument(
         "log", str, "LOG[:ROW[:TURN]]", "One file, or a place in it as printed in reports; - for standard input."
     ),
-    "inspect": _argument("log", str, "LOG", "One file or URL, or - for stdin."),
-    "template": _argument(
+    "inspect": _make_argument("log", str, "LOG", "One file or URL, or - for stdin."),
+    "template": _make_argument(
         "named", str | None, "[TOKENIZER]", "A folder with tokenizer.json, or a Hugging Face name.", None
     ),
-    "config": _argument(
+    "config": _make_argument(
         "logs",
         list[str] | None,
         "[LOG]...",
         "Logs whose own settings are shown as well; with --schema, the name of one.",
         None,
     ),
-    "explain": _argument(
+    "explain": _make_argument(
         "name",
         str | None,
         "[CODE|FAMILY|REPAIR]",
@@ -62,7 +62,7 @@ _ARGUMENTS = {
         None,
         autocompletion=_complete.manuals,
     ),
-    "list": _argument(
+    "list": _make_argument(
         "kind",
         Listable | None,
         "[KIND]",
@@ -178,13 +178,13 @@ def make_command(name: str) -> Callable[..., None]:
 
     context = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
     arguments = [_ARGUMENTS[name]] if name in _ARGUMENTS else []
-    flags = [_parameter(option, name) for option in options.values()]
+    flags = [_make_parameter(option, name) for option in options.values()]
     call.__signature__ = inspect.Signature([context, *arguments, *flags])  # type: ignore[attr-defined]
     call.__doc__ = _HELP[name].strip()
     return call
 
 
-def _parameter(option: Option, command: str) -> inspect.Parameter:
+def _make_parameter(option: Option, command: str) -> inspect.Parameter:
     kind: Any
     kind, parser = (option.takes, None) if isinstance(option.takes, type) else (float, option.takes)
     if isinstance(option.takes, tuple):

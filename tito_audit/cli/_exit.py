@@ -106,7 +106,7 @@ def discard_stdout() -> None:
         os.close(nowhere)
 
 
-def has_no_reader() -> bool:
+def is_stdout_closed() -> bool:
     """Whether the reader of stdout is gone."""
     try:
         sys.stdout.flush()

@@ -59,7 +59,7 @@ def _source(context: typer.Context, parameter: str) -> str:
     return getattr(context.get_parameter_source(parameter), "name", "")
 
 
-def config_file_lines(context: typer.Context, error: Exception) -> list[str]:
+def config_error_lines(context: typer.Context, error: Exception) -> list[str]:
     """Lines to add to an error that is about options of the configuration file: which file sets them."""
     message, flag = str(error), getattr(error, "flag", None)
     config = run_config(context)
@@ -175,7 +175,7 @@ class Options:
         return [str(path) for path in dict.fromkeys(read)]
 
 
-def one_log(name: str) -> Path:
+def find_one_log(name: str) -> Path:
     """The only log that a name stands for; SetupError if there are several."""
     from tito_audit.storage import find_logs
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar, cast
 
-from tito_audit.cli._exit import discard_stdout, has_no_reader, print_message
+from tito_audit.cli._exit import discard_stdout, is_stdout_closed, print_message
 from tito_audit.cli._options import Options
 from tito_audit.errors import SetupError, StorageError
 from tito_audit.record.finding import Result
@@ -56,7 +56,7 @@ def open_report(path: Path | None, report: str = "text") -> Iterator[TextIO]:
     fd = None if is_url(str(path)) else _open_stream(path)
     if fd is not None:
         with io.TextIOWrapper(
-            io.BufferedWriter(_OpenStream(fd, path)), encoding="utf-8", errors="backslashreplace", newline="\n"
+            io.BufferedWriter(_StreamFile(fd, path)), encoding="utf-8", errors="backslashreplace", newline="\n"
         ) as out:
             yield out
         return
@@ -73,7 +73,7 @@ def open_report(path: Path | None, report: str = "text") -> Iterator[TextIO]:
         raise SetupError(f"--report: {error}") from error
 
 
-class _OpenStream(io.FileIO):
+class _StreamFile(io.FileIO):
     """A pipe or a device. A failing write raises SetupError with its path, or BrokenPipeError without a reader."""
 
     def __init__(self, fd: int, path: Path) -> None:
@@ -276,7 +276,7 @@ def parse_reports(
             raise SetupError(f"--report: {place} is written by this run or is its baseline; name another file.")
         if any(key in input_keys(other) for other in inputs):
             raise SetupError(f"--report: {place} is read by this run; name another file.")
-        _check_place(path, place)
+        _check_report_place(path, place)
     return named
 
 
@@ -286,7 +286,7 @@ def _same_place_error(where: str) -> SetupError:
     )
 
 
-def _check_place(path: Path, place: str) -> None:
+def _check_report_place(path: Path, place: str) -> None:
     """Raise SetupError if a report cannot be written to its place, before anything is scanned."""
     if is_url(place):
         try:
@@ -337,7 +337,7 @@ def write_reports(
                 raise failure
             sys.stdout.flush()
         except BrokenPipeError:
-            if not complete or not has_no_reader():
+            if not complete or not is_stdout_closed():
                 raise
             discard_stdout()
             print_message(inert(f"stdout was closed before all was printed; {verdict_line(summary)}"))

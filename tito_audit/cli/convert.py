@@ -41,7 +41,7 @@ def convert(options: Options, logs: list[str]) -> None:
         sys.stdout.flush()
     refused = (not carried.lossless and not options.lossy) or (carried.not_converted and not carried.rows_made)
     if refused and not options.dry_run:
-        print(f"tito-audit: {visible(why_refused(run))}", file=sys.stderr)
+        print(f"tito-audit: {visible(refusal_words(run))}", file=sys.stderr)
     elif not options.dry_run:
         pace.enter("writing (2 of 2)")
         for _ in with_progress(run.write(), pace, silent=options.quiet):
@@ -52,7 +52,7 @@ def convert(options: Options, logs: list[str]) -> None:
         raise typer.Exit(1)
 
 
-def why_refused(conversion: Conversion) -> str:
+def refusal_words(conversion: Conversion) -> str:
     """Why nothing was written, and what to do."""
     carried = conversion.carried
     parts = []

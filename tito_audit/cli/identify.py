@@ -20,7 +20,7 @@ from tito_audit.identify.engine import Identified, Lack, Left, Share
 from tito_audit.identify.ids_alone import IdsAlone, ids_alone
 from tito_audit.report_objects import fields
 from tito_audit.run.auditor import make_drift_audit
-from tito_audit.run.candidates import Candidates, candidates_for, templates_of_files
+from tito_audit.run.candidates import Candidates, find_candidates, templates_of_files
 from tito_audit.run.log_groups import FirstRows, read_first_rows
 from tito_audit.settings.file import merged_config, read_config, toml_key, toml_value
 from tito_audit.settings.model import NO_TOOLS
@@ -43,7 +43,7 @@ def identify(options: Options, logs: list[str]) -> None:
         files = find_logs(logs)
         first = read_first_rows(files, settings, settings.limit or 400)
         pace.enter("loading tokenizers")
-        candidates = candidates_for(
+        candidates = find_candidates(
             first.rollouts,
             files,
             options.tokenizers,

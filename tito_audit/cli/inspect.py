@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tito_audit.cli._options import Options, one_log
+from tito_audit.cli._options import Options, find_one_log
 from tito_audit.cli._outputs import print_result
 from tito_audit.inspect import as_object, inspect_log, mapping_lines, page_lines
 
@@ -10,7 +10,7 @@ from tito_audit.inspect import as_object, inspect_log, mapping_lines, page_lines
 def inspect(options: Options, log: str) -> None:
     """Show what a log holds."""
     settings = options.settings()
-    file = one_log(log)
+    file = find_one_log(log)
     settings = settings.at(file)
     vocabulary = None
     if settings.tokenizer is not None:

@@ -25,7 +25,7 @@ class _Listing:
     as_object: Callable[[Any], dict[str, Any]]
 
 
-def _object_of(names: str) -> Callable[[Any], dict[str, Any]]:
+def _field_getter(names: str) -> Callable[[Any], dict[str, Any]]:
     return lambda plugin: {name: getattr(plugin, name) for name in names.split()}
 
 
@@ -55,28 +55,28 @@ _LISTINGS = {
         lambda: import_module("tito_audit.rules").all_rules(),
         ("code", "severity", "finds"),
         lambda rule: (rule.code, rule.severity.word, rule.title),
-        lambda rule: {**_object_of("code name severity title")(rule), "severity": rule.severity.word},
+        lambda rule: {**_field_getter("code name severity title")(rule), "severity": rule.severity.word},
     ),
     "repairs": _Listing(
         "what can be fixed",
         lambda: import_module("tito_audit.repairs").all_repairs(),
         ("repair", "safety", "cures", "does"),
         lambda each: (each.name, str(each.safety), ", ".join(each.cures) or "what you ask for", each.title),
-        _object_of("name safety cures title"),
+        _field_getter("name safety cures title"),
     ),
     "reports": _Listing(
         "how a scan reports",
         lambda: import_module("tito_audit.reports").all_reports(),
         ("report", "writes"),
         lambda report: (report.name, report.title),
-        _object_of("name title"),
+        _field_getter("name title"),
     ),
     "providers": _Listing(
         "models that sample and score",
         lambda: import_module("tito_audit.providers").all_providers(),
         ("provider", "samples and scores with"),
         lambda provider: (f"{provider.name}={provider.where}", provider.title),
-        _object_of("name where title"),
+        _field_getter("name where title"),
     ),
     "parsers": _Listing(
         "syntaxes of tool calls and reasoning",

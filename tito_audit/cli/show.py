@@ -14,7 +14,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from tito_audit.cli._options import Options, one_log
+from tito_audit.cli._options import Options, find_one_log
 from tito_audit.cli._outputs import print_object
 from tito_audit.errors import SetupError
 from tito_audit.record.arrays import Ids
@@ -50,7 +50,7 @@ def show(options: Options, log: str) -> None:
     """Show one rollout as tokens, with both sides of each difference and its findings below."""
     settings = replace(options.settings(), encoder="tokenizers")  # for one row the fast encoder would not pay off
     wanted = parse_place(log, row=options.row, item=options.item, turn=options.turn)
-    file = one_log(wanted.log)
+    file = find_one_log(wanted.log)
     wanted = replace(wanted, row=_only_row(file, settings) if wanted.row is None else wanted.row)
     run = scan_rollouts([str(file)], replace(settings, row=wanted.row))
     result, items = _find_result(run, file, wanted, settings)

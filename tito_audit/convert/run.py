@@ -394,7 +394,7 @@ class Conversion:
         """The rollouts of a row in the new form, each with the key of its group."""
         tally, speakers = builder.tally, Speakers(reader.settings.sampled_roles)
         try:
-            read = reader.read(raw, place)
+            read = reader.read_row(raw, place)
             rollouts = tuple(with_speakers(rollout, speakers) for rollout in read.rollouts)
             if (joined := calls_of(raw)) is not None:
                 calls = CallsOfConversation.of(joined, rollouts[0], speakers)

@@ -301,13 +301,13 @@ class ModelRun(Generic[_Result]):
         """The rollouts to ask about, each audited; PluginError if a rule fails on one by mistake."""
         flow = RowFlow(find_logs(paths_of(self.logs)), self.settings)
         flow.progress = self.progress
-        flow.describe_in(self.scan)
+        flow.fill_summary(self.scan)
         self._vocabulary = next((group.auditor.vocabulary for group in flow.groups.values()), None)
         flow.choose_encoders()
         for raw, place in flow.rows(self.scan, self.progress, RowCounts()):
             group = flow.fitted_group(place.file)
             try:
-                read = group.read(raw, place)
+                read = group.read_row(raw, place)
             except RecordError as error:
                 yield ModelWork(place, None, (), group.auditor, raw, str(error))
                 continue

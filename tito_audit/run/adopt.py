@@ -144,7 +144,7 @@ class _SettingsChange:
         varies = kinds.get(DepartureKind.CLOCK_VARIES)
         self._dates = varies.values if varies is not None else ()
         self.own_dates = varies is not None or (settings.clock == RECORDED and explanation.clock is not None)
-        self._stated = _stated(prompts) if self._unused else {}
+        self._stated_arguments = _stated_arguments(prompts) if self._unused else {}
         self._parts = list(self._differences())
 
     @property
@@ -203,8 +203,8 @@ class _SettingsChange:
                 f"with the tokenizer's {new.template.label[4:]}, not with {instead}",
             )
         now_args, old_args = new.template_args, old.template_args
-        for name in sorted({*now_args, *old_args, *self._stated}):
-            now, stated = _argument_words(now_args, name), self._stated.get(name)
+        for name in sorted({*now_args, *old_args, *self._stated_arguments}):
+            now, stated = _argument_words(now_args, name), self._stated_arguments.get(name)
             if self._unused and stated is not None and now != stated:
                 yield ARGUMENTS, f"{now}, not as stated", f"with {now}, where the rows state {stated}"
             elif now != (was := _argument_words(old_args, name)):
@@ -234,7 +234,7 @@ def _argument_words(arguments: Mapping[str, object], name: str) -> str:
     return f"{name}={json.dumps(arguments[name], ensure_ascii=False, default=str)}"
 
 
-def _stated(prompts: Sequence[Observation]) -> Mapping[str, str]:
+def _stated_arguments(prompts: Sequence[Observation]) -> Mapping[str, str]:
     """The template arguments that the rows state, in words; of several values the first."""
     stated: dict[str, str] = {}
     for prompt in prompts:

@@ -117,24 +117,24 @@ READS_ONLY = Auditor(None, None, (), frozenset(), tuple)
 """For logs that are read but not audited."""
 
 
-def audit_rollout(rollout: Rollout, auditor: Auditor, viewed: ChooseView | None = None) -> Result:
-    """Audit one rollout; with `viewed`, also prepare what a viewer shows of it. PluginError if any of it fails.
+def audit_rollout(rollout: Rollout, auditor: Auditor, choose_view: ChooseView | None = None) -> Result:
+    """Audit one rollout; with `choose_view`, also prepare its view. PluginError if any of it fails.
 
     A rollout with a text that the tokenizer cannot encode is audited without the tokenizer; a finding says so.
     """
     try:
         try:
-            return _audit(rollout, auditor, viewed)
+            return _audit(rollout, auditor, choose_view)
         except EncodeError as error:
             reason = str(error)
-        return add_encode_error(_audit(rollout, auditor.without_tokenizer(), viewed), reason, auditor.codes)
+        return add_encode_error(_audit(rollout, auditor.without_tokenizer(), choose_view), reason, auditor.codes)
     except TitoAuditError:
         raise
     except ODD_VALUES as error:
         raise plugin_error("the audit", rollout.place, LEAVE_OUT, error) from error
 
 
-def _audit(rollout: Rollout, auditor: Auditor, viewed: ChooseView | None) -> Result:
+def _audit(rollout: Rollout, auditor: Auditor, choose_view: ChooseView | None) -> Result:
     renderer = auditor.renderer_for(rollout)
     evidence = gather(rollout, auditor.tokenizer, renderer, auditor.speakers, auditor.conventions)
     evidence = explain_differences(evidence, auditor.rules, auditor.codes)
@@ -148,18 +148,18 @@ def _audit(rollout: Rollout, auditor: Auditor, viewed: ChooseView | None) -> Res
             for finding in findings
         )
     observed = None
-    if viewed is not None:
+    if choose_view is not None:
         from tito_audit.viewer.measures import measure  # slow to import, and rarely needed
         from tito_audit.viewer.sequences import view
 
-        size = viewed(findings, evidence.rollout.place.row)
+        size = choose_view(findings, evidence.rollout.place.row)
         observed = Observed(measure(evidence, findings), None if size is None else view(evidence, findings, size))
     shows, counts, misfit = witness(evidence), count_rollout(evidence), auditor.misfit
     if auditor.tokenizer is None:
         counts |= uncompared_count(counts, skips, auditor.codes)
     if misfit is not None:
         what = misfit.hit.cause.removeprefix("another ")
-        skips = _skips_because(skips, f"the {what} does not fit the log ({misfit.code})")
+        skips = _restate_skips(skips, f"the {what} does not fit the log ({misfit.code})")
     partial = partly_recorded(evidence.rollout)
     return Result(
         rollout.place,
@@ -196,7 +196,7 @@ _LACKED = tuple(map(words_for, (Needs.TOKENIZER, Needs.RENDERING, Needs.SAMPLED,
 
 
 @lru_cache(64)
-def _skips_because(skips: tuple[Skip, ...], because: str) -> tuple[Skip, ...]:
+def _restate_skips(skips: tuple[Skip, ...], because: str) -> tuple[Skip, ...]:
     """The skips; those for lack of a tokenizer or template name `because` as their reason instead."""
     return tuple(
         Skip(skip.code, because) if any(words in skip.because for words in _LACKED) else skip for skip in skips
@@ -226,7 +226,7 @@ def add_encode_error(result: Result, error: str, codes: frozenset[str]) -> Resul
     """The result of a rollout audited without the tokenizer, plus the finding that says why (REC001)."""
     hit = Hit(Where.ROW, 0, 0, error, cause=UNENCODED)
     finding = with_headline(Finding("REC001", Severity.ERROR, result.place, hit))
-    skips = _skips_because(result.skips, UNENCODED)
+    skips = _restate_skips(result.skips, UNENCODED)
     return replace(result, findings=(*((finding,) if "REC001" in codes else ()), *result.findings), skips=skips)
 
 

@@ -289,7 +289,7 @@ class BatchAuditor:
             }
         )
         form = format_named(name)
-        return self._audited(self._read(rows, lambda row: form), len(rows), started)
+        return self._audit(self._read(rows, lambda row: form), len(rows), started)
 
     def audit_rows(self, rows: Sequence[Row]) -> BatchAudit:
         """Audit rows as a log holds them: objects in any format that a scan reads; columns may be arrays.
@@ -297,7 +297,7 @@ class BatchAuditor:
         `failing_rows` has an entry for each row.
         """
         started = time.perf_counter()
-        return self._audited(self._read(rows, pick_format), len(rows), started)
+        return self._audit(self._read(rows, pick_format), len(rows), started)
 
     def _read(self, rows: Sequence[Row], format_of: Callable[[Row], Format]) -> list[Rollout | Result]:
         read = list[Rollout | Result]()
@@ -309,7 +309,7 @@ class BatchAuditor:
                 read.append(unreadable_result(place, str(error), self._auditor.codes))
         return read
 
-    def _audited(self, read: Sequence[Rollout | Result], size: int, started: float) -> BatchAudit:
+    def _audit(self, read: Sequence[Rollout | Result], size: int, started: float) -> BatchAudit:
         auditor, tokenizer = self._auditor, self._auditor.tokenizer
         if tokenizer is not None and MISFIT_CODE in auditor.codes:
             # Drop the tokenizer if the batch was certainly written with another one.

@@ -62,7 +62,7 @@ def templates_of_files(files: Sequence[str]) -> tuple[NamedTemplate, ...]:
     )
 
 
-def candidates_for(
+def find_candidates(
     rollouts: Sequence[Rollout],
     logs: Sequence[Path],
     chosen: Sequence[str],
@@ -85,7 +85,7 @@ def candidates_for(
     for offer in offers:
         if offer.name in tried:
             continue
-        tokenizer = _load(offer, passed_over, trust_remote_code)
+        tokenizer = _load_offer(offer, passed_over, trust_remote_code)
         if tokenizer is not None:
             several = len(tokenizer.chat_templates) > 1
             own = (
@@ -102,7 +102,7 @@ def candidates_for(
     )
 
 
-def _load(offer: Offer, passed_over: list[PassedOver], trust_remote_code: bool) -> Tokenizer | None:
+def _load_offer(offer: Offer, passed_over: list[PassedOver], trust_remote_code: bool) -> Tokenizer | None:
     if offer.folder is None:
         return load_tokenizer(offer.name, trust_remote_code=trust_remote_code)
     try:

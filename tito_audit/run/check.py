@@ -103,7 +103,7 @@ class FindingCollector:
             return True
         return False
 
-    def add(self, code: str, severity: Severity, hit: Hit) -> None:
+    def append(self, code: str, severity: Severity, hit: Hit) -> None:
         """Add a hit for which `wants` was True."""
         self._findings.append(Finding(code, severity, self._place, hit))
 
@@ -111,7 +111,7 @@ class FindingCollector:
         """Add or fold a hit of a rule; `usual` is its severity if it has none of its own."""
         severity = usual if hit.severity is None else hit.severity
         if self.wants(code, severity, Spot.of(hit)):
-            self.add(code, severity, hit)
+            self.append(code, severity, hit)
 
     def fold(self) -> tuple[list[Finding], dict[int, Turns]]:
         """The findings in order and, by index, the turns of those that others were folded into."""
@@ -219,7 +219,7 @@ def check_explained(
         for each in owned.get(rule.code, ()) if rule.check is None else ():
             severity = min(rule.severity, each.difference.severity)
             if findings.wants(rule.code, severity, Spot.of_difference(each)):
-                findings.add(rule.code, severity, hit_of(each, evidence, severity))
+                findings.append(rule.code, severity, hit_of(each, evidence, severity))
     if not findings:
         return (), skips
     every = link_findings(*findings.fold(), rules)

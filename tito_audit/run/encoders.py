@@ -102,7 +102,7 @@ def _characters_per_byte_and_row(file: Path, group: LogGroup, vocabulary: Vocabu
                 return characters / max(position, 1), characters / rows
             position, rows = log.position, rows + 1
             with suppress(RecordError):
-                for item in first.read(raw, Place(str(file), raw.index)).rollouts:
+                for item in first.read_row(raw, Place(str(file), raw.index)).rollouts:
                     characters += _new_characters(item, vocabulary, seen)
     return characters / max(position, 1), characters / max(rows, 1)
 
@@ -140,13 +140,13 @@ class Encoders:
                 self._elsewhere[number] = name
                 _add_notice(notice, summary)
 
-    def name_in(self, summary: Summary) -> None:
+    def report_encoders(self, summary: Summary) -> None:
         """Put the names of the encoders and the notices into a summary."""
         names = [self._elsewhere.get(number) or name for number, (name, _) in enumerate(self.used_here())]
         summary.encoder = "; ".join(dict.fromkeys(name for name in names if name)) or None
-        self.warn_in(summary)
+        self.report_notices(summary)
 
-    def warn_in(self, summary: Summary) -> None:
+    def report_notices(self, summary: Summary) -> None:
         """Put into a summary why a wanted fast encoder was not used."""
         for _, notice in self.used_here():
             if notice:

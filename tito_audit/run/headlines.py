@@ -49,7 +49,7 @@ def link_findings(findings: Sequence[Finding], folds: Mapping[int, Turns], rules
     prints: dict[int, str] = {}
     out = []
     for index, finding in enumerate(headed):
-        roots = causes.of(index)
+        roots = causes.roots_of(index)
         if finding.folded is not None and index in roots:
             units = sum(root == index for root in roots)
             out.append(replace(finding, folded=replace(finding.folded, units=units)))
@@ -89,7 +89,7 @@ class _RootCauses:
         drifted = (at for at in self._roots.values() if findings[at].code.startswith(_DRIFT))
         self._drifted = next(drifted, None)
 
-    def of(self, index: int) -> list[int]:
+    def roots_of(self, index: int) -> list[int]:
         """The index of the finding that this one follows from, for each of its turns; its own if from none."""
         finding = self._findings[index]
         if finding.code == "LPR507" and self._drifted is not None:

@@ -229,7 +229,7 @@ def _undecided_rows(testimony: Testimony) -> Iterator[_LogFindingParts]:
         words = listed_or(slides_in_words(sorted(slide for slides in readings for slide in slides)))
         message = (
             f"{tally.rows:,} of {many(testimony.rows, 'row')} {verb} not show whether the {what} on the sampled "
-            f"tokens: {_named(tally)} may be right, with first tokens that were certain or ends left out of the "
+            f"tokens: {_rows(tally)} may be right, with first tokens that were certain or ends left out of the "
             f"loss, or have {words}; {_ADVICE}, or state which it is with --convention or --assume"
         )
         yield code, Severity.NOTE, "undecided", message, tally
@@ -239,9 +239,9 @@ def _possible_faults(testimony: Testimony) -> Iterator[_LogFindingParts]:
     """Rows that may have a slide which other rows prove to have."""
     for slide, tally in testimony.beside_faults.items():
         (words,) = slides_in_words([slide])
-        proof = _named(testimony.proven[slide.mask, slide.logprobs])
+        proof = _rows(testimony.proven[slide.mask, slide.logprobs])
         message = (
-            f"{many(tally.rows, 'row')} may also have {words}, as {proof} of this log: nothing in {_named(tally)} "
+            f"{many(tally.rows, 'row')} may also have {words}, as {proof} of this log: nothing in {_rows(tally)} "
             f"decides it, so no repair touches {'it' if tally.rows == 1 else 'them'}; if it is so, state it with "
             f"{assume_flags(slide)}"
         )
@@ -277,7 +277,7 @@ def _conventions(testimony: Testimony) -> Iterator[_LogFindingParts]:
     elif EndsOf.OPEN in testimony.ends and not others:
         tally = testimony.ends[EndsOf.OPEN]
         message = (
-            f"no row trains the end of an answer ({_named(tally)}): right if ends were appended, but if they were "
+            f"no row trains the end of an answer ({_rows(tally)}): right if ends were appended, but if they were "
             f"sampled, the model gets no credit for stopping; {state}"
         )
         yield _ENDS, Severity.NOTE, "not trained", message, tally
@@ -294,7 +294,7 @@ def _sft_faults(testimony: Testimony) -> Iterator[_LogFindingParts]:
     if cut.rows:
         message = (
             f"{cut.rows:,} of {many(rows, 'row')} end before an answer begins, so nothing of them is trained "
-            f"({_named(cut)}); raise the maximum length, or leave such rows out"
+            f"({_rows(cut)}); raise the maximum length, or leave such rows out"
         )
         yield _WHOLE, Severity.WARNING, "cut before the answer", message, cut
     if endless.rows:
@@ -302,26 +302,26 @@ def _sft_faults(testimony: Testimony) -> Iterator[_LogFindingParts]:
         which = f"{endless.rows:,} of {many(endless.rows + with_end, 'row')}" if with_end else "no row"
         verb = "train no end" if with_end else "trains the end"
         message = (
-            f"{which} {verb} of an answer ({_named(endless)}), so the model is not taught to stop; "
+            f"{which} {verb} of an answer ({_rows(endless)}), so the model is not taught to stop; "
             "`--convention end=untrained` states that it is meant"
         )
         yield _ENDS, Severity.WARNING, "ends not trained", message, endless
     if (unfinished := of.get(UNFINISHED, none)).rows:
         message = (
-            f"the last answer of {many(unfinished.rows, 'row')} has no end ({_named(unfinished)}): a maximum "
+            f"the last answer of {many(unfinished.rows, 'row')} has no end ({_rows(unfinished)}): a maximum "
             "length cut it, or the writer appends no end"
         )
         yield _ENDS, Severity.NOTE, "answers without an end", message, unfinished
     if (alone := of.get(BOS_ALONE, none)).rows:
         message = (
-            f"{alone.rows:,} of {many(rows, 'row')} begin with two BOS tokens ({_named(alone)}): the template "
+            f"{alone.rows:,} of {many(rows, 'row')} begin with two BOS tokens ({_rows(alone)}): the template "
             "writes one and the tokenizer adds another; encode rendered text with `add_special_tokens=False`"
         )
         yield _BOS, Severity.WARNING, "BOS doubled", message, alone
     dense, split = of.get(UNSPACED, none), of.get(SPLIT_OTHERWISE, none).rows
     if SPACED not in of and dense.rows >= 8 and 2 * split >= dense.rows:
         message = (
-            f"no row holds a space, not even the {dense.rows:,} with long texts ({_named(dense)}), and {split:,} "
+            f"no row holds a space, not even the {dense.rows:,} with long texts ({_rows(dense)}), and {split:,} "
             "of these have other tokens than `tokenizer.json` gives: if the data has spaces, the trainer loaded "
             "another tokenizer, which drops them; compare both on one text before training"
         )
@@ -343,7 +343,7 @@ def _convention_finding(
     # The smaller part is named: most often it is a single row.
     odd = tally if tally.rows <= rest.rows else rest
     share = f"{tally.rows:,} of {many(tally.rows + rest.rows, 'row')}"
-    named = f"{_named(odd)}; not in the others" if odd is tally else f"all but {_named(odd)}"
+    named = f"{_rows(odd)}; not in the others" if odd is tally else f"all but {_rows(odd)}"
     yield code, Severity.WARNING, cause, f"{message} in {share}: {named}", odd
 
 
@@ -352,7 +352,7 @@ def _contradictions(testimony: Testimony) -> Iterator[_LogFindingParts]:
     codes = {"--convention first": _LEFT_OUT, "--convention end": _ENDS, "--assume": _LOGPROBS}
     for flag, tally in sorted(testimony.contradictions.items()):
         verb = "contradicts" if tally.rows == 1 else "contradict"
-        message = f"{_named(tally)} {verb} {flag} and {'is' if tally.rows == 1 else 'are'} left as logged"
+        message = f"{_rows(tally)} {verb} {flag} and {'is' if tally.rows == 1 else 'are'} left as logged"
         yield codes[flag], Severity.WARNING, f"contradicts {flag}", message, tally
 
 
@@ -368,7 +368,7 @@ def _sum_tallies(tallies: Iterable[Tally]) -> Tally:
     return total
 
 
-def _named(tally: Tally) -> str:
+def _rows(tally: Tally) -> str:
     """`row 3`, `rows 3, 7[1], 9 and 4 more`."""
     names = [f"{place.row}[{place.item}]" if place.item else f"{place.row}" for place in tally.places]
     more = f" and {tally.rows - len(names):,} more" if tally.rows > len(names) else ""

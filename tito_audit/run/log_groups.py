@@ -33,7 +33,7 @@ from tito_audit.run.auditor import (
 )
 from tito_audit.run.encoders import Encoders, begin_encoder, choose_encoder, rollout_texts
 from tito_audit.run.fit import MISFIT_CODE, TESTED_ROLLOUTS, find_misfit
-from tito_audit.run.progress import InFlight, Progress, RowCounts
+from tito_audit.run.progress import Progress, RowCounts, TaskCounters
 from tito_audit.run.rewriting import REWRITING_CODE, find_rewriting
 from tito_audit.run.rows import LogGroup, sample_share
 from tito_audit.run.workers import Executor, ForkedProcesses, InProcess, can_fork, is_small, map_in_order
@@ -82,7 +82,7 @@ class RowFlow:
         self.loader = loader or Loader()
         self.progress: Progress | None = None
         """Gets the rows of a first pass over calls."""
-        self.in_flight: InFlight | None = None
+        self.task_counters: TaskCounters | None = None
         """The counters of forked processes; None if no progress is shown."""
         self.executor: Executor | None = None
         """Runs the first pass over calls; None: this process, or as many as `Settings.jobs` says."""
@@ -106,7 +106,7 @@ class RowFlow:
         return [tokenizer for tokenizer in self.loader.tokenizers if any(tokenizer is other for other in used)]
 
     @property
-    def remote(self) -> bool:
+    def is_remote(self) -> bool:
         """Whether a log is fetched over a network."""
         return any(isinstance(file, RemoteFile) for file in self.files)
 
@@ -129,7 +129,7 @@ class RowFlow:
 
     def counts_of(self, task: int) -> MutableSequence[int]:
         """The counters of a task in progress: rows, bytes, tokens."""
-        return [0, 0, 0] if self.in_flight is None else self.in_flight.counts_of(task)
+        return [0, 0, 0] if self.task_counters is None else self.task_counters.counts_of(task)
 
     def check_same_size(self, file: Path) -> None:
         """Raise SetupError if this machine sees less of a log than the machine where the run was started."""
@@ -185,7 +185,7 @@ class RowFlow:
         group = self.fitted_group(place.file)
         auditor = group.auditor
         try:
-            read = group.read(raw, place)
+            read = group.read_row(raw, place)
         except RecordError as error:
             result = unreadable_result(place, str(error), auditor.codes)
             result = replace(result, misfit=auditor.misfit, told=auditor.log_findings)
@@ -238,7 +238,7 @@ class RowFlow:
         for group in dict.fromkeys(self.groups.values()):
             group.auditor.load()
 
-    def describe_in(self, summary: Summary) -> None:
+    def fill_summary(self, summary: Summary) -> None:
         """Put the tokenizers, the reading and joining flags, and notices about what is missing into a summary."""
         summary.tokenizer = ", ".join(dict.fromkeys(each.name for each in self.tokenizers)) or None
         summary.tokenizer_commits = {each.name: each.commit for each in self.tokenizers if each.commit is not None}
@@ -270,7 +270,7 @@ class RowFlow:
 
     def _make_groups(self, standing_for: Mapping[Path, Path], *, audits: bool) -> dict[str, LogGroup]:
         by_settings = _group_by_settings(self.files, self.settings, standing_for)
-        auditors = self._auditors(by_settings) if audits else [READS_ONLY for _ in by_settings]
+        auditors = self._load_auditors(by_settings) if audits else [READS_ONLY for _ in by_settings]
         joins: dict[str, Join | None] = {}
         groups: dict[str, LogGroup] = {}
         for (own, members), auditor in zip(by_settings, auditors, strict=True):
@@ -281,7 +281,7 @@ class RowFlow:
                 decode = vocabulary.data if vocabulary is not None else None
                 gathers = self._sizes is None
                 joins[key] = Join.of(
-                    own, logs, decode, self._first_pass, written=bool(standing_for), gathers=gathers
+                    own, logs, decode, self._run_first_pass, written=bool(standing_for), gathers=gathers
                 )
             wanted = self._annotated and own.join
             annotations = Annotations.beside(members, own.max_row_bytes) if wanted else {}
@@ -290,7 +290,7 @@ class RowFlow:
                 groups.update({str(log): group for log in members if annotations.get(str(log)) is which})
         return groups
 
-    def _first_pass(self, work: Work, batches: Iterable[tuple[int, RowBatch]]) -> Answers:
+    def _run_first_pass(self, work: Work, batches: Iterable[tuple[int, RowBatch]]) -> Answers:
         """The answers of a join's first pass over calls, computed by several processes if that pays off."""
         jobs = self.settings.jobs or 1
         executor: Executor = InProcess()
@@ -305,7 +305,7 @@ class RowFlow:
                 self.progress(rows, 0, 0)
             yield number, answer
 
-    def _auditors(self, by_settings: _LogsBySettings) -> list[Auditor]:
+    def _load_auditors(self, by_settings: _LogsBySettings) -> list[Auditor]:
         """The auditor for each of the settings; keeps notices, each with the logs that it is about."""
         auditors: list[Auditor] = []
         notices: dict[str, list[Path]] = {}
@@ -481,7 +481,7 @@ def read_first_rows(files: Sequence[Path], settings: Settings, rows: int) -> Fir
             count += 1
             place = Place(str(file), raw.index)
             try:
-                first.rollouts += group.read(raw, place).rollouts
+                first.rollouts += group.read_row(raw, place).rollouts
             except RecordError as error:
                 first.unreadable[place] = str(error)
         first.rows += count

@@ -28,7 +28,7 @@ def enter_phase(progress: Progress | None, phase: str) -> Progress | None:
     return progress
 
 
-class InFlight:
+class TaskCounters:
     """The rows, bytes and tokens of tasks in progress, counted by forked processes in shared memory."""
 
     def __init__(self, jobs: int) -> None:
@@ -50,12 +50,12 @@ class InFlight:
         return rows, bytes_, tokens
 
 
-def follow_in_flight(progress: Progress | None, summary: Summary, jobs: int) -> InFlight | None:
+def follow_counters(progress: Progress | None, summary: Summary, jobs: int) -> TaskCounters | None:
     """Counters for the processes of a run, if its progress shows tasks in progress; else None."""
     follow = getattr(progress, "follow", None)
     if follow is None:
         return None
-    in_flight = InFlight(jobs)
+    in_flight = TaskCounters(jobs)
     follow(summary, in_flight.total)
     return in_flight
 

@@ -19,8 +19,8 @@ from tito_audit.record.trainings import ONCE
 from tito_audit.run.auditor import selected_codes, unreadable_result
 from tito_audit.run.log_findings import RunCounts, TrainedOverlaps
 from tito_audit.run.log_groups import RowFlow
-from tito_audit.run.progress import CHECKING, Progress, enter_phase, follow_in_flight
-from tito_audit.run.resume import DoneRow, Recorder, log_states, repair_recorder, reread_rows
+from tito_audit.run.progress import CHECKING, Progress, enter_phase, follow_counters
+from tito_audit.run.resume import FinishedRow, Recorder, log_states, repair_recorder, reread_rows
 from tito_audit.run.row_repair import RepairedRow, chosen_repairs, count_failing
 from tito_audit.run.rows import without_row_limits
 from tito_audit.run.scan import Scan, add_coverage_notices, find_overlaps
@@ -240,8 +240,8 @@ class Repairs(ShownRepairs):
         targets = output_targets(self.logs, files, self.out, writes)
         self.dry = self.out is None and not targets
         flow = RowFlow(files, without_row_limits(self.settings))
-        flow.in_flight = follow_in_flight(self.progress, self.before, self.settings.jobs or 1)
-        flow.describe_in(self.before)
+        flow.task_counters = follow_counters(self.progress, self.before, self.settings.jobs or 1)
+        flow.fill_summary(self.before)
         flow.choose_encoders()
         overlaps = self._find_overlaps(flow)
         recorder = None
@@ -276,7 +276,7 @@ class Repairs(ShownRepairs):
             list(map(str, self.logs)), targets, overwrite=writes.may_replace, sealed=writes.sealed
         )
         flow.report_joins(self.before)
-        flow.encoders.warn_in(self.before)
+        flow.encoders.report_notices(self.before)
         add_coverage_notices(self.before)
         flow.save()
         if not self.dry:
@@ -369,14 +369,14 @@ class _LogWriter:
                 for raw, repaired in zip(step.rows, answer.rows, strict=True):
                     moved = write_row(raw, repaired, out, self.quarantine) if out is not None else ()
                     if recorder is not None:
-                        recorder.add(DoneRow(repaired.outcome, moved=tuple(moved)))
+                        recorder.add(FinishedRow(repaired.outcome, moved=tuple(moved)))
                     lacks_rows |= repaired.outcome.quarantined is not None
                     self._count(repaired.outcome)
                     yield repaired.outcome
                 if run.progress is not None:
                     run.progress(self.rows, self.done + step.done, self.total)
-                if flow.in_flight is not None:
-                    flow.in_flight.forget(step.number)
+                if flow.task_counters is not None:
+                    flow.task_counters.forget(step.number)
             run.watch.check(file)
             if out is not None:
                 out.finish(log)
@@ -440,7 +440,7 @@ class _LogWriter:
         self.run.vocabulary = flow.fitted_group(str(file)).auditor.vocabulary
         again = {} if self.overlaps is None else self.overlaps.trained_again(str(file), numbers)
         for raw in reread_rows(group, group.open(file, keep_text=True), numbers):
-            shown[raw.index] = self.work.row(file, raw, again.get(raw.index, {})).outcome
+            shown[raw.index] = self.work.repair_row(file, raw, again.get(raw.index, {})).outcome
         return shown
 
     def _open_output(self, file: Path, log: Log, stack: ExitStack, changes: Changes) -> Output:

@@ -99,7 +99,7 @@ Kind = TypeVar("Kind")
 
 
 @dataclass(frozen=True, slots=True)
-class DoneRow:
+class FinishedRow:
     """A finished row."""
 
     outcome: Outcome
@@ -141,7 +141,7 @@ class _StoredResult:
     measures: tuple[bytes, bytes, dict[str, tuple[int, int]]] | None
 
     @classmethod
-    def of(cls, result: Result) -> _StoredResult:
+    def store(cls, result: Result) -> _StoredResult:
         rollout, observed = result.rollout, observed_of(result)
         return cls(
             replace(result, rollout=None, observed=None),
@@ -149,7 +149,7 @@ class _StoredResult:
             None if observed is None else observed.measures.packed(),
         )
 
-    def read(self, file: Path) -> Result:
+    def restore(self, file: Path) -> Result:
         """The result; ValueError if it is of another file or an impossible place."""
         result, rollout = self.result, None
         if result.place.file != str(file):
@@ -167,26 +167,26 @@ class _StoredResult:
 class _StoredRow:
     """A finished row as it is stored."""
 
-    row: DoneRow
+    row: FinishedRow
     before: tuple[_StoredResult, ...]
     after: tuple[_StoredResult, ...] | None
     """None: the same as `before`."""
 
     @classmethod
-    def of(cls, row: DoneRow) -> _StoredRow:
+    def store(cls, row: FinishedRow) -> _StoredRow:
         outcome = row.outcome
-        before = tuple(map(_StoredResult.of, outcome.before))
-        after = None if outcome.after is outcome.before else tuple(map(_StoredResult.of, outcome.after))
+        before = tuple(map(_StoredResult.store, outcome.before))
+        after = None if outcome.after is outcome.before else tuple(map(_StoredResult.store, outcome.after))
         return cls(replace(row, outcome=replace(outcome, before=(), after=())), before, after)
 
-    def read(self, file: Path) -> DoneRow:
+    def restore(self, file: Path) -> FinishedRow:
         """The row; ValueError if it is of another file or an impossible place."""
         outcome = self.row.outcome
         if outcome.place.file != str(file):
             raise ValueError(f"a row of another file than {file}")
         _check_places(outcome.place)
-        before = tuple(result.read(file) for result in self.before)
-        after = before if self.after is None else tuple(result.read(file) for result in self.after)
+        before = tuple(result.restore(file) for result in self.before)
+        after = before if self.after is None else tuple(result.restore(file) for result in self.after)
         return replace(self.row, outcome=replace(outcome, before=before, after=after))
 
 
@@ -284,9 +284,9 @@ class Recorder:
         self._file, self._about_log, self._encoders = file, tuple(about_log), {}
         self.journal.begin()
 
-    def add(self, row: DoneRow) -> None:
+    def add(self, row: FinishedRow) -> None:
         """Record the next row."""
-        self._rows.append(_StoredRow.of(row))
+        self._rows.append(_StoredRow.store(row))
         self._results += len(row.outcome.before) + 1
         if self._results >= 256:
             self._write()
@@ -323,11 +323,11 @@ class Recorder:
                     raise ValueError(f"a finding of another file than {file}")
         return log
 
-    def finished_rows(self, file: Path) -> Iterator[DoneRow]:
+    def finished_rows(self, file: Path) -> Iterator[FinishedRow]:
         """The rows of a finished log, in order."""
         for part in self.journal.parts(self.finished[file]):
             with self.journal.reading(self.finished[file]):
-                rows = [row.read(file) for row in unpack(part, list[_StoredRow])]
+                rows = [row.restore(file) for row in unpack(part, list[_StoredRow])]
             yield from rows
 
     def _write(self) -> None:
@@ -409,7 +409,7 @@ def reread_rows(group: LogGroup, log: Log, numbers: Collection[int]) -> Iterator
                 return
 
 
-def replay_rows(recorder: Recorder, flow: RowFlow, file: Path, views: ViewQuota | None) -> Iterator[DoneRow]:
+def replay_rows(recorder: Recorder, flow: RowFlow, file: Path, views: ViewQuota | None) -> Iterator[FinishedRow]:
     """The rows of a log that an earlier scan finished.
 
     Which rollouts get a view depends on the logs before, so views are not recorded: these rows are audited again.

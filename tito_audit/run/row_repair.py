@@ -168,35 +168,35 @@ class _Attempt:
             before = applied.rows
             applied.declined.clear()
             applied.needs_unsafe.clear()
-            self.try_each(others)
+            self.try_repairs(others)
             if len(applied.rows) == len(before) and all(a is b for a, b in zip(applied.rows, before, strict=True)):
                 break
-        self.try_each(last)
+        self.try_repairs(last)
 
-    def try_each(self, repairs: Sequence[Repair]) -> None:
+    def try_repairs(self, repairs: Sequence[Repair]) -> None:
         """Try each repair once on every row."""
         applied = self.applied
         for repair in repairs:
             rows: list[AuditedRow] = []
             for row in applied.rows:
-                rows += self.repaired_rows(row, repair)
+                rows += self.try_repair(row, repair)
                 if applied.left_out is not None:
                     applied.rows = []
                     return
             applied.rows = rows
 
-    def repaired_rows(self, before: AuditedRow, repair: Repair) -> list[AuditedRow]:
+    def try_repair(self, before: AuditedRow, repair: Repair) -> list[AuditedRow]:
         """The rows that one repair makes of one row; the row itself if nothing is proven."""
-        applied, proposals = self.applied, self.proposals(before, repair)
+        applied, proposals = self.applied, self.propose(before, repair)
         removing = next((proposal for proposal in proposals.values() if not proposal.rollouts), None)
         if removing is not None:
             applied.left_out = removing.reason
-            applied.cured[repair.name] = tuple(sorted(self.claimed([before], repair)))
+            applied.cured[repair.name] = tuple(sorted(self.count_claimed([before], repair)))
             return []
         after = self.prove(before, proposals, repair)
         if after is None:
             return [before]
-        claimed, left = self.claimed([before], repair), self.claimed(after, repair)
+        claimed, left = self.count_claimed([before], repair), self.count_claimed(after, repair)
         fewer = sorted(code for code in claimed if claimed[code] > left[code])
         applied.cured[repair.name] = tuple(dict.fromkeys((*applied.cured.get(repair.name, ()), *fewer)))
         for proposal in proposals.values():
@@ -234,7 +234,7 @@ class _Attempt:
                 del proposals[item]
         return None
 
-    def proposals(self, row: AuditedRow, repair: Repair) -> dict[int, Proposal]:
+    def propose(self, row: AuditedRow, repair: Repair) -> dict[int, Proposal]:
         """The proposals of the repair, by item of the rollout in its row; PluginError if it fails."""
         declined, choices = self.applied.declined, self.terms.choices
         way_out = f"name the repairs to make, without this one: `--with NAME`, or {LEAVE_OUT}"
@@ -297,7 +297,7 @@ class _Attempt:
                 because = harm(old.evidence, new.evidence)
                 if because:
                     return because
-        claimed, left = self.claimed([before], repair), self.claimed(after, repair)
+        claimed, left = self.count_claimed([before], repair), self.count_claimed(after, repair)
         if claimed and left.total() >= claimed.total() and not repair.chosen(self.terms.choices):
             return f"{', '.join(sorted(left))} would remain"
         worst = _worst_by_kind(before.findings)
@@ -315,7 +315,7 @@ class _Attempt:
                 return f"the repaired row would have {code}{why}, which it does not have now"
         return None
 
-    def claimed(self, rows: Iterable[AuditedRow], repair: Repair) -> Counter[str]:
+    def count_claimed(self, rows: Iterable[AuditedRow], repair: Repair) -> Counter[str]:
         """By code, how many findings of these rows the repair is to fix."""
         counts = Counter[str]()
         for finding in (finding for row in rows for finding in row.findings):
@@ -465,7 +465,7 @@ class RowRepair:
     def repair_row(self, raw: RawRow, place: Place, again: Again) -> RepairedRow:
         """Audit a row and repair it if it has findings to repair."""
         try:
-            read = self.group.read(raw, place)
+            read = self.group.read_row(raw, place)
             audited = self._audit(read.rollouts, self.group.auditor, again)
         except RecordError as error:
             return RepairedRow(self._unrepaired(raw, place, (unreadable_result(place, str(error), self.codes),)))

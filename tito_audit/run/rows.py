@@ -80,7 +80,7 @@ class LogGroup:
         """An output that takes the rows that `rows` yields."""
         return out if self.join is None else self.join.output(out, log)
 
-    def read(self, raw: RawRow, place: Place) -> ReadRow:
+    def read_row(self, raw: RawRow, place: Place) -> ReadRow:
         """Read a row and its rollouts; RecordError if it cannot be read."""
         if raw.value is None:
             raise RecordError(raw.error or "the row cannot be read")
@@ -121,7 +121,7 @@ class LogGroup:
         with suppress(StorageError):
             for raw in islice(first.open_for_audit(file), rows):
                 with suppress(RecordError):
-                    yield from first.read(raw, Place(str(file), raw.index)).rollouts
+                    yield from first.read_row(raw, Place(str(file), raw.index)).rollouts
 
 
 def without_row_limits(settings: Settings) -> Settings:

@@ -19,7 +19,7 @@ from tito_audit.run.auditor import Loader, selected_codes
 from tito_audit.run.fit import TESTED_ROLLOUTS, stated_names
 from tito_audit.run.log_findings import RunCounts, TrainedOverlaps
 from tito_audit.run.log_groups import RowFlow
-from tito_audit.run.progress import Progress, RowCounts, follow_in_flight
+from tito_audit.run.progress import Progress, RowCounts, follow_counters
 from tito_audit.run.resume import SCAN, Recorder, States, log_states
 from tito_audit.run.rows import sample_share
 from tito_audit.run.tasks import ChunkedScan, chunk_bytes, open_engine, strip_rollout
@@ -100,8 +100,8 @@ class Scan(Shown):
         states = log_states(files) if self.resume is not None or self.journal is not None else {}
         flow = RowFlow(files, settings, self.standing_for, loader=self.loader, annotated=True)
         flow.progress = self.progress
-        flow.in_flight = follow_in_flight(self.progress, summary, settings.jobs or 1)
-        flow.describe_in(summary)
+        flow.task_counters = follow_counters(self.progress, summary, settings.jobs or 1)
+        flow.fill_summary(summary)
         groups = flow.groups
         summary.codes = frozenset().union(*(group.auditor.codes for group in groups.values()))
         self.vocabulary = next((group.auditor.vocabulary for group in groups.values()), None)
@@ -125,7 +125,7 @@ class Scan(Shown):
             yield from counts.close_run(whole=settings.sample is None and settings.limit is None, owners=True)
         summary.notices += watch.grown()
         flow.save()
-        flow.encoders.name_in(summary)
+        flow.encoders.report_encoders(summary)
         summary.notices += _tokenizer_hints(flow)
         flow.report_joins(summary)
         summary.sampled = counted.sampled(sample_share(settings))
@@ -178,7 +178,7 @@ class Scan(Shown):
         several = executor is not None or (settings.jobs or 1) > 1
         if executor is None and several:
             executor = executor_for(settings.jobs or 1, self.summary)
-            few = settings.limit is not None and settings.limit <= _FEW_ROWS and flow.remote
+            few = settings.limit is not None and settings.limit <= _FEW_ROWS and flow.is_remote
             small = self.chunk_bytes is None and is_small(flow.files)
             if executor.here or settings.row is not None or few or small:
                 executor = None
@@ -284,7 +284,7 @@ def read_rollouts(logs: Logs, settings: Settings | None = None) -> Iterator[Roll
     flow = RowFlow(find_logs(names_of(logs)), Settings.given(settings), audits=False)
     for raw, place in flow.rows(Summary()):
         try:
-            read = flow.groups[place.file].read(raw, place)
+            read = flow.groups[place.file].read_row(raw, place)
         except RecordError as error:
             raise RecordError(f"{place}: {error}") from None
         yield from read.rollouts
@@ -298,7 +298,7 @@ def find_overlaps(
     flow, ledger = RowFlow(find_logs(names_of(logs)), settings, audits=False, loader=loader), Ledger()
     for raw, place in flow.rows(Summary()):
         with suppress(RecordError):
-            for rollout in flow.groups[place.file].read(raw, place).rollouts:
+            for rollout in flow.groups[place.file].read_row(raw, place).rollouts:
                 trainings = trainings_of(rollout)
                 if trainings is not None:
                     ledger.add(trainings, rollout.place)

@@ -65,7 +65,7 @@ class PreFlight:
                 place = Place(str(file), raw.index)
                 rows += 1
                 try:
-                    read = group.read(raw, place)
+                    read = group.read_row(raw, place)
                     planned = [
                         self.planner.of_messages(with_speakers(rollout, speakers))
                         if rollout.messages

@@ -31,7 +31,7 @@ from tito_audit.run.encoders import EncodersUsed
 from tito_audit.run.log_findings import TrainedOverlaps
 from tito_audit.run.log_groups import GarbageCollector, RowFlow
 from tito_audit.run.progress import Progress, RowCounts
-from tito_audit.run.resume import DoneRow, Recorder, replay_rows
+from tito_audit.run.resume import FinishedRow, Recorder, replay_rows
 from tito_audit.run.workers import Executor, map_in_order, picklable_error
 from tito_audit.settings.model import RepairSettings, Settings
 from tito_audit.storage import Log, RawRow
@@ -284,8 +284,8 @@ class ChunkedScan:
                     return
                 if progress is not None and isinstance(step, Batch):
                     progress(self.counted.rows, done + step.done, total)
-                if flow.in_flight is not None and isinstance(step, Batch):
-                    flow.in_flight.forget(step.number)
+                if flow.task_counters is not None and isinstance(step, Batch):
+                    flow.task_counters.forget(step.number)
 
     def _chunk_results(self, chunk: _ChunkAnswer) -> Iterator[Result]:
         if self._broken:
@@ -340,7 +340,7 @@ class ChunkedScan:
         """Record the results of the last row, before which a sample left out some rows, and return them."""
         if self.recorder is not None:
             row, place = tuple(results), Place(str(self._file), self._last)
-            self.recorder.add(DoneRow(Outcome(place, row, row), left_out))
+            self.recorder.add(FinishedRow(Outcome(place, row, row), left_out))
         return results
 
     def _count_row(self) -> bool:
@@ -411,7 +411,7 @@ def repair_steps(
         group = flow.groups[str(file)]
         log = group.open_for_rewrite(file) if keep_text or size is not None else group.open(file)
         yield LogStart(file, log), None
-        for rows in _batches(group.rows(log), size or 0):
+        for rows in _batch_rows(group.rows(log), size or 0):
             again = {} if overlaps is None else overlaps.trained_again(str(file), [raw.index for raw in rows])
             sent = waiting = rows
             if size is not None:
@@ -450,13 +450,13 @@ class RepairBatch:
         self.flow.check_same_size(task.file)
         rows, counts = [], self.flow.counts_of(task.number)
         for raw in task.rows:
-            rows.append(row := self.row(task.file, raw, task.again.get(raw.index, {})))
+            rows.append(row := self.repair_row(task.file, raw, task.again.get(raw.index, {})))
             self._garbage.count_bytes(_row_bytes(raw))
             counts[0] += 1
             counts[2] += sum(result.counts.get("tokens", 0) for result in row.outcome.before)
         return RepairAnswer(rows, self.flow.encoders.used_here())
 
-    def row(self, file: Path, raw: RawRow, again: Again) -> RepairedRow:
+    def repair_row(self, file: Path, raw: RawRow, again: Again) -> RepairedRow:
         """Repair one row."""
         from tito_audit.run.row_repair import RepairedRow, RowRepair
 
@@ -475,7 +475,7 @@ class RepairBatch:
         return replace(repaired, outcome=outcome) if self.writes else RepairedRow(outcome)
 
 
-def _batches(rows: Iterable[RawRow], size: int) -> Iterator[list[RawRow]]:
+def _batch_rows(rows: Iterable[RawRow], size: int) -> Iterator[list[RawRow]]:
     batch, bytes_ = list[RawRow](), 0
     for raw in rows:
         batch.append(raw)

@@ -49,7 +49,7 @@ def validate_rollouts(logs: Logs, settings: Settings | None = None, progress: Pr
     for raw, place in flow.rows(Summary(), progress, RowCounts()):
         group = flow.groups[place.file]
         try:
-            read = group.read(raw, place)
+            read = group.read_row(raw, place)
         except RecordError:
             count_record(counts, place, "", NOTHING)
             continue

@@ -45,7 +45,7 @@ def write_rollouts(
             if not changed or raw.value is None:
                 output.keep(raw)
                 continue
-            read = reader.read(raw, Place(str(log), raw.index))
+            read = reader.read_row(raw, Place(str(log), raw.index))
             now = [unmended(changed.get(old.place.item, old)) for old in read.rollouts]
             rows = [group.with_log_columns(raw.value, row) for row in read.format.update(read.row, now)]
             written += len(rows) != 1 or rows[0] is not raw.value
