@@ -57,26 +57,26 @@ def find_adoption(
     speakers = Speakers(settings.sampled_roles)
     rollouts = [with_speakers(rollout, speakers) for rollout in head]
     prompts = [prompt for prompt in map(first_prompt, rollouts) if prompt is not None]
-    as_set = FirstWriter(tokenizer, renderer, own_dates=settings.clock == RECORDED)
-    # Usually a few prompts suffice to show that the settings fit.
-    if len(prompts) < _FEWEST_PROMPTS or all(
-        map(as_set.writes, prompts[:: len(prompts) // _FEWEST_PROMPTS][:_FEWEST_PROMPTS])
-    ):
+    given_writer = FirstWriter(tokenizer, renderer, own_dates=settings.clock == RECORDED)
+    if len(prompts) < _FEWEST_PROMPTS:
         return None
-    right = sum(map(as_set.writes, prompts))
-    if right > _FITTING_SHARE * len(prompts):
+    # Usually a few prompts, spread over all, suffice to show that the settings fit.
+    if all(map(given_writer.writes, prompts[:: len(prompts) // _FEWEST_PROMPTS][:_FEWEST_PROMPTS])):
+        return None
+    matching = sum(map(given_writer.writes, prompts))
+    if matching > _FITTING_SHARE * len(prompts):
         return None
     # Where at least half of the prompts match as given, an explanation has to write all of them.
-    least = _EXPLAINED_SHARE * len(prompts) if 2 * right < len(prompts) else len(prompts)
+    needed = _EXPLAINED_SHARE * len(prompts) if 2 * matching < len(prompts) else len(prompts)
     for change in _candidate_changes(rollouts, prompts, tokenizer, renderer, settings):
         writer = FirstWriter(tokenizer, change.renderer, own_dates=change.own_dates)
         exact = sum(map(writer.is_exact, prompts))
-        if exact >= least:
+        if exact >= needed:
             if change.code not in codes:
                 return None
             of = many(len(prompts), "prompt")
             message = (
-                f"{change.summary}: {exact:,} of the first {of} match exactly that way, {right or 'none'} as "
+                f"{change.summary}: {exact:,} of the first {of} match exactly that way, {matching or 'none'} as "
                 f"given; the log is audited that way; {change.advice}"
             )
             hit = Hit(Where.LOG, 0, 0, message, cause=change.cause, severity=change.severity)

@@ -26,7 +26,7 @@ from tito_audit.tables.shown import Shown
 from tito_audit.terminal.verdict import verdict_lines
 from tito_audit.terminal.words import many
 
-TOKENS, PROMPT, COMPLETION, SEEN = "token_ids", "prompt_ids", "completion_ids", "attention_mask"
+TOKENS, PROMPT, COMPLETION, ATTENTION = "token_ids", "prompt_ids", "completion_ids", "attention_mask"
 _MASK, _RESPONSE = "loss_mask", "response_lengths"
 GENERIC, PADDED = "generic", "verl_batch"
 """The formats that read the rows: plain columns, or prompt and response columns with their padding."""
@@ -72,7 +72,7 @@ def batch_rows(passed: Mapping[str, Any]) -> tuple[str, Sequence[Row]]:
             rows_of_it = many(len(each.rows), "row")
             raise SetupError(f"{each.name} holds {rows_of_it}, {lead.name} {size}: pass one for each.")
     columns = _align_columns(columns)
-    padded = SEEN in columns and TOKENS not in columns
+    padded = ATTENTION in columns and TOKENS not in columns
     names = {PROMPT: "prompts", COMPLETION: "responses"} if padded else {}
     rows: list[dict[str, Any]] = [
         {
@@ -144,11 +144,11 @@ def _align_columns(columns: dict[str, BatchColumn]) -> dict[str, BatchColumn]:
     narrow = [each for each in columns.values() if width and each.width is not None and each.width < width]
     if not narrow or width is None:
         return columns
-    if SEEN in columns and columns[SEEN].width != width:
+    if ATTENTION in columns and columns[ATTENTION].width != width:
         raise SetupError(
-            f"attention_mask has {columns[SEEN].width} columns, token_ids {width}: pass one for each id."
+            f"attention_mask has {columns[ATTENTION].width} columns, token_ids {width}: pass one for each id."
         )
-    others = [each for each in columns.values() if each.name not in (TOKENS, SEEN)]
+    others = [each for each in columns.values() if each.name not in (TOKENS, ATTENTION)]
     response = narrow[0].width or 0
     if response < width - 1 and all(each.width == response for each in others):
         split = {name: each for name, each in columns.items() if name != TOKENS}
@@ -157,25 +157,25 @@ def _align_columns(columns: dict[str, BatchColumn]) -> dict[str, BatchColumn]:
             COMPLETION: BatchColumn(COMPLETION, [row[width - response :] for row in ids.rows], response),
         }
         return {**parts, **split}
-    if SEEN not in columns and response == width - 1:
+    if ATTENTION not in columns and response == width - 1:
         return columns
     return {name: each.left_padded(width) if each in narrow else each for name, each in columns.items()}
 
 
 def _join_prompts(columns: dict[str, BatchColumn]) -> dict[str, BatchColumn]:
     """The columns with prompts and completions joined, if there is padding and another column covers both."""
-    prompt, completion, seen = (columns.get(name) for name in (PROMPT, COMPLETION, SEEN))
-    if seen is None or completion is None:
+    prompt, completion, attention = (columns.get(name) for name in (PROMPT, COMPLETION, ATTENTION))
+    if attention is None or completion is None:
         return columns
     if prompt is None or prompt.width is None or completion.width is None:
         raise SetupError("attention_mask with completion_ids needs arrays of prompt_ids and completion_ids.")
     width = prompt.width + completion.width
-    if seen.width != width:
+    if attention.width != width:
         raise SetupError(
-            f"attention_mask has {seen.width} columns; prompt_ids and completion_ids together have {width}."
+            f"attention_mask has {attention.width} columns; prompt_ids and completion_ids together have {width}."
         )
     others = {name: each for name, each in columns.items() if name not in (PROMPT, COMPLETION)}
-    if not any(each.width == width for each in others.values() if each is not seen):
+    if not any(each.width == width for each in others.values() if each is not attention):
         return columns
     rows = [np.concatenate(pair) for pair in zip(prompt.rows, completion.rows, strict=True)]
     return _align_columns({TOKENS: BatchColumn(TOKENS, rows, width), **others})

@@ -362,20 +362,19 @@ def _fit_group(file: Path, group: LogGroup, head: Sequence[Rollout] | None = Non
     if renderer is None:
         return group
     head = _first_rollouts(file, group, joined=True) if group.joins_files else head
-    other = None
-    with suppress(EncodeError):  # the audit of each row says so
-        other = find_adoption(head, tokenizer, renderer, settings, codes) if wanted & ADOPTION_CODES else None
-    if other is not None:
-        auditor, renderer = auditor.with_adoption(other), other.renderer
+    adoption = None
+    with suppress(EncodeError):  # the audit of each row reports it
+        adoption = find_adoption(head, tokenizer, renderer, settings, codes) if wanted & ADOPTION_CODES else None
+    if adoption is not None:
+        auditor, renderer = auditor.with_adoption(adoption), adoption.renderer
     if REWRITING_CODE in wanted:
         # What names the chat template on the command line of `tito-audit template`.
         words = [tokenizer.name]
         words += ["--chat-template", settings.chat_template] if settings.chat_template else []
         words += ["--template-name", settings.template_name] if settings.template_name else []
         rewriting = find_rewriting(head, renderer, auditor.speakers, words)
-        auditor = (
-            auditor if rewriting is None else replace(auditor, log_findings=(*auditor.log_findings, rewriting))
-        )
+        if rewriting is not None:
+            auditor = replace(auditor, log_findings=(*auditor.log_findings, rewriting))
     return group if auditor is group.auditor else replace(group, auditor=auditor)
 
 

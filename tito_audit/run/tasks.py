@@ -290,11 +290,10 @@ class ChunkedScan:
     def _chunk_results(self, chunk: _ChunkAnswer) -> Iterator[Result]:
         if self._broken:
             return
-        before = passed = 0
-        left_out = chunk.left_out or repeat(0)
-        for (number, results), now in zip(chunk.rows, left_out, strict=False):
-            self._left_out += now - before
-            before, left = now, self._left_out
+        counted = passed = 0  # rows of the chunk that were left out and are counted already, and results
+        for (number, results), left_out in zip(chunk.rows, chunk.left_out or repeat(0), strict=False):
+            self._left_out += left_out - counted
+            counted, before_row = left_out, self._left_out
             if not self._count_row():
                 return
             self._last = self._start + number
@@ -303,25 +302,24 @@ class ChunkedScan:
                 result = _unpack_result(packed, str(self._file), self._last)
                 row.append(self._attach_view(result, chunk.views.get(passed)))
                 passed += 1
-            yield from self._record_row(row, left)
+            yield from self._record_row(row, before_row)
         self.flow.encoders.add(chunk.encoders, self.summary)
         if self.recorder is not None:
             self.recorder.add_encoders(chunk.encoders)
         if chunk.error is not None:
             raise chunk.error
         if chunk.left_out:
-            self._left_out += chunk.left_out[-1] - before
+            self._left_out += chunk.left_out[-1] - counted
         if chunk.last >= 0:
             self._last = self._start + chunk.last
         if chunk.damage is not None:
             self._broken = True
-            raw, left = lost_row(self._file, self._last, chunk.damage), self._left_out
+            raw, before_row = lost_row(self._file, self._last, chunk.damage), self._left_out
             if self._count_row():
                 self._last = raw.index
                 place = Place(str(self._file), raw.index)
-                yield from self._record_row(
-                    list(map(strip_rollout, self.flow.audit_row(raw, place, Detection(), None))), left
-                )
+                lost = map(strip_rollout, self.flow.audit_row(raw, place, Detection(), None))
+                yield from self._record_row(list(lost), before_row)
         self._start += chunk.size
 
     def _replay_log(self, recorder: Recorder, file: Path) -> Iterator[Result]:
