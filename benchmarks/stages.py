@@ -29,7 +29,7 @@ READING, FORMAT, RENDERING = "reading", "format", "rendering"
 ENCODING, COMPARING, RULES, REST = "encoding", "comparing", "rules", "the rest"
 STAGES: dict[str, tuple[str, ...]] = {
     READING: ("tito_audit.run.rows:LogGroup.rows",),
-    FORMAT: ("tito_audit.run.rows:LogGroup.read",),
+    FORMAT: ("tito_audit.run.rows:LogGroup.read_row",),
     RENDERING: (
         "tito_audit.render.fast.render:FastTemplate.run",
         "tito_audit.render.template:Template.run",
@@ -45,10 +45,10 @@ STAGES: dict[str, tuple[str, ...]] = {
     ),
     COMPARING: ("tito_audit.run.auditor:gather",),
     RULES: (
-        "tito_audit.run.auditor:explain",
+        "tito_audit.run.auditor:explain_differences",
         "tito_audit.run.auditor:check_explained",
         "tito_audit.run.auditor:witness",
-        "tito_audit.run.auditor:counts_of",
+        "tito_audit.run.auditor:count_rollout",
     ),
 }
 """The functions of each stage, `module:name` or `module:class.name`; those of reading return rows one by one."""

@@ -17,7 +17,7 @@ from tests.command import run, written
 from tests.ready import program
 from tests.tiers import some
 from tests.world import BROKEN, CLEAN, ROOT
-from tito_audit.cli._ends import refusal
+from tito_audit.cli._exit import system_error_words
 from tito_audit.errors import StorageError
 from tito_audit.run.repair import repair_rollouts
 from tito_audit.run.scan import Scan
@@ -328,7 +328,7 @@ def test_ctrl_c_while_the_command_is_loaded_is_no_traceback() -> None:
     ],
 )
 def test_what_the_system_refuses_is_said_with_what_to_do(error: BaseException, words: str | None) -> None:
-    said = refusal(error)
+    said = system_error_words(error)
     assert (said is None) == (words is None)
     assert words is None or words in (said or "")
 

@@ -43,7 +43,7 @@ from tito_audit.rule import Rule, hit_of, missing_evidence
 from tito_audit.rules import rule_of
 from tito_audit.rules._texts import _normalize, spelled_calls
 from tito_audit.run.check import check
-from tito_audit.run.headlines import linked
+from tito_audit.run.headlines import link_findings
 from tito_audit.settings.model import RepairChoices
 
 Runs = list[tuple[int, int]]
@@ -146,7 +146,7 @@ def simple_check(
         for hit in hits:
             severity = rule.severity if hit.severity is None else hit.severity
             findings.append(Finding(rule.code, severity, evidence.rollout.place, hit))
-    told = linked(findings, {}, rules) if findings else []
+    told = link_findings(findings, {}, rules) if findings else []
     return tuple(replace(one, repair=simple_repair(one, evidence)) for one in told), tuple(skips)
 
 

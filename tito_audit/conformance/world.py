@@ -23,7 +23,7 @@ from tito_audit.errors import RenderError, SetupError
 from tito_audit.record.message import Message, ToolSpec
 from tito_audit.render.globals import Clock
 from tito_audit.render.renderer import Chat, Renderer
-from tito_audit.run.template import NO_TOKENS, open_template
+from tito_audit.run.template import PLACEHOLDER_TOKENS, open_template
 from tito_audit.sessions.content import renderer_as_served
 from tito_audit.settings.model import Settings
 from tito_audit.templates.appends import Step, sampled_text, turn_ends, unwritten

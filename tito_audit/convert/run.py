@@ -265,7 +265,7 @@ class Conversion:
         self._size = 0
         """Bytes of the logs at the survey; if rows were added since, the survey does not hold."""
         loader = Loader()
-        self._auditor = cache(lambda file: loader.auditor(self.settings.at(file)))
+        self._auditor = cache(lambda file: loader.load_auditor(self.settings.at(file)))
         """What writes the messages of a log as ids."""
         self._shapes: ColumnTypes | None = None
         if self.out is not None and output_kind(self.out)[0] == "table":
@@ -319,7 +319,7 @@ class Conversion:
         if self._shapes is not None:
             self._shapes.unify_buffered()
         summary = Summary()
-        self._flow.say_joined(summary)
+        self._flow.report_joins(summary)
         self.notices = summary.notices
 
     def write(self) -> Iterator[Place]:
@@ -391,7 +391,7 @@ class Conversion:
         """The rollouts of a row in the new form, each with the key of its group."""
         tally, speakers = builder.tally, Speakers(reader.settings.sampled_roles)
         try:
-            read = reader.read(raw, place)
+            read = reader.read_row(raw, place)
             rollouts = tuple(with_speakers(rollout, speakers) for rollout in read.rollouts)
             if (joined := gathered_calls(raw)) is not None:
                 calls = CallsOfConversation.of(joined, rollouts[0], speakers)

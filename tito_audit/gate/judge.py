@@ -19,7 +19,7 @@ from tito_audit.record.finding import Finding, Result, Severity
 from tito_audit.record.rollout import Place
 from tito_audit.rules import FAMILIES, all_rules
 from tito_audit.run.auditor import selected_codes
-from tito_audit.run.log_findings import Failing
+from tito_audit.run.log_findings import FailingFindings
 from tito_audit.settings.model import GateSettings, MaxRate, Requirement, Settings
 from tito_audit.storage import Name, find_logs, output_path
 from tito_audit.summary import CoverageCount, Fixed, Gate, RateCount, Summary
@@ -246,7 +246,7 @@ class Judge:
         self._baseline: Baseline | None = None
         self._new = EntryCounts()
         self._known = 0
-        self._failing = Failing()
+        self._failing = FailingFindings()
 
     def begin(self, logs: Sequence[Name], summary: Summary) -> None:
         """Read the baseline; SetupError if that fails, or if no log can meet a requirement."""

@@ -28,7 +28,7 @@ from tito_audit.record.rollout import IdsFrom, Place, Turn
 from tito_audit.rescore.journal import REFUSALS
 from tito_audit.rescore.model import TOLERANCE
 from tito_audit.rescore.run import AuditedRollout, ModelRun
-from tito_audit.run.check import explain
+from tito_audit.run.check import explain_differences
 from tito_audit.storage.row import RawRow
 from tito_audit.ways.observations import prompt_messages
 
@@ -332,7 +332,7 @@ def _differences(
     also = "; the chat template of -t writes what the log holds, so the server has another one" if unlike else ""
     unexplained = replace(evidence, differences=differences, explained=(), memo={})
     out = []
-    for explained in explain(unexplained, work.auditor.rules).explained:
+    for explained in explain_differences(unexplained, work.auditor.rules).explained:
         start, end, *sides = _place(explained)
         named = own.get(_place(explained), explained)
         cause = (named.code, named.cause, named.what + also)

@@ -43,10 +43,10 @@ from tito_audit.rescore.plan import DRIFT, Scorable, SequencePair, Unscored, dri
 from tito_audit.rescore.summary import RescoreSummary
 from tito_audit.rule import Rule
 from tito_audit.run.auditor import Auditor
-from tito_audit.run.check import check_explained, explain
-from tito_audit.run.guard import LEAVE_OUT, guarded
+from tito_audit.run.check import check_explained, explain_differences
+from tito_audit.run.guard import LEAVE_OUT, guard_plugin
 from tito_audit.run.log_groups import RowFlow
-from tito_audit.run.progress import Counted, Progress
+from tito_audit.run.progress import Progress, RowCounts
 from tito_audit.settings.model import Settings
 from tito_audit.storage import find_logs, log_paths
 from tito_audit.storage.row import RawRow
@@ -240,7 +240,7 @@ class ModelRun(Generic[_Result]):
         waiting: deque[asyncio.Task[_Result]] = deque()
 
         async def result(work: AuditedRollout) -> _Result:
-            with guarded("the comparison", work.place, LEAVE_OUT):  # turns a bug into a PluginError with the place
+            with guard_plugin("the comparison", work.place, LEAVE_OUT):  # turns a bug into a PluginError with the place
                 return await self.compare(work)
 
         try:
@@ -300,23 +300,23 @@ class ModelRun(Generic[_Result]):
         """Read and audit the rollouts; PluginError if a rule fails on one by mistake."""
         flow = RowFlow(find_logs(log_paths(self.logs)), self.settings)
         flow.progress = self.progress
-        flow.begin(self.scan)
+        flow.fill_summary(self.scan)
         self._vocabulary = next((group.auditor.vocabulary for group in flow.groups.values()), None)
         flow.choose_encoders()
-        for raw, place in flow.rows(self.scan, self.progress, Counted()):
-            group = flow.group(place.file)
+        for raw, place in flow.rows(self.scan, self.progress, RowCounts()):
+            group = flow.fitted_group(place.file)
             try:
-                read = group.read(raw, place)
+                read = group.read_row(raw, place)
             except RecordError as error:
                 yield AuditedRollout(place, None, (), group.auditor, raw, str(error))
                 continue
             auditor = group.auditor
             for rollout in read.rollouts:
                 try:
-                    with guarded("the audit", rollout.place, LEAVE_OUT):
+                    with guard_plugin("the audit", rollout.place, LEAVE_OUT):
                         renderer = auditor.renderer_for(rollout)
                         evidence = gather(rollout, auditor.tokenizer, renderer, auditor.speakers)
-                        evidence = explain(evidence, auditor.rules)
+                        evidence = explain_differences(evidence, auditor.rules)
                         findings, _ = check_explained(evidence, auditor.rules, auditor.codes, auditor.repairs)
                         work = AuditedRollout(rollout.place, evidence, tuple(findings), auditor, raw)
                 except EncodeError as error:
