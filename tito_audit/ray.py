@@ -167,7 +167,7 @@ def _json_bytes(value: object) -> bytes:
 
 
 def _settings_for_rows(settings: Settings) -> Settings:
-    """The settings to audit each row rollouts by themselves, in this process."""
+    """The settings for rows that are rollouts by themselves, in one process."""
     whole = replace(settings, limit=None, sample=None, row=None, jobs=None, engine="local", address=None)
     return replace(whole, join=False, session=None)
 
@@ -191,11 +191,11 @@ def _without_tensors(batch: pyarrow.Table) -> pyarrow.Table:
     return batch
 
 
-def _findings_by_row_id(findings: Sequence[Finding], ids: Sequence[str | None]) -> pyarrow.Table:
-    """The findings table with `row_id` for `file` and `row`: rows of a dataset have no numbers."""
+def _findings_table(findings: Sequence[Finding], ids: Sequence[str | None]) -> pyarrow.Table:
     import pyarrow as pa
 
     builder = FindingsBuilder()
     builder.add(findings)
+    # The rows of a dataset have no numbers.
     table = builder.table().drop_columns(["file", "row"])
     return table.add_column(0, pa.field(ROW_ID, pa.string()), pa.array(ids, pa.string()))

@@ -117,7 +117,7 @@ class World:
         """
         renderer = open_template(replace(settings, tokenizer=None, chat_template=str(file))).renderer
         source = renderer.template(False).source
-        markers = dict.fromkeys((*NO_TOKENS.values(), *sorted(set(MARKER.findall(source)))))
+        markers = dict.fromkeys((*PLACEHOLDER_TOKENS.values(), *sorted(set(MARKER.findall(source)))))
         pieces = [*sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet()), *map("".join, _MERGES)]
         model = tokenizers.models.BPE({piece: at for at, piece in enumerate(pieces)}, list(_MERGES))
         backend = tokenizers.Tokenizer(model)
@@ -126,7 +126,7 @@ class World:
         backend.add_special_tokens([tokenizers.AddedToken(each, normalized=False) for each in markers])
         with TemporaryDirectory() as folder:
             backend.save(str(Path(folder, "tokenizer.json")))
-            config = {**NO_TOKENS, "chat_template": source}
+            config = {**PLACEHOLDER_TOKENS, "chat_template": source}
             Path(folder, "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
             tokenizer = load_tokenizer(folder)
             tokenizer.load()

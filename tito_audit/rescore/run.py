@@ -240,7 +240,9 @@ class ModelRun(Generic[_Result]):
         waiting: deque[asyncio.Task[_Result]] = deque()
 
         async def result(work: AuditedRollout) -> _Result:
-            with guard_plugin("the comparison", work.place, LEAVE_OUT):  # turns a bug into a PluginError with the place
+            with guard_plugin(
+                "the comparison", work.place, LEAVE_OUT
+            ):  # turns a bug into a PluginError with the place
                 return await self.compare(work)
 
         try:

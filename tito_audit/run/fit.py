@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from tito_audit.errors import EncodeError
 from tito_audit.evidence.reference import Reference
-from tito_audit.identify.tokenizer_fit import TestableRows, find_misfit, select_testable
+from tito_audit.identify.tokenizer_fit import TestableRows, select_testable, tokenizer_misfit
 from tito_audit.record.finding import Finding, Hit, Severity, Where
 from tito_audit.record.rollout import Rollout
 from tito_audit.render.renderer import Renderer
@@ -38,7 +38,7 @@ def find_misfit(rollouts: Sequence[Rollout], tokenizer: Tokenizer, renderer: Ren
     reference = Reference(tokenizer, renderer)
     cause = ANOTHER_TOKENIZER
     try:
-        why = find_misfit(rows, reference)
+        why = tokenizer_misfit(rows, reference)
         if why is None and renderer is not None:
             why, cause = _not_the_template(rows, reference), ANOTHER_TEMPLATE
     except EncodeError:

@@ -31,7 +31,7 @@ from tito_audit.run.log_groups import RowFlow
 from tito_audit.run.rows import LogGroup
 from tito_audit.settings.model import RepairSettings, Settings
 from tito_audit.storage import Log, RawRow, RowsInMemory, find_logs
-from tito_audit.storage.journal import FinishedLog, Journal
+from tito_audit.storage.journal import Journal, JournaledLog
 from tito_audit.terminal.words import listed, many
 from tito_audit.tokens.load import digest_of
 from tito_audit.version import VERSION
@@ -335,7 +335,7 @@ class Recorder:
             self.journal.add_part(pack(self._rows))
         self._rows, self._results = [], 0
 
-    def _find_finished(self, file: Path) -> FinishedLog | None:
+    def _find_finished(self, file: Path) -> JournaledLog | None:
         log, state = self.journal.find_finished(self._kind, str(file)), self._states.get(file)
         if log is None or state is None or log.state != state:
             return None

@@ -269,7 +269,7 @@ class _Attempt:
         repaired: list[RepairedRollout] = []
         for audited in row.rollouts:
             proposal = proposals.get(audited.rollout.place.item)
-            repaired += proposal.rollouts if proposal is not None else (unmended(audited.rollout),)
+            repaired += proposal.rollouts if proposal is not None else (unrepaired(audited.rollout),)
         rows = self.form.update(row.row, repaired)
         out = [AuditedRow(new, tuple(self.audit(new))) for new in rows]
         if len(row.rollouts) == 1:
@@ -294,7 +294,7 @@ class _Attempt:
         # A model's values are not in the log, which could only show whether they are on their tokens.
         if repair.safety is not Safety.UNSAFE and not repair.by_model and len(after) == 1:
             for old, new in zip(before.rollouts, after[0].rollouts, strict=False):
-                because = harm(old.evidence, new.evidence)
+                because = find_harm(old.evidence, new.evidence)
                 if because:
                     return because
         claimed, left = self.count_claimed([before], repair), self.count_claimed(after, repair)
@@ -448,7 +448,9 @@ class RowRepair:
     def __init__(self, group: LogGroup, repairs: RepairSettings) -> None:
         self.group = group
         self.settings = group.settings
-        self.parse = ArrayParser(number_columns(group.settings.columns)).parse_row if group.can_splice else parse_row
+        self.parse = (
+            ArrayParser(number_columns(group.settings.columns)).parse_row if group.can_splice else parse_row
+        )
         """Parses the text of a row."""
         self.repairs = repairs
         self.rules = all_rules()

@@ -36,7 +36,7 @@ from tito_audit.run.workers import Executor, map_in_order, picklable_error
 from tito_audit.settings.model import RepairSettings, Settings
 from tito_audit.storage import Log, RawRow
 from tito_audit.storage.chunks import Chunk, ChunkReader
-from tito_audit.storage.journal import FinishedLog
+from tito_audit.storage.journal import JournaledLog
 from tito_audit.storage.log import damage_row
 from tito_audit.storage.row import parse_row
 from tito_audit.storage.streams import ParseRow
@@ -95,7 +95,7 @@ class LogStart:
     file: Path
     log: Log | None = None
     """The open log, if its rows are written again."""
-    recorded: FinishedLog | None = None
+    recorded: JournaledLog | None = None
     """What an earlier run recorded of the log; then no batches follow."""
 
 
@@ -124,7 +124,7 @@ Steps: TypeAlias = Iterator[tuple[Step, Any]]
 
 
 def _steps_through_logs(
-    flow: RowFlow, recorded: Mapping[Path, FinishedLog], steps_of: Callable[[Path], Steps]
+    flow: RowFlow, recorded: Mapping[Path, JournaledLog], steps_of: Callable[[Path], Steps]
 ) -> Steps:
     """The steps through all logs; logs that an earlier run `recorded` are not read."""
     for file in flow.files:
@@ -400,7 +400,7 @@ def repair_steps(
     *,
     overlaps: TrainedOverlaps | None = None,
     keep_text: bool,
-    recorded: Mapping[Path, FinishedLog] | None = None,
+    recorded: Mapping[Path, JournaledLog] | None = None,
 ) -> Steps:
     """The rows of all logs in batches of about `size` bytes, reduced to what is sent; None: one by one."""
     numbers = count()
