@@ -26,7 +26,7 @@ from tito_audit.serve.call_log import CallLog
 from tito_audit.serve.errors import Refused
 from tito_audit.sessions.engine import Conversations, Limits
 from tito_audit.sessions.fit import misfit
-from tito_audit.templates.appends import append_only
+from tito_audit.templates.append_only import check_append_only
 from tito_audit.terminal.escape import inert, shell_word, visible
 
 if TYPE_CHECKING:
@@ -168,10 +168,10 @@ def _rename(gateway: Gateway, *, renames: bool) -> None:
 
 def _verdict(renderer: Renderer) -> str:
     """Whether the template only appends, in a line."""
-    append = append_only(renderer)
-    if append.holds:
+    append = check_append_only(renderer)
+    if append.is_append_only:
         return "template: append-only; a growing conversation never forks"
-    broken = sorted({f"{step.kind} before {step.next}" for step in append.broken})
+    broken = sorted({f"{step.answer_kind} before {step.next_speaker}" for step in append.broken})
     what = ", ".join(broken) or "every answer"
     return f"template: rewrites history ({what}); calls after that fork, and the log says why"
 

@@ -307,7 +307,7 @@ def _peer(world: World) -> tuple[Any, str]:
         try:
             peer = base.create_renderer(_PeersTokenizer(world), configs._config_class_for(name)())
             for probe in CORE:
-                wanted = probe.text(world.renderer)
+                wanted = probe.try_render(world.renderer)
                 if wanted is None or not all(fits[:1]):
                     continue
                 wires, tools = [as_plain(each) for each in probe.messages], [dict(tool) for tool in probe.tools]

@@ -87,7 +87,7 @@ class TextSide:
 @lru_cache(maxsize=4)
 def _around(side: TextSide) -> tuple[bytes, bytes]:
     """The text before and after a side: several rules look at it, one difference after the other."""
-    return side.pieces.before(side.start), side.pieces.after(side.end)
+    return side.pieces.bytes_before(side.start), side.pieces.bytes_after(side.end)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,10 +7,10 @@ A conversation is rendered and encoded once: most of its prompts are known to be
 
 A prompt is the start of a later text if the template writes each of its messages the same way there. If the
 template is known to look only at a message, its neighbours and which messages come before and after it (see
-`render/fast/looked_for.py`), that depends only on their shapes. So a rendered prompt that is the start of a later
-text proves it for each of its messages, and a prompt whose messages are all proven need not be rendered. It ends
-where the answer after its messages begins, found by counting generation prompts: there must be as many as answers,
-so no message spells one. One prompt in 256 is rendered anyway, as a check.
+`render/fast/text_conditions.py`), that depends only on their shapes. So a rendered prompt that is the start of a
+later text proves it for each of its messages, and a prompt whose messages are all proven need not be rendered. It
+ends where the answer after its messages begins, found by counting generation prompts: there must be as many as
+answers, so no message spells one. One prompt in 256 is rendered anyway, as a check.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ from tito_audit.record.finding import Severity
 from tito_audit.record.message import Message
 from tito_audit.record.prefix import starts_with
 from tito_audit.record.rollout import Rollout
-from tito_audit.render.renderer import Forms, Renderer
-from tito_audit.render.scaffolds import Inputs, Shapes, scaffolds, scaffolds_of
+from tito_audit.render.renderer import ChatForms, Renderer
+from tito_audit.render.scaffolds import Inputs, MessageShapes, find_scaffolds, template_scaffolds
 from tito_audit.render.template import Template
-from tito_audit.tokens.segments import Cuts, KnownText
+from tito_audit.tokens.segments import ControlTokens, KnownText
 from tito_audit.tokens.tokenizer import Tokenizer
 from tito_audit.tokens.vocab import keeps_bytes
 from tito_audit.ways.observed import prompt_messages
@@ -134,9 +134,9 @@ class LaterText:
 class PromptStarts:
     """What is known about the texts that one template writes, for one tokenizer."""
 
-    def __init__(self, tokenizer: Tokenizer, template: Template, shapes: Shapes) -> None:
+    def __init__(self, tokenizer: Tokenizer, template: Template, shapes: MessageShapes) -> None:
         self._tokenizer = tokenizer
-        self.cuts = tokenizer.cuts
+        self.cuts = tokenizer.control_tokens
         """The control tokens at which texts may be cut."""
         self._template = template
         self._shapes = shapes
@@ -155,7 +155,7 @@ class PromptStarts:
         """Whether some prompt was not what the template writes although all of its messages were proven."""
 
     def later(
-        self, messages: Sequence[Message], inputs: Inputs | None, opens: bool, ids: Ids, forms: Forms
+        self, messages: Sequence[Message], inputs: Inputs | None, opens: bool, ids: Ids, forms: ChatForms
     ) -> LaterText | None:
         """A text known to lead to these ids; None if it says nothing about prompts."""
         opener = self._opener(inputs) if inputs is not None and not self._off else None
@@ -200,7 +200,7 @@ class PromptStarts:
             self._sure.clear()
         return self._keys.setdefault(parts, next(self._numbers))
 
-    def are_first(self, messages: Sequence[Message], later: LaterText, forms: Forms) -> bool:
+    def are_first(self, messages: Sequence[Message], later: LaterText, forms: ChatForms) -> bool:
         """Whether the messages of a later text start with these."""
         size = len(messages)
         first = later.messages[:size]
@@ -243,7 +243,7 @@ class PromptStarts:
             self._proven |= places
 
     def places_alone(
-        self, messages: Sequence[Message], inputs: Inputs | None, opens: bool, forms: Forms
+        self, messages: Sequence[Message], inputs: Inputs | None, opens: bool, forms: ChatForms
     ) -> list[_Place] | None:
         """What decides how the template writes each of these messages in their own text; None if unknown."""
         read = self._shapes.read(messages, forms) if inputs is not None and not self._engines_differ else None
@@ -283,7 +283,7 @@ class PromptStarts:
     def _opener(self, inputs: Inputs) -> Opener | None:
         """The generation prompt; None if it shows nothing."""
         if inputs.number not in self._openers:
-            text = self._template.opener_after_user(inputs.variables)
+            text = self._template.generation_prompt_after_user(inputs.variables)
             begin, *pieces = self.cuts.split(text)
             shows = not begin and pieces
             self._openers[inputs.number] = (
@@ -292,7 +292,7 @@ class PromptStarts:
         return self._openers[inputs.number]
 
 
-def _openers(ids: Ids, opener: Ids, cuts: Cuts) -> Offsets:
+def _openers(ids: Ids, opener: Ids, cuts: ControlTokens) -> Offsets:
     """Where in ids `[N]` a generation prompt begins."""
     at = cuts.positions(ids)
     at = at[ids[at] == opener[0]]
@@ -304,8 +304,8 @@ def _openers(ids: Ids, opener: Ids, cuts: Cuts) -> Offsets:
 def prompt_starts(tokenizer: Tokenizer, template: Template) -> PromptStarts | None:
     """What is known about the texts of a template; None if more than shapes may decide, or nothing shows its
     turns."""
-    every = scaffolds(template)
-    if every is None or not tokenizer.cuts.tokens:
+    every = template_scaffolds(template)
+    if every is None or not tokenizer.control_tokens.tokens:
         return None
     key = PromptStarts, tokenizer.vocabulary
     if key not in template.memo:
@@ -395,11 +395,11 @@ class _Writer:
         self._variables = renderer.variables(rollout.tools, rollout.template_kwargs)
         template = renderer.template(bool(rollout.tools))
         self._shapes = prompt_starts(reference.tokenizer, template)
-        every = scaffolds(template)
+        every = template_scaffolds(template)
         self._inputs = every.inputs(self._variables) if every is not None else None
-        self._scaffolds = scaffolds_of(renderer, bool(rollout.tools))
+        self._scaffolds = find_scaffolds(renderer, bool(rollout.tools))
         self._starts = self._shapes if may_know else None
-        self._forms = Forms()
+        self._forms = ChatForms()
         self._later: list[tuple[LaterText, RenderedText]] = []
         """The latest texts that lead to recorded ids, of several chains."""
 
@@ -457,7 +457,7 @@ class _Writer:
             return self._exactly(prompt, None)
         if self._scaffolds is not None and self._inputs is not None:
             how = prompt.messages, self._inputs, opens, self._forms
-            whole, scaffold = self._scaffolds.written(*how) or ("", None)
+            whole, scaffold = self._scaffolds.render(*how) or ("", None)
             if scaffold is not None:
                 data = whole.encode()
                 # Tokens of another length are of another text, unless a text is normalised first.
@@ -466,7 +466,7 @@ class _Writer:
                 matches = not differ and reference.leads_to(whole, recorded, goes_on=not opens)
                 if matches or self._scaffolds.is_exact(scaffold, *how):
                     return RenderedText(lambda: whole, matches)
-        _, fast = self._renderer.accepted_fast(
+        _, fast = self._renderer.render_chat_fast(
             prompt.messages, self._variables, add_generation_prompt=opens, forms=self._forms
         )
         if fast is None:
@@ -495,7 +495,7 @@ class _Writer:
         return RenderedText(lambda: text, matches_record=False)
 
 
-def _start_of(later: LaterText, text: RenderedText, cuts: Cuts, recorded: Ids) -> RenderedText:
+def _start_of(later: LaterText, text: RenderedText, cuts: ControlTokens, recorded: Ids) -> RenderedText:
     """The start of a later text, if that is known to lead to these ids."""
 
     def write() -> str:
@@ -594,5 +594,5 @@ def _comparison(
     """How the prompt of an earlier turn compares with its text; None if that is not known."""
     ids, rendered = rollout.turns[turn].prompt_ids, texts.get(turn)
     if turn not in compared and ids is not None and rendered is not None and rendered.matches_record:
-        compared[turn] = Comparison(KnownText(reference.tokenizer.cuts, rendered.text, ids), ids)
+        compared[turn] = Comparison(KnownText(reference.tokenizer.control_tokens, rendered.text, ids), ids)
     return compared.get(turn)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tito_audit.align.drift import align
+from tito_audit.align.alignment import align
 from tito_audit.errors import RenderError
 from tito_audit.evidence.reference import Reference
 from tito_audit.evidence.roles import (
@@ -28,11 +28,11 @@ from tito_audit.record.message import Message
 from tito_audit.record.prefix import same_ids
 from tito_audit.record.rollout import Rollout
 from tito_audit.record.speakers import ASSISTANT, GIVEN_ANSWER, unknown_role_name
+from tito_audit.render.marks import SpanKind
 from tito_audit.render.scaffolds import Scaffold
-from tito_audit.render.sentinels import SpanKind
-from tito_audit.render.spans import Rendering, Span, WrittenFast, spans, written_fast
+from tito_audit.render.spans import FastRendering, Rendering, Span, render_fast, render_spans
 from tito_audit.render.template import Template
-from tito_audit.tokens.segments import pattern_of, shared_start
+from tito_audit.tokens.segments import any_of, common_beginning
 from tito_audit.tokens.tokenizer import Tokenizer
 from tito_audit.tokens.vocab import Prefix
 
@@ -59,16 +59,16 @@ class TurnReader:
         """How many control tokens the generation prompt has."""
         self._ends = end_ids
         contents = sorted(vocabulary.piece(token) for token in vocabulary.special_ids)
-        self._opening = shared_start(contents[0], contents[-1])
+        self._opening = common_beginning(contents[0], contents[-1])
         """How every control token begins, to search for that first."""
-        self._spelled = re.compile(pattern_of(contents))
+        self._spelled = re.compile(any_of(contents))
         self._seen: dict[_Kind, int] = {}
         """How many conversations of each kind were read; -1 once marks showed something else."""
         self._scaffolds: dict[Scaffold, tuple[_Kind, int]] = {}
         """The kind of conversations with a scaffold, and how many control tokens it seems to hold."""
 
     def turns(
-        self, rollout: Rollout, ids: Ids, written: WrittenFast, proof: Callable[[Turns], bool]
+        self, rollout: Rollout, ids: Ids, written: FastRendering, proof: Callable[[Turns], bool]
     ) -> Turns | None:
         """The turns in the ids `[N]` of a rendered conversation; None if control tokens do not show them.
 
@@ -286,7 +286,7 @@ def render_conversation(rollout: Rollout, reference: Reference) -> tuple[Rendere
         if same_ids(rendering[0].ids, recorded):
             return rendering
         blocks = align(reference.pieces(recorded), reference.pieces(rendering[0].ids), open_end=True)
-        if (shared := len(blocks.matched()[0])) > most:
+        if (shared := len(blocks.matched_positions()[0])) > most:
             best, most = rendering, shared
     return best or first or (None, None)
 
@@ -313,7 +313,7 @@ def _render(rollout: Rollout, reference: Reference) -> tuple[RenderedConversatio
     renderer = reference.renderer
     assert renderer is not None
     recorded = rollout.training_row.token_ids if rollout.training_row is not None else empty_ids()
-    quick = written_fast(renderer, rollout.messages, rollout.tools, rollout.template_kwargs)
+    quick = render_fast(renderer, rollout.messages, rollout.tools, rollout.template_kwargs)
     guess = None
     try:
         ids, spelled = _confirmed(quick, rollout, recorded, reference) if quick is not None else (None, False)
@@ -323,17 +323,17 @@ def _render(rollout: Rollout, reference: Reference) -> tuple[RenderedConversatio
                 return RenderedConversation(
                     ids, turns_read, None if ids is recorded else quick.text.encode(), spelled
                 ), None
-            guess = quick.spans()
+            guess = quick.find_spans()
             if guess is not None:
                 return _encoded(rollout, guess, ids, reference), None
-        rendering = spans(renderer, rollout.messages, rollout.tools, rollout.template_kwargs)
+        rendering = render_spans(renderer, rollout.messages, rollout.tools, rollout.template_kwargs)
     except RenderError as error:
         return None, str(error)
     return _encoded(rollout, rendering, reference.encode_as(rendering.text, recorded), reference), None
 
 
 def _confirmed(
-    quick: WrittenFast, rollout: Rollout, recorded: Ids, reference: Reference
+    quick: FastRendering, rollout: Rollout, recorded: Ids, reference: Reference
 ) -> tuple[Ids | None, bool]:
     """The tokens of a text by the fast engine, if it is what the template writes; RenderError if the template
     raises. Recorded tokens confirm it, today's or others that spell it; else the template itself must write it.
@@ -347,7 +347,7 @@ def _confirmed(
         return recorded, False
     spelled = reference.spells(recorded, quick.text)
     if not spelled:
-        chat, text = quick.renderer.accepted(
+        chat, text = quick.renderer.render_chat(
             rollout.messages,
             rollout.tools,
             add_generation_prompt=False,
@@ -368,7 +368,7 @@ def _behind_last_end(text: str, recorded: Ids, reference: Reference) -> Ids | No
         return None
     spelling = reference.vocabulary.piece(end)
     size = text.rfind(spelling) + len(spelling)
-    if not len(spelling) <= size < len(text) or reference.tokenizer.cuts.tokens.get(spelling) != end:
+    if not len(spelling) <= size < len(text) or reference.tokenizer.control_tokens.tokens.get(spelling) != end:
         return None
     if not reference.leads_to(text[:size], recorded):
         return None
@@ -376,7 +376,7 @@ def _behind_last_end(text: str, recorded: Ids, reference: Reference) -> Ids | No
     return np.concatenate((recorded, rest))
 
 
-def _told(rollout: Rollout, quick: WrittenFast, ids: Ids, reference: Reference) -> ToldTurns | None:
+def _told(rollout: Rollout, quick: FastRendering, ids: Ids, reference: Reference) -> ToldTurns | None:
     """The turns in the ids of a text by control tokens; None where these do not show them."""
     template = quick.renderer.template(bool(rollout.tools))
     reader = turn_reader(reference.tokenizer, template, quick.generation_prompt, reference.end_ids())
@@ -385,7 +385,7 @@ def _told(rollout: Rollout, quick: WrittenFast, ids: Ids, reference: Reference) 
 
     def marked() -> tuple[Roles, Mask, ByteRoles] | None:
         """What marks show: the role of each token and what was sampled, `[N]` each, and the role of each byte."""
-        guess = quick.spans()
+        guess = quick.find_spans()
         shown = _encoded(rollout, guess, ids, reference).shown if guess is not None else None
         if not isinstance(shown, ByteRoles):
             return None

@@ -98,7 +98,7 @@ def holds_answer(prompt: bytes, seen: Pieces, region: Region, ends: Collection[b
 
     `seen` holds the answer at `region`; `ends` are the bytes of tokens that end a turn.
     """
-    opener, answer = seen.before(region.start, _OPENER), seen.bytes_of(region.start, region.end).rstrip()
+    opener, answer = seen.bytes_before(region.start, _OPENER), seen.bytes_of(region.start, region.end).rstrip()
     answer = next((answer.removesuffix(end) for end in ends if end and answer.endswith(end)), answer).strip()
     for answer_text in {answer, answer.rpartition(_THOUGHT_END)[2].lstrip()} - {b""}:
         at = prompt.find(opener + answer_text)
@@ -113,13 +113,13 @@ def holds_answer(prompt: bytes, seen: Pieces, region: Region, ends: Collection[b
 
 def opens_twice(prompt: Pieces, rest: bytes) -> bool:
     """Whether `rest`, the end of a prompt, opens an answer before the one that the prompt opens."""
-    opener = prompt.before(len(prompt), _OPENER)
+    opener = prompt.bytes_before(len(prompt), _OPENER)
     return rest.find(opener) < len(rest) - len(opener)
 
 
 def answers_again(rest: bytes, seen: Pieces, region: Region) -> bool:
     """Whether text behind a shared history puts the question of the answer at `region`, and holds an answer."""
-    opener = seen.before(region.start, _OPENER)
+    opener = seen.bytes_before(region.start, _OPENER)
     question, at = seen.bytes_of(0, region.start), rest.find(opener)
     while at >= 0 and not question.endswith(rest[: at + len(opener)]):
         at = rest.find(opener, at + 1)

@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from tito_audit.align.blocks import BlockKind, Blocks, GrowingBlocks
-from tito_audit.align.drift import align
+from tito_audit.align.alignment import align
+from tito_audit.align.blocks import BlockKind, Blocks, BlocksBuilder
 from tito_audit.align.pieces import Pieces
 from tito_audit.chains.links import LinkKind, last_calls
 from tito_audit.evidence.belonging import (
@@ -69,7 +69,7 @@ def has_template_markers(recorded: Pieces, canonical: Pieces, reference: Referen
 
 def _has_markers(pieces: Pieces, reference: Reference) -> bool:
     first = 1 if len(pieces) and int(pieces.ids[0]) == reference.tokenizer.bos_id else 0
-    rest = pieces.part(first, len(pieces))
+    rest = pieces.slice(first, len(pieces))
     if (rest.control & ~np.isin(rest.ids, list(reference.end_ids()))).any():
         return True
     return holds_marker(reference.text(rest.ids[~rest.control]))
@@ -83,7 +83,7 @@ def with_answer_starts(view: RowView, rollout: Rollout, recorded: Pieces, blocks
     """
     generated = np.zeros(len(recorded), np.bool_)
     lone = np.zeros(len(recorded), np.bool_)
-    for kind, start, end, _, _ in blocks.differing():
+    for kind, start, end, _, _ in blocks.differing_blocks():
         if (
             kind is BlockKind.EXTRA
             and start > 0
@@ -223,7 +223,7 @@ def row_against_template(rollout: Rollout, rendered: RenderedConversation, refer
         view = None  # encoded without the template, so nothing shows where its messages are
     if view is not None:
         view = with_answer_starts(view, rollout, recorded, blocks)
-        for _, start, end, _, _ in blocks.differing():
+        for _, start, end, _, _ in blocks.differing_blocks():
             view.drifted[start:end] = True
     out: list[Difference] = []
     # The row may end before the template does.
@@ -529,7 +529,7 @@ def row_against_calls(rollout: Rollout, chains: Chains, reference: Reference | N
         return start >= 0 and end <= size and bool((turns[start:end] >= 0).all())
 
     for leaf, recorded, blocks in aligned:
-        regions, (own, places) = chains.regions[leaf], blocks.matched()
+        regions, (own, places) = chains.regions[leaf], blocks.matched_positions()
         if not regions or (laid and len(own) * 2 < regions[-1].end):
             continue  # the row belongs to another chain and holds little of this one
         laid = True
@@ -539,7 +539,7 @@ def row_against_calls(rollout: Rollout, chains: Chains, reference: Reference | N
             if not claimed(stretch.canonical_start, stretch.canonical_end) and not (windowed and lacking):
                 severity, effect = _effect_beside_calls(row, region_of(stretch, regions), stretch, end_ids)
                 out.append(difference(stretch, Against.ROW, severity, effect, leaf, regions))
-        for _, start, _, first, last in blocks.differing():
+        for _, start, _, first, last in blocks.differing_blocks():
             if start < regions[-1].end and not claimed(first, last):
                 drifted[first:last] = True
         unclaimed = turns[places] < 0
@@ -610,7 +610,7 @@ def _not_of_calls(
         sampled = b" ".join(spoken(seen, answers[leaf]) for leaf, seen, _ in aligned)
         if share_words(sampled, spoken(pieces, runs)):
             return None
-    elif any(2 * len(blocks.matched()[0]) >= len(seen) for _, seen, blocks in aligned):
+    elif any(2 * len(blocks.matched_positions()[0]) >= len(seen) for _, seen, blocks in aligned):
         return None  # without a tokenizer, drift of a whole answer looks like another answer
     what = "nothing that it trains was sampled by the calls beside it"
     return Unrelated(TRAINING_ROW, "row of other calls", f"the training row is not of these calls: {what}", span)
@@ -633,13 +633,13 @@ def _align_chains(chains: Chains, pieces: Pieces, vocabulary: Vocabulary | None)
         if at is None:
             blocks = align(recorded, pieces, open_end=True)
         else:
-            growing = GrowingBlocks()
-            growing.block(BlockKind.MISSING, at, 0)
-            growing.block(BlockKind.SAME, len(pieces), len(pieces))
-            growing.block(BlockKind.MISSING, len(seen) - at - len(pieces), 0)
-            blocks = growing.done()
+            growing = BlocksBuilder()
+            growing.add(BlockKind.MISSING, at, 0)
+            growing.add(BlockKind.SAME, len(pieces), len(pieces))
+            growing.add(BlockKind.MISSING, len(seen) - at - len(pieces), 0)
+            blocks = growing.build()
         aligned.append((leaf, recorded, blocks))
-    return sorted(aligned, key=lambda laid: -len(laid[2].matched()[0]))
+    return sorted(aligned, key=lambda laid: -len(laid[2].matched_positions()[0]))
 
 
 def _start_inside(seen: Ids, ids: Ids) -> int | None:

@@ -203,7 +203,7 @@ def inspect_log(
         whole = not result.stopped
         scan = scanned(path, result.mapping, result.rows, settings, loader, whole=whole)
         result.trial = replace(result.trial, scan=scan)
-    decode = vocabulary.data if vocabulary is not None else None
+    decode = vocabulary.bytes_of if vocabulary is not None else None
     result.calls = calls_seen(path, [row for _, row in read], result.rows, settings, decode)
     return result
 

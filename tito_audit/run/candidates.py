@@ -12,7 +12,7 @@ from tito_audit.identify.ids_alone import id_sequences
 from tito_audit.record.rollout import Rollout
 from tito_audit.run.auditor import template_source
 from tito_audit.run.fit import names_of_log
-from tito_audit.tokens.hub import CachedTokenizer, HubName, cached_tokenizer, cached_tokenizers, glance
+from tito_audit.tokens.hub import CachedTokenizer, HubName, cached_tokenizer, cached_tokenizers, read_summary
 from tito_audit.tokens.load import load_tokenizer
 from tito_audit.tokens.tokenizer import Tokenizer
 from tito_audit.ways.way import OWN_TEMPLATE, NamedTemplate
@@ -116,7 +116,7 @@ def _loaded(offer: Offer, passed_over: list[PassedOver], trust_remote_code: bool
 def _named(rollouts: Sequence[Rollout], logs: Sequence[Path], passed_over: list[PassedOver]) -> Iterator[Offer]:
     """Those that the log names, if they are in a folder next to it or in the hub cache."""
     for key, name in names_of_log(rollouts).items():
-        if HubName.of(name) is None:
+        if HubName.parse(name) is None:
             continue
         folders = (log.parent / folder for log in logs for folder in dict.fromkeys((name, name.split("/")[-1])))
         beside = next((folder for folder in folders if (folder / "tokenizer.json").is_file()), None)
@@ -139,7 +139,7 @@ def _cached(rollouts: Sequence[Rollout], offered: set[str], passed_over: list[Pa
     largest = max((int(ids.max()) for ids in sequences), default=-1)
     ranked: list[tuple[int, CachedTokenizer]] = []
     for tokenizer in cached[:_GLANCED]:
-        seen = glance(tokenizer.folder)
+        seen = read_summary(tokenizer.folder)
         if seen is None:
             passed_over.append(PassedOver(tokenizer.name, "its tokenizer.json cannot be read"))
         elif largest >= seen.size:

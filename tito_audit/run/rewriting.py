@@ -11,7 +11,7 @@ from tito_audit.errors import RenderError
 from tito_audit.record.finding import Finding, Hit, Severity, Where
 from tito_audit.record.rollout import Rollout, with_speakers
 from tito_audit.record.speakers import Speakers
-from tito_audit.render.renderer import Forms, Renderer
+from tito_audit.render.renderer import ChatForms, Renderer
 from tito_audit.render.spans import common_start
 from tito_audit.run.headlines import headed
 from tito_audit.terminal.escape import shell_word
@@ -54,7 +54,7 @@ def rewriting(
     rewritten: list[tuple[Rollout, _Rewritten]] = []
     for each in looked:
         # What the faster engine shows counts only if the reference shows the same.
-        place = _place(each, partial(renderer.guess, forms=Forms())) and _place(each, by_reference)
+        place = _place(each, partial(renderer.try_render, forms=ChatForms())) and _place(each, by_reference)
         if place is not None:
             rewritten.append((each, place))
     if not rewritten:

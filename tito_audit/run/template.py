@@ -19,7 +19,7 @@ from tito_audit.run.auditor import Loader
 from tito_audit.run.log_groups import first_rows
 from tito_audit.settings.model import Settings
 from tito_audit.storage import find_logs
-from tito_audit.templates.against import PromptsCompared, compare
+from tito_audit.templates.comparison import PromptComparison, compare_templates
 from tito_audit.templates.probes import PROBES, Probe
 from tito_audit.tokens.bounds import read_template
 from tito_audit.tokens.tokenizer import Tokenizer
@@ -88,14 +88,14 @@ class Compared:
     names: tuple[str, str]
     of_log: bool
     """Whether the conversations come from a log."""
-    found: PromptsCompared
+    found: PromptComparison
     equal_ids: int | None
     """How many of the equal prompts have the same ids with both tokenizers; None if there are not two."""
 
     @property
     def same(self) -> bool:
         """Whether both write the same, as far as was tried."""
-        return not self.found.parted and self.equal_ids in (None, self.found.equal)
+        return not self.found.differing and self.equal_ids in (None, self.found.equal)
 
 
 def compared(settings: Settings, logs: Sequence[str], other: str) -> Compared:
@@ -103,7 +103,7 @@ def compared(settings: Settings, logs: Sequence[str], other: str) -> Compared:
     first = open_template(settings)
     second = opened_beside(settings, other)
     probes = tuple(log_probes(logs, settings)) if logs else PROBES
-    differences = compare(first.renderer, second.renderer, probes)
+    differences = compare_templates(first.renderer, second.renderer, probes)
     names = first.name, other
     ours, theirs, equal_ids = first.tokenizer, second.tokenizer, None
     if ours is not None and theirs is not None and ours is not theirs and ours.name != theirs.name:

@@ -250,7 +250,7 @@ class Writer:
                 return True
         # Answers are from after the name of their role up to their end token.
         stated = observation.stated if way.uses_stated else {}
-        core = _CORE.match(self.renderer.opener({**dict(way.args), **stated}))
+        core = _CORE.match(self.renderer.generation_prompt({**dict(way.args), **stated}))
         ends = tuple(sorted(map(vocabulary.piece, named_ends(vocabulary) | set(self.tokenizer.eos_ids))))
         roles = tuple(sorted(token for token in self.renderer.control_texts if _ROLE.search(token)))
         if core is None or not core[0] or not (ends or roles):
@@ -360,7 +360,7 @@ class FirstWriter:
     def _has_ids_of(self, text: str, prompt: Observation) -> bool:
         """Whether a text encodes as the recorded ids; in a row, its last token may merge with what follows."""
         # No thread may start: processes are forked later.
-        (ids,) = self._tokenizer.encode_alone([text])
+        (ids,) = self._tokenizer.encode_single_threaded([text])
         if prompt.part is Part.FIRST:
             return np.array_equal(ids, prompt.ids)
         return len(ids) > 1 and np.array_equal(ids[:-1], prompt.ids[: len(ids) - 1])
@@ -382,9 +382,9 @@ def at_date_of(prompt: Observation, tokenizer: Tokenizer, renderer: Renderer) ->
     return renderer if moment is None else replace(renderer, clock=Clock(moment))
 
 
-def _guessed(prompt: Observation, renderer: Renderer) -> str | None:
+def _guessed(seen: Observation, renderer: Renderer) -> str | None:
     """What the template writes for it, by a faster engine where possible; None where it cannot be rendered."""
-    return renderer.guess(prompt.messages, prompt.tools, add_generation_prompt=True, template_kwargs=prompt.stated)
+    return renderer.try_render(seen.messages, seen.tools, add_generation_prompt=True, template_kwargs=seen.stated)
 
 
 def _start(prompt: Observation, tokenizer: Tokenizer, characters: int) -> str:
