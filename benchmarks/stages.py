@@ -33,14 +33,14 @@ STAGES: dict[str, tuple[str, ...]] = {
     RENDERING: (
         "tito_audit.render.fast.render:FastTemplate.run",
         "tito_audit.render.template:Template.run",
-        "tito_audit.evidence.rendered:written_fast",
-        "tito_audit.render.renderer:Renderer.accepted_fast",
+        "tito_audit.evidence.rendered:render_fast",
+        "tito_audit.render.renderer:Renderer.render_chat_fast",
         "tito_audit.render.renderer:Renderer.render",
     ),
     ENCODING: (
         "tito_audit.tokens.encoders:FastEncoder.encode_batch",
         "tito_audit.tokens.encoders:ReferenceEncoder.encode_batch",
-        "tito_audit.tokens.encoders:ReferenceEncoder.encode_alone",
+        "tito_audit.tokens.encoders:ReferenceEncoder.encode_single_threaded",
         "tito_audit.tokens.tokenizer:Tokenizer.encode_fast_batch",
     ),
     COMPARING: ("tito_audit.run.auditor:gather",),

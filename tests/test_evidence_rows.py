@@ -15,7 +15,7 @@ import pytest
 from tests import toy
 from tests.test_render_fast import RENDERERS, RENDERS, cases
 from tests.tiers import examples
-from tito_audit.align.drift import align
+from tito_audit.align.alignment import align
 from tito_audit.align.pieces import Pieces
 from tito_audit.errors import RenderError
 from tito_audit.evidence import row as rows
@@ -33,7 +33,7 @@ from tito_audit.record.rollout import Place, Rollout, TrainingRow
 from tito_audit.record.runs import trained_runs
 from tito_audit.record.speakers import ASSISTANT, unknown_role_name
 from tito_audit.render.renderer import Renderer
-from tito_audit.render.spans import Rendering, spans
+from tito_audit.render.spans import Rendering, render_spans
 from tito_audit.tokens.load import load_tokenizer
 from tito_audit.tokens.tokenizer import Tokenizer
 
@@ -81,7 +81,7 @@ def slow_row(
     row, reference = rollout.training_row, Reference(tokenizer, renderer)
     assert row is not None
     try:
-        rendering = spans(renderer, rollout.messages, rollout.tools, rollout.template_kwargs)
+        rendering = render_spans(renderer, rollout.messages, rollout.tools, rollout.template_kwargs)
     except RenderError as error:
         itself = rows.compare_row_to_itself(rollout, reference)
         return itself.view, list(itself.differences), str(error)
@@ -109,7 +109,7 @@ def slow_row(
         view = None  # type: ignore[assignment]
     if view is not None:
         view = with_answer_starts(view, rollout, held, blocks)
-        for _, start, end, _, _ in blocks.differing():
+        for _, start, end, _, _ in blocks.differing_blocks():
             view.drifted[start:end] = True
     out = []
     for stretch in stretches(held, canonical, blocks):
@@ -174,7 +174,7 @@ def test_a_token_has_the_role_of_the_byte_at_which_it_begins(name: str) -> None:
         messages, tools, kwargs, _ = cases(dice)
         rollout = Rollout(Place("x", 0), "x", messages=messages, tools=tuple(tools))
         try:
-            rendering = spans(renderer, messages, tools, kwargs)
+            rendering = render_spans(renderer, messages, tools, kwargs)
         except RenderError:
             continue
         size = len(rendering.text.encode("utf-8", "surrogatepass"))

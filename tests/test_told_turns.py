@@ -239,7 +239,7 @@ def test_turns_of_a_plain_chat_are_told_without_marks() -> None:
     tokenizer, renderer = loaded("toy_bpe")
     rollout = row_of(PLAIN * 3, RIGHT, tokenizer, renderer)
     gather(rollout, tokenizer, renderer)
-    with patch("tito_audit.render.spans._by_marks", side_effect=AssertionError("marks were rendered")):
+    with patch("tito_audit.render.spans._spans_by_marks", side_effect=AssertionError("marks were rendered")):
         evidence = gather(rollout, tokenizer, renderer)
     assert check(evidence, RULES, CODES)[0] == ()
     assert evidence.row is not None
@@ -250,13 +250,13 @@ def test_turns_of_a_plain_chat_are_told_without_marks() -> None:
 def test_a_text_that_the_template_does_not_write_is_not_taken_over(spelled: list[tuple[int, str]]) -> None:
     tokenizer, renderer = loaded("toy_bpe")
     rollout = row_of(PLAIN * 3, {**RIGHT, "spelled": spelled}, tokenizer, renderer)
-    written_fast = rendered.written_fast
+    render_fast = rendered.render_fast
 
     def wrong(*given: Any) -> Any:
-        quick = written_fast(*given)
+        quick = render_fast(*given)
         return quick and replace(quick, text=quick.text.replace("Hello", "Hullo"))
 
-    with patch.object(rendered, "written_fast", lambda *_: None):
+    with patch.object(rendered, "render_fast", lambda *_: None):
         right = shown(gather(rollout, tokenizer, renderer))
-    with patch.object(rendered, "written_fast", wrong):
+    with patch.object(rendered, "render_fast", wrong):
         assert shown(gather(rollout, tokenizer, renderer)) == right

@@ -77,7 +77,7 @@ from tito_audit.record.stated import PairSide, Stated
 from tito_audit.record.trainings import TrainedAgain
 from tito_audit.render.globals import Clock
 from tito_audit.render.renderer import Renderer, make_renderer
-from tito_audit.render.spans import Rendering, written_fast
+from tito_audit.render.spans import Rendering, render_fast
 from tito_audit.tokens.load import load_tokenizer
 from tito_audit.tokens.tokenizer import Tokenizer
 
@@ -291,5 +291,5 @@ def _pieces(text: str, tokenizer: Tokenizer) -> list[str]:
 
 def spans_fast(*arguments: Any, **options: Any) -> Rendering | None:
     """What `spans` returns, by the faster engine; None if it does not know."""
-    fast = written_fast(*arguments, **options)
-    return fast.spans() if fast is not None else None
+    fast = render_fast(*arguments, **options)
+    return fast.find_spans() if fast is not None else None

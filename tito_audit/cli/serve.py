@@ -26,7 +26,7 @@ from tito_audit.serve.call_log import CallLog
 from tito_audit.serve.errors import Refused
 from tito_audit.sessions.engine import Conversations, Limits
 from tito_audit.sessions.fit import find_misfit
-from tito_audit.templates.appends import append_only
+from tito_audit.templates.append_only import check_append_only
 from tito_audit.terminal.escape import inert, shell_word, visible
 
 if TYPE_CHECKING:
@@ -171,10 +171,10 @@ def _take_provider_name(gateway: Gateway, *, renames: bool) -> None:
 
 def _template_line(renderer: Renderer) -> str:
     """A line that says whether the template only appends."""
-    append = append_only(renderer)
-    if append.holds:
+    append = check_append_only(renderer)
+    if append.is_append_only:
         return "template: append-only; a growing conversation never forks"
-    broken = sorted({f"{step.kind} before {step.next}" for step in append.broken})
+    broken = sorted({f"{step.answer_kind} before {step.next_speaker}" for step in append.broken})
     what = ", ".join(broken) or "every answer"
     return f"template: rewrites history ({what}); calls after that fork, and the log says why"
 

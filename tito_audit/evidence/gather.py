@@ -12,8 +12,8 @@ from operator import attrgetter, or_
 
 import numpy as np
 
+from tito_audit.align.alignment import align
 from tito_audit.align.blocks import SAME_BYTES
-from tito_audit.align.drift import align
 from tito_audit.align.pieces import Pieces
 from tito_audit.evidence.chains import Chains, chain_turns
 from tito_audit.evidence.completions import (
@@ -472,7 +472,7 @@ def _find_known_causes(
         written, opens = reference.pieces(reference.encode_as(text, recorded.ids)), ways.observation.is_answered
         rest = [
             (start, end)
-            for kind, start, end, _, _ in align(recorded, written, open_end=not opens).differing()
+            for kind, start, end, _, _ in align(recorded, written, open_end=not opens).differing_blocks()
             if kind not in SAME_BYTES and (opens or start < len(recorded))
         ]
         explained = [number for number in numbers if not any(_touches(out[number], part) for part in rest)]

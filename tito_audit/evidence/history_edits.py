@@ -98,7 +98,7 @@ def contains_answer(prompt: bytes, seen: Pieces, completion: CompletionSpan, end
 
     `ends` are the bytes of tokens that end a turn.
     """
-    opener = seen.before(completion.start, _OPENER)
+    opener = seen.bytes_before(completion.start, _OPENER)
     answer = seen.bytes_of(completion.start, completion.end).rstrip()
     answer = next((answer.removesuffix(end) for end in ends if end and answer.endswith(end)), answer).strip()
     for answer_text in {answer, answer.rpartition(_THOUGHT_END)[2].lstrip()} - {b""}:
@@ -114,13 +114,13 @@ def contains_answer(prompt: bytes, seen: Pieces, completion: CompletionSpan, end
 
 def opens_another_answer(prompt: Pieces, rest: bytes) -> bool:
     """Whether `rest`, the end of `prompt`, opens an answer besides the one at its very end."""
-    opener = prompt.before(len(prompt), _OPENER)
+    opener = prompt.bytes_before(len(prompt), _OPENER)
     return rest.find(opener) < len(rest) - len(opener)
 
 
 def repeats_question(rest: bytes, seen: Pieces, completion: CompletionSpan) -> bool:
     """Whether `rest`, the text after a shared history, repeats the prompt of a completion and answers it."""
-    opener = seen.before(completion.start, _OPENER)
+    opener = seen.bytes_before(completion.start, _OPENER)
     question, at = seen.bytes_of(0, completion.start), rest.find(opener)
     while at >= 0 and not question.endswith(rest[: at + len(opener)]):
         at = rest.find(opener, at + 1)

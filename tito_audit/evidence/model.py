@@ -88,7 +88,7 @@ class TextSide:
 @lru_cache(maxsize=4)
 def _around(side: TextSide) -> tuple[bytes, bytes]:
     """The text before and after a side; kept for a few sides only, since a row may have a difference a token."""
-    return side.pieces.before(side.start), side.pieces.after(side.end)
+    return side.pieces.bytes_before(side.start), side.pieces.bytes_after(side.end)
 
 
 @dataclass(frozen=True, slots=True)

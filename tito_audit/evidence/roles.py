@@ -262,9 +262,9 @@ def token_roles(pieces: Pieces, end_ids: frozenset[int], headers: Headers | None
         marked = np.isin(pieces.ids, np.fromiter(headers.ids, np.int64))
         pieces = replace(pieces, control=pieces.control | marked)
     reader = _RoleReader(pieces, end_ids, headers)
-    units = pieces.units()
+    units = pieces.split_at_control()
     ids = pieces.ids[[start for start, _ in units]].tolist()
-    for (start, end), (is_control, data), id_ in zip(units, pieces.keys(units), ids, strict=True):
+    for (start, end), (is_control, data), id_ in zip(units, pieces.range_keys(units), ids, strict=True):
         if is_control:
             reader.read_control(start, id_, data.decode("utf-8", "replace"))
         else:

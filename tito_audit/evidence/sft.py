@@ -115,7 +115,7 @@ def _count_facts(evidence: Evidence) -> dict[str, int]:
         facts |= {TRAINED: int(np.count_nonzero(mask)), NOTHING: int(not mask.any())}
     if evidence.bos_id is not None and size > 1 and (row.token_ids[:2] == evidence.bos_id).all():
         facts |= {TWO_BOS: 1, BOS_ALONE: int(not evidence.rendered)}
-    data = b" " if evidence.vocabulary is None else evidence.vocabulary.data(row.token_ids)
+    data = b" " if evidence.vocabulary is None else evidence.vocabulary.bytes_of(row.token_ids)
     if b" " in data:
         facts[SPACED] = 1
     elif len(data.translate(None, _OTHERS)) >= 200:  # neither short, nor written in other letters

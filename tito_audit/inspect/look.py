@@ -201,7 +201,7 @@ def inspect_log(
     if result.trial is not None:
         scan = scan_with_mapping(path, result.mapping, result.rows, settings, loader, whole=not result.stopped)
         result.trial = replace(result.trial, scan=scan)
-    decode = vocabulary.data if vocabulary is not None else None
+    decode = vocabulary.bytes_of if vocabulary is not None else None
     result.calls = inspect_calls(path, [row for _, row in read], result.rows, settings, decode)
     return result
 

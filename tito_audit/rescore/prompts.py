@@ -12,7 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from tito_audit.align.drift import align
+from tito_audit.align.alignment import align
 from tito_audit.errors import ProviderError
 from tito_audit.evidence.differences import difference, stretches
 from tito_audit.evidence.images import has_images

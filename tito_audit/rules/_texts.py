@@ -80,7 +80,7 @@ def spelled_calls(evidence: Evidence) -> frozenset[int]:
     if vocabulary is None or vocabulary.prefix is not Prefix.NEVER or not calls:
         return frozenset()
     joined = np.concatenate([ids for _, _, ids in calls])
-    data, ends, at, start = vocabulary.data(joined), vocabulary.byte_lengths(joined).cumsum(), 0, 0
+    data, ends, at, start = vocabulary.bytes_of(joined), vocabulary.byte_lengths(joined).cumsum(), 0, 0
     for number, turn, ids in calls:
         at += len(ids)
         text = data[start : (start := int(ends[at - 1]))].decode("utf-8", "replace")
@@ -273,7 +273,7 @@ def _decode_broken(vocabulary: Vocabulary, ids: Ids, kept_at: Offsets) -> Iterat
             run = b""
     for text in ("".join(alone), "".join((*together, _decode_strictly(run)))):
         yield Decoding(partial(str, text), kept_at)
-    yield Decoding(partial(vocabulary.data(ids[kept_at]).decode, "utf-8", "ignore"), kept_at)
+    yield Decoding(partial(vocabulary.bytes_of(ids[kept_at]).decode, "utf-8", "ignore"), kept_at)
     for size in range(len(kept_at) - 1, -1, -1):
         if not alone[size].endswith(_BROKEN):
             break

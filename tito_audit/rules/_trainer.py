@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tito_audit.align.mismatch import LogprobColumns, limits_of
+from tito_audit.align.mismatch import LogprobColumns, active_limits
 from tito_audit.evidence.logprob_values import IMPOSSIBLE, LOWEST_LOGPROB
 from tito_audit.evidence.logprobs import ROUNDING, shifts
 from tito_audit.evidence.model import Evidence
@@ -164,7 +164,7 @@ def notes_on_causes(evidence: Evidence, mismatch: RowMismatch) -> Iterator[tuple
         yield MismatchCause.TEMPERATURE, f"the log says temperature {decimal(degrees, 3)}: {words}"
     elif MismatchCause.TEMPERATURE in causes and degrees:
         yield MismatchCause.TEMPERATURE, f"the log says temperature {decimal(degrees, 3)}, which fits"
-    limits = listed([f"{name.replace('_', '-')} {decimal(logged[name], 3)}" for name in limits_of(logged)])
+    limits = listed([f"{name.replace('_', '-')} {decimal(logged[name], 3)}" for name in active_limits(logged)])
     if MismatchCause.TRUNCATED in causes and logged:
         top_p = logged.get("top_p", 1.0) if mismatch.mass is not None else 1.0
         mass, words = mismatch.mass, f"the log says {limits}"

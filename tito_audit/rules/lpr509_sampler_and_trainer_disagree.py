@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from tito_audit.align.mismatch import explained, points_of
+from tito_audit.align.mismatch import explain_mismatch, sample_points
 from tito_audit.evidence.logprob_values import MAX_SLIDE
 from tito_audit.evidence.model import Evidence
 from tito_audit.evidence.needs import Needs
@@ -169,7 +169,7 @@ def _check_column(evidence: Evidence, column: list[LogprobPair], mismatches: lis
 def _explain_mismatch(
     evidence: Evidence, column: list[LogprobPair], *, shifted: bool = False, near: bool = False
 ) -> RowMismatch:
-    mismatch = explained(join_pairs(evidence, column), *column[0].names, shifted=shifted, near=near)
+    mismatch = explain_mismatch(join_pairs(evidence, column), *column[0].names, shifted=shifted, near=near)
     return replace(mismatch, notes=tuple(notes_on_causes(evidence, mismatch)))
 
 
@@ -181,7 +181,7 @@ def _within_bound(evidence: Evidence, column: list[LogprobPair], every: Logprobs
         return _explain_mismatch(evidence, column, near=not strange)
     share = CauseShare(len(apart), float(apart.sum()))
     values = np.concatenate([pair.sampler for pair in column]), np.concatenate([pair.trainer for pair in column])
-    points = points_of(*values, np.ones(len(apart), np.bool_))
+    points = sample_points(*values, np.ones(len(apart), np.bool_))
     return RowMismatch(sampler, trainer, len(apart), ((MismatchCause.NUMERICS.value, share),), points=points)
 
 

@@ -76,7 +76,7 @@ def _not_the_template(rows_tested: TestableRows, reference: Reference) -> str | 
             break
         text = None
         if rollout.messages and reference.renderer is not None:
-            text = reference.renderer.guess(
+            text = reference.renderer.try_render(
                 rollout.messages,
                 rollout.tools,
                 add_generation_prompt=False,

@@ -278,7 +278,7 @@ class RowFlow:
             if key not in joins:
                 logs = [file for other, files in by_settings if _join_key(other) == key for file in files]
                 vocabulary = auditor.vocabulary
-                decode = vocabulary.data if vocabulary is not None else None
+                decode = vocabulary.bytes_of if vocabulary is not None else None
                 gathers = self._sizes is None
                 joins[key] = Join.for_run(
                     own, logs, decode, self._run_first_pass, written=bool(standing_for), gathers=gathers

@@ -33,7 +33,7 @@ from tito_audit.settings.model import RepairSettings, Settings
 from tito_audit.storage import Log, RawRow, RowsInMemory, find_logs
 from tito_audit.storage.journal import Journal, JournaledLog
 from tito_audit.terminal.words import listed, many
-from tito_audit.tokens.load import digest_of
+from tito_audit.tokens.load import hash_tokenizer
 from tito_audit.version import VERSION
 from tito_audit.viewer.model import Measures, Observed, View, ViewQuota, observed_of
 
@@ -358,7 +358,7 @@ class Recorder:
                 "settings": [(name, _sorted_items(getattr(settings, name))) for name in names],
             }
             if auditor.tokenizer is not None:
-                deciding["tokenizer files"] = digest_of(auditor.tokenizer)
+                deciding["tokenizer files"] = hash_tokenizer(auditor.tokenizer)
             if auditor.renderer is not None:
                 sources = {name: template.source for name, template in auditor.renderer.templates.items()}
                 deciding["chat template"] = _sorted_items(sources)
