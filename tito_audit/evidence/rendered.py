@@ -323,7 +323,7 @@ def _render(rollout: Rollout, reference: Reference) -> tuple[RenderedConversatio
                 if turns is not None:
                     data = None if ids is recorded else fast_text.text.encode()
                     return RenderedConversation(ids, turns, data, spelled), None
-            by_marks = fast_text.find_spans()
+                by_marks = fast_text.find_spans()
                 if by_marks is not None:
                     return _with_byte_roles(rollout, by_marks, ids, reference), None
         rendering = render_spans(renderer, rollout.messages, rollout.tools, rollout.template_kwargs)
@@ -377,7 +377,9 @@ def _encode_after_last_end(text: str, recorded: Ids, reference: Reference) -> Id
     return np.concatenate((recorded, rest))
 
 
-def _turns_by_control(rollout: Rollout, fast_text: FastRendering, ids: Ids, reference: Reference) -> TurnsByControl | None:
+def _turns_by_control(
+    rollout: Rollout, fast_text: FastRendering, ids: Ids, reference: Reference
+) -> TurnsByControl | None:
     """The turns in the ids of a text by control tokens; None if these do not show them."""
     template = fast_text.renderer.template(bool(rollout.tools))
     reader = turn_reader(reference.tokenizer, template, fast_text.generation_prompt, reference.end_ids())

@@ -56,7 +56,9 @@ def find_rewriting(
     rewritten: list[tuple[Rollout, _Rewrite]] = []
     for each in looked:
         # What the fast engine shows counts only if the reference shows it too.
-        place = _first_rewrite(each, partial(renderer.try_render, forms=ChatForms())) and _first_rewrite(each, by_reference)
+        place = _first_rewrite(each, partial(renderer.try_render, forms=ChatForms())) and _first_rewrite(
+            each, by_reference
+        )
         if place is not None:
             rewritten.append((each, place))
     if not rewritten:
