@@ -156,11 +156,9 @@ class _LogprobComparison:
             everywhere = [column for column in alike if self.scores_untrained(column)]
             if len(inside) == 1 and len(everywhere) == len(alike) - 1:
                 return inside[0], "only it has no values at untrained tokens, which a sampler does not score", True
-            names = (
-                "the names say that each is the sampler's"
-                if author is Author.SAMPLER
-                else "the names do not say whose they are"
-            )
+            names = "the names do not say whose they are"
+            if author is Author.SAMPLER:
+                names = "the names say that each is the sampler's"
             # Of three or more, one may be far from the others, which are close together.
             apart = {(a.path, b.path): self.mean_distance(a, b) for a, b in combinations(alike, 2)}
             for column in alike:
