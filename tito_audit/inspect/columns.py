@@ -107,6 +107,7 @@ class Columns:
         self._add_item(number, row, (), "", 0)
 
     def _add_item(self, row: int, value: Mapping[str, Any], keys: tuple[str, ...], scope: str, depth: int) -> None:
+        """Collect the values of an object, and of the samples of a batch that it holds, as new items."""
         target = _Target(Item(row), scope)
         self._add_object(target, value, keys, depth)
         self.items.setdefault(scope, []).append(target.item)
