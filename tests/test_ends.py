@@ -17,12 +17,12 @@ from tests.command import run, written
 from tests.ready import program
 from tests.tiers import some
 from tests.world import BROKEN, CLEAN, ROOT
-from tito_audit.cli._ends import refusal
+from tito_audit.cli._exit import system_error_words
 from tito_audit.errors import StorageError
 from tito_audit.run.repair import repair_rollouts
 from tito_audit.run.scan import Scan
 from tito_audit.settings.model import Settings
-from tito_audit.settings.values import user_path
+from tito_audit.settings.values import expand_user
 from tito_audit.storage import path_identity
 from tito_audit.storage.watch import FileWatch
 
@@ -61,9 +61,9 @@ def test_a_file_whose_name_begins_with_a_tilde_is_that_file(log: Path) -> None:
 
 def test_a_tilde_is_the_home_of_a_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert user_path("~/x") == tmp_path / "x"
-    assert user_path("~no-such-user/x") == Path("~no-such-user/x")
-    assert user_path("a/~/x") == Path("a/~/x")
+    assert expand_user("~/x") == tmp_path / "x"
+    assert expand_user("~no-such-user/x") == Path("~no-such-user/x")
+    assert expand_user("a/~/x") == Path("a/~/x")
 
 
 def hard(log: Path, name: str) -> str:
@@ -328,7 +328,7 @@ def test_ctrl_c_while_the_command_is_loaded_is_no_traceback() -> None:
     ],
 )
 def test_what_the_system_refuses_is_said_with_what_to_do(error: BaseException, words: str | None) -> None:
-    said = refusal(error)
+    said = system_error_words(error)
     assert (said is None) == (words is None)
     assert words is None or words in (said or "")
 

@@ -24,7 +24,7 @@ from tito_audit.errors import SetupError
 from tito_audit.format import Row
 from tito_audit.formats import pick_format
 from tito_audit.inspect import inspect_log
-from tito_audit.run.tasks import bare
+from tito_audit.run.tasks import strip_rollout
 from tito_audit.storage import RawRow, open_log, open_output
 from tito_audit.storage.chunks import ChunkReader, chunks_of
 from tito_audit.storage.nested_rows import parse_row_path
@@ -99,7 +99,7 @@ def found_in(log: Path, **options: Any) -> list[tuple[int, list[str], list[str]]
     scan.chunk_bytes = 400
     return [
         (one.place.row, [finding.code for finding in one.findings], [skip.code for skip in one.skips])
-        for one in map(bare, scan)
+        for one in map(strip_rollout, scan)
     ]
 
 

@@ -526,7 +526,7 @@ def test_a_repair_writes_the_same_of_rows_read_either_way(
         return said, out.read_bytes(), repairs.changed
 
     found = done(1), done(2)
-    monkeypatch.setattr(LogGroup, "splices", False)
+    monkeypatch.setattr(LogGroup, "can_splice", False)
     assert found == (done(1),) * 2
 
 

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tito_audit.format import Row
-from tito_audit.record.column import MaskEncoding, trained_of
-from tito_audit.record.nesting import parsed_json
+from tito_audit.record.column import MaskEncoding, decode_mask
+from tito_audit.record.nesting import load_json
 
 Numbers: TypeAlias = NDArray[Any]
 """`[N]` bool, int64 or float64; NaN stands for null."""
@@ -241,7 +241,7 @@ def _parse_json_text(text: str) -> Any:
     if len(text) > _JSON_TEXT or text.lstrip()[:1] not in ("[", "{"):
         return None
     try:
-        value = parsed_json(text)
+        value = load_json(text)
     except ValueError:
         return None
     return value if isinstance(value, list | dict) and value else None
@@ -450,7 +450,7 @@ class _Lengths:
                 continue
             encoding = MaskEncoding.LABELS if fact.look is Look.LABELS else MaskEncoding.BINARY
             masks = [item.lists.get(path) for item in self.items]
-            counts = [-1 if mask is None else int(trained_of(mask, encoding).sum()) for mask in masks]
+            counts = [-1 if mask is None else int(decode_mask(mask, encoding).sum()) for mask in masks]
             trained = np.array(counts, dtype=np.int64)
             marks = np.array([item.lengths.get(path, -1) for item in self.items], dtype=np.int64)
             for head in heads:

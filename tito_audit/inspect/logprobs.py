@@ -10,10 +10,10 @@ from itertools import combinations, product
 
 import numpy as np
 
-from tito_audit.formats import LOGPROBS, STALE, in_snake_case
+from tito_audit.formats import LOGPROBS, STALE_COLUMNS, snake_case
 from tito_audit.inspect.columns import Column, Item, Look, NumberFacts, Numbers
 from tito_audit.inspect.roles import Role, RoleGuess
-from tito_audit.record.column import MaskEncoding, trained_of
+from tito_audit.record.column import MaskEncoding, decode_mask
 
 _FLOOR = -1000.0
 """Lower values are placeholders for a missing logprob."""
@@ -113,7 +113,7 @@ def choose_sampler_logprobs(
 
 def is_token_logprobs(column: Column, facts: Mapping[str, NumberFacts], roles: Mapping[str, RoleGuess]) -> bool:
     """Whether a column scores the tokens themselves, whoever computed it."""
-    name, guess = in_snake_case(column.name), roles[column.path]
+    name, guess = snake_case(column.name), roles[column.path]
     if column.path not in facts or _OTHER.search(name):
         return False
     if guess.role is Role.LOGPROBS:
@@ -125,12 +125,12 @@ def is_token_logprobs(column: Column, facts: Mapping[str, NumberFacts], roles: M
 
 def guess_author(name: str) -> Author:
     """Who computed logprobs, judged by the name of their column."""
-    words = in_snake_case(name)
+    words = snake_case(name)
     if _REFERENCE.search(words):
         return Author.REFERENCE
     if _SAMPLER.search(words):
         return Author.SAMPLER
-    return Author.TRAINER if _TRAINER.search(words) or name in STALE else Author.UNKNOWN
+    return Author.TRAINER if _TRAINER.search(words) or name in STALE_COLUMNS else Author.UNKNOWN
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +231,7 @@ class _LogprobComparison:
         if flags is None or not len(flags):
             return None
         labels = flags.dtype.kind != "b" and bool((flags == -100).any())
-        return trained_of(flags, MaskEncoding.LABELS if labels else MaskEncoding.BINARY)
+        return decode_mask(flags, MaskEncoding.LABELS if labels else MaskEncoding.BINARY)
 
     def scores_untrained(self, column: Column) -> bool | None:
         """Whether a column has values at most untrained tokens; None if it never lines up with the mask."""

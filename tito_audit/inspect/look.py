@@ -14,14 +14,14 @@ import numpy as np
 from tito_audit.errors import ODD_VALUES, RecordError
 from tito_audit.format import Format, Row
 from tito_audit.formats import (
-    Near,
+    NearFormat,
     all_formats,
     format_named,
     map_columns,
+    matched_keys,
     near_formats,
-    notice_of_text,
     pick_format,
-    told_by,
+    text_log_notice,
 )
 from tito_audit.inspect.columns import Column, Columns, Item, NumberFacts, Relation, find_relations, number_facts
 from tito_audit.inspect.logprobs import LogprobChoice, choose_sampler_logprobs
@@ -34,16 +34,17 @@ from tito_audit.inspect.mapping import (
     try_mapping,
 )
 from tito_audit.inspect.roles import Role, Roles, count_characters, guess_roles
-from tito_audit.join import CallsSeen, calls_seen
-from tito_audit.levels.facts import NOTHING
-from tito_audit.levels.holds import record_of
-from tito_audit.levels.tally import LogRecord, RecordCounts, count_record
-from tito_audit.record.column import ColumnRole, MaskEncoding, mask_encoding, trained_of
+from tito_audit.join import CallsInspected, inspect_calls
+from tito_audit.levels.facts import LACKS_ALL
+from tito_audit.levels.record_mask import record_mask
+from tito_audit.levels.tally import LogRecord
+from tito_audit.record.column import ColumnRole, MaskEncoding, decode_mask, detect_mask_encoding
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.run.auditor import Loader
 from tito_audit.settings.model import Settings
 from tito_audit.storage import lazy_pyarrow as pa
 from tito_audit.storage import open_log
+from tito_audit.summary import RecordCounts, count_record
 from tito_audit.tokens.vocab import Vocabulary
 
 _MOST_BYTES = 256 << 20
@@ -62,7 +63,7 @@ class FormatRows:
     """The keys that gave the format away."""
     because: str = ""
     """Why no format fits."""
-    near: tuple[Near, ...] = ()
+    near: tuple[NearFormat, ...] = ()
     """Other formats that the first of these rows nearly matches."""
     notices: tuple[str, ...] = ()
     """For rows of text without ids: what they are, and what to log instead."""
@@ -146,7 +147,7 @@ class Inspection:
     """A column of unknown name that splits rows into samples, and the name to give it."""
     record: LogRecord | None = None
     """The level of these rows; None until it is known."""
-    calls: CallsSeen | None = None
+    calls: CallsInspected | None = None
     """What the rows that are one call each have in common; None if there are fewer than two."""
 
 
@@ -200,8 +201,8 @@ def inspect_log(
     if result.trial is not None:
         scan = scan_with_mapping(path, result.mapping, result.rows, settings, loader, whole=not result.stopped)
         result.trial = replace(result.trial, scan=scan)
-    decode = vocabulary.data if vocabulary is not None else None
-    result.calls = calls_seen(path, [row for _, row in read], result.rows, settings, decode)
+    decode = vocabulary.bytes_of if vocabulary is not None else None
+    result.calls = inspect_calls(path, [row for _, row in read], result.rows, settings, decode)
     return result
 
 
@@ -246,7 +247,7 @@ def _inspect_columns(result: Inspection, rows: Sequence[tuple[int, Row]], vocabu
                 encoding = _encoding_of_mask(item, mask, ids)
                 encodings[str(encoding) if encoding is not None else "none"] += 1
                 tokens += len(values)
-                trained += int(trained_of(values, encoding).sum()) if encoding is not None else 0
+                trained += int(decode_mask(values, encoding).sum()) if encoding is not None else 0
             result.masks.append(MaskNote(mask, dict(encodings.most_common()), trained, tokens))
             for logprobs in by_role[Role.LOGPROBS]:
                 sentinel = _find_sentinel(items, logprobs, mask, ids)
@@ -267,7 +268,7 @@ def _encoding_of_mask(item: Item, mask: str, ids: str | None) -> MaskEncoding | 
     if values is None:
         return None
     usable = tokens.astype(np.int64) if tokens is not None and tokens.dtype.kind in "iu" else None
-    return mask_encoding(values, usable)  # type: ignore[arg-type]  # wider integers compare the same
+    return detect_mask_encoding(values, usable)  # type: ignore[arg-type]  # wider integers compare the same
 
 
 def _find_sentinel(items: Sequence[Item], logprobs: str, mask: str, ids: str | None) -> Sentinel | None:
@@ -279,7 +280,7 @@ def _find_sentinel(items: Sequence[Item], logprobs: str, mask: str, ids: str | N
         encoding = _encoding_of_mask(item, mask, ids)
         if values is None or marks is None or encoding is None or not len(values):
             continue
-        trained = trained_of(marks, encoding)
+        trained = decode_mask(marks, encoding)
         # A mask of the response covers the end of logprobs of the whole sequence.
         if len(trained) < len(values):
             trained = np.concatenate([np.zeros(len(values) - len(trained), dtype=bool), trained])
@@ -337,14 +338,14 @@ def _group_by_format(readings: Sequence[_RowReading]) -> list[FormatRows]:
     notices: dict[str | None, dict[str, None]] = {}
     for reading in readings:
         name = None if reading.form is None else reading.form.name
-        if name is not None and (notice := notice_of_text(reading.row, name)):
+        if name is not None and (notice := text_log_notice(reading.row, name)):
             notices.setdefault(name, {})[notice] = None
         counts[name, reading.because] += 1
         firsts.setdefault((name, reading.because), reading)
     formats = []
     for (name, because), count in counts.most_common():
         first = firsts[name, because]
-        keys = told_by(first.form, first.row) if first.form is not None else ()
+        keys = matched_keys(first.form, first.row) if first.form is not None else ()
         near = near_formats(first.row, all_formats(), name)
         formats.append(FormatRows(name, count, first.number, keys, because, near, tuple(notices.get(name, ()))))
     return formats
@@ -354,13 +355,12 @@ def _record_level(result: Inspection, readings: Iterable[_RowReading]) -> LogRec
     """The level of the log, with each row read on its own."""
     counts = RecordCounts()
     for number in result.unreadable:
-        count_record(counts, Place(result.file, number), "", NOTHING)
+        count_record(counts, Place(result.file, number), "", LACKS_ALL)
     for reading in readings:
         if reading.rollouts is None:
-            count_record(counts, Place(result.file, reading.number), "", NOTHING)
+            count_record(counts, Place(result.file, reading.number), "", LACKS_ALL)
         for rollout in reading.rollouts or ():
-            if (record := record_of(rollout, [reading.row])) is not None:
-                count_record(counts, rollout.place, rollout.format, record)
+            count_record(counts, rollout.place, rollout.format, record_mask(rollout, [reading.row]))
     return LogRecord.of(result.file, counts)
 
 

@@ -19,7 +19,7 @@ from tito_audit.formats import (
     LOGPROBS,
     MASKS,
     PROMPT_IDS,
-    SEGMENTS,
+    SEGMENT_COLUMNS,
     format_named,
     map_columns,
 )
@@ -117,7 +117,7 @@ def as_toml(mapping: Mapping[str, str], table: str = "tool.tito-audit") -> list[
 
 
 LENGTHS, POSITIONS = "seq_lens", "position_ids"
-_PACKING_NAMES = {LENGTHS, POSITIONS, *SEGMENTS, "sequence_lengths", "cu_seqlens", "attention_mask"}
+_PACKING_NAMES = {LENGTHS, POSITIONS, *SEGMENT_COLUMNS, "sequence_lengths", "cu_seqlens", "attention_mask"}
 """Columns by which a scan splits packed rows."""
 
 

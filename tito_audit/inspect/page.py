@@ -19,16 +19,16 @@ from tito_audit.inspect.columns import Column, Look, Relation, RelationKind
 from tito_audit.inspect.look import FormatRows, Inspection, inspect_log
 from tito_audit.inspect.mapping import as_flags, as_toml, needs_no_mapping
 from tito_audit.inspect.roles import Role
-from tito_audit.join import CallsSeen
+from tito_audit.join import CallsInspected
 from tito_audit.report import ReportOptions
 from tito_audit.settings.model import Settings
 from tito_audit.storage import Logs, RowsInMemory, find_logs, log_names
 from tito_audit.storage.in_memory import UNNAMED_ROWS
 from tito_audit.terminal.escape import elided, shell_word, visible
-from tito_audit.terminal.page import heading, open_table, printed
+from tito_audit.terminal.page import heading, open_table, render_text
 from tito_audit.terminal.words import listed, many, percent
 from tito_audit.tokens.load import load_tokenizer
-from tito_audit.voice import in_python
+from tito_audit.voice import with_python_arguments
 
 if TYPE_CHECKING:
     from tito_audit.tokens.vocab import Vocabulary
@@ -64,12 +64,12 @@ class InspectedLog:
         return f"<div>{nexts}<details><summary>Columns</summary>{columns}</details></div>"
 
     def _columns_page(self) -> str:
-        return in_python(printed(page_lines(self.inspection, self.vocabulary), ReportOptions()))
+        return with_python_arguments(render_text(page_lines(self.inspection, self.vocabulary), ReportOptions()))
 
     def _next_page(self) -> str:
         flags = () if self.settings.tokenizer is None else ("-t", self.settings.tokenizer)
         lines = mapping_lines(self.inspection, flags, file=False) if self.inspection.columns else ()
-        return "\n".join(in_python(line.plain) for line in lines)
+        return "\n".join(with_python_arguments(line.plain) for line in lines)
 
 
 def inspect_rollouts(logs: Logs, settings: Settings | None = None, *, rows: int = 100) -> InspectedLog:
@@ -237,7 +237,7 @@ def _format_lines(alike: FormatRows, inspection: Inspection) -> Iterator[Text]:
         yield Text(f"    not {near.format}: {visible(words)}", style="dim")
 
 
-def _call_lines(calls: CallsSeen, inspection: Inspection) -> Iterator[RenderableType]:
+def _call_lines(calls: CallsInspected, inspection: Inspection) -> Iterator[RenderableType]:
     """Rows that are one call each: what may name their conversation, and what joining them gives."""
     readable = inspection.rows - len(inspection.unreadable)
     all_of_them = f"all {readable:,} rows" if calls.rows == readable > 1 else many(calls.rows, "row")

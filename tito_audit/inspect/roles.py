@@ -17,10 +17,10 @@ from tito_audit.formats import (
     MASKS,
     PARAMETER,
     PROMPT_IDS,
-    STALE,
-    in_snake_case,
-    no_loss_mask_by_name,
-    no_tokens_by_name,
+    STALE_COLUMNS,
+    is_other_mask_name,
+    snake_case,
+    why_not_token_ids,
 )
 from tito_audit.inspect.columns import Column, Item, Look, NumberFacts, Numbers, Relation, RelationKind
 from tito_audit.record.prefix import starts_with
@@ -82,13 +82,13 @@ def _why_unlikely_rows(lists: Sequence[Numbers], others_vary: bool, texts: Seque
 
 def why_no_loss_mask(name: str, pairs: Sequence[tuple[Numbers, Numbers | None]]) -> str:
     """Why flags are no loss mask; "" if they may be one. Each list comes with the tokens of its object."""
-    if no_loss_mask_by_name(name):
+    if is_other_mask_name(name):
         return "not a loss mask by its name"
     filled = [array for array, _ in pairs if len(array) > 1]
     if not filled:
         return ""
     ones = sum(int(np.count_nonzero(array)) == 1 and bool(array[-1]) for array in filled)
-    if ones == len(filled) and (_ENDS.search(in_snake_case(name)) or min(map(len, filled)) > _FEW_DISTINCT):
+    if ones == len(filled) and (_ENDS.search(snake_case(name)) or min(map(len, filled)) > _FEW_DISTINCT):
         return "marks only the last token"
     if 2 * sum(bool(array[0]) and not array[-1] for array in filled) > len(filled):
         return "marks the beginning, not what was sampled"
@@ -369,10 +369,10 @@ class _ScopeColumns:
             share = 1 - float(self.in_vocabulary(np.concatenate(lists).astype(np.int64)).mean())
             if share > 0.25:
                 return f"{share:.0%} of its numbers are not in the vocabulary"
-        by_name = no_tokens_by_name(column.name)
+        by_name = why_not_token_ids(column.name)
         if by_name == PARAMETER:
             return by_name
-        inside = next((key for key in column.keys[:-1] if _SETTINGS.search(in_snake_case(key))), None)
+        inside = next((key for key in column.keys[:-1] if _SETTINGS.search(snake_case(key))), None)
         # Whether a mask or logprobs are equally long in every object.
         aligned = any(
             (varied or _MASK.search(self.columns[other].name) or _LOGPROB.search(self.columns[other].name))
@@ -441,7 +441,7 @@ class _ScopeColumns:
         fits = bool(alignment)
         if name in MASKS and fact.look is Look.NUMBERS and fact.low >= 0 and fact.high <= 1:
             return RoleGuess(Role.MASK, "weights from 0 to 1; by its name", alignment)
-        if fact.look in (Look.MASK, Look.LABELS) and name not in STALE:
+        if fact.look in (Look.MASK, Look.LABELS) and name not in STALE_COLUMNS:
             if _ATTENTION.search(name):
                 return RoleGuess(Role.ATTENTION, "0 and 1; by its name", alignment)
             values = "-100 and ids" if fact.look is Look.LABELS else "0 and 1"
@@ -459,8 +459,8 @@ class _ScopeColumns:
             return RoleGuess(Role.POSITIONS, "0, 1, 2, …", alignment)
         if any(r.kind is RelationKind.OFFSETS and r.paths[0] == path for r in self.relations):
             return RoleGuess(Role.OFFSETS, "rising from 0 to the length of another list")
-        is_score = bool(_OTHER_SCORES.search(name)) or name in STALE
-        if name in LOGPROBS and name not in STALE and (fact.look is not Look.IDS):
+        is_score = bool(_OTHER_SCORES.search(name)) or name in STALE_COLUMNS
+        if name in LOGPROBS and name not in STALE_COLUMNS and (fact.look is not Look.IDS):
             return RoleGuess(Role.LOGPROBS, "by its name", alignment)
         if fact.look is Look.LOGPROBS and not is_score:
             if _LOGPROB.search(name):

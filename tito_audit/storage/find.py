@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from tito_audit.errors import StorageError
-from tito_audit.settings.values import user_path
+from tito_audit.settings.values import expand_user
 from tito_audit.storage.arrow import open_arrow
 from tito_audit.storage.atomic import OnDone, new_file
 from tito_audit.storage.in_memory import RowsInMemory
@@ -85,7 +85,7 @@ def skipped_files(arguments: Sequence[str]) -> list[Path]:
     """The files that `find_logs` leaves out of folders because they are no logs, in order."""
     folders: list[Path] = []
     for argument in arguments:
-        folder = _remote_folder(argument) if is_url(argument) else user_path(argument)
+        folder = _remote_folder(argument) if is_url(argument) else expand_user(argument)
         if folder is not None and (isinstance(folder, RemoteFile) or os.path.isdir(folder)):  # noqa: PTH112
             folders.append(folder)
     return list(dict.fromkeys(path for folder in folders for path in sorted(_other_files(folder))))
@@ -142,7 +142,7 @@ def _resolve(argument: str) -> list[Path]:
                 f"{argument}: local logs are named by path, not by URL.\nPass the path: tito-audit scan {local}"
             )
         return _remote_logs(argument)
-    path = user_path(argument)
+    path = expand_user(argument)
     if str(path) == STDIN:
         path = Path.cwd() / STDIN  # ./- is the file of that name
     # pathlib's versions raise if the name is too long.

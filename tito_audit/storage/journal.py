@@ -48,7 +48,7 @@ FileStatus: TypeAlias = os.stat_result | RemoteStatus
 
 
 @dataclass(frozen=True, slots=True)
-class FinishedLog:
+class JournaledLog:
     """A log that a run finished."""
 
     state: Any
@@ -71,7 +71,7 @@ class Journal:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._finished_logs: dict[tuple[str, str], FinishedLog] = {}
+        self._finished_logs: dict[tuple[str, str], JournaledLog] = {}
         self._written: dict[str, list[tuple[Stamp, int]]] = {}
         """By file: its stamps as they were written, each with the offset of its record."""
         self._end = self._start = 0
@@ -88,11 +88,11 @@ class Journal:
             self.close()
             raise
 
-    def find_finished(self, kind: str, log: str) -> FinishedLog | None:
+    def find_finished(self, kind: str, log: str) -> JournaledLog | None:
         """A log as a run of this kind finished it last; None if none did."""
         return self._finished_logs.get((kind, log))
 
-    def read_parts(self, log: FinishedLog) -> Iterator[Any]:
+    def read_parts(self, log: JournaledLog) -> Iterator[Any]:
         """The parts of a log in order, read from the file as they are needed."""
         at = log.start
         while at < log.end:
@@ -104,7 +104,7 @@ class Journal:
             yield part
 
     @contextmanager
-    def checking_records(self, log: FinishedLog) -> Iterator[None]:
+    def checking_records(self, log: JournaledLog) -> Iterator[None]:
         """A block that uses records of a log; SetupError if no run can have written them."""
         try:
             yield
@@ -124,7 +124,7 @@ class Journal:
         end = self._end
         record = {"done": kind, "log": log, "state": state, "decided": decided, "said": more, "start": self._start}
         self._append(record)
-        self._finished_logs[kind, log] = FinishedLog(state, decided, more, self._start, end)
+        self._finished_logs[kind, log] = JournaledLog(state, decided, more, self._start, end)
         self._start = self._end
         if time.monotonic() - self._synced > 1.0:  # a kill loses nothing, a power failure at most a second
             self.sync()
@@ -149,7 +149,7 @@ class Journal:
         contents = [stamp for stamp in stamps if stamp[0] == now[0] and str(stamp[2]).startswith(CONTENT_ETAG)]
         return bool(contents) and _stamp(content_status(target)) in contents
 
-    def is_output_of(self, target: Path, log: FinishedLog) -> bool:
+    def is_output_of(self, target: Path, log: JournaledLog) -> bool:
         """Whether the file is unchanged since it was written for this log, after its parts."""
         written = self._written.get(str(target))
         if not written:
@@ -231,7 +231,7 @@ class Journal:
         start = record["start"]
         if type(start) is not int or not len(_HEAD) <= start <= at:
             raise ValueError(start)
-        finished = FinishedLog(record["state"], dict(record["decided"]), dict(record["said"]), start, at)
+        finished = JournaledLog(record["state"], dict(record["decided"]), dict(record["said"]), start, at)
         self._finished_logs[_require_text(record["done"]), _require_text(record["log"])] = finished
 
     def _damage_error(self, at: int) -> SetupError:

@@ -20,7 +20,7 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from tito_audit.record.nesting import parsed_json
+from tito_audit.record.nesting import load_json
 from tito_audit.storage.row import RawRow, is_json, may_repeat_keys, parse_row
 
 _SHORTEST = 256
@@ -87,7 +87,7 @@ class ArrayParser:
             return None
         text = b"".join(pieces)
         try:
-            value = parsed_json(text)
+            value = load_json(text)
         except ValueError:
             return None
         if not isinstance(value, dict) or may_repeat_keys(text, value):

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from tito_audit.format import Row
 from tito_audit.record.edits import Path
-from tito_audit.record.nesting import TooDeep, parsed_by_python, parsed_json
+from tito_audit.record.nesting import TooDeep, load_json, load_python_json
 
 _EXCERPT = 24
 """Bytes that are shown on each side of a syntax error."""
@@ -111,11 +111,11 @@ def parse_json(data: bytes) -> Any:
     Infinity, numbers beyond a float, and lone surrogates.
     """
     try:
-        return parsed_json(data)
+        return load_json(data)
     except orjson.JSONDecodeError:
         pass
     try:
-        return parsed_by_python(data.decode("utf-8"))
+        return load_python_json(data.decode("utf-8"))
     except UnicodeDecodeError as error:
         near = data[max(0, error.start - _EXCERPT) : error.start + _EXCERPT]
         raise ValueError(f"not UTF-8 at byte {error.start:,}, near {near!r}") from None
