@@ -30,10 +30,10 @@ _TRAINER = re.compile(
 _REFERENCE = re.compile(
     r"(?:^|_)(?:ref|reference|base|sft|init|initial|teacher|distill\w*|critic|judge|draft)(?:_|$)"
 )
-_OTHER = re.compile(
+_OTHER_QUANTITY = re.compile(
     r"(?:^|_)(?:top\d*|prompt|cum|cumulative|mean|avg|sum|total|ratio|kl|diff|delta|entrop\w*|values?|rewards?|returns?|advantages?|reject\w*|chosen)(?:_|$)"
 )
-_NAME = re.compile(r"log_?p|(?:^|_)lps?(?:_|$)")
+_LOGPROB_NAME = re.compile(r"log_?p|(?:^|_)lps?(?:_|$)")
 
 
 class Author(StrEnum):
@@ -114,11 +114,11 @@ def choose_sampler_logprobs(
 def is_token_logprobs(column: Column, facts: Mapping[str, NumberFacts], roles: Mapping[str, RoleGuess]) -> bool:
     """Whether a column scores the tokens themselves, whoever computed it."""
     name, guess = snake_case(column.name), roles[column.path]
-    if column.path not in facts or _OTHER.search(name):
+    if column.path not in facts or _OTHER_QUANTITY.search(name):
         return False
     if guess.role is Role.LOGPROBS:
         return True
-    named = bool(_NAME.search(name)) or guess_author(column.name) in (Author.TRAINER, Author.REFERENCE)
+    named = bool(_LOGPROB_NAME.search(name)) or guess_author(column.name) in (Author.TRAINER, Author.REFERENCE)
     fact = facts[column.path]
     return named and guess.role is Role.PER_TOKEN and fact.look is Look.LOGPROBS and not fact.constant
 

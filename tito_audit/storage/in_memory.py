@@ -63,6 +63,7 @@ def plain_value(value: Any, *, table_like: bool = False) -> Any:
 
 
 def _to_plain(value: Any, table_like: bool) -> Any:
+    """`plain_value`, but for values that are nested too deeply."""
     kind = type(value)
     if kind in _SIMPLE:
         return value
