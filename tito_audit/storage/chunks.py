@@ -435,12 +435,12 @@ class RandomAccess:
                 if isinstance(place, int):
                     lines += 1
                 if raw is not None:
-                    at = place if isinstance(place, int) else self.keep(place)
+                    at = place if isinstance(place, int) else self.add_entry(place)
                     yield (first + raw.index, at), replace(raw, index=first + raw.index) if first else raw
             first += lines
 
     def batches(self, size: int) -> Iterator[RowBatch]:
-        """All rows in batches of about `size` bytes; entries for the spool then have to be given to `keep`."""
+        """All rows in batches of about `size` bytes; entries for the spool have to be given to `add_entry`."""
         with reading_file(self.path):
             if self.in_place:
                 chunks = chunks_of(self._log, size)
@@ -460,7 +460,7 @@ class RandomAccess:
             if rows:
                 yield SpooledRows(rows)
 
-    def keep(self, entry: bytes) -> int:
+    def add_entry(self, entry: bytes) -> int:
         """Put the entry of a row into the spool; returns its offset."""
         return self._spool.add_entry(entry)
 
