@@ -107,6 +107,7 @@ class Columns:
         self._add_item(number, row, (), "", 0)
 
     def _add_item(self, row: int, value: Mapping[str, Any], keys: tuple[str, ...], scope: str, depth: int) -> None:
+        """Collect the values of an object, and of the samples of a batch that it holds, as new items."""
         target = _Target(Item(row), scope)
         self._add_object(target, value, keys, depth)
         self.items.setdefault(scope, []).append(target.item)
@@ -124,7 +125,7 @@ class Columns:
             if isinstance(inner, list | tuple | np.ndarray):
                 self._add_list(target, inner, path, depth)
                 continue
-            column = self._find_column(path, target.scope, target.item.row, inner)
+            column = self._count_value(path, target.scope, target.item.row, inner)
             if column is None or inner is None:
                 continue
             if len(column.samples) < 3:
@@ -146,7 +147,7 @@ class Columns:
                 column.samples[-1] = parsed
 
     def _add_list(self, target: _Target, value: Any, keys: tuple[str, ...], depth: int) -> None:
-        column = self._find_column(keys, target.scope, target.item.row, value)
+        column = self._count_value(keys, target.scope, target.item.row, value)
         if column is None or value is None:
             return
         if not isinstance(value, list | tuple | np.ndarray):  # an entry that is not a list
@@ -171,7 +172,8 @@ class Columns:
                 if isinstance(entry, Mapping):
                     self._add_item(target.item.row, entry, (*keys, "[]"), f"{column.path}[]", depth + 1)
 
-    def _find_column(self, keys: tuple[str, ...], scope: str, row: int, value: Any) -> Column | None:
+    def _count_value(self, keys: tuple[str, ...], scope: str, row: int, value: Any) -> Column | None:
+        """Count a value in its column, which is returned; None for columns past `MOST_COLUMNS`."""
         path = dotted_path(keys)
         column = self.by_path.get(path)
         if column is None:

@@ -30,10 +30,10 @@ _TRAINER = re.compile(
 _REFERENCE = re.compile(
     r"(?:^|_)(?:ref|reference|base|sft|init|initial|teacher|distill\w*|critic|judge|draft)(?:_|$)"
 )
-_OTHER = re.compile(
+_OTHER_QUANTITY = re.compile(
     r"(?:^|_)(?:top\d*|prompt|cum|cumulative|mean|avg|sum|total|ratio|kl|diff|delta|entrop\w*|values?|rewards?|returns?|advantages?|reject\w*|chosen)(?:_|$)"
 )
-_NAME = re.compile(r"log_?p|(?:^|_)lps?(?:_|$)")
+_LOGPROB_NAME = re.compile(r"log_?p|(?:^|_)lps?(?:_|$)")
 
 
 class Author(StrEnum):
@@ -114,11 +114,11 @@ def choose_sampler_logprobs(
 def is_token_logprobs(column: Column, facts: Mapping[str, NumberFacts], roles: Mapping[str, RoleGuess]) -> bool:
     """Whether a column scores the tokens themselves, whoever computed it."""
     name, guess = snake_case(column.name), roles[column.path]
-    if column.path not in facts or _OTHER.search(name):
+    if column.path not in facts or _OTHER_QUANTITY.search(name):
         return False
     if guess.role is Role.LOGPROBS:
         return True
-    named = bool(_NAME.search(name)) or guess_author(column.name) in (Author.TRAINER, Author.REFERENCE)
+    named = bool(_LOGPROB_NAME.search(name)) or guess_author(column.name) in (Author.TRAINER, Author.REFERENCE)
     fact = facts[column.path]
     return named and guess.role is Role.PER_TOKEN and fact.look is Look.LOGPROBS and not fact.constant
 
@@ -156,11 +156,9 @@ class _LogprobComparison:
             everywhere = [column for column in alike if self.scores_untrained(column)]
             if len(inside) == 1 and len(everywhere) == len(alike) - 1:
                 return inside[0], "only it has no values at untrained tokens, which a sampler does not score", True
-            names = (
-                "the names say that each is the sampler's"
-                if author is Author.SAMPLER
-                else "the names do not say whose they are"
-            )
+            names = "the names do not say whose they are"
+            if author is Author.SAMPLER:
+                names = "the names say that each is the sampler's"
             # Of three or more, one may be far from the others, which are close together.
             apart = {(a.path, b.path): self.mean_distance(a, b) for a, b in combinations(alike, 2)}
             for column in alike:

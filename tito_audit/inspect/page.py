@@ -16,7 +16,7 @@ from rich.text import Text
 
 from tito_audit.errors import SetupError
 from tito_audit.inspect.columns import Column, Look, Relation, RelationKind
-from tito_audit.inspect.look import FormatRows, Inspection, inspect_log
+from tito_audit.inspect.inspection import FormatRows, Inspection, inspect_log
 from tito_audit.inspect.mapping import as_flags, as_toml, needs_no_mapping
 from tito_audit.inspect.roles import Role
 from tito_audit.join import CallsInspected

@@ -38,7 +38,7 @@ _SETTINGS = re.compile(
     r"|extra_body|^generation$",
     re.IGNORECASE,
 )
-_ENDS = re.compile(r"(?:^|_)(?:dones?|terminals?|eos|eot|end|last|final|truncated)(?:_|$)", re.IGNORECASE)
+_END_FLAGS = re.compile(r"(?:^|_)(?:dones?|terminals?|eos|eot|end|last|final|truncated)(?:_|$)", re.IGNORECASE)
 
 
 def _why_unlikely_values(lists: Sequence[Numbers], facts: NumberFacts) -> str:
@@ -88,7 +88,7 @@ def why_no_loss_mask(name: str, pairs: Sequence[tuple[Numbers, Numbers | None]])
     if not filled:
         return ""
     ones = sum(int(np.count_nonzero(array)) == 1 and bool(array[-1]) for array in filled)
-    if ones == len(filled) and (_ENDS.search(snake_case(name)) or min(map(len, filled)) > _FEW_DISTINCT):
+    if ones == len(filled) and (_END_FLAGS.search(snake_case(name)) or min(map(len, filled)) > _FEW_DISTINCT):
         return "marks only the last token"
     if 2 * sum(bool(array[0]) and not array[-1] for array in filled) > len(filled):
         return "marks the beginning, not what was sampled"
@@ -195,7 +195,7 @@ _COMPLETION = re.compile(
     re.IGNORECASE,
 )
 _WHOLE = re.compile(r"seq|full|all|whole|traj|input|token_?ids|^tokens$|pack|row|concat", re.IGNORECASE)
-_OTHERS_IDS = re.compile(r"distill|teacher|top_?[kp]|ref_|expert|chosen|rejected|position|segment", re.IGNORECASE)
+_OTHER_IDS = re.compile(r"distill|teacher|top_?[kp]|ref_|expert|chosen|rejected|position|segment", re.IGNORECASE)
 _ATTENTION = re.compile(r"attention|attn|pad", re.IGNORECASE)
 _MASK = re.compile(r"mask|label|train|loss|weight", re.IGNORECASE)
 _LOGPROB = re.compile(r"log_?p|logit|(?:^|_)lps?(?:$|_)", re.IGNORECASE)
@@ -299,7 +299,7 @@ class _ScopeColumns:
             {
                 path: column
                 for path, column in self.columns.items()
-                if self.facts[path].look is Look.IDS and not _OTHERS_IDS.search(column.name)
+                if self.facts[path].look is Look.IDS and not _OTHER_IDS.search(column.name)
             }
         )
         compared = dict(list(columns.items())[:32])

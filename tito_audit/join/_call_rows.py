@@ -203,7 +203,7 @@ class CallRows:
                 for index, place, form, key, name, trace in islice(batch.rows, room):
                     row = len(self._index)
                     self._index.append(index + lines)
-                    self._at.append(place if isinstance(place, int) else reader.keep(place))
+                    self._at.append(place if isinstance(place, int) else reader.add_entry(place))
                     if form not in self.forms:
                         self.forms.append(form)
                     self._form.append(self.forms.index(form))

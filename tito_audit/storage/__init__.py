@@ -8,6 +8,16 @@ from tito_audit.storage.atomic import (
     refuse_existing,
     target_paths,
 )
+from tito_audit.storage.caller_logs import (
+    Logs,
+    MemoryOutput,
+    Name,
+    log_names,
+    log_paths,
+    memory_targets,
+    open_memory_output,
+    passed_logs,
+)
 from tito_audit.storage.find import (
     dataset_metadata,
     find_logs,
@@ -18,16 +28,6 @@ from tito_audit.storage.find import (
 from tito_audit.storage.in_memory import RowsInMemory, is_in_memory
 from tito_audit.storage.log import Log, open_log
 from tito_audit.storage.output import Output, Quarantine, open_output
-from tito_audit.storage.passed import (
-    Logs,
-    MemoryOutput,
-    Name,
-    log_names,
-    log_paths,
-    memory_targets,
-    open_memory_output,
-    passed_logs,
-)
 from tito_audit.storage.remote import RemoteFile
 from tito_audit.storage.remote_output import output_path, path_identity
 from tito_audit.storage.row import RawRow

@@ -370,9 +370,9 @@ class S3Store(BucketStore):
 
     async def read_version(self, start: int, stop: int, status: RemoteStatus) -> bytes:
         bucket, _, key = status.key.partition("/")
-        unchanged = {"IfMatch": status.etag} if status.etag else {}
+        match = {"IfMatch": status.etag} if status.etag else {}
         answer = await self.filesystem._call_s3(
-            "get_object", Bucket=bucket, Key=key, Range=f"bytes={start}-{stop - 1}", **unchanged
+            "get_object", Bucket=bucket, Key=key, Range=f"bytes={start}-{stop - 1}", **match
         )
         if status.etag and answer.get("ETag") not in (None, status.etag):
             raise ChangedFile
@@ -381,7 +381,7 @@ class S3Store(BucketStore):
         try:
             while block := await body.read(1 << 20):
                 parts.append(block)
-        except Exception:
+        except Exception:  # dropped; the next request goes on from there
             if not parts:
                 raise
         finally:

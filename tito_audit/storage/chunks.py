@@ -104,7 +104,7 @@ class DamagedEnd(Chunk):
 
     def rows(self, reader: ChunkReader) -> Iterator[RawRow]:
         raise Damage(self.damage)
-        yield
+        yield  # makes it a generator
 
 
 def chunks_of(log: Log, size: int) -> Iterator[Chunk]:
@@ -123,7 +123,7 @@ def chunks_of(log: Log, size: int) -> Iterator[Chunk]:
     with reading_file(log.path), open_bytes(log.path) as raw:
         kind, stream, leads = log.detect_kind(raw)
         if kind == "torch":  # one pickle, so one chunk
-            yield _RowGroups(log.path, log.max_row_bytes, log.size, share=log.share)
+            yield _BlocksInFile(log.path, log.max_row_bytes, log.size, share=log.share)
             return
         if stream is None:
             try:
@@ -322,7 +322,7 @@ def _chunk_parquet(log: Log, size: int) -> Iterator[Chunk]:
             if bytes_ <= _SMALL_GROUP_CHUNKS * size or (remote and file.num_row_groups >= _MANY_GROUPS):
                 if together is None:
                     limit, skips = log.max_row_bytes, log.skip_binary
-                    together = _RowGroups(log.path, limit, 0, group, group, block.first, skips, share=log.share)
+                    together = _BlocksInFile(log.path, limit, 0, group, group, block.first, skips, share=log.share)
                     stored = 0
                 stored += bytes_
                 together.stop, together.done = group + 1, int(log.size * block.after)
@@ -339,7 +339,7 @@ def _chunk_parquet(log: Log, size: int) -> Iterator[Chunk]:
 
 
 @dataclass(slots=True)
-class _RowGroups(Chunk):
+class _BlocksInFile(Chunk):
     """Row groups of a Parquet file, or a Torch file, to be read by the process that audits them."""
 
     start: int = 0
@@ -435,12 +435,12 @@ class RandomAccess:
                 if isinstance(place, int):
                     lines += 1
                 if raw is not None:
-                    at = place if isinstance(place, int) else self.keep(place)
+                    at = place if isinstance(place, int) else self.add_entry(place)
                     yield (first + raw.index, at), replace(raw, index=first + raw.index) if first else raw
             first += lines
 
     def batches(self, size: int) -> Iterator[RowBatch]:
-        """All rows in batches of about `size` bytes; entries for the spool then have to be given to `keep`."""
+        """All rows in batches of about `size` bytes; entries for the spool have to be given to `add_entry`."""
         with reading_file(self.path):
             if self.in_place:
                 chunks = chunks_of(self._log, size)
@@ -460,7 +460,7 @@ class RandomAccess:
             if rows:
                 yield SpooledRows(rows)
 
-    def keep(self, entry: bytes) -> int:
+    def add_entry(self, entry: bytes) -> int:
         """Put the entry of a row into the spool; returns its offset."""
         return self._spool.add_entry(entry)
 

@@ -63,6 +63,7 @@ def plain_value(value: Any, *, table_like: bool = False) -> Any:
 
 
 def _to_plain(value: Any, table_like: bool) -> Any:
+    """`plain_value`, but for values that are nested too deeply."""
     kind = type(value)
     if kind in _SIMPLE:
         return value
@@ -224,17 +225,17 @@ class ObjectRows(MemoryContent):
         return sum(map(_json_size, some)) * count // _SIZE_SAMPLE
 
     def part(self, start: int, stop: int, sampled: NDArray[np.int64] | None = None) -> MemoryPart:
-        """Plain copies of the rows, which share what is plain already."""
-        rows: list[Row | str] = []
-        for number in range(start, stop) if sampled is None else (start + sampled).tolist():
-            value = self.values[number]
-            if isinstance(value, Mapping):
-                rows.append(plain_row(value, table_like=self.table_like))
-                continue
-            with suppress(NotLoggable):
-                value = plain_value(value)
-            rows.append(no_object_reason(value))
-        return PlainRows(rows, open=self.kind == "objects")
+        numbers = range(start, stop) if sampled is None else (start + sampled).tolist()
+        rows = [self.row(self.values[number]) for number in numbers]
+        return PlainRows(rows, extensible=self.kind == "objects")
+
+    def row(self, value: Any) -> Row | str:
+        """A plain copy of an object, which shares what is plain already; or why it is no row."""
+        if isinstance(value, Mapping):
+            return plain_row(value, table_like=self.table_like)
+        with suppress(NotLoggable):
+            value = plain_value(value)
+        return no_object_reason(value)
 
 
 def _json_size(value: Any) -> int:

@@ -66,7 +66,7 @@ class Log:
         self.path = path
         self.size = path.stat().st_size
         """Bytes on disk; 0 for a pipe."""
-        if self.size >= LARGE:
+        if self.size >= _LARGE_LOG:
             tune_malloc()
         self.position = 0
         """Bytes that were read so far, for progress."""
@@ -296,7 +296,7 @@ def reading_file(path: Path) -> Iterator[None]:
         raise StorageError(f"{path}: the file cannot be read ({error.strerror or error}).") from error
 
 
-LARGE = 8 << 20
+_LARGE_LOG = 8 << 20
 """Bytes of a log that may have large rows."""
 
 

@@ -405,43 +405,45 @@ class RangedFile(io.RawIOBase):
     def _fetch_block(self, wanted: int, *, exact: bool) -> bytes:
         """Fetch a block from here on and return what is wanted of it; the next reads get the rest."""
         at, limit = self._at, self._size
-        sequence = self._sequences.pop(at, None)
+        previous = self._sequences.pop(at, None)
         most = min(_LARGEST_BLOCK, max(_READ_AHEAD // max(len(self._sequences), 1), FIRST_BLOCK))
-        block = min(wanted, _LARGEST_BLOCK) if exact else FIRST_BLOCK
+        size = min(wanted, _LARGEST_BLOCK) if exact else FIRST_BLOCK
         number = bisect_right(self._expected_ranges, (at, self._size + 1)) - 1
         expected = self._expected_ranges[number] if number >= 0 and at < self._expected_ranges[number][1] else None
-        if sequence is not None and sequence.expected == expected:
-            block = max(block if exact else 0, min(2 * sequence.block_size, most))
+        if previous is not None and previous.expected == expected:
+            size = max(size if exact else 0, min(2 * previous.block_size, most))
         if expected is not None:
             limit = expected[1] if not exact or at + wanted <= expected[1] else limit
             if expected[1] - expected[0] <= most:
-                block = max(block, expected[1] - at)
-        start, stop = at, min(at + block, limit)
+                size = max(size, expected[1] - at)
+        data = self.fetch(at, min(at + size, limit))
+        self._first.keep(at, data)
+        rest = data if len(data) > wanted else b""
+        self._sequences[at + len(data)] = _SequentialRead(at, rest, len(data), expected)
+        if previous is None and len(self._sequences) > 256:  # positions that are read from alternately
+            self._sequences.popitem(last=False)
+        return data[:wanted]
+
+    def fetch(self, start: int, stop: int) -> bytes:
+        """Fetch `[start, stop)`; any number of drops is survived, as long as some bytes arrive before each."""
         parts: list[bytes] = []
-        block_size, tried, lost = stop - start, 0, dropped_connection()
+        size, tries, failure = stop - start, 0, dropped_connection()
         while start < stop:
             try:
-                data = self._read(start, min(start + block_size, stop))
-            except Transient as failure:
-                data, lost = b"", failure
-            if len(data) > min(block_size, stop - start):
+                data = self._read(start, min(start + size, stop))
+            except Transient as error:
+                data, failure = b"", error
+            if len(data) > min(size, stop - start):
                 raise StorageError(f"{self.name}: the store sends more than it was asked for. Download the file.")
             parts.append(data)
             start += len(data)
-            # Any number of drops is survived, as long as some bytes arrive before each.
-            tried = 0 if len(data) >= min(_SMALLEST_BLOCK, block_size) else tried + 1
-            if tried == TRIES:
-                raise StorageError(f"{self.name}: {lost}")
+            tries = 0 if len(data) >= min(_SMALLEST_BLOCK, size) else tries + 1
+            if tries == TRIES:
+                raise StorageError(f"{self.name}: {failure}")
             if not data:
-                wait_before_retry(tried, lost)
-                block_size = max(block_size // 4, _SMALLEST_BLOCK)
-        data = parts[0] if len(parts) == 1 else b"".join(parts)
-        self._first.keep(at, data)
-        end = at + len(data)
-        self._sequences[end] = _SequentialRead(at, data if len(data) > wanted else b"", len(data), expected)
-        if sequence is None and len(self._sequences) > 256:  # of positions that are read from alternately
-            self._sequences.popitem(last=False)
-        return data[:wanted]
+                wait_before_retry(tries, failure)
+                size = max(size // 4, _SMALLEST_BLOCK)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 class _SequentialRead(NamedTuple):

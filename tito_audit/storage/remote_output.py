@@ -160,6 +160,7 @@ def refuse_existing_remotes(targets: Iterable[RemoteFile]) -> None:
 
 
 def _exists(target: RemoteFile) -> bool:
+    """Whether the store has the file now."""
     try:
         target.refresh_status()
     except FileNotFoundError:
@@ -223,6 +224,7 @@ def _upload_once(file: Path, place: RemoteFile, overwrite: bool) -> None:
 
 
 def _upload_to_bucket(store: BucketStore, file: Path, url: str, overwrite: bool) -> None:
+    """Send a file to a bucket; NameTaken if there is one of its name that must not be overwritten."""
     key = bucket_path(url)
     options = dict(_UPLOAD_OPTIONS[store.extra])
     content = _CONTENT_TYPES.get(Path(key).suffix.lower())
@@ -258,6 +260,7 @@ def _worded_for_writing(refused: Refusal) -> Refusal:
 
 
 def _upload_to_hub(store: Any, file: Path, url: str, overwrite: bool) -> None:
+    """Commit a file to a data set; NameTaken if there is one of its name that must not be overwritten."""
     from huggingface_hub import CommitOperationAdd
     from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 

@@ -45,7 +45,7 @@ class RawRow:
     """True for the error row that says that the file cannot be read further."""
     nesting: Nesting | None = None
     """Where it is nested in a row of the file; None if it is one itself."""
-    open: bool = False
+    extensible: bool = False
     """True for an object in memory, which may get new keys at any depth, as JSON may."""
     has_arrays: bool = False
     """True if some lists of numbers were read as arrays, which an audit may: see `without_arrays`."""
@@ -54,7 +54,7 @@ class RawRow:
     def accepts_new_keys(self) -> bool:
         """Whether objects in it may get new keys: those of JSON whose text is kept, and those in memory."""
         in_json = self.text is not None or (self.nesting is not None and self.nesting.outer.accepts_new_keys)
-        return self.open or in_json
+        return self.extensible or in_json
 
     @property
     def without_arrays(self) -> RawRow:

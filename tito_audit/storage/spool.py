@@ -86,8 +86,8 @@ class Spool:
 
 def pack_entry(data: bytes) -> bytes:
     """Bytes as an entry of a spool: both sizes, and the bytes compressed."""
-    entry_at: bytes = pa.compress(data, codec="zstd", asbytes=True)
-    return _ENTRY_HEAD.pack(len(entry_at), len(data)) + entry_at
+    packed: bytes = pa.compress(data, codec="zstd", asbytes=True)
+    return _ENTRY_HEAD.pack(len(packed), len(data)) + packed
 
 
 def unpack_entry(entry: bytes) -> bytes:

@@ -64,6 +64,7 @@ def is_text_type(kind: Any) -> bool:
 
 
 def _first_chunk(column: Any, start: int, length: int) -> Any:
+    """The first chunk with values in a part of a column."""
     return next(chunk for chunk in column.slice(start, length).chunks if len(chunk))
 
 

@@ -60,7 +60,7 @@ class PlainRows(MemoryPart):
 
     values: Sequence[Row | str]
     """Each row, or why it cannot be read."""
-    open: bool
+    extensible: bool
     """Whether they may get new keys at any depth, as JSON may."""
 
     def __len__(self) -> int:
@@ -72,7 +72,7 @@ class PlainRows(MemoryPart):
             if isinstance(value, str):
                 yield RawRow(number, None, value)
             else:
-                yield RawRow(number, value, open=self.open)
+                yield RawRow(number, value, extensible=self.extensible)
 
 
 class TableRows(MemoryPart):
@@ -105,7 +105,7 @@ class TableRows(MemoryPart):
         return [
             TableRows(single)
             if single.nbytes <= limit
-            else PlainRows((str(too_long_row(0, single.nbytes, limit).error),), open=False)
+            else PlainRows((str(too_long_row(0, single.nbytes, limit).error),), extensible=False)
             for single in self._single_rows()
         ]
 

@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tito_audit.errors import StorageError
 from tito_audit.format import Row
+from tito_audit.storage.in_memory import ObjectRows
 from tito_audit.storage.remote import RemoteFile
 from tito_audit.storage.row import RawRow, block_seed
-from tito_audit.storage.table_rows import Block, MemoryContent, PlainRows
+from tito_audit.storage.table_rows import Block
 
 TORCH_HEAD = 512
 """Bytes that show whether a file is a Torch file."""
@@ -40,32 +40,23 @@ def is_torch(head: bytes) -> bool:
     return head.startswith(_LEGACY) or (head.startswith(_ZIP) and b"data.pkl" in head[:TORCH_HEAD])
 
 
-class _Samples(MemoryContent):
+class _Samples(ObjectRows):
     """The samples of a loaded Torch file, each a dict."""
 
-    kind = "frame"
     size = 0  # nothing is saved by reading few at once: all are in memory
 
-    def __init__(self, samples: Sequence[Any]) -> None:
-        self.samples = samples
-
-    def __len__(self) -> int:
-        return len(self.samples)
-
-    def part(self, start: int, stop: int, sampled: NDArray[np.int64] | None = None) -> PlainRows:
-        rows: list[Row | str] = []
-        for number in range(start, stop) if sampled is None else (start + sampled).tolist():
-            entry = self.samples[number]
-            kind = type(entry).__name__
-            odd = f"the sample is of type {kind}, not a dict with named columns"
-            rows.append(_tensors_as_arrays(entry) if isinstance(entry, dict) else odd)
-        return PlainRows(rows, open=False)
+    def row(self, value: Any) -> Row | str:
+        """A sample with tensors as arrays, or why it is none."""
+        if not isinstance(value, dict):
+            return f"the sample is of type {type(value).__name__}, not a dict with named columns"
+        row: Row = _tensors_as_arrays(value)
+        return row
 
 
 def torch_blocks(path: Path) -> Iterator[Block]:
     """All samples as one block."""
     samples = load_torch(path)[SAMPLES]
-    yield Block(0, len(samples), [_Samples(samples)], block_seed(path.stat().st_size), 0.0, 1.0)
+    yield Block(0, len(samples), [_Samples(samples, "frame")], block_seed(path.stat().st_size), 0.0, 1.0)
 
 
 def load_torch(path: Path) -> dict[str, Any]:
