@@ -135,6 +135,7 @@ def audit_rollout(rollout: Rollout, auditor: Auditor, choose_view: ChooseView | 
 
 
 def _audit(rollout: Rollout, auditor: Auditor, choose_view: ChooseView | None) -> Result:
+    """The audit of a rollout that the tokenizer can encode; EncodeError if it cannot."""
     renderer = auditor.renderer_for(rollout)
     evidence = gather(rollout, auditor.tokenizer, renderer, auditor.speakers, auditor.conventions)
     evidence = explain_differences(evidence, auditor.rules, auditor.codes)

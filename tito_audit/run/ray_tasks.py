@@ -99,10 +99,7 @@ class RayTasks:
         return self._cpus
 
     def map(self, work: Callable[[Task], Answer], tasks: Tasks[Tag, Task]) -> Answered[Tag, Answer]:
-        """Each tag with the answer to its task; SetupError if a worker cannot load the work or is always lost.
-
-        Calls in flight are cancelled when this generator ends, however it ends.
-        """
+        """As `Executor.map` says; SetupError if a worker cannot load the work or is lost each time."""
         flight: _CallsInFlight[Tag, Task, Answer] = _CallsInFlight(self, work)
         try:
             yield from flight.run(tasks)
@@ -201,6 +198,7 @@ class _CallsInFlight(Generic[Tag, Task, Answer]):
                 self._filling = _RayCall()
 
     def _answers(self, call: _RayCall) -> list[bytes]:
+        """Fetch the pickled answers of a call that is done, and adapt the number of tasks per call to its time."""
         try:
             seconds, answers, problem = self._ray.get(call.reference)
         except self._ray.exceptions.RayError as error:
@@ -345,6 +343,7 @@ def _exit_on_sigterm() -> Iterator[None]:
 
 
 def _import_ray() -> Any:
+    """The module `ray`; SetupError if it is not installed."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -336,6 +336,7 @@ class Recorder:
         self._rows, self._results = [], 0
 
     def _find_finished(self, file: Path) -> Finished | None:
+        """What the journal has of a log; None if there is nothing, or if log or settings have changed."""
         log, state = self.journal.finished(self._kind, str(file)), self._states.get(file)
         if log is None or state is None or log.state != state:
             return None

@@ -489,6 +489,7 @@ class RowRepair:
         place: Place,
         again: Again,
     ) -> RepairedRow:
+        """Repair a row that was audited; `raw.value` is `logged`."""
         rows = {rollout.place.item: rollout.training_row for rollout in read.rollouts}
         ids = {item: row.token_ids for item, row in rows.items() if item in again and row is not None}
 
@@ -570,6 +571,7 @@ class RowRepair:
         return {**row, inside: {**was, COLUMN: about}} if inside else {**row, COLUMN: about}
 
     def _audit(self, rollouts: Sequence[Rollout], auditor: Auditor, again: Again) -> list[AuditedRollout]:
+        """Audit rollouts; one that the tokenizer cannot encode without the tokenizer."""
         audited = []
         for rollout in rollouts:
             with guard_plugin("the audit", rollout.place, LEAVE_OUT):
@@ -582,6 +584,7 @@ class RowRepair:
         return audited
 
     def _audit_rollout(self, rollout: Rollout, auditor: Auditor, again: Again) -> AuditedRollout:
+        """Audit a rollout with all rules, of which those not selected may fail."""
         trained_again, renderer = again.get(rollout.place.item, ()), auditor.renderer_for(rollout)
         speakers, conventions = auditor.speakers, auditor.conventions
         evidence = gather(rollout, auditor.tokenizer, renderer, speakers, conventions, trained_again)

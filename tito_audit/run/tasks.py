@@ -288,6 +288,7 @@ class ChunkedScan:
                     flow.task_counters.forget(step.number)
 
     def _chunk_results(self, chunk: _ChunkAnswer) -> Iterator[Result]:
+        """The results of a chunk, counted and recorded row by row, up to the limit."""
         if self._broken:
             return
         counted = passed = 0  # rows of the chunk that were left out and are counted already, and results

@@ -140,10 +140,7 @@ class ForkedProcesses:
     here: bool = field(default=False, init=False)
 
     def map(self, work: Callable[[Task], Answer], tasks: Tasks[Tag, Task]) -> Answered[Tag, Answer]:
-        """Each tag with the answer to its task; SetupError if a process is killed from outside.
-
-        The processes end with this generator, however it ends.
-        """
+        """As `Executor.map` says; SetupError if a process is killed from outside."""
         crew: _Crew[Tag, Task, Answer] = _Crew(work, self.jobs)
         try:
             yield from crew.run(tasks)
@@ -268,6 +265,7 @@ class _Crew(Generic[Tag, Task, Answer]):
         return False
 
     def _collect(self) -> None:
+        """Wait for at least one answer, and take all that are there."""
         from multiprocessing.connection import wait
 
         ready = wait([worker.answers for worker in self._workers])
@@ -296,6 +294,7 @@ class _Crew(Generic[Tag, Task, Answer]):
         )
 
     def _fork(self, cores: Sequence[int]) -> None:
+        """Fork one more process, pinned to these cores if there are any."""
         from multiprocessing.connection import Pipe
 
         (take, give), (collect, answer) = Pipe(duplex=False), Pipe(duplex=False)
