@@ -236,6 +236,7 @@ def _table(heads: Row, rows: Sequence[Row]) -> Table:
 
 
 def _findings_and_notes(summary: RescoreSummary, *, filled: bool) -> Iterator[RenderableType]:
+    """The findings by the model's values, then what could not be scored or priced; `filled`: -o was passed."""
     if summary.findings:
         yield from heading(f"By the model's values: {many(len(summary.findings), 'finding')}")
         for finding in summary.findings[:_MOST_FINDINGS]:

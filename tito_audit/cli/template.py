@@ -125,6 +125,7 @@ def page_lines(run: TemplateRun, *, full: bool) -> Iterator[RenderableType]:
 
 
 def _evidence_parts(run: TemplateRun) -> Iterator[RenderableType]:
+    """What --full adds: every kind of answer, facts, places where text changes, and what follows from them."""
     facts = run.facts
     yield from heading("What becomes of a sampled answer, by what it is and what follows")
     nexts = [name for name in ("user", "tool", "system", "assistant") if name in facts.append.by_next()]
@@ -194,6 +195,7 @@ def _fates_cell(append: AppendOnly | None) -> Text:
 
 
 def _break_lines(breaks: Sequence[Break]) -> Iterator[Text]:
+    """Each place where earlier text changes: in which answers, by which condition, and both texts."""
     groups = list(grouped(breaks).values())
     for group in groups[:_MOST_BREAKS]:
         first = group[0]
@@ -259,6 +261,7 @@ def _seams_table(seams: Sequence[Seam], has_ids: bool) -> Table:
 
 
 def _fact_rows(facts: TemplateFacts, has_ids: bool) -> Iterator[tuple[str, str]]:
+    """Names and values: generation prompt, end and beginning tokens, clock, contents, cut answers."""
     opener = facts.generation_prompt
     texts = listed([_quoted(text) for text in opener.texts[:4]]) or "none"
     yield "generation prompt", texts + ("" if len(opener.texts) < 2 else ", depending on the messages")
