@@ -45,11 +45,11 @@ def link_findings(findings: Sequence[Finding], folds: Mapping[int, Turns], rules
     headed = [replace(each, headline=_headline(each, by_code.get(each.code))) for each in findings]
     if len(headed) == 1:
         return headed
-    causes = _RootCauses(headed, folds)
-    prints: dict[int, str] = {}
+    root_causes = _RootCauses(headed, folds)
+    fingerprints: dict[int, str] = {}
     out = []
     for index, finding in enumerate(headed):
-        roots = causes.roots_of(index)
+        roots = root_causes.roots_of(index)
         if finding.folded is not None and index in roots:
             units = sum(root == index for root in roots)
             out.append(replace(finding, folded=replace(finding.folded, units=units)))
@@ -58,10 +58,10 @@ def link_findings(findings: Sequence[Finding], folds: Mapping[int, Turns], rules
         if root == index:
             out.append(finding)
             continue
-        if root not in prints:
-            prints[root] = headed[root].fingerprint
-        alike = finding.code == headed[root].code and finding.fingerprint == prints[root]
-        out.append(finding if alike else replace(finding, because_of=prints[root]))
+        if root not in fingerprints:
+            fingerprints[root] = headed[root].fingerprint
+        alike = finding.code == headed[root].code and finding.fingerprint == fingerprints[root]
+        out.append(finding if alike else replace(finding, because_of=fingerprints[root]))
     return out
 
 

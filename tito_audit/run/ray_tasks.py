@@ -148,7 +148,7 @@ class _CallsInFlight(Generic[Tag, Task, Answer]):
         """The tags with their answers, in order."""
         source = iter(tasks)
         while True:
-            self._hand_out(source)
+            self._send_tasks(source)
             if not self._order:
                 return
             tag, call, number = self._order[0]
@@ -160,7 +160,7 @@ class _CallsInFlight(Generic[Tag, Task, Answer]):
             self._order.popleft()
             answer: Answer | FailedTask | None = None
             if call is not None:
-                call.answers = call.answers or self._answers(call)
+                call.answers = call.answers or self._fetch_answers(call)
                 answer = pickle.loads(call.answers[number])
             if isinstance(answer, FailedTask):
                 raise answer.error
@@ -174,7 +174,7 @@ class _CallsInFlight(Generic[Tag, Task, Answer]):
         self._local_address.clear()
         self._order.clear()
 
-    def _hand_out(self, source: Iterator[tuple[Tag, Task | None]]) -> None:
+    def _send_tasks(self, source: Iterator[tuple[Tag, Task | None]]) -> None:
         """Send tasks while there are tasks, room for calls, and few answers that wait."""
         executor = self._executor
         room = executor.most or executor.jobs * 2  # without a limit, a current call and the next for each CPU
@@ -197,7 +197,7 @@ class _CallsInFlight(Generic[Tag, Task, Answer]):
                 self._waiting += 1
                 self._filling = _RayCall()
 
-    def _answers(self, call: _RayCall) -> list[bytes]:
+    def _fetch_answers(self, call: _RayCall) -> list[bytes]:
         """Fetch the pickled answers of a call that is done, and adapt the number of tasks per call to its time."""
         try:
             seconds, answers, problem = self._ray.get(call.reference)

@@ -141,11 +141,11 @@ class ForkedProcesses:
 
     def map(self, work: Callable[[Task], Answer], tasks: Tasks[Tag, Task]) -> Answered[Tag, Answer]:
         """As `Executor.map` says; SetupError if a process is killed from outside."""
-        crew: _Crew[Tag, Task, Answer] = _Crew(work, self.jobs)
+        pool: _Pool[Tag, Task, Answer] = _Pool(work, self.jobs)
         try:
-            yield from crew.run(tasks)
+            yield from pool.run(tasks)
         finally:
-            crew.close()
+            pool.close()
 
 
 @dataclass(slots=True)
@@ -164,7 +164,7 @@ class _Worker:
     """The numbers of its tasks without an answer."""
 
 
-class _Crew(Generic[Tag, Task, Answer]):
+class _Pool(Generic[Tag, Task, Answer]):
     """The forked processes, and the tasks and answers in flight."""
 
     def __init__(self, work: Callable[[Task], Answer], jobs: int) -> None:
@@ -199,12 +199,12 @@ class _Crew(Generic[Tag, Task, Answer]):
         """The tags with their answers, in order."""
         source = iter(tasks)
         while True:
-            self._hand_out(source)
+            self._send_tasks(source)
             if not self._order:
                 return
             number, tag = self._order[0]
             if number not in self._done:
-                self._collect()
+                self._receive_answers()
                 continue
             self._order.popleft()
             answer = self._done.pop(number)
@@ -225,7 +225,7 @@ class _Crew(Generic[Tag, Task, Answer]):
         self._dismissed.clear()
         self._workers.clear()
 
-    def _hand_out(self, source: Iterator[tuple[Tag, Task | None]]) -> None:
+    def _send_tasks(self, source: Iterator[tuple[Tag, Task | None]]) -> None:
         """Send tasks to processes while there are tasks and free processes."""
         while True:
             if self._next is None and not self._take_task(source):
@@ -264,7 +264,7 @@ class _Crew(Generic[Tag, Task, Answer]):
         self._ended = True
         return False
 
-    def _collect(self) -> None:
+    def _receive_answers(self) -> None:
         """Wait for at least one answer, and take all that are there."""
         from multiprocessing.connection import wait
 
