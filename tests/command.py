@@ -87,15 +87,15 @@ def loading_once() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(typer.testing, "_get_command", _parser)
         patched.setattr(ChatEnvironment, "compile", _code)
-        patched.setattr(Template, "_read", _reading)
-        patched.setattr(load, "_from_files", _tokenizer)
+        patched.setattr(Template, "_read_facts", _reading)
+        patched.setattr(load, "_load_json", _tokenizer)
         yield
 
 
 _parser = cache(typer.main.get_command)
 _compile = ChatEnvironment.compile
-_read = Template._read
-_from_files = load._from_files
+_read = Template._read_facts
+_from_files = load._load_json
 _codes: dict[str, Any] = {}
 _readings: dict[str, Any] = {}
 _tokenizers: dict[object, tuple[Tokenizer, object]] = {}

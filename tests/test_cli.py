@@ -23,7 +23,7 @@ from tito_audit.cli._outputs import ReportTarget, write_reports
 from tito_audit.errors import SetupError
 from tito_audit.record.finding import Result
 from tito_audit.record.rollout import Place
-from tito_audit.report import Report, ReportOptions, Takes
+from tito_audit.report import Report, ReportOptions, ResultSink
 from tito_audit.reports import report_named
 from tito_audit.rules import all_rules
 from tito_audit.summary import Summary
@@ -182,7 +182,7 @@ def failing_after(count: int, error: BaseException) -> Iterator[Result]:
     raise error
 
 
-def report_of(write: Callable[..., Takes[None]]) -> Report:
+def report_of(write: Callable[..., ResultSink[None]]) -> Report:
     return Report("made-up", "", write)
 
 
@@ -201,7 +201,7 @@ def test_a_run_that_fails_leaves_no_file_and_no_thread(tmp_path: Path, error: Ba
 
 
 def test_a_report_that_fails_ends_the_run_with_its_error(tmp_path: Path) -> None:
-    def fail(*_: object) -> Takes[None]:
+    def fail(*_: object) -> ResultSink[None]:
         yield
         raise BrokenPipeError
 

@@ -21,7 +21,7 @@ from tests.command import run, written
 from tests.world import BROKEN, CLEAN, ROOT
 from tito_audit.cli._diff import DiffRow, changed_spans, diff_lines
 from tito_audit.cli.repair import REPORTS, RepairRun, RowTally, SentenceCounts
-from tito_audit.record.build import training_row
+from tito_audit.record.build import build_training_row
 from tito_audit.record.finding import Finding, Hit, Result, Severity, Where
 from tito_audit.record.outcome import Outcome
 from tito_audit.record.rollout import Place, Rollout, Turn
@@ -164,7 +164,9 @@ def test_list_repairs_says_what_is_safe() -> None:
 
 
 def rollout(ids: Sequence[int], mask: Sequence[int], logprobs: Sequence[float], **more: Any) -> Rollout:
-    row = training_row(np.array(ids, np.int32), mask=("mask", list(mask)), logprobs=("logprobs", list(logprobs)))
+    row = build_training_row(
+        np.array(ids, np.int32), mask=("mask", list(mask)), logprobs=("logprobs", list(logprobs))
+    )
     return Rollout(PLACE, "toy", training_row=row, **more)
 
 

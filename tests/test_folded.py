@@ -16,7 +16,7 @@ from tests.command import run, written
 from tests.tiers import DEEP, some
 from tests.toy import toy_renderer, toy_tokenizer
 from tito_audit.evidence.gather import gather
-from tito_audit.record.build import training_row
+from tito_audit.record.build import build_training_row
 from tito_audit.record.finding import Finding, Result, Where
 from tito_audit.record.rollout import Place, Rollout, Turn
 from tito_audit.repairs import all_repairs
@@ -54,7 +54,7 @@ def row(several: int) -> Rollout:
     ids = np.array(spelled() * several, np.int32)
     places = np.arange(len(ids))
     logprobs = np.where(places % 2 == 0, 0.5, -0.25 - places % 7 / 8)
-    line = training_row(ids, mask=("loss_mask", [1] * len(ids)), logprobs=("logprobs", logprobs))
+    line = build_training_row(ids, mask=("loss_mask", [1] * len(ids)), logprobs=("logprobs", logprobs))
     return Rollout(Place("row.jsonl", 0), "generic", training_row=line)
 
 
@@ -238,7 +238,7 @@ def test_masking_by_turns_takes_out_the_turn_of_each_folded_place() -> None:
     third = Turn(np.array([*prompt, *answer, *added, *answer, *added], np.int32), np.array([65, 66], np.int32))
     ids = [*prompt, *changed, *added, *changed, *added, 65, 66]
     mask = [0, 0, 1, 1, 1, 0, 0, 1, 1, 1, 0, 0, 1, 1]
-    line = training_row(np.array(ids, np.int32), mask=("loss_mask", mask))
+    line = build_training_row(np.array(ids, np.int32), mask=("loss_mask", mask))
     rollout = Rollout(Place("row.jsonl", 0), "generic", turns=(first, second, third), training_row=line)
     evidence = explain_differences(gather(rollout, toy_tokenizer(), toy_renderer()), all_rules())
     left = []

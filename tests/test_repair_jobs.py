@@ -129,7 +129,7 @@ def test_no_repair_is_proven_by_a_fast_encoder(tmp_path: Path, monkeypatch: pyte
     text = "What a judge says is the word of the reference."
     encoded.clear()
     (ids,) = judge.tokenizer.encode_fast_batch([text])
-    assert judge.tokenizer.leads_to(text, ids)
+    assert judge.tokenizer.encodes_to(text, ids)
     assert encoded == []
     assert np.array_equal(auditor.tokenizer.encode_fast_batch([text])[0], ids)
     assert encoded != []

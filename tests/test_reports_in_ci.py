@@ -291,7 +291,7 @@ def test_what_is_shown_and_what_is_left_out_are_all_findings(name: str, monkeypa
             found = (merge(place, severity), merge(place, severity, 40), tool_call(place))
             yield result(row, *found, file=place.file)
 
-    monkeypatch.setattr("tito_audit.reports._html.views.ViewBlocks.findings", 500)
+    monkeypatch.setattr("tito_audit.reports._html.views.ViewBlocks.max_findings", 500)
     text = written(report_named(name), of_many_files(), gate=None, notes=True)
     assert told(name, text) == 9_003
     if name in ("text", "markdown", "html"):

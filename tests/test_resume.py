@@ -356,10 +356,10 @@ def record(path: Path, number: int) -> list[int]:
     ends = []
     journal = Journal(path)
     for at in range(number):
-        journal.begin()
+        journal.begin_log()
         for part in range(2):
-            journal.add({"rows": [at, part]})
-        journal.finish("scan", f"{at}.jsonl", [at, at, None], {"code": "x"}, left_out=0)
+            journal.add_part({"rows": [at, part]})
+        journal.finish_log("scan", f"{at}.jsonl", [at, at, None], {"code": "x"}, left_out=0)
         ends.append(path.stat().st_size)
     journal.close()
     return ends
@@ -369,9 +369,9 @@ def finished_in(path: Path, number: int) -> list[int]:
     journal = Journal(path)
     found = []
     for at in range(number):
-        one = journal.finished("scan", f"{at}.jsonl")
+        one = journal.find_finished("scan", f"{at}.jsonl")
         if one is not None:
-            assert list(journal.parts(one)) == [{"rows": [at, 0]}, {"rows": [at, 1]}]
+            assert list(journal.read_parts(one)) == [{"rows": [at, 0]}, {"rows": [at, 1]}]
             found.append(at)
     journal.close()
     return found
@@ -386,10 +386,10 @@ def test_a_journal_cut_off_at_any_byte_keeps_what_was_finished_by_then(tmp_path:
         assert finished_in(torn, 3) == [at for at, end in enumerate(ends) if end <= size]
         assert data.startswith(torn.read_bytes()), "what was cut off is gone"
         journal = Journal(torn)
-        journal.begin()
-        journal.add({"rows": [7, 0]})
-        journal.add({"rows": [7, 1]})
-        journal.finish("scan", "7.jsonl", [], {})
+        journal.begin_log()
+        journal.add_part({"rows": [7, 0]})
+        journal.add_part({"rows": [7, 1]})
+        journal.finish_log("scan", "7.jsonl", [], {})
         journal.close()
         assert 7 in finished_in(torn, 8)
 

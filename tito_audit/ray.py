@@ -16,7 +16,7 @@ import numpy as np
 import orjson
 
 from tito_audit.errors import SetupError
-from tito_audit.formats import Detection
+from tito_audit.formats import MatchedKeys
 from tito_audit.record.finding import Finding
 from tito_audit.record.outcome import COLUMN
 from tito_audit.record.rollout import Place
@@ -112,7 +112,7 @@ class AuditBatches:
         plain = _without_tensors(batch)
         all_findings: list[Finding] = []
         ids: list[str | None] = []
-        group, detection = self._flow.fitted_group(_NAME), Detection()
+        group, detection = self._flow.fitted_group(_NAME), MatchedKeys()
         for raw in group.open_for_audit(_rows_in_memory(plain)):
             for result in self._flow.audit_row(raw, Place(_NAME, raw.index), detection, None):
                 if not result.findings:

@@ -24,7 +24,7 @@ from tito_audit import RepairSettings, Settings, scan_rollouts
 from tito_audit.cli._diff import diff_lines
 from tito_audit.evidence.gather import gather
 from tito_audit.evidence.model import Evidence
-from tito_audit.record.build import training_row
+from tito_audit.record.build import build_training_row
 from tito_audit.record.column import Column, ColumnRole
 from tito_audit.record.finding import Finding, Result, Severity, Where
 from tito_audit.record.outcome import Outcome
@@ -37,7 +37,7 @@ from tito_audit.run.check import check
 from tito_audit.run.row_repair import AppliedRepairs, AuditedRollout, RepairTerms, apply_repairs, chosen_repairs
 from tito_audit.terminal.page import console_for, finding_lines
 from tito_audit.terminal.sequence import DrawOptions, TokenLine, draw_tokens, logprob_words
-from tito_audit.voice import naming_flags
+from tito_audit.voice import messages_name_flags
 
 __all__ = ["Example", "example_of"]
 
@@ -209,7 +209,7 @@ def _read_again(rollout: Rollout) -> Rollout:
         return rollout
     by_role = {column.role: column for column in row.columns}
     mask, logprobs = by_role.get(ColumnRole.LOSS_MASK), by_role.get(ColumnRole.LOGPROBS)
-    read = training_row(
+    read = build_training_row(
         row.token_ids,
         mask=None if mask is None else (mask.name, mask.values),
         logprobs=None if logprobs is None else (logprobs.name, logprobs.values),
@@ -222,7 +222,7 @@ def _read_again(rollout: Rollout) -> Rollout:
 def _findings(found: Sequence[Finding]) -> Iterator[Text]:
     console = console_for(StringIO(), ReportOptions(width=WIDTH, color=False))
     for one in found:
-        yield from finding_lines(one, console, placed=False)
+        yield from finding_lines(one, console, with_place=False)
 
 
 def _sequence(evidence: Evidence, found: Sequence[Finding]) -> Iterator[Text]:
@@ -278,5 +278,5 @@ def _drawn(tokens: TokenLine, evidence: Evidence, places: Sequence[tuple[int, in
 
 
 def _printed(lines: Iterator[Text]) -> list[str]:
-    with naming_flags():
+    with messages_name_flags():
         return [line.plain.rstrip() for line in lines]

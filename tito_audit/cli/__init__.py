@@ -35,8 +35,8 @@ from tito_audit.cli._exit import (
 )
 from tito_audit.cli._help import SUMMARIES, Command, UsageError, explain_mistake, refuse_unknown_command
 from tito_audit.errors import TitoAuditError
-from tito_audit.signals import end_by_signals
-from tito_audit.voice import naming_flags
+from tito_audit.signals import exit_on_signals
+from tito_audit.voice import messages_name_flags
 
 __all__ = ["app", "main"]
 
@@ -99,7 +99,7 @@ class _Commands(TyperGroup):
 def _exit_on_error(ctx: Any) -> Iterator[None]:
     """Print a message for each expected exception of the block, and raise typer.Exit with its exit code."""
     try:
-        with naming_flags():
+        with messages_name_flags():
             yield
     except TitoAuditError as error:
         _print_error(error, ctx)
@@ -154,7 +154,7 @@ def main() -> None:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     atexit.register(gc.freeze)  # collecting the imported objects at exit would cost 0.05 s
     prepare_streams()
-    end_by_signals()
+    exit_on_signals()
     try:
         app()
     except SystemExit as end:
@@ -192,7 +192,7 @@ def _print_error(error: TitoAuditError, ctx: Any) -> None:
     from tito_audit.cli._options import config_error_lines
     from tito_audit.terminal.escape import inert, visible
 
-    with naming_flags():
+    with messages_name_flags():
         blamed = config_error_lines(ctx, error) if ctx is not None else []
         lines = [inert(visible(line)) for line in (*str(error).split("\n"), *blamed)]
     print_message("\n".join(lines))

@@ -23,7 +23,7 @@ from tito_audit.record.finding import Result
 from tito_audit.record.outcome import Outcome
 from tito_audit.record.rollout import Rollout, Turn
 from tito_audit.record.runs import trained_runs
-from tito_audit.terminal.boxes import shortened
+from tito_audit.terminal.boxes import shorten
 from tito_audit.terminal.escape import visible
 from tito_audit.terminal.words import many
 
@@ -124,7 +124,7 @@ class RowDiff:
             token = int(side.ids[at])
             mask = "" if side.loss_mask is None else str(int(side.loss_mask[at]))
             logprob = "" if side.logprobs is None else f"{side.logprobs[at]:.4f}".replace("nan", "null")
-            text = "" if self.piece is None else f"│{shortened(self.piece(token))}│"
+            text = "" if self.piece is None else f"│{shorten(self.piece(token))}│"
             yield sign, (str(at), text, str(token), mask, logprob)
 
 

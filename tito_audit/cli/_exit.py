@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Any
 
 from tito_audit.errors import StorageError
-from tito_audit.terminal.encoding import FALLBACK
+from tito_audit.terminal.encoding import ERROR_HANDLER
 
 FAILED = 1
 NO_RESULT = 2
@@ -90,12 +90,12 @@ def prepare_streams() -> None:
     sys.stdout = io.TextIOWrapper(
         io.BufferedWriter(_Stdout(1, "w", closefd=False), 1 << 16),
         encoding=encoding or "utf-8",
-        errors=FALLBACK,
+        errors=ERROR_HANDLER,
         line_buffering=live,
     )
     if sys.stderr is None:
         sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115 - open until the process ends
-    sys.stderr.reconfigure(errors=FALLBACK)  # type: ignore[union-attr]
+    sys.stderr.reconfigure(errors=ERROR_HANDLER)  # type: ignore[union-attr]
 
 
 def discard_stdout() -> None:

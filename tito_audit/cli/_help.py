@@ -15,7 +15,7 @@ from typer.core import TyperCommand
 
 from tito_audit.errors import SetupError
 from tito_audit.settings.options import COMMANDS, options_of
-from tito_audit.unknown import did_you_mean, unknown
+from tito_audit.unknown import did_you_mean, unknown_name
 
 SUMMARIES = {
     "scan": "Audit logs: what drifted, where and why. Exit 1 on a failure.",
@@ -150,7 +150,7 @@ def explain_mistake(error: Any, ctx: Any) -> SetupError | None:
         choices = getattr(parameter.type, "choices", None)
         if choices and typed is not None:
             what = "report" if option == "--output-format" else option or parameter.name
-            return unknown(what, typed, [getattr(choice, "value", choice) for choice in choices], flag=option)
+            return unknown_name(what, typed, [getattr(choice, "value", choice) for choice in choices], flag=option)
         for word, meaning in _VALUE_KINDS.items():
             if typed is not None and f"valid {word}" in error.message:
                 return SetupError(f'{option} "{typed}": not {meaning}.', flag=option)
@@ -167,7 +167,7 @@ def refuse_unknown_command(name: str, commands: Sequence[str]) -> None:
     """Raise SetupError for an unknown command, with a hint if it is a file or a misspelt name."""
     if Path(name).exists():
         raise SetupError(f"{name}: this is a file, not a command.\nTo audit it: tito-audit scan {name}")
-    raise unknown("command", name, commands)
+    raise unknown_name("command", name, commands)
 
 
 def _unknown_flag(flag: str, ctx: Any) -> str:

@@ -10,10 +10,10 @@ from typing import Any, TypeVar
 import typer
 
 from tito_audit.errors import SetupError
-from tito_audit.settings.file import OVERRIDES, Config, look_for_config, read_config
+from tito_audit.settings.file import OVERRIDES, Config, find_config, read_config
 from tito_audit.settings.model import GateSettings, Override, RepairChoices, RepairSettings, Settings
-from tito_audit.settings.options import KEYS, OPTIONS, filled
-from tito_audit.unknown import unknown
+from tito_audit.settings.options import KEYS, OPTIONS, fill_settings
+from tito_audit.unknown import unknown_name
 
 _CONFIG = "tito_audit.config"
 """The key of the configuration in the context of a run."""
@@ -25,7 +25,7 @@ def read_file(ctx: typer.Context, file: str | None) -> str | None:
         if file is not None:
             raise SetupError("--config and --no-config exclude each other.\nPass only one of them.")
         return None
-    path = Path(file) if file is not None else look_for_config(Path.cwd()).file
+    path = Path(file) if file is not None else find_config(Path.cwd()).file
     if path is None:
         return None
     config = read_config(path)
@@ -187,23 +187,23 @@ def find_one_log(name: str) -> Path:
 
 def skipped_words(logs: Sequence[str]) -> str | None:
     """A sentence about files in the given folders that are not logs; None if there are none."""
-    from tito_audit.storage import few, skipped_files
+    from tito_audit.storage import first_few, skipped_files
 
     files = skipped_files(logs)
     if not files:
         return None
     count = "1 file that is not a log" if len(files) == 1 else f"{len(files):,} files that are not logs"
-    return f"Skipped {count}: {few([file.name for file in files])}"
+    return f"Skipped {count}: {first_few([file.name for file in files])}"
 
 
 def settings_of(**values: Any) -> Settings:
     """The options of an audit as Settings; SetupError for an invalid one."""
-    return _check_codes(filled(Settings, values))
+    return _check_codes(fill_settings(Settings, values))
 
 
 def gate_settings_of(**values: Any) -> GateSettings:
     """The options of a gate as GateSettings; SetupError for an invalid one."""
-    gate = _check_codes(filled(GateSettings, values))
+    gate = _check_codes(fill_settings(GateSettings, values))
     if gate.update_baseline and gate.baseline is None:
         raise SetupError("--update-baseline: no baseline file is named.\nPass --baseline FILE as well.")
     return gate
@@ -213,8 +213,8 @@ def repair_settings_of(**values: Any) -> RepairSettings:
     """The options of `repair` as RepairSettings; SetupError for one of a repair that --with leaves out."""
     from tito_audit.repairs import all_repairs
 
-    choices = filled(RepairChoices, values)
-    settings = replace(filled(RepairSettings, values), choices=choices)
+    choices = fill_settings(RepairChoices, values)
+    settings = replace(fill_settings(RepairSettings, values), choices=choices)
     names = settings.strategies
     for repair in all_repairs():
         if names and repair.chosen(choices) and repair.name not in names:
@@ -236,5 +236,5 @@ def _check_codes(settings: _T) -> _T:
             codes = [rule.code for rule in all_rules()]
             if not any(each.startswith(code) for each in codes):
                 names = (*FAMILIES, *codes)
-                raise unknown("rule", code, names, flag=option.flag, listed_by="tito-audit list rules")
+                raise unknown_name("rule", code, names, flag=option.flag, listed_by="tito-audit list rules")
     return settings

@@ -20,14 +20,14 @@ from tito_audit.record.finding import Result
 from tito_audit.report import Report, ReportOptions
 from tito_audit.report_objects import as_json
 from tito_audit.run.guard import guard_plugin
-from tito_audit.storage import find_logs, output_path, place_key
+from tito_audit.storage import find_logs, output_path, path_identity
 from tito_audit.storage.atomic import new_file, refuse_target
 from tito_audit.storage.journal import SUFFIX
 from tito_audit.summary import Summary
-from tito_audit.terminal.encoding import print_json, ready_stdout
+from tito_audit.terminal.encoding import prepare_stdout, print_json
 from tito_audit.terminal.escape import inert
 from tito_audit.terminal.verdict import verdict_line
-from tito_audit.unknown import unknown
+from tito_audit.unknown import unknown_name
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -50,7 +50,7 @@ def open_report(path: Path | None, report: str = "text") -> Iterator[TextIO]:
     Anything but a regular file (a pipe, `>(jq .)`, `/dev/null`) is written to directly and never replaced.
     """
     if path is None:
-        ready_stdout(report)
+        prepare_stdout(report)
         yield sys.stdout
         return
     fd = None if is_url(str(path)) else _open_stream(path)
@@ -108,7 +108,7 @@ def _write_error(path: Path, error: OSError) -> SetupError:
 
 def log_keys(logs: Sequence[str]) -> frozenset[str]:
     """The place keys of the names as given, and of all logs that they stand for."""
-    return frozenset({*map(place_key, logs), *map(place_key, find_logs(logs))})
+    return frozenset({*map(path_identity, logs), *map(path_identity, find_logs(logs))})
 
 
 def input_keys(name: str) -> frozenset[str]:
@@ -123,9 +123,9 @@ def refuse_overwriting(outputs: Mapping[str, str | None], logs: Sequence[str], i
 
     Stdout is checked too if it is a file that holds something, as after `>>`. Remote files are not checked.
     """
-    keys = {flag: place_key(path) for flag, path in outputs.items() if path is not None and _is_file(path)}
+    keys = {flag: path_identity(path) for flag, path in outputs.items() if path is not None and _is_file(path)}
     if _is_file("/dev/fd/1", least=1):
-        keys["stdout"] = place_key("/dev/fd/1")
+        keys["stdout"] = path_identity("/dev/fd/1")
     if not keys:
         return
     read = [log for log in logs if not is_url(log)]
@@ -244,7 +244,7 @@ def wanted_reports(
     wanted = named if first is None else [(first, None), *named]
     for name, _ in wanted:
         if names is not None and name not in names:
-            raise unknown("report", name, names, flag="--report")
+            raise unknown_name("report", name, names, flag="--report")
     return wanted
 
 
@@ -259,7 +259,7 @@ def parse_reports(
     for text in reports:
         name, _, file = text.partition("=")
         named.append((name.strip(), output_path(file) if file and file not in _STDOUT_NAMES else None))
-    keys = [None if path is None else place_key(path) for _, path in named]
+    keys = [None if path is None else path_identity(path) for _, path in named]
     sources = log_keys(logs) if any(keys) else frozenset()
     for (_, path), key in zip(named, keys, strict=True):
         if path is None or key is None:
@@ -272,7 +272,7 @@ def parse_reports(
             raise _same_place_error(f"the file {path if is_url(place) else place}")
         if key in sources:
             raise SetupError(f"--report: {place} is one of the logs, which are never overwritten.")
-        if any(key == place_key(other) for other in written):
+        if any(key == path_identity(other) for other in written):
             raise SetupError(f"--report: {place} is written by this run or is its baseline; name another file.")
         if any(key in input_keys(other) for other in inputs):
             raise SetupError(f"--report: {place} is read by this run; name another file.")

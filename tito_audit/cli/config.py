@@ -15,13 +15,13 @@ from tito_audit.cli._outputs import print_object, wanted_reports
 from tito_audit.formats import format_named
 from tito_audit.repairs import repair_named
 from tito_audit.reports import report_named
-from tito_audit.settings.file import OVERRIDES, PATHS, look_for_config, toml_value
+from tito_audit.settings.file import OVERRIDES, PATHS, find_config, toml_value
 from tito_audit.settings.model import Override
 from tito_audit.settings.options import KEYS
 from tito_audit.storage import find_logs
 from tito_audit.terminal.encoding import print_json
 from tito_audit.terminal.escape import inert, visible
-from tito_audit.unknown import unknown
+from tito_audit.unknown import unknown_name
 
 SCHEMAS = ("config", "record", "report", "rescore", "rescore-prompts", "validate")
 """The JSON schemas that `--schema` prints."""
@@ -32,7 +32,7 @@ def config(options: Options, logs: list[str] | None) -> None:
     if options.schema:
         name = logs[0] if logs else "config"
         if name not in SCHEMAS:
-            raise unknown("schema", name, SCHEMAS)
+            raise unknown_name("schema", name, SCHEMAS)
         text = files("tito_audit").joinpath(f"schemas/{name}.schema.json").read_text(encoding="utf-8")
         print_json(text.rstrip("\n"))
         return
@@ -64,7 +64,7 @@ def settings_object(context: typer.Context, files: Sequence[Path], *, off: bool)
     Paths are relative to the working folder where that is shorter.
     """
     config = run_config(context)
-    search = look_for_config(Path.cwd()) if config.path is None and not off else None
+    search = find_config(Path.cwd()) if config.path is None and not off else None
     flags = frozenset(name for name, option in KEYS.items() if on_command_line(context, option.name))
     settings = {}
     for name, option in KEYS.items():

@@ -12,12 +12,12 @@ from rich.markdown import Markdown
 from tito_audit.cli._options import Options
 from tito_audit.cli._outputs import print_object
 from tito_audit.repairs import all_repairs
-from tito_audit.report_objects import fields
+from tito_audit.report_objects import pick
 from tito_audit.rule import Rule
 from tito_audit.rules import FAMILIES, all_rules
 from tito_audit.terminal.page import print_names
 from tito_audit.terminal.terminal import colors, page_width
-from tito_audit.unknown import unknown
+from tito_audit.unknown import unknown_name
 
 GUIDES = {
     "ratios-explode": (
@@ -42,7 +42,7 @@ def explain(options: Options, name: str | None) -> None:
     families = {family: [rule for rule in rules if rule.code.startswith(family)] for family in FAMILIES}
     if name is None:
         if as_object:
-            own = [fields(repair, "name safety title") for repair in repairs]
+            own = [pick(repair, "name safety title") for repair in repairs]
             of_families = [_family_object(family, of_it) for family, of_it in families.items()]
             return _print_object({"families": of_families, "repairs": own})
         counts = [(family, f"{len(of_it)}", FAMILIES[family]) for family, of_it in families.items()]
@@ -76,13 +76,13 @@ def explain(options: Options, name: str | None) -> None:
             return _print_manual(head + rule.doc.rstrip() + read_also)
     for repair in repairs:
         if wanted.lower() == repair.name:
-            value = {"repair": repair.name, **fields(repair, "safety cures title"), "manual": repair.doc}
+            value = {"repair": repair.name, **pick(repair, "safety cures title"), "manual": repair.doc}
             fixes = f"Fixes: {', '.join(repair.cures)}" if repair.cures else _FIXES_NOTHING
             head = f"# {repair.name}\n\nSafety: {repair.safety}. {fixes}.\n\n"
             return _print_object(value) if as_object else _print_manual(head + repair.doc)
     names = [*FAMILIES, *(rule.code for rule in rules), *(rule.name for rule in rules)]
     names += [repair.name for repair in repairs]
-    raise unknown("rule or repair", wanted, names, listed_by="tito-audit explain lists all")
+    raise unknown_name("rule or repair", wanted, names, listed_by="tito-audit explain lists all")
 
 
 def _print_object(value: dict[str, Any]) -> None:

@@ -16,20 +16,20 @@ from tito_audit.cli._options import Options
 from tito_audit.cli._outputs import print_result, refuse_overwriting
 from tito_audit.errors import SetupError
 from tito_audit.identify import engine
-from tito_audit.identify.engine import Identified, Lack, Left, Share
-from tito_audit.identify.ids_alone import IdsAlone, ids_alone
-from tito_audit.report_objects import fields
+from tito_audit.identify.engine import Identification, MissingInput, Unexplained, WrittenShare
+from tito_audit.identify.ids_alone import IdsAlone, describe_ids
+from tito_audit.report_objects import pick
 from tito_audit.run.auditor import make_drift_audit
 from tito_audit.run.candidates import Candidates, find_candidates, templates_of_files
 from tito_audit.run.log_groups import FirstRows, read_first_rows
-from tito_audit.settings.file import merged_config, read_config, toml_key, toml_value
+from tito_audit.settings.file import merge_config, read_config, toml_key, toml_value
 from tito_audit.settings.model import NO_TOOLS
 from tito_audit.settings.options import KEYS
 from tito_audit.storage import find_logs
 from tito_audit.storage.atomic import new_file
 from tito_audit.terminal.escape import elided, inert, shell_word, visible
 from tito_audit.terminal.page import heading
-from tito_audit.terminal.terminal import RunProgress, progress_shown
+from tito_audit.terminal.terminal import RunProgress, show_progress
 from tito_audit.terminal.words import listed, many, percent
 from tito_audit.ways.way import Explanation
 
@@ -37,7 +37,7 @@ from tito_audit.ways.way import Explanation
 def identify(options: Options, logs: list[str]) -> None:
     """Find what wrote a log."""
     refuse_overwriting({"--write": options.write}, logs)
-    with progress_shown(pace := RunProgress(phase="reading the first rows")):
+    with show_progress(pace := RunProgress(phase="reading the first rows")):
         settings = options.settings()
         templates = templates_of_files(options.chat_templates or options.config_values("chat-template"))
         files = find_logs(logs)
@@ -55,7 +55,7 @@ def identify(options: Options, logs: list[str]) -> None:
         identified = engine.identify(first.rollouts, candidates.tried, audit=make_drift_audit(settings))
         for candidate in candidates.tried:
             candidate.tokenizer.save()  # so that the next run need not load it to read its vocabulary
-        alone = ids_alone(first.rollouts)
+        alone = describe_ids(first.rollouts)
         run = IdentifyRun(logs, first, candidates, identified, alone, options.reading_flags())
     best = run.identified.best
     written = None
@@ -77,10 +77,10 @@ _WIDTH, _VALUE_WIDTH = 200, 60
 """How many characters of logged text are shown."""
 _JSON_WORDS = {True: "true", False: "false", None: "null"}
 _LACK_WORDS = {
-    Lack.NO_IDS: "the rows hold no token ids, so there is nothing to explain",
-    Lack.NO_MESSAGES: "the rows hold no messages that a chat template could write",
-    Lack.NO_TOKENIZER: "none of the tokenizers can have written these ids",
-    Lack.NO_TEMPLATE: "the tokenizers that fit have no chat template; pass --chat-template FILE",
+    MissingInput.NO_IDS: "the rows hold no token ids, so there is nothing to explain",
+    MissingInput.NO_MESSAGES: "the rows hold no messages that a chat template could write",
+    MissingInput.NO_TOKENIZER: "none of the tokenizers can have written these ids",
+    MissingInput.NO_TEMPLATE: "the tokenizers that fit have no chat template; pass --chat-template FILE",
 }
 
 
@@ -92,7 +92,7 @@ class IdentifyRun:
     """As typed by the user."""
     first: FirstRows
     candidates: Candidates
-    identified: Identified
+    identified: Identification
     alone: IdsAlone | None
     more_flags: Sequence[str] = ()
     """The flags that the log was read with; a scan needs them too."""
@@ -206,7 +206,7 @@ def _verdict_lines(run: IdentifyRun) -> Iterator[Text]:
     identified, best = run.identified, run.identified.best
     if best is None:
         why = _LACK_WORDS[identified.lack] if identified.lack is not None else "no template writes these prompts"
-        if not run.candidates.tried and identified.lack is not Lack.NO_IDS:
+        if not run.candidates.tried and identified.lack is not MissingInput.NO_IDS:
             why = "there is no tokenizer to try; pass -t DIR or a Hugging Face name"
         if not first.rollouts:
             why = "no row can be read" if first.unreadable else "the log has no rows"
@@ -227,7 +227,7 @@ def _verdict_lines(run: IdentifyRun) -> Iterator[Text]:
         yield Text(f"  Not certain because {visible(elided(identified.unsure_because, 2 * _WIDTH))}.")
 
 
-def share_words(share: Share) -> str:
+def share_words(share: WrittenShare) -> str:
     """What is written exactly: `240 of 250 prompts (96 %), ...`."""
     counts = (
         (share.prompts, share.of_prompts, "prompt"),
@@ -238,7 +238,7 @@ def share_words(share: Share) -> str:
     return listed(parts) if parts else "no prompt"
 
 
-def _unexplained_lines(left: Sequence[Left]) -> Iterator[Text]:
+def _unexplained_lines(left: Sequence[Unexplained]) -> Iterator[Text]:
     if left:
         yield from heading("Not explained")
     for cause in left[:_LISTED]:
@@ -295,7 +295,7 @@ def run_object(run: IdentifyRun) -> dict[str, Any]:
         ],
         "command": scan_command(run, best.explanation) if best is not None else None,
         "left": [
-            {**fields(left, "cause number"), **fields(left.place, "file row item"), "turn": left.turn}
+            {**pick(left, "cause number"), **pick(left.place, "file row item"), "turn": left.turn}
             for left in identified.left
         ],
         "endings": identified.endings,
@@ -319,11 +319,11 @@ def run_object(run: IdentifyRun) -> dict[str, Any]:
         "ids": None
         if (alone := run.alone) is None
         else {
-            **fields(alone, "sequences ids distinct smallest largest turns opening"),
+            **pick(alone, "sequences ids distinct smallest largest turns opening"),
             "ends": [{"id": token_id, "turns": turns} for token_id, turns in alone.ends],
             "families": [
                 {
-                    **fields(seen.family, "name size"),
+                    **pick(seen.family, "name size"),
                     "sequences": seen.sequences,
                     "marks": {str(token_id): text for token_id, text in seen.family.marks.items()},
                 }
@@ -337,12 +337,12 @@ def _explanation_object(explanation: Explanation) -> dict[str, Any]:
     clock = explanation.clock
     return {
         "tokenizer": explanation.tokenizer,
-        "template": fields(explanation.template, "label chat_template template_name"),
+        "template": pick(explanation.template, "label chat_template template_name"),
         "template_args": dict(explanation.template_args),
         "tool_arguments": explanation.tool_arguments,
         "clock": clock.isoformat() if clock is not None else None,
         "without_tools": explanation.without_tools,
-        "departures": [fields(departure, "kind text values") for departure in explanation.departures],
+        "departures": [pick(departure, "kind text values") for departure in explanation.departures],
         "flags": list(explanation.flags()),
         "config": dict(explanation.config()),
     }
@@ -369,8 +369,8 @@ def write_explanation(path: Path, explanation: Explanation, *, force: bool) -> s
     existed = target.exists()
     if not explanation.without_tools and existed and read_config(target).values.get("tools") == NO_TOOLS:
         unset.append("tools")
-    merged = merged_config(target, keys, unset, force=force)
-    if merged.same:
+    merged = merge_config(target, keys, unset, force=force)
+    if merged.is_unchanged:
         return f"{path} already has these settings."
     with new_file(target, overwrite=existed) as out:
         out.write(merged.text.encode())

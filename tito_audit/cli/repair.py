@@ -31,27 +31,27 @@ from tito_audit.record.outcome import Outcome
 from tito_audit.record.rollout import Place
 from tito_audit.record.trainings import ONCE
 from tito_audit.report import ReportOptions
-from tito_audit.report_objects import as_json, fields, summary_object
+from tito_audit.report_objects import as_json, pick, summary_object
 from tito_audit.rules import all_rules
 from tito_audit.run.auditor import TRAINED_ONCE
 from tito_audit.run.progress import REPAIRING, TRYING
 from tito_audit.run.repair import Repairs, repair_rollouts
 from tito_audit.run.workers import all_cores
 from tito_audit.settings.model import RepairSettings, Settings
-from tito_audit.summary import New, RuleCount, Summary
+from tito_audit.summary import NewCount, RuleCount, Summary
 from tito_audit.terminal.escape import visible
 from tito_audit.terminal.page import (
     STYLES,
     console_for,
-    line_printed,
-    page_to,
+    open_page,
     print_commands,
     print_list,
+    render_line,
     ruled_table,
 )
 from tito_audit.terminal.place import show_command
 from tito_audit.terminal.terminal import RunProgress, colors, page_width, with_progress
-from tito_audit.terminal.verdict import open_words
+from tito_audit.terminal.verdict import undecided_words
 from tito_audit.terminal.words import listed, many
 
 
@@ -78,7 +78,7 @@ def repair(options: Options, logs: list[str]) -> None:
             )
     if options.provider is not None:
         settings, how = score_rollouts(logs, settings, how, options.provider, silent=options.quiet)
-    tally = RowTally(Severity.bar(settings.fail_on), settings)
+    tally = RowTally(Severity.threshold(settings.fail_on), settings)
     pace = RunProgress(phase=TRYING if target is None else REPAIRING)
     run = repair_rollouts(logs, target, settings, how, pace, resume=place)
     run.shown = options.worst if options.diff else 0
@@ -106,7 +106,7 @@ def _print_diffs(outcomes: Iterable[Outcome], run: Repairs, page: ReportOptions,
             changed += 1
             if changed <= most:
                 piece = run.vocabulary.piece if run.vocabulary is not None else None
-                sys.stdout.writelines(line_printed(line, console) for line in diff_lines(outcome, piece))
+                sys.stdout.writelines(render_line(line, console) for line in diff_lines(outcome, piece))
                 console.print()
         yield outcome
     if changed > most:
@@ -164,7 +164,7 @@ class Sentence:
     """Whether it says that a repair needs --unsafe."""
 
     def as_object(self) -> dict[str, Any]:
-        return {**fields(self, "text rows"), **fields(self.place, "file row")}
+        return {**pick(self, "text rows"), **pick(self.place, "file row")}
 
 
 class SentenceCounts:
@@ -274,7 +274,7 @@ class RowTally:
 
     def as_object(self) -> dict[str, Any]:
         return {
-            "rows": {"read": self.rows, **fields(self, _ROW_COUNTS)},
+            "rows": {"read": self.rows, **pick(self, _ROW_COUNTS)},
             "repairs": {
                 name: {"rows": rows, "cured": dict(sorted(self.cured[name].items()))}
                 for name, rows in self.done.items()
@@ -289,7 +289,7 @@ class RowTally:
         if self.settings is not None and self.settings.overrides:
             file = finding.place.file
             if file not in self._thresholds:
-                self._thresholds[file] = Severity.bar(self.settings.at(file).fail_on)
+                self._thresholds[file] = Severity.threshold(self.settings.at(file).fail_on)
             threshold = self._thresholds[file]
         return threshold is not None and finding.severity >= threshold
 
@@ -332,7 +332,7 @@ def _write_json(run: RepairRun, out: TextIO, look: ReportOptions) -> None:
 
 def _write_text(run: RepairRun, out: TextIO, look: ReportOptions) -> None:
     """Write the page: what was repaired, findings before and after, what is left, what would help, the verdict."""
-    with page_to(out, look) as console:
+    with open_page(out, look) as console:
         for line in _header_lines(run):
             console.print(line)
         if run.tally.done:
@@ -425,7 +425,7 @@ def _verdict(run: RepairRun, shown: Sequence[Severity]) -> Text:
     changes = []
     rows, now = (summary.rollouts + summary.rows_unreadable for summary in (run.before, run.after))
     for severity in (each for each in sorted(Severity, reverse=True) if before[each] or after[each]):
-        old, new = (summary.new.get(severity, New()) for summary in (run.before, run.after))
+        old, new = (summary.new.get(severity, NewCount()) for summary in (run.before, run.after))
         elsewhere = old.of_logs or new.of_logs or old.between or new.between or not (old.rollouts or new.rollouts)
         if severity is Severity.NOTE or elsewhere:
             changes.append(f"{many(before[severity], severity.word)} → {after[severity]:,}")
@@ -451,7 +451,7 @@ def _verdict(run: RepairRun, shown: Sequence[Severity]) -> Text:
 def _unjudged_words(run: RepairRun) -> Iterator[str]:
     """What could not be judged in the written rows."""
     before, after = run.before, run.after
-    yield from open_words(
+    yield from undecided_words(
         replace(after, open_beside_faults=before.open_beside_faults, fault_beside=before.fault_beside)
     )
     if after.rows_unreadable and "REC001" not in after.findings:

@@ -24,8 +24,8 @@ from tito_audit.errors import SetupError
 from tito_audit.provider import ProviderOptions
 from tito_audit.providers import key_of, open_provider
 from tito_audit.report import ReportOptions
-from tito_audit.report_objects import as_json, fields, finding_object, mismatch_object
-from tito_audit.rescore.html import Pieces, most_expensive, page, place_words
+from tito_audit.report_objects import as_json, finding_object, mismatch_object, pick
+from tito_audit.rescore.html import Pieces, describe_place, most_expensive, page
 from tito_audit.rescore.journal import ScoreJournal
 from tito_audit.rescore.model import EDGES, NEAR, Agreement, RescoredRollout, Sums
 from tito_audit.rescore.prompts import PromptRun, PromptSummary, Question
@@ -42,14 +42,14 @@ from tito_audit.rescore.summary import (
     Row,
     after_rows,
     agreement_rows,
-    around,
     drifted_rows,
     mismatch_cells,
+    reach_lines,
 )
-from tito_audit.rescore.write import Filling, check_target, scores_of
+from tito_audit.rescore.write import RescoredLog, check_target, scores_of
 from tito_audit.summary import Summary
 from tito_audit.terminal.escape import elided, visible
-from tito_audit.terminal.page import as_page, heading, ruled_table
+from tito_audit.terminal.page import heading, page_writer, ruled_table
 from tito_audit.terminal.terminal import RunProgress, colors, page_width, with_progress
 from tito_audit.terminal.words import decimal, many, percent, small
 
@@ -113,7 +113,7 @@ def rescore(options: Options, logs: list[str]) -> None:
             model_said = f"{scores.model or 'the model'} ({scorer.name})"
             values = scores_of(logs, scores, model_said, replaces=options.unsafe)
             pace = RunProgress()
-            written = Filling(logs, out, settings, values, force=options.force, progress=pace)
+            written = RescoredLog(logs, out, settings, values, force=options.force, progress=pace)
             for _ in with_progress(written, pace, silent=options.quiet):
                 pass
             scores.close(done=journal is None)
@@ -138,7 +138,7 @@ class RescoreRun:
     """How many findings are shown with their price."""
     pieces: Pieces
     """Ids as text."""
-    written: Filling | None = None
+    written: RescoredLog | None = None
     """What was written; None without -o."""
 
 
@@ -147,7 +147,7 @@ def _write_json(run: RescoreRun, out: TextIO, look: ReportOptions) -> None:
     summary["written"] = None
     if written is not None:
         files = [{"log": str(log), "written": str(target)} for log, target in written.files]
-        summary["written"] = {"files": files, **fields(written, "rows changed"), "refused": dict(written.refused)}
+        summary["written"] = {"files": files, **pick(written, "rows changed"), "refused": dict(written.refused)}
     out.write('{"summary":' + as_json(summary) + ',\n"rollouts":[')
     if run.details is not None:
         run.details.seek(0)
@@ -156,7 +156,7 @@ def _write_json(run: RescoreRun, out: TextIO, look: ReportOptions) -> None:
 
 
 REPORTS: dict[str, Callable[[RescoreRun, TextIO, ReportOptions], None]] = {
-    "text": as_page(lambda run: page_parts(run.summary, run.worst, run.pieces, run.written)),
+    "text": page_writer(lambda run: page_parts(run.summary, run.worst, run.pieces, run.written)),
     "json": _write_json,
     "html": lambda run, out, _: print(
         page(run.summary, verdict(run.summary), run.worst, run.pieces), end="", file=out
@@ -165,7 +165,7 @@ REPORTS: dict[str, Callable[[RescoreRun, TextIO, ReportOptions], None]] = {
 
 
 def page_parts(
-    summary: RescoreSummary, worst: int, pieces: Pieces, written: Filling | None = None
+    summary: RescoreSummary, worst: int, pieces: Pieces, written: RescoredLog | None = None
 ) -> Iterator[RenderableType]:
     """The parts of the page, top to bottom."""
     model = f", model {summary.model}" if summary.model else ""
@@ -189,14 +189,14 @@ def page_parts(
         if after := list(after_rows(summary)):
             yield from heading("What drift does to the sampled tokens after it")
             yield from (_table(AFTER_HEADS, after), Text(""), AFTER_LEGEND)
-        yield from around(summary)
+        yield from reach_lines(summary)
     if prices := most_expensive(summary, worst):
         yield from heading("The most expensive findings")
         # Two lines a finding: where it is, then the tokens of both sides and the price.
         for place, price in prices:
             first = price.segments[0]
             share = f", {percent(price.share)} of the change there" if math.isfinite(price.share) else ""
-            yield Text(visible(f"  {place_words(place, price)}"))
+            yield Text(visible(f"  {describe_place(place, price)}"))
             more = f" and {len(price.segments) - 1:,} more" if len(price.segments) > 1 else ""
             sides = [elided(visible(pieces(ids)), _TEXT_WIDTH) for ids in (first.sampled_ids, first.other_ids)]
             numbers = f"{price.sampled:.2f} → {price.other:.2f} ({price.difference:+.2f}{share})"
@@ -265,13 +265,13 @@ def summary_object(summary: RescoreSummary) -> dict[str, Any]:
     scan, counts, changes = summary.scan, summary.counts, summary.changes
     return {
         "schema_version": 1,
-        **fields(summary, "provider model"),
+        **pick(summary, "provider model"),
         "weight_versions": sorted(summary.weight_versions),
         "files": [str(file) for file in scan.files],
-        **fields(scan, "tokenizer tokenizer_commits notices"),
-        **fields(summary, "failed tolerance rollouts scored"),
+        **pick(scan, "tokenizer tokenizer_commits notices"),
+        **pick(summary, "failed tolerance rollouts scored"),
         "rows_unreadable": summary.unreadable,
-        **fields(summary, "scored_tokens missing disagreeing"),
+        **pick(summary, "scored_tokens missing disagreeing"),
         "agreement": agreement_object(summary.agreement),
         "by_turn": [
             {"turn": None if turn < 0 else turn, **(agreement_object(sums.agreement(summary.tolerance)) or {})}
@@ -281,8 +281,8 @@ def summary_object(summary: RescoreSummary) -> dict[str, Any]:
         "mismatch": None if summary.mismatch is None else mismatch_object(summary.mismatch),
         "causes": [
             {
-                **fields(cause, "code cause findings segments sampled_tokens other_tokens"),
-                **fields(cause, "sampled other likelier lowest"),
+                **pick(cause, "code cause findings segments sampled_tokens other_tokens"),
+                **pick(cause, "sampled other likelier lowest"),
                 "behind": _sums(cause.behind),
             }
             for _, cause in sorted(summary.causes.items())
@@ -298,7 +298,7 @@ def summary_object(summary: RescoreSummary) -> dict[str, Any]:
         ],
         "unpriced": dict(summary.unpriced),
         "unscored": [
-            {"because": because, "number": number, **fields(first, "file row item")}
+            {"because": because, "number": number, **pick(first, "file row item")}
             for because, (number, first) in summary.unscored.items()
         ],
         "findings": [finding_object(finding) for finding in summary.findings],
@@ -315,16 +315,16 @@ def summary_object(summary: RescoreSummary) -> dict[str, Any]:
 def rollout_object(result: RescoredRollout) -> dict[str, Any]:
     """The JSON object of a rollout: how its logprobs agree, and the price of each of its drift findings."""
     return {
-        **fields(result.place, "file row item"),
+        **pick(result.place, "file row item"),
         "agreement": agreement_object(result.agreement),
         "explanation": result.explanation or None,
-        **fields(result, "scored_tokens missing weight_versions"),
+        **pick(result, "scored_tokens missing weight_versions"),
         "prices": [
             {
                 "finding": finding_object(price.finding),
-                **fields(price, "against sampled other difference share"),
+                **pick(price, "against sampled other difference share"),
                 "behind": _sums(price.behind),
-                "segments": [fields(segment, "sampled_ids other_ids sampled other") for segment in price.segments],
+                "segments": [pick(segment, "sampled_ids other_ids sampled other") for segment in price.segments],
             }
             for price in result.prices
         ],
@@ -339,7 +339,7 @@ def agreement_object(agreement: Agreement | None) -> dict[str, Any] | None:
     """How recorded logprobs and the model's agree; None where nothing could be compared."""
     if agreement is None:
         return None
-    numbers = fields(agreement, "tokens mean size largest k1 k3")
+    numbers = pick(agreement, "tokens mean size largest k1 k3")
     return {**numbers, "above": _by_edge(agreement.above), "disagrees": agreement.disagrees}
 
 
@@ -423,28 +423,28 @@ def _write_prompts_json(run: PromptsRun, out: TextIO, look: ReportOptions) -> No
     summary = run.summary
     counts = {
         "schema_version": 1,
-        **fields(summary, "provider model rollouts"),
-        **fields(run.scan, "tokenizer notices"),
+        **pick(summary, "provider model rollouts"),
+        **pick(run.scan, "tokenizer notices"),
         "failed": bool(summary.differences),
         "questions": [
             {"question": each, "compared": summary.compared[each], "differing": summary.differing[each]}
             for each in Question
         ],
-        **fields(summary, "spliced replayed"),
+        **pick(summary, "spliced replayed"),
         "skipped": [
-            {"question": question, "because": because, "number": number, **fields(first, "file row item")}
+            {"question": question, "because": because, "number": number, **pick(first, "file row item")}
             for (question, because), (number, first) in summary.skipped.items()
         ],
     }
     own = "turn where start end code cause what recorded server"
     differences = [
-        {"question": differs.question, **fields(differs.place, "file row item"), **fields(differs, own)}
+        {"question": differs.question, **pick(differs.place, "file row item"), **pick(differs, own)}
         for differs in summary.differences
     ]
     out.write(as_json({"summary": counts, "differences": differences}) + "\n")
 
 
 PROMPT_REPORTS: dict[str, Callable[[PromptsRun, TextIO, ReportOptions], None]] = {
-    "text": as_page(_prompts_page),
+    "text": page_writer(_prompts_page),
     "json": _write_prompts_json,
 }

@@ -25,8 +25,8 @@ from tito_audit.run.template import open_template
 from tito_audit.serve.call_log import CallLog
 from tito_audit.serve.errors import Refused
 from tito_audit.sessions.engine import Conversations, Limits
-from tito_audit.sessions.fit import misfit
-from tito_audit.templates.appends import append_only
+from tito_audit.sessions.fit import find_misfit
+from tito_audit.templates.append_only import check_append_only
 from tito_audit.terminal.escape import inert, shell_word, visible
 
 if TYPE_CHECKING:
@@ -135,9 +135,9 @@ async def _check_provider(gateway: Gateway, *, renames: bool, force: bool) -> li
 
     `renames`: clients use the provider's name of the model.
     """
-    from tito_audit.serve.app import fit_notice
+    from tito_audit.serve.app import check_fit
 
-    difference, note = await fit_notice(gateway.provider, gateway.tokenizer)
+    difference, note = await check_fit(gateway.provider, gateway.tokenizer)
     if difference is not None and not force:
         raise SetupError(
             f"--tokenizer {gateway.tokenizer.name}: this is not the model's tokenizer.\n{difference}.\n"
@@ -145,7 +145,7 @@ async def _check_provider(gateway: Gateway, *, renames: bool, force: bool) -> li
         )
     _take_provider_name(gateway, renames=renames)
     if note is not None:
-        gateway.unchecked = partial(_check_late_provider, renames=renames, force=force)
+        gateway.deferred_check = partial(_check_late_provider, renames=renames, force=force)
     torn = ["the log ended in the middle of a line, as after a crash; new lines start after it"]
     return [
         *([f"warning: {difference}"] if difference is not None else []),
@@ -158,7 +158,7 @@ async def _check_late_provider(gateway: Gateway, *, renames: bool, force: bool) 
     """Check a server that was down at the start; Refused if it has another tokenizer."""
     await gateway.provider.find_model()  # type: ignore[attr-defined]
     _take_provider_name(gateway, renames=renames)
-    difference = await misfit(gateway.provider, gateway.tokenizer)
+    difference = await find_misfit(gateway.provider, gateway.tokenizer)
     if difference is not None and not force:
         why = f"the tokenizer of this gateway is not the tokenizer of the model: {difference}"
         raise Refused(why, status=502, code="wrong_tokenizer")
@@ -171,10 +171,10 @@ def _take_provider_name(gateway: Gateway, *, renames: bool) -> None:
 
 def _template_line(renderer: Renderer) -> str:
     """A line that says whether the template only appends."""
-    append = append_only(renderer)
-    if append.holds:
+    append = check_append_only(renderer)
+    if append.is_append_only:
         return "template: append-only; a growing conversation never forks"
-    broken = sorted({f"{step.kind} before {step.next}" for step in append.broken})
+    broken = sorted({f"{step.answer_kind} before {step.next_speaker}" for step in append.broken})
     what = ", ".join(broken) or "every answer"
     return f"template: rewrites history ({what}); calls after that fork, and the log says why"
 

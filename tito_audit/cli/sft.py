@@ -15,11 +15,11 @@ from tito_audit.cli._options import Options
 from tito_audit.cli._outputs import print_object
 from tito_audit.errors import SetupError
 from tito_audit.report import ReportOptions
-from tito_audit.report_objects import fields
+from tito_audit.report_objects import pick
 from tito_audit.run.sft import PreFlight
 from tito_audit.sft.preflight import ADVICE, PlannedRow
 from tito_audit.terminal.escape import elided, visible
-from tito_audit.terminal.page import STYLES, heading, page_to, print_commands, print_list, print_parts, wrapped
+from tito_audit.terminal.page import STYLES, heading, open_page, print_commands, print_list, print_parts, wrap
 from tito_audit.terminal.sequence import DrawOptions, TokenLine, draw_tokens
 from tito_audit.terminal.terminal import RunProgress, colors, page_width, with_progress
 from tito_audit.terminal.words import many, share
@@ -45,7 +45,7 @@ def sft(options: Options, logs: list[str]) -> None:
     if options.shape == "json":
         print_object(_plan_object(run, shown))
     else:
-        with page_to(sys.stdout, ReportOptions(color=colors(sys.stdout), width=page_width())) as console:
+        with open_page(sys.stdout, ReportOptions(color=colors(sys.stdout), width=page_width())) as console:
             print_parts(console, _plan_lines(run, console))
             print_parts(console, () if shown is None else _token_lines(run, shown, options))
             notes = [_NO_MARKERS] if run.plan.answers and not run.has_markers else []
@@ -66,7 +66,7 @@ def _plan_object(run: PreFlight, shown: PlannedRow | None) -> dict[str, Any]:
     plan = run.plan
     piece = run.reference.vocabulary.piece
     return {
-        **fields(plan, "rows tokens trained answers ends longest nothing"),
+        **pick(plan, "rows tokens trained answers ends longest nothing"),
         "generation_markers": run.has_markers,
         "tokenizer": run.settings.tokenizer,
         "against": run.against,
@@ -76,7 +76,7 @@ def _plan_object(run: PreFlight, shown: PlannedRow | None) -> dict[str, Any]:
                 "problem": problem.value,
                 "severity": plan.severity(problem).word,
                 "rows": count.rows,
-                "first": fields(count.first, "file row item"),
+                "first": pick(count.first, "file row item"),
                 "shown": count.shown,
             }
             for problem, count in plan.problems.items()
@@ -84,7 +84,7 @@ def _plan_object(run: PreFlight, shown: PlannedRow | None) -> dict[str, Any]:
         "row": None
         if shown is None
         else {
-            **fields(shown.place, "file row item"),
+            **pick(shown.place, "file row item"),
             "ids": shown.ids.tolist(),
             "pieces": list(map(piece, shown.ids.tolist())),
             "trained": shown.trained.tolist(),
@@ -125,7 +125,7 @@ def _plan_lines(run: PreFlight, console: Console) -> Iterator[Text]:
         example = f"{count.first}: {elided(count.shown, 160)}"
         for words, style in ((example, "dim"), (f"→ {ADVICE[problem]}", "")):
             width, indent = console.width - _SEVERITY_WIDTH - 2, " " * _SEVERITY_WIDTH
-            yield from wrapped(Text(visible(words), style=style), console, width, indent)
+            yield from wrap(Text(visible(words), style=style), console, width, indent)
 
 
 def _token_lines(run: PreFlight, shown: PlannedRow, options: Options) -> Iterator[Text]:

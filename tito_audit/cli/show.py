@@ -23,23 +23,15 @@ from tito_audit.record.prefix import common_prefix
 from tito_audit.record.rollout import IdsFrom, Rollout
 from tito_audit.repairs import all_repairs
 from tito_audit.report import ReportOptions
-from tito_audit.report_objects import fields, finding_object
+from tito_audit.report_objects import finding_object, pick
 from tito_audit.rules import all_rules
 from tito_audit.run.rewriting import REWRITING_CODE
 from tito_audit.run.scan import Scan, scan_rollouts
 from tito_audit.settings.model import Settings
-from tito_audit.settings.values import user_path
+from tito_audit.settings.values import expand_user
 from tito_audit.storage import RemoteFile, open_log
 from tito_audit.terminal.escape import visible
-from tito_audit.terminal.page import (
-    STYLES,
-    console_for,
-    finding_lines,
-    heading,
-    line_printed,
-    range_words,
-    wrapped,
-)
+from tito_audit.terminal.page import STYLES, console_for, finding_lines, heading, range_words, render_line, wrap
 from tito_audit.terminal.pager import show_page
 from tito_audit.terminal.sequence import ASKED, BOTH, FINDING, TRAINED, DrawOptions, TokenLine, draw_tokens
 from tito_audit.terminal.terminal import colors, page_width
@@ -76,8 +68,7 @@ def show(options: Options, log: str) -> None:
     lines = page_lines(result, look, console, wanted.turn, selection, marked=call)
     remarks = [Text(visible(remark)) for remark in _remarks(run, items, result)]
     page = chain(
-        (line_printed(line, console) for line in lines),
-        ("\n" + line_printed(remark, console) for remark in remarks),
+        (render_line(line, console) for line in lines), ("\n" + render_line(remark, console) for remark in remarks)
     )
     show_page(page, sys.stdout, paged=not options.no_pager)
 
@@ -247,7 +238,7 @@ def parse_around(around: Sequence[str], wanted: ShowPlace, findings: Sequence[Fi
 
 def _exists(name: str) -> bool:
     try:
-        return user_path(name).exists()
+        return expand_user(name).exists()
     except (OSError, ValueError):  # the name is too long
         return False
 
@@ -443,7 +434,7 @@ class _Page:
     def _wrapped(self, words: str, indent: str = "", style: str = "") -> Iterator[Text]:
         """The words wrapped to the page; further lines are indented twice."""
         width = self.look.width
-        return wrapped(Text(words, style=style), Console(width=width), width - 2 * len(indent), indent, 2 * indent)
+        return wrap(Text(words, style=style), Console(width=width), width - 2 * len(indent), indent, 2 * indent)
 
     def _is_selected(self, finding: Finding) -> bool:
         return self.selection is None or any(finding is each for each in self.selection.findings)
@@ -496,7 +487,7 @@ class _Page:
     def _finding_lines(self, waiting: deque[Finding], until: int | None = None) -> Iterator[Text]:
         """The waiting findings that end at or before a position (None: all)."""
         while waiting and (until is None or waiting[0].hit.end <= until):
-            yield from finding_lines(waiting.popleft(), self.console, placed=False, named=True)
+            yield from finding_lines(waiting.popleft(), self.console, with_place=False, with_repair=True)
 
 
 def _turns_words(rollout: Rollout) -> str:
@@ -521,12 +512,12 @@ def rollout_object(
         joined["asked_turn"] = turn_of_row(result, result.place.file, row)
     findings = [finding for finding in result.findings if turn in (None, finding.hit.turn)]
     return {
-        **fields(result.place, "file row item"),
+        **pick(result.place, "file row item"),
         "format": rollout.format if rollout is not None else None,
         **joined,
         "sequences": [
             {
-                **fields(part, "where turn"),
+                **pick(part, "where turn"),
                 "ids": (ids := part.tokens.ids.tolist()),
                 "pieces": [piece(token_id) for token_id in ids] if piece is not None else None,
                 "trained": part.tokens.trained.tolist() if part.tokens.trained is not None else None,
@@ -535,5 +526,5 @@ def rollout_object(
             for part in wanted_parts(result, turn)
         ],
         "findings": [finding_object(finding) for finding in findings],
-        "skipped": [fields(skip, "code because") for skip in result.skips],
+        "skipped": [pick(skip, "code because") for skip in result.skips],
     }

@@ -18,20 +18,20 @@ from tito_audit.cli._exit import FAILED
 from tito_audit.cli._options import Options
 from tito_audit.cli._outputs import print_result, refuse_overwriting
 from tito_audit.errors import SetupError
-from tito_audit.render.traced import Tag
-from tito_audit.report_objects import fields
+from tito_audit.render.tracer import Tag
+from tito_audit.report_objects import pick
 from tito_audit.run.template import TemplateComparison, compare_templates, log_probes, open_template
 from tito_audit.sessions.delimiters import Delimiters, delimiters
 from tito_audit.settings.model import Settings
 from tito_audit.storage.atomic import new_file, refuse_target
-from tito_audit.templates.against import PromptCause
-from tito_audit.templates.appends import AppendOnly, Fate, Step
-from tito_audit.templates.breaks import Break, BreakSide, explained, grouped
+from tito_audit.templates.append_only import AppendCheck, Step, StepOutcome
+from tito_audit.templates.breaks import Break, BreakSide, explain_breaks, group_breaks
+from tito_audit.templates.comparison import PromptCause
 from tito_audit.templates.facts import TemplateFacts, template_facts
-from tito_audit.templates.returns import Return, Returned
+from tito_audit.templates.round_trips import Fidelity, RoundTrip
 from tito_audit.templates.seams import Seam
-from tito_audit.templates.training import Judged, Variant, find_variant
-from tito_audit.templates.verdict import advice, claims, flags_of, line_of, title, verdict
+from tito_audit.templates.training import HistoryReport, TemplateVariant, find_variant
+from tito_audit.templates.verdict import advice, break_line, claims, format_flags, short_verdict, verdict
 from tito_audit.terminal.escape import elided, visible
 from tito_audit.terminal.page import facts_table, heading, open_table
 from tito_audit.terminal.words import listed, many
@@ -56,13 +56,13 @@ def template(options: Options, named: str | None) -> None:
             raise typer.Exit(FAILED)
         return
     opened = open_template(settings)
-    of_log = explained(opened.renderer, log_probes(options.logs, settings)) if options.logs else None
+    of_log = explain_breaks(opened.renderer, log_probes(options.logs, settings)) if options.logs else None
     facts = template_facts(opened.renderer, tokenizer := opened.tokenizer)
     between = delimiters(tokenizer, opened.renderer) if tokenizer is not None else None
     run = TemplateRun(opened.name, facts, tokenizer is not None, of_log, between)
     page = page_lines(run, full=options.full)
     print_result(options.shape, lambda: template_object(run), (), page, options.config_notice())
-    if not run.facts.append.holds or (of_log is not None and of_log[0].broken):
+    if not run.facts.append.is_append_only or (of_log is not None and of_log[0].broken):
         raise typer.Exit(FAILED)
 
 
@@ -72,11 +72,11 @@ _MOST_BREAKS = 8
 _MOST_NAMES = 3
 _MOST_IDS = 12
 _MARKS = {
-    Fate.KEPT: ("kept", "green"),
-    Fate.BROKEN: ("changed", "bold red"),
-    Fate.UNKNOWN: ("unknown", "yellow"),
-    Fate.LEFT_OUT: ("left out", "yellow"),
-    Fate.REFUSED: ("refused", "dim"),
+    StepOutcome.KEPT: ("kept", "green"),
+    StepOutcome.BROKEN: ("changed", "bold red"),
+    StepOutcome.UNKNOWN: ("unknown", "yellow"),
+    StepOutcome.LEFT_OUT: ("left out", "yellow"),
+    StepOutcome.REFUSED: ("refused", "dim"),
 }
 _OBJECT_WIDTH = 200
 """How many characters a JSON object holds before and after a difference."""
@@ -90,7 +90,7 @@ class TemplateRun:
     facts: TemplateFacts
     has_ids: bool
     """Whether there was a tokenizer."""
-    log: tuple[AppendOnly, Sequence[Break]] | None = None
+    log: tuple[AppendCheck, Sequence[Break]] | None = None
     """What the template does with the conversations of a log; None: no log was given."""
     delimiters: Delimiters | None = None
     """None: there was no tokenizer."""
@@ -100,17 +100,17 @@ def page_lines(run: TemplateRun, *, full: bool) -> Iterator[RenderableType]:
     """The verdict and what to do; with `full`, the evidence too."""
     facts = run.facts
     yield Text("tito-audit template ", style="bold").append(visible(run.name))
-    style = "bold green" if facts.append.holds else "bold red"
-    short = title(facts.append)
+    style = "bold green" if facts.append.is_append_only else "bold red"
+    short = short_verdict(facts.append)
     yield Text(visible(short), style=style).append(visible(verdict(facts).removeprefix(short)), style="")
     if run.log is not None:
-        rollouts: dict[str, set[Fate]] = {}
+        rollouts: dict[str, set[StepOutcome]] = {}
         for step in run.log[0].steps:
             rollouts.setdefault(step.probe.name, set()).add(step.outcome)
-        whole = sum(outcomes == {Fate.KEPT} for outcomes in rollouts.values())
+        whole = sum(outcomes == {StepOutcome.KEPT} for outcomes in rollouts.values())
         line = Text(f"For the log's messages it is append-only in {whole:,} of {many(len(rollouts), 'rollout')}")
         line.stylize("green" if whole == len(rollouts) else "red")
-        counts = Counter(outcome for outcomes in rollouts.values() for outcome in outcomes - {Fate.KEPT})
+        counts = Counter(outcome for outcomes in rollouts.values() for outcome in outcomes - {StepOutcome.KEPT})
         words = [f"{_MARKS[outcome][0]} in {counts[outcome]:,}" for outcome in _MARKS if counts[outcome]]
         nothing = "No answer in the log is followed by anything, so the log shows nothing."
         line.append(f"; answers are {listed(words)}." if words else ".")
@@ -128,8 +128,7 @@ def _evidence_parts(run: TemplateRun) -> Iterator[RenderableType]:
     """What --full adds: every kind of answer, facts, places where text changes, and what follows from them."""
     facts = run.facts
     yield from heading("What becomes of a sampled answer, by what it is and what follows")
-    nexts = [name for name in ("user", "tool", "system", "assistant") if name in facts.append.by_next()]
-    nexts += [name for name in facts.append.by_next() if name not in nexts]
+    nexts = list(facts.append.by_speaker())
     by_kind = facts.append.by_kind()
     table = open_table()
     table.add_column("  answer", no_wrap=True)
@@ -168,7 +167,7 @@ def _evidence_parts(run: TemplateRun) -> Iterator[RenderableType]:
             words = (
                 f"{many(left, 'answer')} of usual ones change" if left else "append-only for usual conversations"
             )
-            yield Text(f"  {visible(flags_of(setting.arguments))}: {words}")
+            yield Text(f"  {visible(format_flags(setting.arguments))}: {words}")
     yield from heading("What a splice or a gateway may rely on")
     marks = {True: ("yes", "green"), False: ("no", "bold red"), None: ("–", "dim")}
     for claim in claims(facts):
@@ -182,7 +181,7 @@ def _evidence_parts(run: TemplateRun) -> Iterator[RenderableType]:
         yield Text(f"  {many(count, 'answer')}: {visible(reason)}")
 
 
-def _fates_cell(append: AppendOnly | None) -> Text:
+def _fates_cell(append: AppendCheck | None) -> Text:
     if append is None:
         return Text("")
     counts = Counter(step.outcome for step in append.steps)
@@ -196,7 +195,7 @@ def _fates_cell(append: AppendOnly | None) -> Text:
 
 def _break_lines(breaks: Sequence[Break]) -> Iterator[Text]:
     """Each place where earlier text changes: in which answers, by which condition, and both texts."""
-    groups = list(grouped(breaks).values())
+    groups = list(group_breaks(breaks).values())
     for group in groups[:_MOST_BREAKS]:
         first = group[0]
         yield Text(f"  {first.change}", style="bold red").append(f" · {many(len(group), 'answer')}", style="")
@@ -223,13 +222,13 @@ def _tag_words(tag: Tag) -> str:
     return f"line {tag.line}:{tag.column} {visible(elided(' '.join(tag.source.split()), 120))}"
 
 
-def _returned_lines(returned: Sequence[Returned]) -> Iterator[Text]:
-    forms: dict[tuple[str, str], list[Returned]] = {}
+def _returned_lines(returned: Sequence[RoundTrip]) -> Iterator[Text]:
+    forms: dict[tuple[str, str], list[RoundTrip]] = {}
     for answer in returned:
         forms.setdefault((answer.part, answer.form), []).append(answer)
     for (part, form), answers in forms.items():
-        rewritten = [answer.case for answer in answers if answer.outcome is Return.REWRITTEN]
-        refused = [answer.case for answer in answers if answer.outcome is Return.REFUSED]
+        rewritten = [answer.case for answer in answers if answer.outcome is Fidelity.REWRITTEN]
+        refused = [answer.case for answer in answers if answer.outcome is Fidelity.REFUSED]
         line = Text(f"  {part}, {form}: ")
         if not rewritten and not refused:
             line.append(f"all {len(answers)} forms come back as sampled", style="green")
@@ -249,7 +248,7 @@ def _seams_table(seams: Sequence[Seam], has_ids: bool) -> Table:
     table.add_column("ids", overflow="fold", ratio=1)
     table.add_column("tokens merge with", overflow="fold", ratio=1)
     for seam in seams:
-        text = visible(elided(seam.texts[0], 60)) if seam.fixed else f"{len(seam.texts)} different texts"
+        text = visible(elided(seam.texts[0], 60)) if seam.is_fixed else f"{len(seam.texts)} different texts"
         ids = [] if seam.ids is None else [str(token_id) for token_id in seam.ids[:_MOST_IDS]]
         ids += ["…"] if seam.ids is not None and len(seam.ids) > _MOST_IDS else []
         cells = (f"  {seam.left} → {seam.right}", text or "∅", " ".join(ids) or ("" if has_ids else "unknown"))
@@ -295,7 +294,7 @@ def _fact_rows(facts: TemplateFacts, has_ids: bool) -> Iterator[tuple[str, str]]
     for partial in facts.partial:
         where = "written before it" if partial.case.startswith("prefill") else "added after it, never sampled"
         stays = f"stays, with {_quoted(partial.added)} {where}" if partial.added else "stays as it is"
-        changes = {Return.REFUSED: "refused", Return.REWRITTEN: "does not come back as sampled"}
+        changes = {Fidelity.REFUSED: "refused", Fidelity.REWRITTEN: "does not come back as sampled"}
         yield partial.case, changes.get(partial.outcome, stays)
     if not has_ids:
         yield "token ids", "unknown: without a tokenizer, <bos> and <eos> are placeholders"
@@ -312,8 +311,8 @@ def template_object(run: TemplateRun) -> dict[str, Any]:
     return {
         "schema_version": 1,
         "template": run.name,
-        "append_only": facts.append.holds,
-        "title": title(facts.append),
+        "append_only": facts.append.is_append_only,
+        "title": short_verdict(facts.append),
         "verdict": verdict(facts),
         "advice": advice(facts),
         "answers": _answer_objects(facts.append),
@@ -328,21 +327,21 @@ def template_object(run: TemplateRun) -> dict[str, Any]:
         },
         "sampled": facts.returned,
         "cut": facts.partial,
-        "between": [fields(seam, "left right texts seen ids merges_before merges_after") for seam in facts.seams],
+        "between": [pick(seam, "left right texts seen ids merges_before merges_after") for seam in facts.seams],
         "delimiters": None
         if run.delimiters is None
-        else [fields(each, "left right text ids seen reason") for each in run.delimiters.pairs.values()],
+        else [pick(each, "left right text ids seen reason") for each in run.delimiters.pairs.values()],
         "contents": facts.contents,
-        "generation_prompt": fields(facts.generation_prompt, "texts continued"),
-        "end_tokens": [fields(stop, "text id of_tokenizer written") for stop in facts.stops],
-        "beginning_token": fields(facts.bos, "text written added doubled"),
+        "generation_prompt": pick(facts.generation_prompt, "texts continued"),
+        "end_tokens": [pick(stop, "text id of_tokenizer written") for stop in facts.stops],
+        "beginning_token": pick(facts.bos, "text written added doubled"),
         "clock": facts.clock_formats,
         "arguments": facts.effects,
         "settings": [
             {
                 "arguments": dict(setting.arguments),
-                "flags": flags_of(setting.arguments),
-                "append_only": setting.append.holds,
+                "flags": format_flags(setting.arguments),
+                "append_only": setting.append.is_append_only,
                 "broken": len(setting.append.broken),
             }
             for setting in facts.settings
@@ -352,7 +351,7 @@ def template_object(run: TemplateRun) -> dict[str, Any]:
     }
 
 
-def _answer_objects(append: AppendOnly) -> list[dict[str, Any]]:
+def _answer_objects(append: AppendCheck) -> list[dict[str, Any]]:
     """One object for each kind of answer and kind of message after it."""
     return [
         {"answer": kind, "next": after, "tried": len(tried.steps), **Counter(step.outcome for step in tried.steps)}
@@ -364,9 +363,9 @@ def _break_object(each: Break) -> dict[str, Any]:
     return {
         **_step_object(each.step),
         "change": each.change,
-        "line": line_of(each),
+        "line": break_line(each),
         "conditions": [
-            {**fields(decision.tag, "line column source"), "held_when_sampled": decision.outcome}
+            {**pick(decision.tag, "line column source"), "held_when_sampled": decision.outcome}
             for decision in each.conditions
         ],
         "sampled": _side_object(each.sampled),
@@ -375,11 +374,12 @@ def _break_object(each: Break) -> dict[str, Any]:
 
 
 def _step_object(step: Step) -> dict[str, Any]:
-    return {"conversation": step.probe.name, "message": step.answer, "answer": step.kind, "next": step.next}
+    named = {"conversation": step.probe.name, "message": step.answer}
+    return {**named, "answer": step.answer_kind, "next": step.next_speaker}
 
 
 def _side_object(side: BreakSide) -> dict[str, Any]:
-    tag = fields(side.tag, "line column source") if side.tag is not None else None
+    tag = pick(side.tag, "line column source") if side.tag is not None else None
     return {"before": side.before[-_OBJECT_WIDTH:], "text": side.text[:_OBJECT_WIDTH], "tag": tag}
 
 
@@ -414,7 +414,7 @@ class TrainingRun:
 
     name: str
     """The template that it is a variant of."""
-    variant: Variant
+    variant: TemplateVariant
     file: Path
 
     @property
@@ -466,7 +466,7 @@ def training_verdict(run: TrainingRun) -> str:
     return f"{edits.capitalize()}, and history stays as it was sampled: {run.file}.{but}"
 
 
-def proof_lines(variant: Variant) -> Iterator[str]:
+def proof_lines(variant: TemplateVariant) -> Iterator[str]:
     """What was proved by rendering with both templates, line by line."""
     with_ = f", with {listed(list(variant.arguments))}" if variant.arguments else ""
     yield f"first prompts: {variant.firsts} of {variant.firsts} are byte for byte unchanged{with_}"
@@ -485,7 +485,7 @@ def proof_lines(variant: Variant) -> Iterator[str]:
         yield f"the log's answers that come back: {_kept_words(log.before)} before, {_kept_words(log.after)} now"
 
 
-def _kept_words(judged: Judged) -> str:
+def _kept_words(judged: HistoryReport) -> str:
     return f"{len(judged.answers):,} of {len(judged.answers) + judged.faults:,}"
 
 
@@ -498,7 +498,7 @@ def training_object(run: TrainingRun) -> dict[str, Any]:
         "file": str(run.file) if run.variant.keeps_history else None,
         "keeps_history": run.variant.keeps_history,
         "verdict": training_verdict(run),
-        "edits": [fields(edit, "line was new does") for edit in variant.edits],
+        "edits": [pick(edit, "line was new does") for edit in variant.edits],
         "diff": run.diff,
         "first_prompts": variant.firsts,
         "arguments": list(variant.arguments),
@@ -507,13 +507,13 @@ def training_object(run: TrainingRun) -> dict[str, Any]:
         "log": None
         if log is None
         else {"first_prompts": log.firsts, "before": _judged(log.before), "after": _judged(log.after)},
-        "in_the_way": [{**fields(edit, "line was"), "why": why} for edit, why in variant.rejected]
+        "in_the_way": [{**pick(edit, "line was"), "why": why} for edit, why in variant.rejected]
         if variant.after.lost
         else [],
     }
 
 
-def _judged(judged: Judged) -> dict[str, Any]:
+def _judged(judged: HistoryReport) -> dict[str, Any]:
     return {
         "kept": len(judged.answers),
         "changed": sorted(judged.lost),
@@ -556,7 +556,7 @@ def against_object(both: TemplateComparison) -> dict[str, Any]:
         "template": both.names[0],
         "against": both.names[1],
         "of_log": both.of_log,
-        **fields(both.prompts, "prompts equal"),
+        **pick(both.prompts, "prompts equal"),
         "equal_ids": both.equal_ids,
         "differences": [
             {

@@ -16,9 +16,9 @@ from tito_audit.rules import all_rules
 from tito_audit.run.auditor import Loader
 from tito_audit.run.workers import all_cores
 from tito_audit.storage import find_logs
-from tito_audit.terminal.encoding import ready_stdout
+from tito_audit.terminal.encoding import prepare_stdout
 from tito_audit.terminal.escape import visible
-from tito_audit.terminal.terminal import RunProgress, progress_shown
+from tito_audit.terminal.terminal import RunProgress, show_progress
 from tito_audit.terminal.words import many
 from tito_audit.viewer.model import ViewQuota, ViewSize
 
@@ -32,7 +32,7 @@ def view(options: Options, logs: list[str]) -> None:
     files = find_logs(logs)
     pace = RunProgress()
     with closing(Site(Path(options.out), write_page)) as site:
-        with nullcontext() if options.quiet else progress_shown(pace):
+        with nullcontext() if options.quiet else show_progress(pace):
             settings, loader = all_cores(options.settings()), Loader()
             titles = {rule.code: rule.title for rule in all_rules()}
             docs = {rule.code: rule.doc for rule in all_rules()}
@@ -52,7 +52,7 @@ def view(options: Options, logs: list[str]) -> None:
         counts = site.finish()
     if options.quiet:
         return
-    ready_stdout("text")
+    prepare_stdout("text")
     left_out = (
         (counts.rollouts - counts.shown, "without their tokens (--show-rows)"),
         (counts.findings - counts.listed, "findings counted, not listed"),

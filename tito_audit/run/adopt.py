@@ -18,7 +18,7 @@ from tito_audit.terminal.escape import shell_word
 from tito_audit.terminal.words import listed, many
 from tito_audit.tokens.tokenizer import Tokenizer
 from tito_audit.ways.explain import explain_head
-from tito_audit.ways.observed import Observation, first_prompt
+from tito_audit.ways.observations import Observation, observe_first_prompt
 from tito_audit.ways.way import GIVEN_TEMPLATE, OWN_TEMPLATE, DepartureKind, Explanation, NamedTemplate, Way
 from tito_audit.ways.writer import FirstWriter
 
@@ -56,7 +56,7 @@ def find_adoption(
     """
     speakers = Speakers(settings.sampled_roles)
     rollouts = [with_speakers(rollout, speakers) for rollout in head]
-    prompts = [prompt for prompt in map(first_prompt, rollouts) if prompt is not None]
+    prompts = [prompt for prompt in map(observe_first_prompt, rollouts) if prompt is not None]
     given_writer = FirstWriter(tokenizer, renderer, own_dates=settings.clock == RECORDED)
     if len(prompts) < _FEWEST_PROMPTS:
         return None
@@ -114,7 +114,7 @@ def _candidate_changes(
         except SetupError:
             continue
         other = replace(renderer, templates=named.templates, name=named.name)
-        way = Way.of(renderer)
+        way = Way.from_renderer(renderer)
         same = dict(way.args), way.tool_arguments, way.clock, way.without_tools
         yield _SettingsChange(Explanation(tokenizer.name, template, *same), settings, prompts, other)
         explanation = _explain_certainly(head, tokenizer, other)
@@ -150,7 +150,7 @@ class _SettingsChange:
     @property
     def renderer(self) -> Renderer:
         """The renderer with this change."""
-        changed = replace(self._explanation.applied(self._renderer), without_stated=self._unused)
+        changed = replace(self._explanation.apply_to(self._renderer), without_stated=self._unused)
         return replace(changed, clock=self._renderer.clock) if self.own_dates else changed
 
     @property

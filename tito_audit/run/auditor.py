@@ -13,21 +13,21 @@ import numpy as np
 from tito_audit.errors import ODD_VALUES, EncodeError, SetupError, TitoAuditError
 from tito_audit.evidence.gather import gather, partly_recorded
 from tito_audit.evidence.model import Evidence
-from tito_audit.evidence.needs import Needs, words_for
+from tito_audit.evidence.needs import Needs, describe_missing
 from tito_audit.evidence.sft import sft_facts
 from tito_audit.evidence.trainings import trainings_of
 from tito_audit.evidence.witness import witness
 from tito_audit.join import joined_counts
 from tito_audit.record.finding import Finding, Hit, Result, Severity, Skip, Where
 from tito_audit.record.mismatch import MISMATCH
-from tito_audit.record.reading import NOTHING_STATED, Conventions, conventions_of
+from tito_audit.record.reading import NO_CONVENTIONS, Conventions, parse_conventions
 from tito_audit.record.rollout import Place, Rollout, with_speakers
-from tito_audit.record.speakers import DEFAULT, Speakers
+from tito_audit.record.speakers import DEFAULT_SPEAKERS, Speakers
 from tito_audit.render.globals import Clock
 from tito_audit.render.renderer import Renderer, make_renderer
 from tito_audit.repair import Repair
 from tito_audit.repairs import all_repairs
-from tito_audit.rule import Rule, selected
+from tito_audit.rule import Rule, is_selected
 from tito_audit.rules import all_rules
 from tito_audit.run.adopt import Adoption
 from tito_audit.run.check import SINGLE, check_explained, explain_differences
@@ -41,7 +41,7 @@ from tito_audit.tokens.load import load_tokenizer
 from tito_audit.tokens.tokenizer import Tokenizer
 from tito_audit.tokens.vocab import Vocabulary
 from tito_audit.viewer.model import Observed, ViewSize
-from tito_audit.ways.writer import at_own_date
+from tito_audit.ways.writer import renderer_at_own_date
 
 ChooseView = Callable[[Iterable[Finding], int], ViewSize | None]
 """Called once per rollout, in order, with its findings and row: the size of its view; None for no view."""
@@ -58,7 +58,7 @@ class Auditor:
     """The selected rules."""
     repairs: Callable[[], Sequence[Repair]]
     """Called, and so imported, when the first finding needs the name of its repair."""
-    speakers: Speakers = DEFAULT
+    speakers: Speakers = DEFAULT_SPEAKERS
     """Which roles were sampled."""
     misfit: Finding | None = None
     """The finding that the log was written with another tokenizer or template, which is why it is None here."""
@@ -66,7 +66,7 @@ class Auditor:
     """Findings about the whole log that its first rows show, `misfit` among them."""
     own_dates: bool = False
     """Whether each rollout is rendered on the date that its first prompt holds."""
-    conventions: Conventions = NOTHING_STATED
+    conventions: Conventions = NO_CONVENTIONS
     """What the user states about how training rows were written."""
 
     @property
@@ -88,7 +88,7 @@ class Auditor:
         """The renderer of one rollout, set to its date if `own_dates`; None without a template."""
         if not self.own_dates or self.renderer is None or self.tokenizer is None:
             return self.renderer
-        return at_own_date(with_speakers(rollout, self.speakers), self.tokenizer, self.renderer)
+        return renderer_at_own_date(with_speakers(rollout, self.speakers), self.tokenizer, self.renderer)
 
     def by_reference(self) -> Auditor:
         """A copy without the fast encoder: all ids come from `tokenizers`."""
@@ -151,10 +151,11 @@ def _audit(rollout: Rollout, auditor: Auditor, choose_view: ChooseView | None) -
     observed = None
     if choose_view is not None:
         from tito_audit.viewer.measures import measure  # slow to import, and rarely needed
-        from tito_audit.viewer.sequences import view
+        from tito_audit.viewer.sequences import view_rollout
 
         size = choose_view(findings, evidence.rollout.place.row)
-        observed = Observed(measure(evidence, findings), None if size is None else view(evidence, findings, size))
+        view = None if size is None else view_rollout(evidence, findings, size)
+        observed = Observed(measure(evidence, findings), view)
     shows, counts, misfit = witness(evidence), count_rollout(evidence), auditor.misfit
     if auditor.tokenizer is None:
         counts |= uncompared_count(counts, skips, auditor.codes)
@@ -180,7 +181,7 @@ def _audit(rollout: Rollout, auditor: Auditor, choose_view: ChooseView | None) -
 
 UNENCODED = "the tokenizer cannot encode it"
 """The cause of the finding, and the reason for skipping rules that need the tokenizer."""
-_WITHOUT_TOKENIZER = words_for(Needs.TOKENIZER)
+_WITHOUT_TOKENIZER = describe_missing(Needs.TOKENIZER)
 _COMPARING = frozenset(("SEQ301", "SEQ302", "SEQ303", "MSK401", "MSK402", "MSK404"))
 """Rules that compare calls with each other or with the training row and need no tokenizer."""
 
@@ -192,7 +193,7 @@ def uncompared_count(counts: Mapping[str, int], skips: Sequence[Skip], codes: fr
     return {} if (codes & _COMPARING) - {skip.code for skip in skips} else {"uncompared": 1}
 
 
-_LACKED = tuple(map(words_for, (Needs.TOKENIZER, Needs.RENDERING, Needs.SAMPLED, Needs.TEMPLATE)))
+_LACKED = tuple(map(describe_missing, (Needs.TOKENIZER, Needs.RENDERING, Needs.SAMPLED, Needs.TEMPLATE)))
 """The reasons for skips that a withheld tokenizer or template causes."""
 
 
@@ -208,7 +209,7 @@ def _partly_run_rules(partial: Needs, present: Needs, auditor: Auditor, skips: S
     """The rules that ran although only some calls have what they need, each with what the others lack."""
     ran = auditor.codes - {skip.code for skip in skips}
     return tuple(
-        Skip(rule.code, f"{words_for(need & partial)} in some calls")
+        Skip(rule.code, f"{describe_missing(need & partial)} in some calls")
         for rule in auditor.rules
         if rule.code in ran
         for need in rule.needs
@@ -279,7 +280,7 @@ class Loader:
         tokenizer, renderer, notice = self._load(settings)
         speakers = Speakers(settings.sampled_roles)
         codes, own = selected_codes(settings), settings.clock == RECORDED
-        conventions = conventions_of(settings.conventions, settings.assume)
+        conventions = parse_conventions(settings.conventions, settings.assume)
         auditor = Auditor(
             tokenizer, renderer, all_rules(), codes, all_repairs, speakers, own_dates=own, conventions=conventions
         )
@@ -385,5 +386,5 @@ def selected_codes(settings: Settings) -> frozenset[str]:
                 "`tito-audit list rules` prints the codes."
             )
     return frozenset(
-        code for code in codes if selected(code, settings.select, settings.ignore, settings.extend_select)
+        code for code in codes if is_selected(code, settings.select, settings.ignore, settings.extend_select)
     )

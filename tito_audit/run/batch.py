@@ -12,7 +12,7 @@ import numpy as np
 
 from tito_audit.errors import RecordError, SetupError
 from tito_audit.format import Format, Row
-from tito_audit.formats import format_named, pick_format, with_sampling
+from tito_audit.formats import format_named, pick_format, with_sampling_settings
 from tito_audit.record.arrays import Mask
 from tito_audit.record.finding import Finding, Result, Severity, Where
 from tito_audit.record.rollout import Place, Rollout
@@ -239,7 +239,7 @@ class BatchAudit(Shown):
     def __str__(self) -> str:
         return "\n".join(verdict_lines(self.summary))
 
-    def _counted(self) -> Summary:
+    def _finished_summary(self) -> Summary:
         return self.summary
 
     def _repr_html_(self) -> str:
@@ -259,7 +259,7 @@ class BatchAuditor:
             self.settings = replace(self.settings, tokenizer=tokenizer)
         self._auditor, self._notice = Loader().load_auditor(self.settings)
         self._auditor.load()
-        self._bar = Severity.bar(self.settings.fail_on)
+        self._bar = Severity.threshold(self.settings.fail_on)
 
     def audit(
         self,
@@ -304,7 +304,7 @@ class BatchAuditor:
         for number, row in enumerate(rows):
             place = Place(BATCH, number)
             try:
-                read += with_sampling(row, format_of(row).read(row, place))
+                read += with_sampling_settings(row, format_of(row).read(row, place))
             except RecordError as error:
                 read.append(unreadable_result(place, str(error), self._auditor.codes))
         return read

@@ -12,7 +12,7 @@ from tito_audit.identify.ids_alone import id_sequences
 from tito_audit.record.rollout import Rollout
 from tito_audit.run.auditor import template_source
 from tito_audit.run.fit import stated_names
-from tito_audit.tokens.hub import CachedTokenizer, HubName, cached_tokenizer, cached_tokenizers, glance
+from tito_audit.tokens.hub import CachedTokenizer, HubName, cached_tokenizer, cached_tokenizers, read_summary
 from tito_audit.tokens.load import load_tokenizer
 from tito_audit.tokens.tokenizer import Tokenizer
 from tito_audit.ways.way import OWN_TEMPLATE, NamedTemplate
@@ -120,7 +120,7 @@ def _named_offers(
 ) -> Iterator[Offer]:
     """The tokenizers that the log names, if they are in a folder next to it or in the hub cache."""
     for key, name in stated_names(rollouts).items():
-        if HubName.of(name) is None:
+        if HubName.parse(name) is None:
             continue
         folders = (log.parent / folder for log in logs for folder in dict.fromkeys((name, name.split("/")[-1])))
         beside = next((folder for folder in folders if (folder / "tokenizer.json").is_file()), None)
@@ -145,7 +145,7 @@ def _cached_offers(
     largest = max((int(ids.max()) for ids in sequences), default=-1)
     ranked: list[tuple[int, CachedTokenizer]] = []
     for tokenizer in cached[:_INSPECTED]:
-        seen = glance(tokenizer.folder)
+        seen = read_summary(tokenizer.folder)
         if seen is None:
             passed_over.append(PassedOver(tokenizer.name, "its tokenizer.json cannot be read"))
         elif largest >= seen.size:

@@ -8,16 +8,16 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import NamedTuple
 
-from tito_audit.errors import ODD_VALUES, PluginError, in_words
+from tito_audit.errors import ODD_VALUES, PluginError, describe_error
 from tito_audit.evidence.judgement import JUDGEMENT
-from tito_audit.evidence.logprobs import sound_of
-from tito_audit.evidence.model import Against, Difference, Evidence, Explained, Sound
+from tito_audit.evidence.logprobs import verified_parts
+from tito_audit.evidence.model import Against, Difference, Evidence, Explained, Verified
 from tito_audit.evidence.needs import Needs, applies
-from tito_audit.record.finding import TRAINING_ROW, Finding, Folded, Hit, Severity, Skip, Where
+from tito_audit.record.finding import TRAINING_ROW, Finding, FoldedFindings, Hit, Severity, Skip, Where
 from tito_audit.record.rollout import Place
 from tito_audit.record.stated import NotRead
 from tito_audit.repair import Repair, Safety
-from tito_audit.rule import Reason, Rule, hit_of, missing
+from tito_audit.rule import Reason, Rule, hit_of, missing_evidence
 from tito_audit.run.guard import guard_plugin, plugin_error
 from tito_audit.run.headlines import Turns, link_findings
 
@@ -121,7 +121,7 @@ class FindingCollector:
                 first, times = self._findings[group.at], group.hits - (self._single or 0)
                 message = f"{first.hit.message} ({times - 1:,} more like this in the row are counted here)"
                 packed, group.places = group.places.tobytes(), array("q")
-                folded = Folded(times, len(group.turns), group.tokens, packed)
+                folded = FoldedFindings(times, len(group.turns), group.tokens, packed)
                 self._findings[group.at] = replace(first, hit=replace(first.hit, message=message), folded=folded)
                 turns[group.at] = group.turns.keys()
         return self._findings, turns
@@ -156,10 +156,10 @@ def _find_reason(
     difference: Difference, evidence: Evidence, owners: _ExplainingRules, selected: frozenset[str] | None
 ) -> tuple[str, str, str] | None:
     """The code of the rule that explains a difference, the cause, and what it is; None if no rule has a reason."""
-    construction = difference.construction
+    known_cause = difference.known_cause
     # A construction that gives the recorded tokens is a proof and overrules what the bytes suggest.
-    if construction is not None:
-        return construction.code, construction.cause, construction.what
+    if known_cause is not None:
+        return known_cause.code, known_cause.cause, known_cause.what
     for rule, reason_for in owners:
         try:
             reason = reason_for(difference, evidence)
@@ -204,7 +204,7 @@ def check_explained(
         owned.setdefault(each.code, []).append(each)
     stated = evidence.rollout.stated
     findings = FindingCollector(evidence.rollout.place, stated.calls_at, single)
-    key = tuple(rules), selected, evidence.present, stated.reasons, sound_of(evidence), frozenset(owned)
+    key = tuple(rules), selected, evidence.present, stated.reasons, verified_parts(evidence), frozenset(owned)
     to_run, skips = _rules_to_run(*key)
     for rule in to_run:
         if rule.check is not None:
@@ -214,7 +214,7 @@ def check_explained(
             except ODD_VALUES as error:
                 if rule.code not in ignored:
                     raise _rule_failure(rule, evidence, error) from error
-                failure = Skip(rule.code, f"it failed: {in_words(error)}")
+                failure = Skip(rule.code, f"it failed: {describe_error(error)}")
                 skips = tuple(sorted((*skips, failure), key=lambda skip: skip.code))
         for each in owned.get(rule.code, ()) if rule.check is None else ():
             severity = min(rule.severity, each.difference.severity)
@@ -248,7 +248,7 @@ def _rules_to_run(
     selected: frozenset[str],
     present: Needs,
     reasons: tuple[NotRead, ...],
-    sound: Sound,
+    verified: Verified,
     owned: frozenset[str],
 ) -> tuple[Sequence[Rule], tuple[Skip, ...]]:
     """The selected rules to run, and the skips of those that lack something.
@@ -256,14 +256,14 @@ def _rules_to_run(
     `owned` are the codes of explained differences: their rules run in any case. Of the others, rules that only
     explain differences and rules that find nothing in sound evidence need not run.
     """
-    reasoned = [(rule, missing(rule, present, reasons)) for rule in rules if rule.code in selected]
+    reasoned = [(rule, missing_evidence(rule, present, reasons)) for rule in rules if rule.code in selected]
     skips = [
         Skip(rule.code, because, applies(rule.needs, present))
         for rule, because in reasoned
         if because is not None and rule.code not in owned
     ]
     able = [rule for rule, because in reasoned if because is None or rule.code in owned]
-    quiet = {rule.code for rule in able if rule.check is None or (rule.silent and rule.silent in sound)} - owned
+    quiet = {rule.code for rule in able if rule.check is None or (rule.silent and rule.silent in verified)} - owned
     # One tuple shared by all rollouts is pickled once; most rollouts skip the same rules.
     return [rule for rule in able if rule.code not in quiet], tuple(skips)
 

@@ -40,7 +40,7 @@ def begin_encoder(tokenizer: Tokenizer, logs: Mapping[Path, LogGroup], settings:
         return False
     regular = {file: group for file, group in logs.items() if file.is_file()}  # a pipe cannot be read twice
     if settings.encoder == "fastokens" or _is_worth_loading(tokenizer.vocabulary, regular, settings):
-        tokenizer.begin_fast()
+        tokenizer.start_building_fast()
         return True
     return False
 
@@ -50,7 +50,7 @@ def choose_encoder(tokenizer: Tokenizer, head: Sequence[Rollout], settings: Sett
     first = [item for item in head if item.place.row < head[0].place.row + 4]
     texts = [text[:_TRIED_CHARACTERS] for text in rollout_texts(first, tokenizer.vocabulary)[:32]]
     try:
-        ids = tokenizer.encode_alone(texts)  # while the fast encoder is still being built
+        ids = tokenizer.encode_single_threaded(texts)  # while the fast encoder is still being built
     except EncodeError:
         ids = None
     if tokenizer.use_fast(True if settings.encoder == "fastokens" else None):

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from tito_audit.errors import EncodeError
 from tito_audit.evidence.reference import Reference
-from tito_audit.identify.tokenizer_fit import Tested, not_the_tokenizer, tested
+from tito_audit.identify.tokenizer_fit import TestableRows, select_testable, tokenizer_misfit
 from tito_audit.record.finding import Finding, Hit, Severity, Where
 from tito_audit.record.rollout import Rollout
 from tito_audit.render.renderer import Renderer
@@ -32,13 +32,13 @@ def find_misfit(rollouts: Sequence[Rollout], tokenizer: Tokenizer, renderer: Ren
 
     Also None if the tokenizer cannot encode them, which the audit of each row reports.
     """
-    rows = tested(rollouts)
+    rows = select_testable(rollouts)
     if not rows:
         return None
     reference = Reference(tokenizer, renderer)
     cause = ANOTHER_TOKENIZER
     try:
-        why = not_the_tokenizer(rows, reference)
+        why = tokenizer_misfit(rows, reference)
         if why is None and renderer is not None:
             why, cause = _not_the_template(rows, reference), ANOTHER_TEMPLATE
     except EncodeError:
@@ -63,7 +63,7 @@ def stated_names(rollouts: Iterable[Rollout]) -> dict[str, str]:
     return named
 
 
-def _not_the_template(rows_tested: Tested, reference: Reference) -> str | None:
+def _not_the_template(rows_tested: TestableRows, reference: Reference) -> str | None:
     """Why the template cannot have written these rows; None if it can have, or if that is unclear."""
     recorded: Counter[str] = Counter()
     rendered: Counter[str] = Counter()
@@ -76,7 +76,7 @@ def _not_the_template(rows_tested: Tested, reference: Reference) -> str | None:
             break
         text = None
         if rollout.messages and reference.renderer is not None:
-            text = reference.renderer.guess(
+            text = reference.renderer.try_render(
                 rollout.messages,
                 rollout.tools,
                 add_generation_prompt=False,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from tito_audit.errors import ODD_VALUES, PluginError, TitoAuditError, in_words
+from tito_audit.errors import ODD_VALUES, PluginError, TitoAuditError, describe_error
 from tito_audit.record.rollout import Place
 
 LEAVE_OUT = "leave the row out of the log"
@@ -30,6 +30,6 @@ def plugin_error(what: str, place: Place | None, go_on: str, error: Exception) -
     """The PluginError of `guard_plugin`, for loops in which a context manager for each plugin costs too much."""
     where = "" if place is None else f"{place}: "
     return PluginError(
-        f"{where}{what} failed: {in_words(error)}.\n"
+        f"{where}{what} failed: {describe_error(error)}.\n"
         f"This is a bug in tito-audit, not a fault of the log. To go on, {go_on}."
     )

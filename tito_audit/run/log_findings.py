@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from tito_audit.chains.ledger import BLOCK, Ledger
-from tito_audit.chains.trained_once import Cause, Double, Settled, settle
+from tito_audit.chains.trained_once import Cause, Double, RepeatedTraining, find_repeated_training
 from tito_audit.evidence.sft import (
     BOS_ALONE,
     CUT,
@@ -29,18 +29,18 @@ from tito_audit.evidence.sft import (
     UNFINISHED,
     UNSPACED,
 )
-from tito_audit.evidence.trainings import hit_again
-from tito_audit.levels.tally import below
+from tito_audit.evidence.trainings import retraining_hit
+from tito_audit.levels.tally import level_failures
 from tito_audit.record.finding import Finding, Hit, Result, Severity, Where
-from tito_audit.record.reading import Slide, assume_flags, slides_in_words
+from tito_audit.record.reading import Slide, assume_flags, describe_slides
 from tito_audit.record.rollout import Place
-from tito_audit.record.testimony import PLACES, EndsOf, Tally, Testimony
+from tito_audit.record.testimony import PLACES, AnswerEnds, Tally, Testimony
 from tito_audit.record.trainings import ONCE, TrainedAgain
 from tito_audit.run.auditor import TRAINED_ONCE
 from tito_audit.run.headlines import with_headline
 from tito_audit.settings.model import Settings
 from tito_audit.summary import Gate, Summary
-from tito_audit.terminal.words import listed, listed_or, many, percent
+from tito_audit.terminal.words import listed, many, percent
 
 _MASK, _LEFT_OUT, _ENDS, _LOGPROBS = "MSK401", "MSK402", "MSK404", "LPR502"
 _WHOLE, _BOS, _SPACES = "MSK403", "TPL209", "TOK107"
@@ -106,7 +106,7 @@ class RunCounts:
         self.summary = summary
         self.failing = FailingFindings()
         self._required = settings
-        self._bar = None if settings is None else cache(lambda file: Severity.bar(settings.at(file).fail_on))
+        self._bar = None if settings is None else cache(lambda file: Severity.threshold(settings.at(file).fail_on))
         self.testimonies = defaultdict[str, Testimony](Testimony)
         """By log: what its rows together show about how they were written."""
         self.ledger = Ledger()
@@ -121,7 +121,7 @@ class RunCounts:
             self._count_failing(result)
         if result.witness is not None:
             self.testimonies[result.place.file].add(result.witness, result.place)
-        self.ledger.note(result)
+        self.ledger.add_result(result)
         for finding in result.findings if len(self.strangers) < _MOST_STRANGERS else ():
             if finding.code == _STRANGER and finding.hit.cause == _ROW_OF_OTHERS:
                 self.strangers.append(result.place)
@@ -130,7 +130,7 @@ class RunCounts:
     def update_repaired(self, was: Result, now: Result) -> None:
         """Replace what a row shows, counted by `add`, by what it shows after its repair."""
         if was.witness is not None and now.witness is not None and now is not was:
-            self.testimonies[was.place.file].repaired(was.witness, now.witness, was.place)
+            self.testimonies[was.place.file].add_repaired(was.witness, now.witness, was.place)
 
     def add_log_findings(self, findings: tuple[Finding, ...]) -> Iterator[Result]:
         """Count findings about a whole log and yield them as a result; nothing if there are none."""
@@ -166,7 +166,7 @@ class RunCounts:
         number = self.failing.findings.total()
         because = [self.failing.words()] if number else []
         if self._required is not None:
-            because += below(self.summary.records, self.summary.files, self._required)
+            because += level_failures(self.summary.records, self.summary.files, self._required)
         return Gate(bool(because), tuple(because), fail_on, number)
 
     def _add_counted(self, result: Result) -> Result:
@@ -210,7 +210,7 @@ def _undecided_rows(testimony: Testimony) -> Iterator[_LogFindingParts]:
     """Rows whose simplest reading has a fault, while a faultless reading is possible."""
     slides = testimony.undecided
     if slides:
-        words = listed_or(slides_in_words(slides))
+        words = listed(describe_slides(slides), "or")
         message = (
             f"all {many(testimony.rows, 'row')} of the log may have {words}: {len(testimony.certain)} different "
             "first tokens of answers have the fill as their logprob, so either all of them were certain, or each "
@@ -226,7 +226,7 @@ def _undecided_rows(testimony: Testimony) -> Iterator[_LogFindingParts]:
         tally = _sum_tallies(testimony.open[slides] for slides in readings)
         verb = "does" if tally.rows == 1 else "do"
         what = "logprobs are" if code == _LOGPROBS else "loss mask is"
-        words = listed_or(slides_in_words(sorted(slide for slides in readings for slide in slides)))
+        words = listed(describe_slides(sorted(slide for slides in readings for slide in slides)), "or")
         message = (
             f"{tally.rows:,} of {many(testimony.rows, 'row')} {verb} not show whether the {what} on the sampled "
             f"tokens: {_rows(tally)} may be right, with first tokens that were certain or ends left out of the "
@@ -237,8 +237,8 @@ def _undecided_rows(testimony: Testimony) -> Iterator[_LogFindingParts]:
 
 def _possible_faults(testimony: Testimony) -> Iterator[_LogFindingParts]:
     """Rows that may have a slide which other rows prove to have."""
-    for slide, tally in testimony.beside_faults.items():
-        (words,) = slides_in_words([slide])
+    for slide, tally in testimony.allowed_where_proven.items():
+        (words,) = describe_slides([slide])
         proof = _rows(testimony.proven[slide.mask, slide.logprobs])
         message = (
             f"{many(tally.rows, 'row')} may also have {words}, as {proof} of this log: nothing in {_rows(tally)} "
@@ -251,7 +251,7 @@ def _possible_faults(testimony: Testimony) -> Iterator[_LogFindingParts]:
 def count_open(testimony: Testimony, summary: Summary) -> None:
     """Count the rows of a log that could not be judged, and those that may have a fault proven in other rows."""
     summary.open_rows += testimony.open_rows
-    for slide, tally in testimony.beside_faults.items():
+    for slide, tally in testimony.allowed_where_proven.items():
         summary.open_beside_faults += tally.rows
         summary.fault_beside = summary.fault_beside or assume_flags(slide)
 
@@ -266,16 +266,16 @@ def _conventions(testimony: Testimony) -> Iterator[_LogFindingParts]:
         yield from _convention_finding(_LEFT_OUT, "first tokens left out", message, state, tally, testimony.first)
     if testimony.sft:
         return
-    left_out = testimony.ends.get(EndsOf.KEPT)
-    others = {kind: tally for kind, tally in testimony.ends.items() if kind is not EndsOf.OPEN}
+    left_out = testimony.ends.get(AnswerEnds.KEPT)
+    others = {kind: tally for kind, tally in testimony.ends.items() if kind is not AnswerEnds.OPEN}
     state = "`--convention end=untrained` states that it is meant"
     if left_out is not None:
         message = (
             "the sampled end of each answer is left out of the loss, so the model gets no credit for stopping"
         )
         yield from _convention_finding(_ENDS, "sampled, not trained", message, state, left_out, others)
-    elif EndsOf.OPEN in testimony.ends and not others:
-        tally = testimony.ends[EndsOf.OPEN]
+    elif AnswerEnds.OPEN in testimony.ends and not others:
+        tally = testimony.ends[AnswerEnds.OPEN]
         message = (
             f"no row trains the end of an answer ({_rows(tally)}): right if ends were appended, but if they were "
             f"sampled, the model gets no credit for stopping; {state}"
@@ -384,21 +384,21 @@ class TrainedOverlaps:
     """What the rows of a run train more than once or never, as findings and notices."""
 
     ledger: Ledger
-    settled: Settled
+    settled: RepeatedTraining
 
     @classmethod
     def from_ledger(cls, ledger: Ledger, *, whole: bool = True) -> TrainedOverlaps:
         """What a ledger shows; unless the `whole` run was read, nothing counts as never trained."""
-        settled = settle(ledger)
+        settled = find_repeated_training(ledger)
         never = settled.never if whole and not ledger.left_out else settled.never[:0]
-        return cls(ledger, Settled(settled.trained, settled.doubles, never, settled.undecided))
+        return cls(ledger, RepeatedTraining(settled.trained, settled.doubles, never, settled.undecided))
 
     def results(self) -> Iterator[Result]:
         """The findings: a result for each rollout in the order of the rows, then one for each log."""
         for place, of_place in groupby(self._sequence_findings(), key=lambda pair: self.ledger.place(pair[0])):
             findings = []
             for number, again in of_place:
-                hit, row_place = hit_again(again), self.ledger.row_place(number)
+                hit, row_place = retraining_hit(again), self.ledger.row_place(number)
                 severity = Severity.ERROR if hit.severity is None else hit.severity
                 repair = ONCE if again.turn is None else None
                 findings.append(with_headline(Finding(TRAINED_ONCE, severity, row_place, hit, repair)))
@@ -424,7 +424,7 @@ class TrainedOverlaps:
     def notices(self) -> Iterator[str]:
         """Sentences about how much is trained more than once or never, for the summary."""
         doubles = self.settled.doubles
-        never = sum(self.ledger.tokens(number) for number in self.settled.never.tolist())
+        never = sum(self.ledger.trained_tokens(number) for number in self.settled.never.tolist())
         if self.ledger.left_out:
             compared = self.ledger.rollouts - self.ledger.left_out
             yield (
@@ -444,7 +444,7 @@ class TrainedOverlaps:
     def trained_again(self, file: str, rows: Sequence[int]) -> dict[int, dict[int, tuple[TrainedAgain, ...]]]:
         """By row and item: what these rows of a file train again."""
         by_row: dict[int, dict[int, tuple[TrainedAgain, ...]]] = {}
-        for number in self.ledger.sequences(file, rows):
+        for number in self.ledger.sequences_of_rows(file, rows):
             double = self.settled.doubles.of(number)
             if double is not None:
                 place, (_, again) = self.ledger.place(number), self._trained_again(double)
@@ -494,7 +494,7 @@ class TrainedOverlaps:
 
     def _never_trained(self, number: int) -> _SequenceFinding:
         """A call that no row trains."""
-        tokens = self.ledger.tokens(number)
+        tokens = self.ledger.trained_tokens(number)
         message = (
             f"no row of the run trains the {many(tokens, 'token')} of this call, although rows train most calls"
         )
@@ -545,7 +545,7 @@ def _last_trained_spans(ledger: Ledger, strangers: Sequence[Place]) -> dict[int,
     spans, first, by_hash = ledger.spans, ledger.first_spans, dict[int, Place]()
     for file, places in groupby(strangers, key=lambda place: place.file):
         among = set(places)
-        for number in ledger.sequences(file, sorted({place.row for place in among})):
+        for number in ledger.sequences_of_rows(file, sorted({place.row for place in among})):
             place = ledger.place(number)
             if ledger.turn(number) is None and place in among:
                 own = spans[first[number] : first[number + 1]]

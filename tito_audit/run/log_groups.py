@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from tito_audit.errors import EncodeError, RecordError, SetupError
-from tito_audit.formats import Detection, Unread, unread_columns
-from tito_audit.join import Annotations, Answers, Join, RowBatch, Work, lines_of, shown_by
-from tito_audit.levels.facts import NOTHING
-from tito_audit.levels.holds import record_of
+from tito_audit.formats import MatchedKeys, Unread, unread_columns
+from tito_audit.join import Annotations, BatchAnswers, Join, ReadBatch, RowBatch, rows_behind, shown_format_and_row
+from tito_audit.levels.facts import LACKS_ALL
+from tito_audit.levels.record_mask import record_mask
 from tito_audit.record.finding import Result
 from tito_audit.record.outcome import COLUMN
 from tito_audit.record.rollout import Place, Rollout
@@ -38,10 +38,10 @@ from tito_audit.run.rewriting import REWRITING_CODE, find_rewriting
 from tito_audit.run.rows import LogGroup, sample_share
 from tito_audit.run.workers import Executor, ForkedProcesses, InProcess, can_fork, is_small, map_in_order
 from tito_audit.settings.model import Settings
-from tito_audit.storage import RawRow, RowsInMemory, path_of
+from tito_audit.storage import RawRow, RowsInMemory, path_from_name
 from tito_audit.summary import RECORD, Summary
 from tito_audit.tokens.tokenizer import Tokenizer
-from tito_audit.viewer.model import named
+from tito_audit.viewer.model import with_row_id
 
 _COLLECT_BYTES = 8 << 20
 """Bytes of rows between two garbage collections."""
@@ -118,7 +118,7 @@ class RowFlow:
         """
         fitting = self._fitted_groups.get(file)
         if fitting is None:
-            path = next((path for path in self.files if str(path) == file), None) or path_of(file)
+            path = next((path for path in self.files if str(path) == file), None) or path_from_name(file)
             fitting = self._fitted_groups[file] = _fit_group(path, self.groups[file])
         return fitting
 
@@ -161,7 +161,7 @@ class RowFlow:
                     return
                 counted.rows += 1
                 counted.left_out = before + log.left_out
-                if wanted is not None and all(line.index != wanted for line in lines_of(raw)):
+                if wanted is not None and all(line.index != wanted for line in rows_behind(raw)):
                     if raw.index > wanted:
                         break
                     continue
@@ -174,7 +174,7 @@ class RowFlow:
                 progress(counted.rows, done, total)
 
     def audit_row(
-        self, raw: RawRow, place: Place, detection: Detection, viewed: ChooseView | None
+        self, raw: RawRow, place: Place, detection: MatchedKeys, viewed: ChooseView | None
     ) -> Iterator[Result]:
         """The results of a row: one per rollout, or one that says why the row cannot be read."""
         group = self.fitted_group(place.file)
@@ -184,23 +184,23 @@ class RowFlow:
         except RecordError as error:
             result = unreadable_result(place, str(error), auditor.codes)
             result = replace(result, misfit=auditor.misfit, told=auditor.log_findings)
-            yield result if group.settings.require_level is None else replace(result, counts={RECORD: NOTHING})
+            yield result if group.settings.require_level is None else replace(result, counts={RECORD: LACKS_ALL})
             return
-        detection.look(place.file, *shown_by(read.format, read.row))
+        detection.note_first_row(place.file, *shown_format_and_row(read.format, read.row))
         unread: Unread = ()
-        first = lines_of(raw)[0].value if place.row < _UNREAD_ROWS else None  # of joined calls, the first
+        first = rows_behind(raw)[0].value if place.row < _UNREAD_ROWS else None  # of joined calls, the first
         if first is not None:
-            form = shown_by(read.format, read.row)[0]
+            form = shown_format_and_row(read.format, read.row)[0]
             unread = unread_columns(form, first, read.rollouts, group.settings.columns.values())
         inside = read.row.get(read.format.open_object) if read.format.open_object else None
         repaired = read.row.get(COLUMN) is not None or (isinstance(inside, dict | Mapping) and COLUMN in inside)
         for rollout in read.rollouts:
-            result = detection.say(audit_rollout(rollout, auditor, viewed))
+            result = detection.with_keys(audit_rollout(rollout, auditor, viewed))
             if viewed is not None:
-                result = named(result, read.row)
+                result = with_row_id(result, read.row)
             result = replace(result, counts={**result.counts, "repaired": 1}) if repaired else result
             if group.settings.require_level is not None:
-                record = record_of(rollout, group.logged_rows(raw, read))
+                record = record_mask(rollout, group.logged_rows(raw, read))
                 more = {} if record is None else {RECORD: record}
                 result = replace(result, counts={**result.counts, **more})
             yield replace(result, unread=unread) if unread else result
@@ -246,13 +246,13 @@ class RowFlow:
         """Pass the results on; the joins of their logs count them."""
         for result in results:
             join = self.groups[result.place.file].join
-            yield from (result,) if join is None else join.counted((result,))
+            yield from (result,) if join is None else join.count_results((result,))
 
     def report_joins(self, summary: Summary) -> None:
         """Put what the joins counted into a summary, after the last result."""
         for join in dict.fromkeys(group.join for group in self.groups.values()):
             if join is not None:
-                summary.joined += join.joined()
+                summary.joined += join.joined_notices()
                 summary.notices += join.notices()
         for noted in dict.fromkeys(group.annotations for group in self.groups.values()):
             summary.notices += () if noted is None else noted.notices()
@@ -274,19 +274,19 @@ class RowFlow:
             if key not in joins:
                 logs = [file for other, files in by_settings if _join_key(other) == key for file in files]
                 vocabulary = auditor.vocabulary
-                decode = vocabulary.data if vocabulary is not None else None
+                decode = vocabulary.bytes_of if vocabulary is not None else None
                 gathers = self._sizes is None
-                joins[key] = Join.of(
+                joins[key] = Join.for_run(
                     own, logs, decode, self._run_first_pass, written=bool(standing_for), gathers=gathers
                 )
             wanted = self._annotated and own.join
-            annotations = Annotations.beside(members, own.max_row_bytes) if wanted else {}
+            annotations = Annotations.find_beside(members, own.max_row_bytes) if wanted else {}
             for which in dict.fromkeys((None, *annotations.values())):
                 group = LogGroup(own, auditor, joins[key], which)
                 groups.update({str(log): group for log in members if annotations.get(str(log)) is which})
         return groups
 
-    def _run_first_pass(self, work: Work, batches: Iterable[tuple[int, RowBatch]]) -> Answers:
+    def _run_first_pass(self, work: ReadBatch, batches: Iterable[tuple[int, RowBatch]]) -> BatchAnswers:
         """The answers of a join's first pass over calls, computed by several processes if that pays off."""
         jobs = self.settings.jobs or 1
         executor: Executor = InProcess()

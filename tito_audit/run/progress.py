@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tito_audit.summary import Sampled, Summary
+from tito_audit.summary import SampleCount, Summary
 
 Progress = Callable[[int, int, int], None]
 """Called with rows audited, bytes read and total bytes, over all logs. It may have `enter(phase)`, after which
@@ -68,6 +68,6 @@ class RowCounts:
         summary.notices.append(f"Stopped after {self.rows} rows, as asked by --limit.")
         return True
 
-    def sampled(self, share: float | None) -> Sampled | None:
+    def sampled(self, share: float | None) -> SampleCount | None:
         """The counts of a sample for the summary; None without a sample."""
-        return Sampled(share, self.rows, self.rows + self.left_out) if share is not None else None
+        return SampleCount(share, self.rows, self.rows + self.left_out) if share is not None else None

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tito_audit.errors import SetupError, StorageError
-from tito_audit.join import lines_of
+from tito_audit.join import rows_behind
 from tito_audit.record.finding import Finding, Result, Severity
 from tito_audit.record.outcome import COLUMN, Outcome
 from tito_audit.record.rollout import Place
@@ -46,7 +46,6 @@ from tito_audit.storage import (
     Quarantine,
     RawRow,
     RowsInMemory,
-    allow_open_files,
     dataset_metadata,
     find_logs,
     make_folder,
@@ -56,15 +55,16 @@ from tito_audit.storage import (
     open_output,
     output_path,
     passed_logs,
-    refuse_taken,
-    same_place,
+    path_identity,
+    raise_open_file_limit,
+    refuse_existing,
     target_paths,
     write_dataset_metadata,
 )
-from tito_audit.storage.atomic import Sealed
+from tito_audit.storage.atomic import OnDone
 from tito_audit.storage.journal import Journal
-from tito_audit.storage.output import Changes
-from tito_audit.storage.watch import Watch
+from tito_audit.storage.output import RowChanges
+from tito_audit.storage.watch import FileWatch
 from tito_audit.summary import Summary
 from tito_audit.tables import ShownRepairs
 from tito_audit.tokens.vocab import Vocabulary
@@ -79,18 +79,18 @@ class WritePermissions:
 
     def may_replace(self, target: Path) -> bool:
         """Whether a file may be replaced: any with --force, else one that a run with this journal wrote."""
-        return self.force or (self.journal is not None and self.journal.is_ours(target))
+        return self.force or (self.journal is not None and self.journal.is_unchanged_output(target))
 
-    def refuse_taken(self, targets: Mapping[Path, Path]) -> None:
+    def refuse_existing(self, targets: Mapping[Path, Path]) -> None:
         """Raise StorageError if one of the files to write exists and may not be replaced."""
         for overwrite in (True, False):
             some = {file: target for file, target in targets.items() if self.may_replace(target) is overwrite}
-            refuse_taken(some, overwrite=overwrite)
+            refuse_existing(some, overwrite=overwrite)
 
     @property
-    def sealed(self) -> Sealed | None:
+    def on_done(self) -> OnDone | None:
         """Called for each complete file before it gets its name; records it in the journal."""
-        return None if self.journal is None else self.journal.wrote
+        return None if self.journal is None else self.journal.record_written
 
 
 def output_targets(
@@ -109,7 +109,7 @@ def output_targets(
         names = list(map(str, logs))
         targets = target_paths(names, files, out)
         metadata = dataset_metadata(names, targets)
-    writes.refuse_taken({**targets, **metadata})
+    writes.refuse_existing({**targets, **metadata})
     return targets
 
 
@@ -117,10 +117,10 @@ def output_targets(
 def open_quarantine(name: str, targets: Mapping[Path, Path], writes: WritePermissions) -> Iterator[Quarantine]:
     """Open the quarantine of a run; SetupError if the run reads or writes the same file otherwise."""
     place = output_path(name)
-    if any(same_place(place, file) for file in (*targets, *targets.values())):
+    if any(path_identity(place) == path_identity(file) for file in (*targets, *targets.values())):
         raise SetupError(f"--quarantine: this run already reads or writes {place}; name another file.")
-    with Quarantine.opened(place, overwrite=writes.may_replace(place), sealed=writes.sealed) as quarantine:
-        allow_open_files(len(targets))
+    with Quarantine.open(place, overwrite=writes.may_replace(place), on_done=writes.on_done) as quarantine:
+        raise_open_file_limit(len(targets))
         yield quarantine
 
 
@@ -132,7 +132,7 @@ def write_row(raw: RawRow, repaired: RepairedRow, out: Output, quarantine: Quara
         if quarantine is None:
             raise SetupError(f"{outcome.place}: `drop` removes rows and needs --quarantine FILE to keep them.")
         codes = sorted({f.code for r in outcome.before for f in r.findings if f.severity > Severity.NOTE})
-        for line in lines_of(with_value(raw)):
+        for line in rows_behind(with_value(raw)):
             why = {COLUMN: {"quarantined": outcome.quarantined, "codes": codes}}
             moved.append(quarantine.add(line, outcome.place, why))
         out.replace(raw, [])
@@ -194,7 +194,7 @@ class Repairs(ShownRepairs):
         """Joins the repaired rows of all logs in memory as the caller had them; None for files."""
         self.dry = False
         """Whether repaired rows are written nowhere; known once the logs are listed."""
-        self.watch = Watch(())
+        self.watch = FileWatch(())
         """The logs as they were when listed."""
 
     @property
@@ -235,7 +235,7 @@ class Repairs(ShownRepairs):
         selected_codes(self.settings)
         chosen_repairs(self.repairs)
         files = find_logs(self.logs)
-        self.watch = Watch(files)
+        self.watch = FileWatch(files)
         states = log_states(files) if journal is not None else {}
         writes = WritePermissions(self.repairs.force, journal)
         targets = output_targets(self.logs, files, self.out, writes)
@@ -274,7 +274,7 @@ class Repairs(ShownRepairs):
         for result in after.close_all(codes, run=overlaps is None):
             self.failing += count_failing(flow, result.place.file, result)
         write_dataset_metadata(
-            list(map(str, self.logs)), targets, overwrite=writes.may_replace, sealed=writes.sealed
+            [*map(str, self.logs)], targets, overwrite=writes.may_replace, on_done=writes.on_done
         )
         flow.report_joins(self.before)
         flow.encoders.report_notices(self.before)
@@ -359,7 +359,7 @@ class _LogWriter:
         if recorder is not None:
             recorder.begin(file, auditor.log_findings)
         with ExitStack() as stack:
-            changes = Changes()
+            changes = RowChanges()
             out = self._open_output(file, log, stack, changes) if self.targets else None
             for step, answer in answers:
                 if not isinstance(step, Batch) or answer is None:
@@ -381,7 +381,7 @@ class _LogWriter:
             run.watch.check(file)
             if out is not None:
                 out.finish(log)
-            run.changed[file] = list(changes.objects())
+            run.changed[file] = list(changes.as_objects())
             run.before.notices += changes.notices
             if recorder is not None:
                 recorder.finish(changed=run.changed[file], notices=changes.notices)
@@ -445,7 +445,7 @@ class _LogWriter:
             shown[raw.index] = self.work.repair_row(file, raw, again.get(raw.index, {})).outcome
         return shown
 
-    def _open_output(self, file: Path, log: Log, stack: ExitStack, changes: Changes) -> Output:
+    def _open_output(self, file: Path, log: Log, stack: ExitStack, changes: RowChanges) -> Output:
         """Open the output of a log, which `stack` completes when it closes."""
         target, repairs, group = self.targets[file], self.run.repairs, self.work.flow.groups[str(file)]
         if self.run.out is not None and target != self.run.out:  # `out` is a folder
@@ -456,8 +456,8 @@ class _LogWriter:
             memory = open_memory_output(log, file, place, overwrite=repairs.force, added=added)
             self.run.in_memory[file], out = stack.enter_context(memory)
         else:
-            overwrite, sealed = self.writes.may_replace(target), self.writes.sealed
-            opened = open_output(log, target, added=added, changes=changes, overwrite=overwrite, sealed=sealed)
+            overwrite, on_done = self.writes.may_replace(target), self.writes.on_done
+            opened = open_output(log, target, added=added, changes=changes, overwrite=overwrite, on_done=on_done)
             out = stack.enter_context(opened)
         return group.output(out, log)
 

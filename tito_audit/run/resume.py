@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, TypedDict, TypeVar
 
 from tito_audit.errors import SetupError
-from tito_audit.formats import Detection
+from tito_audit.formats import MatchedKeys
 from tito_audit.record.finding import Finding, Result
 from tito_audit.record.outcome import Outcome
 from tito_audit.record.rollout import Place, Rollout
@@ -31,9 +31,9 @@ from tito_audit.run.log_groups import RowFlow
 from tito_audit.run.rows import LogGroup
 from tito_audit.settings.model import RepairSettings, Settings
 from tito_audit.storage import Log, RawRow, RowsInMemory, find_logs
-from tito_audit.storage.journal import Finished, Journal
+from tito_audit.storage.journal import Journal, JournaledLog
 from tito_audit.terminal.words import listed, many
-from tito_audit.tokens.load import digest_of
+from tito_audit.tokens.load import hash_tokenizer
 from tito_audit.version import VERSION
 from tito_audit.viewer.model import Measures, Observed, View, ViewQuota, observed_of
 
@@ -258,7 +258,7 @@ class Recorder:
             for file, log in self.finished.items():
                 target, was = targets.get(file), log.more.get("target")
                 if (target is None and was is None) or (
-                    target is not None and str(target) == was and self.journal.holds(target, log)
+                    target is not None and str(target) == was and self.journal.is_output_of(target, log)
                 ):
                     logs[file] = log
             joins = {file: join for file in flow.files if (join := flow.groups[str(file)].join) is not None}
@@ -282,7 +282,7 @@ class Recorder:
     def begin(self, file: Path, about_log: Sequence[Finding] = ()) -> None:
         """Start a log, with the findings about it as a whole."""
         self._file, self._about_log, self._encoders = file, tuple(about_log), {}
-        self.journal.begin()
+        self.journal.begin_log()
 
     def add(self, row: FinishedRow) -> None:
         """Record the next row."""
@@ -309,13 +309,13 @@ class Recorder:
             return
         log = FinishedLog(tuple(self._encoders), left_out, self._about_log, rows, tuple(notices))
         target_name = None if target is None else str(target)
-        self.journal.finish(
+        self.journal.finish_log(
             self._kind, str(file), state, self._deciding_hashes(file), target=target_name, kept=pack(log)
         )
 
     def finished_log(self, file: Path) -> FinishedLog:
         """What was recorded of a finished log besides its rows; the journal's error if that is damaged."""
-        with self.journal.reading(self.finished[file]):
+        with self.journal.checking_records(self.finished[file]):
             log = unpack(self.finished[file].more["kept"], FinishedLog)
             for finding in log.about_log:
                 _check_places(finding.place)
@@ -325,19 +325,19 @@ class Recorder:
 
     def finished_rows(self, file: Path) -> Iterator[FinishedRow]:
         """The rows of a finished log, in order."""
-        for part in self.journal.parts(self.finished[file]):
-            with self.journal.reading(self.finished[file]):
+        for part in self.journal.read_parts(self.finished[file]):
+            with self.journal.checking_records(self.finished[file]):
                 rows = [row.restore(file) for row in unpack(part, list[_StoredRow])]
             yield from rows
 
     def _write(self) -> None:
         if self._rows:
-            self.journal.add(pack(self._rows))
+            self.journal.add_part(pack(self._rows))
         self._rows, self._results = [], 0
 
-    def _find_finished(self, file: Path) -> Finished | None:
+    def _find_finished(self, file: Path) -> JournaledLog | None:
         """What the journal has of a log; None if there is nothing, or if log or settings have changed."""
-        log, state = self.journal.finished(self._kind, str(file)), self._states.get(file)
+        log, state = self.journal.find_finished(self._kind, str(file)), self._states.get(file)
         if log is None or state is None or log.state != state:
             return None
         decided = self._deciding_hashes(file)
@@ -359,7 +359,7 @@ class Recorder:
                 "settings": [(name, _sorted_items(getattr(settings, name))) for name in names],
             }
             if auditor.tokenizer is not None:
-                deciding["tokenizer files"] = digest_of(auditor.tokenizer)
+                deciding["tokenizer files"] = hash_tokenizer(auditor.tokenizer)
             if auditor.renderer is not None:
                 sources = {name: template.source for name, template in auditor.renderer.templates.items()}
                 deciding["chat template"] = _sorted_items(sources)
@@ -368,7 +368,7 @@ class Recorder:
             beside = [name for name in (settings.messages, settings.tools_file) if name is not None]
             if beside and group.join is not None:
                 files = [(str(path), file_state(path)) for name in beside for path in find_logs([name])]
-                deciding["joined files"] = files, group.join.keys()
+                deciding["joined files"] = files, group.join.key_columns()
             deciding |= self._more
             self._by_group[id(group)] = {name: _hash(value) for name, value in deciding.items()}
         decided = self._by_group[id(group)]
@@ -431,7 +431,7 @@ def replay_rows(recorder: Recorder, flow: RowFlow, file: Path, views: ViewQuota 
     size = None if views is None else views.size
     for raw in reread_rows(group, group.open_for_audit(file), viewed):
         place = Place(str(file), raw.index)
-        for at, result in enumerate(flow.audit_row(raw, place, Detection(), lambda *_: size)):
+        for at, result in enumerate(flow.audit_row(raw, place, MatchedKeys(), lambda *_: size)):
             observed = observed_of(result)
             if at in viewed[raw.index] and observed is not None and observed.view is not None:
                 shown[raw.index, at] = observed.view

@@ -11,7 +11,7 @@ from tito_audit.errors import RenderError
 from tito_audit.record.finding import Finding, Hit, Severity, Where
 from tito_audit.record.rollout import Rollout, with_speakers
 from tito_audit.record.speakers import Speakers
-from tito_audit.render.renderer import Forms, Renderer
+from tito_audit.render.renderer import ChatForms, Renderer
 from tito_audit.render.spans import common_start
 from tito_audit.run.headlines import with_headline
 from tito_audit.terminal.escape import shell_word
@@ -56,7 +56,9 @@ def find_rewriting(
     rewritten: list[tuple[Rollout, _Rewrite]] = []
     for each in looked:
         # What the fast engine shows counts only if the reference shows it too.
-        place = _first_rewrite(each, partial(renderer.guess, forms=Forms())) and _first_rewrite(each, by_reference)
+        place = _first_rewrite(each, partial(renderer.try_render, forms=ChatForms())) and _first_rewrite(
+            each, by_reference
+        )
         if place is not None:
             rewritten.append((each, place))
     if not rewritten:

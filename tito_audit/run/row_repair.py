@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from tito_audit.errors import EncodeError, RecordError, SetupError
 from tito_audit.evidence.gather import gather
-from tito_audit.evidence.harm import harm
+from tito_audit.evidence.harm import find_harm
 from tito_audit.evidence.model import Evidence
 from tito_audit.evidence.trainings import trainings_of
 from tito_audit.evidence.witness import witness
@@ -21,8 +21,8 @@ from tito_audit.format import Format, Row
 from tito_audit.formats import number_columns
 from tito_audit.record.finding import Finding, Result, Severity
 from tito_audit.record.outcome import COLUMN, Outcome
-from tito_audit.record.repaired import RepairedRollout, unmended
-from tito_audit.record.rollout import Place, Rollout, TrainingRow, as_training_row, visible_part
+from tito_audit.record.repaired import RepairedRollout, unrepaired
+from tito_audit.record.rollout import Place, Rollout, TrainingRow, visible_range, with_call_as_row
 from tito_audit.record.trainings import TrainedAgain
 from tito_audit.repair import Proposal, Repair, Safety
 from tito_audit.repairs import all_repairs, repair_named
@@ -41,7 +41,7 @@ from tito_audit.run.guard import LEAVE_OUT, guard_plugin
 from tito_audit.run.log_groups import RowFlow
 from tito_audit.run.rows import LogGroup, ReadRow
 from tito_audit.settings.model import RepairChoices, RepairSettings, Settings
-from tito_audit.storage.number_arrays import Splicer
+from tito_audit.storage.number_arrays import ArrayParser
 from tito_audit.storage.row import RawRow, parse_row
 from tito_audit.version import VERSION
 
@@ -269,7 +269,7 @@ class _Attempt:
         repaired: list[RepairedRollout] = []
         for audited in row.rollouts:
             proposal = proposals.get(audited.rollout.place.item)
-            repaired += proposal.rollouts if proposal is not None else (unmended(audited.rollout),)
+            repaired += proposal.rollouts if proposal is not None else (unrepaired(audited.rollout),)
         rows = self.form.update(row.row, repaired)
         out = [AuditedRow(new, tuple(self.audit(new))) for new in rows]
         if len(row.rollouts) == 1:
@@ -294,7 +294,7 @@ class _Attempt:
         # A model's values are not in the log, which could only show whether they are on their tokens.
         if repair.safety is not Safety.UNSAFE and not repair.by_model and len(after) == 1:
             for old, new in zip(before.rollouts, after[0].rollouts, strict=False):
-                because = harm(old.evidence, new.evidence)
+                because = find_harm(old.evidence, new.evidence)
                 if because:
                     return because
         claimed, left = self.count_claimed([before], repair), self.count_claimed(after, repair)
@@ -352,7 +352,7 @@ def _check_read_back(form: Format, want: Rollout, got: Sequence[AuditedRollout])
         and len(read.turns) == 1
         and read.turns[0].as_row is not None
     ):
-        read = as_training_row(read)
+        read = with_call_as_row(read)
     row, wanted = read.training_row, want.training_row
     if (row is None) is not (wanted is None):
         raise RecordError(f"the format {form.name} has no place for a training row here")
@@ -375,7 +375,7 @@ def _check_read_back(form: Format, want: Rollout, got: Sequence[AuditedRollout])
 
 def _without_padding(row: TrainingRow) -> TrainingRow:
     """The row as it reads back: without untrained padding, which an attention mask hides at its ends."""
-    start, end = visible_part(row)
+    start, end = visible_range(row)
     outside = np.ones(len(row.token_ids), np.bool_)
     outside[start:end] = False
     if row.loss_mask is None or (row.loss_mask & outside).any():
@@ -448,7 +448,9 @@ class RowRepair:
     def __init__(self, group: LogGroup, repairs: RepairSettings) -> None:
         self.group = group
         self.settings = group.settings
-        self.parse = Splicer(number_columns(group.settings.columns)).parse_row if group.can_splice else parse_row
+        self.parse = (
+            ArrayParser(number_columns(group.settings.columns)).parse_row if group.can_splice else parse_row
+        )
         """Parses the text of a row."""
         self.repairs = repairs
         self.rules = all_rules()
@@ -474,9 +476,9 @@ class RowRepair:
         threshold = self.terms.threshold
         if not chosen and all(f.severity < threshold for result in before for f in result.findings):
             return RepairedRow(self._unrepaired(raw, place, before))
-        if raw.spliced:
+        if raw.has_arrays:
             del read, audited, before  # free memory: for millions of tokens they are larger than the text
-            return self.repair_row(raw.plain, place, again)
+            return self.repair_row(raw.without_arrays, place, again)
         assert raw.value is not None
         return self._repair(raw, raw.value, read, audited, place, again)
 
@@ -524,7 +526,7 @@ class RowRepair:
         if because is not None or not applied.cured:
             return RepairedRow(outcome)
         # Readers of documents may reject unknown keys at the top level; columns of a table can only be there.
-        inside = read.format.open_object if raw.of_text else ""
+        inside = read.format.open_object if raw.accepts_new_keys else ""
         new = (self._with_provenance(logged, row, n, outcome, inside) for n, row in enumerate(applied.rows))
         return RepairedRow(outcome, tuple(new), logged)
 
@@ -613,7 +615,7 @@ def count_failing(flow: RowFlow, file: str, result: Result) -> int:
 
 def failing_findings(settings: Settings, result: Result) -> Iterator[Finding]:
     """The findings of a result at or above `fail_on`."""
-    bar = Severity.bar(settings.fail_on)
+    bar = Severity.threshold(settings.fail_on)
     return (finding for finding in result.findings if bar is not None and finding.severity >= bar)
 
 

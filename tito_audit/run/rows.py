@@ -9,10 +9,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from tito_audit.errors import ODD_VALUES, RecordError, SetupError, StorageError, TitoAuditError, in_words
+from tito_audit.errors import ODD_VALUES, RecordError, SetupError, StorageError, TitoAuditError, describe_error
 from tito_audit.format import Format, Row
-from tito_audit.formats import format_named, map_columns, number_columns, unmap_columns, with_sampling
-from tito_audit.join import Annotations, Join, calls_of, form_of, lines_of
+from tito_audit.formats import format_named, map_columns, number_columns, unmap_columns, with_sampling_settings
+from tito_audit.join import Annotations, Join, format_of_row, gathered_calls, rows_behind
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.run.auditor import READS_ONLY, Auditor
 from tito_audit.settings.model import Settings
@@ -53,7 +53,7 @@ class LogGroup:
     def open_for_audit(self, file: Path) -> Log:
         """Open a log for an audit: only the wanted rows, long arrays as numpy arrays."""
         log = self.open(file, arrays=number_columns(self.settings.columns), share=sample_share(self.settings))
-        log.only, log.quick = self.settings.row, True
+        log.only, log.skip_binary = self.settings.row, True
         return log
 
     def open_for_rewrite(self, file: Path) -> Log:
@@ -86,24 +86,24 @@ class LogGroup:
             raise RecordError(raw.error or "the row cannot be read")
         try:
             row = map_columns(raw.value, self.settings.columns) if self.settings.columns else raw.value
-            form = form_of(row, self.fixed_format)
-            whole = row if self.annotations is None else self.annotations.onto(form, row)
+            form = format_of_row(row, self.fixed_format)
+            whole = row if self.annotations is None else self.annotations.apply_to(form, row)
             return ReadRow(row, form, self.read_rollouts(form, whole, place, raw.value))
         except TitoAuditError:
             raise
         except ODD_VALUES as error:
-            raise RecordError(f"the row cannot be read: {in_words(error)}") from error
+            raise RecordError(f"the row cannot be read: {describe_error(error)}") from error
 
     def read_rollouts(self, form: Format, row: Row, place: Place, logged: Row) -> Sequence[Rollout]:
         """The rollouts of a mapped row; what is joined to them is found by the ids of the `logged` row."""
-        rollouts = with_sampling(row, form.read(row, place))
+        rollouts = with_sampling_settings(row, form.read(row, place))
         if (kind := self.settings.kind) != "auto":
             rollouts = [replace(each, stated=replace(each.stated, kind=kind)) for each in rollouts]
         return rollouts if self.join is None else self.join.apply(rollouts, logged)
 
     def logged_rows(self, raw: RawRow, read: ReadRow) -> Sequence[Row]:
         """The rows that the rollouts were read from: the row itself, or one for each joined call."""
-        return [line.value or {} for line in lines_of(raw)] if calls_of(raw) is not None else [read.row]
+        return [line.value or {} for line in rows_behind(raw)] if gathered_calls(raw) is not None else [read.row]
 
     def with_log_columns(self, logged: Row, row: Row) -> Row:
         """The row with the column names of the log that it is written to."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from tito_audit.chains.ledger import Ledger
 from tito_audit.errors import RecordError, StorageError
 from tito_audit.evidence.trainings import trainings_of
-from tito_audit.formats import Detection
+from tito_audit.formats import MatchedKeys
 from tito_audit.record.finding import Result
 from tito_audit.record.rollout import Rollout
 from tito_audit.run.auditor import Loader, selected_codes
@@ -25,9 +25,9 @@ from tito_audit.run.rows import sample_share
 from tito_audit.run.tasks import ChunkedScan, chunk_bytes, open_engine, strip_rollout
 from tito_audit.run.workers import Executor, InProcess, executor_for, is_small
 from tito_audit.settings.model import Settings
-from tito_audit.storage import Logs, Name, RemoteFile, find_logs, is_in_memory, names_of
+from tito_audit.storage import Logs, Name, RemoteFile, find_logs, is_in_memory, log_names
 from tito_audit.storage.journal import Journal
-from tito_audit.storage.watch import Watch
+from tito_audit.storage.watch import FileWatch
 from tito_audit.summary import Summary
 from tito_audit.tables.shown import Shown
 from tito_audit.terminal.escape import elided, shell_word
@@ -96,7 +96,7 @@ class Scan(Shown):
         settings, summary = self.settings, self.summary
         selected_codes(settings)
         files = find_logs(self.logs)
-        watch = Watch(files)
+        watch = FileWatch(files)
         states = log_states(files) if self.resume is not None or self.journal is not None else {}
         flow = RowFlow(files, settings, self.standing_for, loader=self.loader, annotated=True)
         flow.progress = self.progress
@@ -142,7 +142,7 @@ class Scan(Shown):
             raise StorageError(f"{pipe}: a pipe cannot be read twice.\nSave it to a file, or iterate once.")
         self.summary, self._begun, self._ended = Summary(), False, False
 
-    def _counted(self) -> Summary | None:
+    def _finished_summary(self) -> Summary | None:
         return self.summary if self._ended else None
 
     def _close_log(self, file: str | None, counts: RunCounts, flow: RowFlow) -> Iterator[Result]:
@@ -185,7 +185,7 @@ class Scan(Shown):
                 executor = None
         if executor is None and recorder is not None:
             executor = InProcess()
-        detection = Detection()
+        detection = MatchedKeys()
         if executor is None:
             viewed = None if (views := self._make_view_quota()) is None else views.take
             for raw, place in flow.rows(self.summary, self.progress, counted):
@@ -197,7 +197,7 @@ class Scan(Shown):
         chunked = ChunkedScan(flow, self.summary, counted, self._make_view_quota(), recorder)
         size = self.chunk_bytes or chunk_bytes(flow.size, executor.jobs)
         with closing(chunked.results(executor, size, self.progress)) as results:
-            yield from detection.once(results)
+            yield from detection.without_repeats(results)
 
 
 def add_coverage_notices(summary: Summary) -> None:
@@ -277,12 +277,12 @@ def scan_rollouts(
     does not exist: logs that an earlier run with it finished are not audited again. The results are the same, but
     their rollouts keep only place and format.
     """
-    return Scan(names_of(logs), Settings.given(settings), progress, observe=observe, resume=resume)
+    return Scan(log_names(logs), Settings.given(settings), progress, observe=observe, resume=resume)
 
 
 def read_rollouts(logs: Logs, settings: Settings | None = None) -> Iterator[Rollout]:
     """Read the rollouts of logs; RecordError, with the place, for a row that cannot be read."""
-    flow = RowFlow(find_logs(names_of(logs)), Settings.given(settings), audits=False)
+    flow = RowFlow(find_logs(log_names(logs)), Settings.given(settings), audits=False)
     for raw, place in flow.rows(Summary()):
         try:
             read = flow.groups[place.file].read_row(raw, place)
@@ -296,7 +296,7 @@ def find_overlaps(
 ) -> TrainedOverlaps:
     """Read every row of all logs, without auditing any, to find what is trained more than once."""
     settings = replace(Settings.given(settings), limit=None, sample=None, row=None)
-    flow, ledger = RowFlow(find_logs(names_of(logs)), settings, audits=False, loader=loader), Ledger()
+    flow, ledger = RowFlow(find_logs(log_names(logs)), settings, audits=False, loader=loader), Ledger()
     for raw, place in flow.rows(Summary()):
         with suppress(RecordError):
             for rollout in flow.groups[place.file].read_row(raw, place).rollouts:

@@ -17,7 +17,7 @@ from tito_audit.run.progress import Progress
 from tito_audit.run.template import open_other_template
 from tito_audit.settings.model import Settings
 from tito_audit.sft.preflight import PlannedRow, Planner, SetPlan
-from tito_audit.sft.tokenized import texts_of
+from tito_audit.sft.tokenized import prompt_and_completion
 from tito_audit.storage import find_logs
 
 _NO_TOKENIZER = "there is no tokenizer to write the messages with.\nPass -t with a folder or a Hugging Face name."
@@ -67,7 +67,7 @@ class PreFlight:
                 try:
                     read = group.read_row(raw, place)
                     planned = [
-                        self.planner.of_messages(with_speakers(rollout, speakers))
+                        self.planner.plan_messages(with_speakers(rollout, speakers))
                         if rollout.messages
                         else self._plan_texts(read.row, rollout.place)
                         for rollout in read.rollouts
@@ -76,7 +76,7 @@ class PreFlight:
                     if raw.value is not None and isinstance(raw.value.get("text"), str):
                         planned = [self._plan_texts(raw.value, place)]
                     else:
-                        planned = [self.planner.refused(place, str(error))]
+                        planned = [self.planner.refuse(place, str(error))]
                 for row in planned:
                     self.plan.add(row)
                     yield row
@@ -85,7 +85,7 @@ class PreFlight:
             done += log.size
 
     def _plan_texts(self, row: Mapping[str, Any], place: Place) -> PlannedRow:
-        texts = texts_of(row)
+        texts = prompt_and_completion(row)
         if texts is None:
-            return self.planner.refused(place, "it holds neither messages nor a prompt and a completion")
-        return self.planner.of_texts(place, *texts)
+            return self.planner.refuse(place, "it holds neither messages nor a prompt and a completion")
+        return self.planner.plan_texts(place, *texts)

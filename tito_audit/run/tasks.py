@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from tito_audit.errors import SetupError
-from tito_audit.formats import Detection
-from tito_audit.record.finding import Finding, Folded, Hit, Result, Side, Skip
+from tito_audit.formats import MatchedKeys
+from tito_audit.record.finding import Finding, FoldedFindings, Hit, Result, Side, Skip
 from tito_audit.record.outcome import Outcome
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.record.stated import Stated
@@ -35,9 +35,9 @@ from tito_audit.run.resume import FinishedRow, Recorder, replay_rows
 from tito_audit.run.workers import Executor, map_in_order, picklable_error
 from tito_audit.settings.model import RepairSettings, Settings
 from tito_audit.storage import Log, RawRow
-from tito_audit.storage.chunks import Chunk, Reading
-from tito_audit.storage.journal import Finished
-from tito_audit.storage.log import lost_row
+from tito_audit.storage.chunks import Chunk, ChunkReader
+from tito_audit.storage.journal import JournaledLog
+from tito_audit.storage.log import damage_row
 from tito_audit.storage.row import parse_row
 from tito_audit.storage.streams import ParseRow
 from tito_audit.summary import Summary
@@ -77,7 +77,7 @@ def strip_rollout(result: Result) -> Result:
 
 
 _SENT_TYPES: tuple[type[Any], ...]
-_SENT_TYPES = (Finding, Folded, Hit, Place, Result, Rollout, Side, Skip, Stated, Trainings, Witness)
+_SENT_TYPES = (Finding, FoldedFindings, Hit, Place, Result, Rollout, Side, Skip, Stated, Trainings, Witness)
 _ARGUMENTS = {kind: attrgetter(*[each.name for each in fields(kind)]) for kind in _SENT_TYPES}
 """By class: the field values as arguments of its constructor, which pickle several times as fast as a frozen
 dataclass does by default."""
@@ -95,7 +95,7 @@ class LogStart:
     file: Path
     log: Log | None = None
     """The open log, if its rows are written again."""
-    recorded: Finished | None = None
+    recorded: JournaledLog | None = None
     """What an earlier run recorded of the log; then no batches follow."""
 
 
@@ -124,7 +124,7 @@ Steps: TypeAlias = Iterator[tuple[Step, Any]]
 
 
 def _steps_through_logs(
-    flow: RowFlow, recorded: Mapping[Path, Finished], steps_of: Callable[[Path], Steps]
+    flow: RowFlow, recorded: Mapping[Path, JournaledLog], steps_of: Callable[[Path], Steps]
 ) -> Steps:
     """The steps through all logs; logs that an earlier run `recorded` are not read."""
     for file in flow.files:
@@ -194,10 +194,10 @@ class _AuditChunk:
     def __call__(self, task: _ScanTask) -> _ChunkAnswer:
         """Audit a chunk, up to the limit; a further row is added without results."""
         number, chunk, views = task
-        answer, reading = _ChunkAnswer(), Reading(chunk)
+        answer, reading = _ChunkAnswer(), ChunkReader(chunk)
         try:
             self.flow.check_same_size(chunk.path)
-            limit, detection, passed = self.flow.settings.limit, Detection(), 0
+            limit, detection, passed = self.flow.settings.limit, MatchedKeys(), 0
             viewed, counts = None if views is None else views.offer, self.flow.counts_of(number)
             for raw in reading:
                 if limit is not None and len(answer.rows) == limit:
@@ -315,11 +315,11 @@ class ChunkedScan:
             self._last = self._start + chunk.last
         if chunk.damage is not None:
             self._broken = True
-            raw, before_row = lost_row(self._file, self._last, chunk.damage), self._left_out
+            raw, before_row = damage_row(self._file, self._last, chunk.damage), self._left_out
             if self._count_row():
                 self._last = raw.index
                 place = Place(str(self._file), raw.index)
-                lost = map(strip_rollout, self.flow.audit_row(raw, place, Detection(), None))
+                lost = map(strip_rollout, self.flow.audit_row(raw, place, MatchedKeys(), None))
                 yield from self._record_row(list(lost), before_row)
         self._start += chunk.size
 
@@ -401,7 +401,7 @@ def repair_steps(
     *,
     overlaps: TrainedOverlaps | None = None,
     keep_text: bool,
-    recorded: Mapping[Path, Finished] | None = None,
+    recorded: Mapping[Path, JournaledLog] | None = None,
 ) -> Steps:
     """The rows of all logs in batches of about `size` bytes, reduced to what is sent; None: one by one."""
     numbers = count()
@@ -418,7 +418,7 @@ def repair_steps(
                 sent = [
                     RawRow(raw.index, None, None, raw.text)
                     if raw.value is not None and raw.text is not None
-                    else RawRow(raw.index, raw.value, raw.error, b"" if raw.of_text else None)
+                    else RawRow(raw.index, raw.value, raw.error, b"" if raw.accepts_new_keys else None)
                     for raw in rows
                 ]
                 waiting = [replace(raw, value=None) if raw.text is not None else raw for raw in rows]
@@ -505,5 +505,5 @@ def with_value(raw: RawRow, parse: ParseRow = parse_row) -> RawRow:
     """The row with its value, parsed from its text if it was removed to send or keep the row."""
     if raw.value is None and raw.error is None:
         read = parse(raw.index, raw.text or b"")
-        return replace(raw, value=read.value, spliced=read.spliced)
+        return replace(raw, value=read.value, has_arrays=read.has_arrays)
     return raw

@@ -19,7 +19,7 @@ from tito_audit.run.auditor import Loader
 from tito_audit.run.log_groups import read_first_rows
 from tito_audit.settings.model import Settings
 from tito_audit.storage import find_logs
-from tito_audit.templates.against import PromptsCompared, compare
+from tito_audit.templates.comparison import PromptComparison, compare_prompts
 from tito_audit.templates.probes import PROBES, Probe
 from tito_audit.tokens.bounds import read_template
 from tito_audit.tokens.tokenizer import Tokenizer
@@ -88,14 +88,14 @@ class TemplateComparison:
     names: tuple[str, str]
     of_log: bool
     """Whether the conversations come from a log."""
-    prompts: PromptsCompared
+    prompts: PromptComparison
     equal_ids: int | None
     """How many of the equal prompts have equal ids with both tokenizers; None if there are not two tokenizers."""
 
     @property
     def same(self) -> bool:
         """Whether all prompts and ids that were compared are equal."""
-        return not self.prompts.parted and self.equal_ids in (None, self.prompts.equal)
+        return not self.prompts.differing and self.equal_ids in (None, self.prompts.equal)
 
 
 def compare_templates(settings: Settings, logs: Sequence[str], other: str) -> TemplateComparison:
@@ -103,7 +103,7 @@ def compare_templates(settings: Settings, logs: Sequence[str], other: str) -> Te
     first = open_template(settings)
     second = open_other_template(settings, other)
     probes = tuple(log_probes(logs, settings)) if logs else PROBES
-    differences = compare(first.renderer, second.renderer, probes)
+    differences = compare_prompts(first.renderer, second.renderer, probes)
     names = first.name, other
     ours, theirs, equal_ids = first.tokenizer, second.tokenizer, None
     if ours is not None and theirs is not None and ours is not theirs and ours.name != theirs.name:

@@ -6,14 +6,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tito_audit.errors import RecordError
-from tito_audit.levels.facts import NOTHING, RecordLevel
-from tito_audit.levels.holds import record_of
-from tito_audit.levels.tally import LogRecord, RecordCounts, below, count_record, records_of
+from tito_audit.levels.facts import LACKS_ALL, RecordLevel
+from tito_audit.levels.record_mask import record_mask
+from tito_audit.levels.tally import LogRecord, level_failures, log_records
 from tito_audit.run.log_groups import RowFlow
 from tito_audit.run.progress import Progress, RowCounts
 from tito_audit.settings.model import Settings
-from tito_audit.storage import Logs, find_logs, names_of
-from tito_audit.summary import Summary
+from tito_audit.storage import Logs, find_logs, log_names
+from tito_audit.summary import RecordCounts, Summary, count_record
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,19 +45,17 @@ class Validated:
 def validate_rollouts(logs: Logs, settings: Settings | None = None, progress: Progress | None = None) -> Validated:
     """Read logs (files, folders, globs, or rows in memory) for their levels; no row is audited."""
     settings = replace(Settings.given(settings), row=None, tokenizer=None, chat_template=None)
-    flow, counts = RowFlow(find_logs(names_of(logs)), settings, audits=False), RecordCounts()
+    flow, counts = RowFlow(find_logs(log_names(logs)), settings, audits=False), RecordCounts()
     for raw, place in flow.rows(Summary(), progress, RowCounts()):
         group = flow.groups[place.file]
         try:
             read = group.read_row(raw, place)
         except RecordError:
-            count_record(counts, place, "", NOTHING)
+            count_record(counts, place, "", LACKS_ALL)
             continue
         rows = group.logged_rows(raw, read)
         for rollout in read.rollouts:
-            record = record_of(rollout, rows)
-            if record is not None:
-                count_record(counts, rollout.place, rollout.format, record)
+            count_record(counts, rollout.place, rollout.format, record_mask(rollout, rows))
     required = any(group.settings.require_level is not None for group in flow.groups.values())
     files = [str(file) for file in flow.files]
-    return Validated(tuple(records_of(counts, files)), tuple(below(counts, files, settings)), required)
+    return Validated(tuple(log_records(counts, files)), tuple(level_failures(counts, files, settings)), required)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, TypeAlias, T
 
 from tito_audit.errors import SetupError, TitoAuditError
 from tito_audit.settings.model import Settings
-from tito_audit.signals import HeldBack
+from tito_audit.signals import DeferredSignals
 from tito_audit.summary import Summary
 
 if TYPE_CHECKING:
@@ -299,7 +299,7 @@ class _Pool(Generic[Tag, Task, Answer]):
 
         (take, give), (collect, answer) = Pipe(duplex=False), Pipe(duplex=False)
         # Hold signals back until the child handles them and the parent knows the child.
-        with HeldBack() as signals:
+        with DeferredSignals() as signals:
             with warnings.catch_warnings():
                 # Python warns of threads; the child uses nothing that the parent's threads may hold.
                 warnings.simplefilter("ignore", DeprecationWarning)
@@ -322,14 +322,14 @@ def _work_until_closed(
     answers: Connection[Any, Any],
     others: Iterable[Connection[Any, Any]],
     cores: Sequence[int],
-    signals: HeldBack,
+    signals: DeferredSignals,
 ) -> NoReturn:
     """The main loop of a forked process, which exits here and never returns to its parent's code."""
     code = 1
     try:
         for end in others:  # a pipe ends only once every process has closed its other end
             end.close()
-        signals.end_child()
+        signals.restore_in_child()
         gc.freeze()  # keeps the parent's objects shared, and its files open
         gc.set_threshold(250_000)  # the results of a chunk are many objects and no garbage
         os.environ["TOKENIZERS_PARALLELISM"] = "false"

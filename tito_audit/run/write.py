@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tito_audit.errors import RecordError
 from tito_audit.join import Join
-from tito_audit.record.repaired import unmended
+from tito_audit.record.repaired import unrepaired
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.run.rows import LogGroup
 from tito_audit.settings.model import Settings
@@ -30,7 +30,7 @@ def write_rollouts(
     nothing is written.
     """
     settings = (settings or Settings()).at(log)
-    group, reader = LogGroup(settings, join=Join.of(settings, [Path(log)])), LogGroup(settings)
+    group, reader = LogGroup(settings, join=Join.for_run(settings, [Path(log)])), LogGroup(settings)
     waiting = iter(rollouts)
     upcoming = next(waiting, None)
     written = 0
@@ -46,7 +46,7 @@ def write_rollouts(
                 output.keep(raw)
                 continue
             read = reader.read_row(raw, Place(str(log), raw.index))
-            now = [unmended(changed.get(old.place.item, old)) for old in read.rollouts]
+            now = [unrepaired(changed.get(old.place.item, old)) for old in read.rollouts]
             rows = [group.with_log_columns(raw.value, row) for row in read.format.update(read.row, now)]
             written += len(rows) != 1 or rows[0] is not raw.value
             output.replace(raw, rows)
