@@ -91,15 +91,9 @@ def rescore(options: Options, logs: list[str]) -> None:
     with ExitStack() as stack:
         scores = ScoreJournal(None if kept_in is None else Path(kept_in), scorer.name, resume=options.resume)
         stack.callback(scores.close)
+        jobs, keeps, tolerance = options.requests, out is not None, options.tolerance
         run = Rescoring(
-            logs,
-            settings,
-            scorer,
-            jobs=options.requests,
-            keeps=out is not None,
-            tolerance=options.tolerance,
-            journal=scores,
-            progress=pace,
+            logs, settings, scorer, jobs=jobs, keeps=keeps, tolerance=tolerance, journal=scores, progress=pace
         )
         details = None
         if "json" in [name for name, _ in wanted]:

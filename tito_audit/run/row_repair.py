@@ -479,19 +479,14 @@ class RowRepair:
         if raw.has_arrays:
             del read, audited, before  # free memory: for millions of tokens they are larger than the text
             return self.repair_row(raw.without_arrays, place, again)
-        assert raw.value is not None
-        return self._repair(raw, raw.value, read, audited, place, again)
+        return self._repair(raw, read, audited, place, again)
 
     def _repair(
-        self,
-        raw: RawRow,
-        logged: Row,
-        read: ReadRow,
-        audited: Sequence[AuditedRollout],
-        place: Place,
-        again: Again,
+        self, raw: RawRow, read: ReadRow, audited: Sequence[AuditedRollout], place: Place, again: Again
     ) -> RepairedRow:
-        """Repair a row that was audited; `raw.value` is `logged`."""
+        """Repair a row that was read and audited."""
+        logged = raw.value
+        assert logged is not None, "it was read"
         rows = {rollout.place.item: rollout.training_row for rollout in read.rollouts}
         ids = {item: row.token_ids for item, row in rows.items() if item in again and row is not None}
 
