@@ -47,16 +47,16 @@ def show(options: Options, log: str) -> None:
     run = scan_rollouts([str(file)], replace(settings, row=wanted.row))
     result, items = _find_result(run, file, wanted, settings)
     selection = parse_around(options.around, wanted, result.findings)
+    piece = run.vocabulary.piece if run.vocabulary is not None else None
     if options.as_json or options.shape == "json":
         if selection is not None:
             raise SetupError("-f json writes whole sequences; leave out --around, and the tokens of the place.")
-        piece = run.vocabulary.piece if run.vocabulary is not None else None
         print_object(rollout_object(result, piece, wanted.turn, row=wanted.row))
         return
     look = DrawOptions(
         width=page_width(),
         encoding=sys.stdout.encoding or "utf-8",
-        piece=run.vocabulary.piece if run.vocabulary is not None else None,
+        piece=piece,
         control=run.vocabulary.special_ids if run.vocabulary is not None else frozenset(),
         context=options.nearby,
         full=options.full,

@@ -48,9 +48,9 @@ def follow_counters(progress: Progress | None, summary: Summary, jobs: int) -> T
     follow = getattr(progress, "follow", None)
     if follow is None:
         return None
-    in_flight = TaskCounters(jobs)
-    follow(summary, in_flight.total)
-    return in_flight
+    counters = TaskCounters(jobs)
+    follow(summary, counters.total)
+    return counters
 
 
 @dataclass(slots=True)

@@ -352,8 +352,8 @@ class Recorder:
         if id(group) not in self._by_group:
             settings, auditor = group.settings, group.auditor
             # Which findings fail a scan is decided after the audit.
-            others = _NOT_DECIDING | ({"fail_on"} if self._kind == SCAN else set())
-            names = [field.name for field in fields(Settings) if field.name not in others]
+            excluded = _NOT_DECIDING | ({"fail_on"} if self._kind == SCAN else set())
+            names = [field.name for field in fields(Settings) if field.name not in excluded]
             deciding: dict[str, object] = {
                 "code": _code_hash(),
                 "settings": [(name, _sorted_items(getattr(settings, name))) for name in names],

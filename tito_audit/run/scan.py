@@ -214,14 +214,11 @@ def add_coverage_notices(summary: Summary) -> None:
             "Check that the run wrote to it, and that it was copied whole."
         )
     elif summary.without_ids and summary.without_ids == summary.rollouts:
+        is_generic = {name for formats in summary.taken.values() for name in formats} == {"generic"}
+        chat = " If this is chat data for SFT, `tito-audit sft` shows what would be trained." if is_generic else ""
         summary.notices.append(
             "No rollout holds token ids: nothing was audited. Log the ids and logprobs that the sampler returns "
-            "with each answer; `tito-audit serve` writes logs that have them."
-            + (
-                " If this is chat data for SFT, `tito-audit sft` shows what would be trained."
-                if {name for formats in summary.taken.values() for name in formats} == {"generic"}
-                else ""
-            )
+            f"with each answer; `tito-audit serve` writes logs that have them.{chat}"
         )
     elif summary.without_ids:
         summary.notices.append(

@@ -305,11 +305,7 @@ class _Pool(Generic[Tag, Task, Answer]):
                 warnings.simplefilter("ignore", DeprecationWarning)
                 pid = os.fork()
             if not pid:
-                ours = [
-                    give,
-                    collect,
-                    *(end for worker in self._workers for end in (worker.tasks, worker.answers)),
-                ]
+                ours = [give, collect, *(end for other in self._workers for end in (other.tasks, other.answers))]
                 _work_until_closed(self._work, take, answer, ours, cores, signals)
             self._workers.append(_Worker(pid, give, collect))
             take.close()
