@@ -116,11 +116,11 @@ class RowFlow:
         The first call for a log reads its first rows, so that every process comes to the same answer. Pipes, which
         cannot be read twice, and logs without REC007 are assumed to fit.
         """
-        fitting = self._fitted_groups.get(file)
-        if fitting is None:
+        fitted = self._fitted_groups.get(file)
+        if fitted is None:
             path = next((path for path in self.files if str(path) == file), None) or path_from_name(file)
-            fitting = self._fitted_groups[file] = _fit_group(path, self.groups[file])
-        return fitting
+            fitted = self._fitted_groups[file] = _fit_group(path, self.groups[file])
+        return fitted
 
     def counts_of(self, task: int) -> MutableSequence[int]:
         """The counters of a task in progress: rows, bytes, tokens."""
