@@ -42,13 +42,13 @@ def link_findings(findings: Sequence[Finding], folds: Mapping[int, Turns], rules
     a folded finding follows from another only if it does in all its turns.
     """
     by_code = {rule.code: rule for rule in rules}
-    headed = [replace(each, headline=_headline(each, by_code.get(each.code))) for each in findings]
-    if len(headed) == 1:
-        return headed
-    root_causes = _RootCauses(headed, folds)
+    with_headlines = [replace(each, headline=_headline(each, by_code.get(each.code))) for each in findings]
+    if len(with_headlines) == 1:
+        return with_headlines
+    root_causes = _RootCauses(with_headlines, folds)
     fingerprints: dict[int, str] = {}
     out = []
-    for index, finding in enumerate(headed):
+    for index, finding in enumerate(with_headlines):
         roots = root_causes.roots_of(index)
         if finding.folded is not None and index in roots:
             units = sum(root == index for root in roots)
@@ -59,8 +59,8 @@ def link_findings(findings: Sequence[Finding], folds: Mapping[int, Turns], rules
             out.append(finding)
             continue
         if root not in fingerprints:
-            fingerprints[root] = headed[root].fingerprint
-        alike = finding.code == headed[root].code and finding.fingerprint == fingerprints[root]
+            fingerprints[root] = with_headlines[root].fingerprint
+        alike = finding.code == with_headlines[root].code and finding.fingerprint == fingerprints[root]
         out.append(finding if alike else replace(finding, because_of=fingerprints[root]))
     return out
 

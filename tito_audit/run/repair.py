@@ -303,7 +303,7 @@ class Repairs(ShownRepairs):
             # Several batches per process wait in memory to be written, so they are small.
             size = self.batch_bytes or min(chunk_bytes(flow.size, executor.jobs), 1 << 20)
         writes = bool(writer.targets)
-        writer.work = work = RepairBatch(flow, self.repairs, writes=writes, bare=several)
+        writer.work = work = RepairBatch(flow, self.repairs, writes=writes, strips_rollouts=several)
         recorded = writer.recorder.finished if writer.recorder is not None else {}
         if self.progress is not None:
             self.progress(0, 0, flow.size)

@@ -62,7 +62,7 @@ class AuditedRollout:
 _TOKEN_FAMILIES = ("TOK", "TPL")
 """Rule families that judge the tokens of a call, not its mask or logprobs."""
 
-AuditRow = Callable[[Row], list[AuditedRollout]]
+AuditFunction = Callable[[Row], list[AuditedRollout]]
 """Reads a row and audits its rollouts with all rules; RecordError if it cannot be read."""
 
 
@@ -131,7 +131,7 @@ class RepairTerms:
 
 
 def apply_repairs(
-    row: Row, form: Format, audited: Sequence[AuditedRollout], audit: AuditRow, terms: RepairTerms
+    row: Row, form: Format, audited: Sequence[AuditedRollout], audit: AuditFunction, terms: RepairTerms
 ) -> AppliedRepairs:
     """Apply the repairs to a row, one after the other.
 
@@ -152,7 +152,7 @@ class _Attempt:
     """An attempt to repair a row on given terms."""
 
     form: Format
-    audit: AuditRow
+    audit: AuditFunction
     terms: RepairTerms
     applied: AppliedRepairs
 

@@ -436,13 +436,13 @@ class RepairBatch:
     repairs: RepairSettings
     writes: bool
     """Whether rows are written; if not, answers hold outcomes without rows."""
-    bare: bool
+    strips_rollouts: bool
     """Whether rollouts of unchanged rows keep only their place and format."""
     _by_file: dict[str, RowRepair] = field(default_factory=dict)
     _garbage: GarbageCollector = field(default_factory=GarbageCollector)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return RepairBatch, (self.flow, self.repairs, self.writes, self.bare)
+        return RepairBatch, (self.flow, self.repairs, self.writes, self.strips_rollouts)
 
     def __call__(self, task: RepairTask) -> RepairAnswer:
         """Repair every row of a task."""
@@ -467,7 +467,7 @@ class RepairBatch:
             repair = self._by_file[name] = next(same, None) or RowRepair(group, self.repairs)
         repaired = repair.repair_row(with_value(raw, repair.parse), Place(name, raw.index), again)
         outcome = repaired.outcome
-        if self.bare and not outcome.repaired and outcome.quarantined is None:
+        if self.strips_rollouts and not outcome.repaired and outcome.quarantined is None:
             before = tuple(map(strip_rollout, outcome.before))
             after = before if outcome.after is outcome.before else tuple(map(strip_rollout, outcome.after))
             outcome = replace(outcome, before=before, after=after)
