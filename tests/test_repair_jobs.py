@@ -147,7 +147,7 @@ def test_rows_that_wait_hold_their_text_only(tmp_path: Path) -> None:
     assert [len(part.rows) for part, _ in parts] == [1] * 8
     assert all(raw.value is None and raw.text for part, _ in parts for raw in part.rows)
     assert [str(part) for part, _ in parts][:2] == [f"{log}, rows 0 to 0", f"{log}, rows 1 to 1"]
-    work = RepairBatch(flow, RepairSettings(), writes=True, bare=False)
+    work = RepairBatch(flow, RepairSettings(), writes=True, strips_rollouts=False)
     again = pickle.loads(pickle.dumps([task for _, task in parts]))
     answers = [answer for _, answer in InProcess().map(work, ((None, task) for task in again))]
     case = Logged(log, {"tokenizer": None}, {"unsafe": False})

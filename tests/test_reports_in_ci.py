@@ -133,9 +133,9 @@ def test_the_place_of_a_concise_line_can_be_shown() -> None:
     for wanted, one in zip(found, shown, strict=True):
         assert (wanted.log, wanted.row, wanted.item) == (one.place.file, one.place.row, one.place.item)
         assert wanted.turn == one.hit.turn
-        if wanted.spot is not None:
-            assert (wanted.spot.start, wanted.spot.end) == (one.hit.start, one.hit.end)
-    assert sum(wanted.spot is not None for wanted in found) == len(found) - 1
+        if wanted.span is not None:
+            assert (wanted.span.start, wanted.span.end) == (one.hit.start, one.hit.end)
+    assert sum(wanted.span is not None for wanted in found) == len(found) - 1
 
 
 def test_concise_colours_only_where_colours_are_wanted() -> None:

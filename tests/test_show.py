@@ -288,7 +288,7 @@ def test_a_place_is_read_as_reports_print_it(
     log.touch()
     wanted = parse_place(f"{log}:{rest}")
     assert (wanted.log, wanted.row, wanted.item, wanted.turn) == (str(log), row, item, turn)
-    assert wanted.spot == spot
+    assert wanted.span == spot
 
 
 def test_a_file_that_exists_wins_over_a_place(tmp_path: Path) -> None:

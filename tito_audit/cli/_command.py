@@ -185,6 +185,7 @@ def make_command(name: str) -> Callable[..., None]:
 
 
 def _make_parameter(option: Option, command: str) -> inspect.Parameter:
+    """An option of a command as a parameter that Typer reads."""
     kind: Any
     kind, parser = (option.takes, None) if isinstance(option.takes, type) else (float, option.takes)
     if isinstance(option.takes, tuple):

@@ -171,6 +171,7 @@ def refuse_unknown_command(name: str, commands: Sequence[str]) -> None:
 
 
 def _unknown_flag(flag: str, ctx: Any) -> str:
+    """The message for an unknown flag: which command has it, or which flag may be meant."""
     others = [
         command
         for command in COMMANDS

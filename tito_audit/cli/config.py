@@ -69,15 +69,15 @@ def settings_object(context: typer.Context, files: Sequence[Path], *, off: bool)
     settings = {}
     for name, option in KEYS.items():
         if name in config.values and name not in flags:
-            settings[name] = _setting_object(name, config.values[name], "file", config.sources[name])
+            settings[name] = _setting(name, config.values[name], "file", config.sources[name])
         else:
             origin = "flag" if name in flags else "default"
-            settings[name] = _setting_object(name, context.params.get(option.name), origin)
+            settings[name] = _setting(name, context.params.get(option.name), origin)
     logs = []
     for file in files:
         fitting = [each for each in config.overrides if Override(each.patterns, {}).fits(file)]
         changed = {
-            name: _setting_object(name, value, "file", override.file)
+            name: _setting(name, value, "file", override.file)
             for override in fitting
             for name, value in override.values.items()
             if name not in flags
@@ -87,16 +87,14 @@ def settings_object(context: typer.Context, files: Sequence[Path], *, off: bool)
     return {
         "schema_version": 1,
         "folder": str(Path.cwd()),
-        "file": _shorter_path(config.path) if config.path is not None else None,
-        "extended": [
-            {"file": _shorter_path(file), "by": _shorter_path(by)} for file, by in config.extended_by.items()
-        ],
-        "passed_over": [_shorter_path(file) for file in search.passed_over] if search is not None else [],
+        "file": _short(config.path) if config.path is not None else None,
+        "extended": [{"file": _short(file), "by": _short(by)} for file, by in config.extended_by.items()],
+        "passed_over": [_short(file) for file in search.passed_over] if search is not None else [],
         "settings": settings,
         "overrides": [
             {
                 "name": str(override),
-                "file": _shorter_path(override.file),
+                "file": _short(override.file),
                 "paths": list(override.paths),
                 "settings": {name: _as_written(name, value) for name, value in override.values.items()},
                 "overruled_by_flags": [name for name in override.values if name in flags],
@@ -107,12 +105,8 @@ def settings_object(context: typer.Context, files: Sequence[Path], *, off: bool)
     }
 
 
-def _setting_object(name: str, value: Any, origin: str, file: Path | None = None) -> dict[str, Any]:
-    return {
-        "value": _as_written(name, value),
-        "from": origin,
-        "file": None if file is None else _shorter_path(file),
-    }
+def _setting(name: str, value: Any, origin: str, file: Path | None = None) -> dict[str, Any]:
+    return {"value": _as_written(name, value), "from": origin, "file": None if file is None else _short(file)}
 
 
 def _as_written(name: str, value: Any) -> Any:
@@ -121,7 +115,7 @@ def _as_written(name: str, value: Any) -> Any:
     return None if plain is None or plain == () else KEYS[name].kind.shown(plain, Path.cwd())
 
 
-def _shorter_path(path: Path) -> str:
+def _short(path: Path) -> str:
     """The path relative to the working folder, if that is shorter."""
     near = os.path.relpath(path)
     return near if len(near) < len(str(path)) else str(path)

@@ -67,6 +67,7 @@ def conformance(options: Options) -> None:
 def _open_worlds(
     tokenizers: Sequence[str], chat_templates: Sequence[str], installed: bool, settings: Settings
 ) -> Iterator[World]:
+    """What to try: the tokenizers and the templates of files, each loaded when it is its turn."""
     files = [(file.stem, file) for name in chat_templates for file in template_files(name)]
     files += installed_templates() if installed else []
     if not tokenizers and not files:

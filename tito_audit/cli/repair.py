@@ -381,6 +381,7 @@ REPORTS: dict[str, Callable[[RepairRun, TextIO, ReportOptions], None]] = {"text"
 
 
 def _header_lines(run: RepairRun) -> Iterator[Text]:
+    """The logs and where they go, the rows by what became of them, tokenizer and time."""
     tally, files = run.tally, run.before.files
     named = files[0] if files else ""
     if len(files) > 1:
@@ -522,6 +523,7 @@ def _findings_table(run: RepairRun, look: ReportOptions, severities: Sequence[Se
 
 
 def _sentence_lines(sentences: SentenceCounts) -> Iterator[str]:
+    """The most frequent sentences, each with its repair and a row; the others are counted."""
     ranked = list(sentences)
     for by, sentence in ranked[:_MOST_SENTENCES]:
         place = visible(str(sentence.place))

@@ -91,15 +91,9 @@ def rescore(options: Options, logs: list[str]) -> None:
     with ExitStack() as stack:
         scores = ScoreJournal(None if kept_in is None else Path(kept_in), scorer.name, resume=options.resume)
         stack.callback(scores.close)
+        jobs, keeps, tolerance = options.requests, out is not None, options.tolerance
         run = Rescoring(
-            logs,
-            settings,
-            scorer,
-            jobs=options.requests,
-            keeps=out is not None,
-            tolerance=options.tolerance,
-            journal=scores,
-            progress=pace,
+            logs, settings, scorer, jobs=jobs, keeps=keeps, tolerance=tolerance, journal=scores, progress=pace
         )
         details = None
         if "json" in [name for name, _ in wanted]:
@@ -236,6 +230,7 @@ def _table(heads: Row, rows: Sequence[Row]) -> Table:
 
 
 def _findings_and_notes(summary: RescoreSummary, *, filled: bool) -> Iterator[RenderableType]:
+    """The findings by the model's values, then what could not be scored or priced; `filled`: -o was passed."""
     if summary.findings:
         yield from heading(f"By the model's values: {many(len(summary.findings), 'finding')}")
         for finding in summary.findings[:_MOST_FINDINGS]:

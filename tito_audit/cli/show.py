@@ -46,17 +46,17 @@ def show(options: Options, log: str) -> None:
     wanted = replace(wanted, row=_only_row(file, settings) if wanted.row is None else wanted.row)
     run = scan_rollouts([str(file)], replace(settings, row=wanted.row))
     result, items = _find_result(run, file, wanted, settings)
-    spots = parse_around(options.around, wanted, result.findings)
+    selection = parse_around(options.around, wanted, result.findings)
+    piece = run.vocabulary.piece if run.vocabulary is not None else None
     if options.as_json or options.shape == "json":
-        if spots is not None:
+        if selection is not None:
             raise SetupError("-f json writes whole sequences; leave out --around, and the tokens of the place.")
-        piece = run.vocabulary.piece if run.vocabulary is not None else None
         print_object(rollout_object(result, piece, wanted.turn, row=wanted.row))
         return
     look = DrawOptions(
         width=page_width(),
         encoding=sys.stdout.encoding or "utf-8",
-        piece=run.vocabulary.piece if run.vocabulary is not None else None,
+        piece=piece,
         control=run.vocabulary.special_ids if run.vocabulary is not None else frozenset(),
         context=options.nearby,
         full=options.full,
@@ -65,7 +65,7 @@ def show(options: Options, log: str) -> None:
     )
     console = console_for(sys.stdout, ReportOptions(color=colors(sys.stdout), width=look.width))
     call = turn_of_row(result, result.place.file, wanted.row)
-    lines = page_lines(result, look, console, wanted.turn, spots, marked=call)
+    lines = page_lines(result, look, console, wanted.turn, selection, marked=call)
     remarks = [Text(visible(remark)) for remark in _remarks(run, items, result)]
     page = chain(
         (render_line(line, console) for line in lines), ("\n" + render_line(remark, console) for remark in remarks)
@@ -153,14 +153,14 @@ class ShowPlace:
     """None: not named."""
     item: int = 0
     turn: int | None = None
-    spot: ShowSpan | None = None
+    span: ShowSpan | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
     """The part of a rollout to show: spans of tokens and findings, with the tokens around them."""
 
-    spots: tuple[ShowSpan, ...]
+    spans: tuple[ShowSpan, ...]
     findings: tuple[Finding, ...]
 
 
@@ -187,10 +187,10 @@ def parse_place(
                 f"{log}: the place names {name} {place[name]}, but --{name} is {number}.\nLeave one out."
             )
         place[name] = number if place[name] is None else place[name]
-    spot = _parse_span(rest, log, place["turn"]) if rest["start"] else None
-    if spot is not None and rest["turn"] == "-":
-        spot = replace(spot, where=Where.ROW)
-    return ShowPlace(file, place["row"], place["item"] or 0, place["turn"], spot)
+    span = _parse_span(rest, log, place["turn"]) if rest["start"] else None
+    if span is not None and rest["turn"] == "-":
+        span = replace(span, where=Where.ROW)
+    return ShowPlace(file, place["row"], place["item"] or 0, place["turn"], span)
 
 
 def parse_around(around: Sequence[str], wanted: ShowPlace, findings: Sequence[Finding]) -> Selection | None:
@@ -198,15 +198,15 @@ def parse_around(around: Sequence[str], wanted: ShowPlace, findings: Sequence[Fi
 
     SetupError for a text that is neither, or that no finding matches.
     """
-    if not around and wanted.spot is None:
+    if not around and wanted.span is None:
         return None
     here = [finding for finding in findings if wanted.turn in (None, finding.hit.turn)]
-    spots: list[ShowSpan] = []
+    spans: list[ShowSpan] = []
     chosen: list[Finding] = []
     for text in around:
         match = _SPAN.fullmatch(text.strip())
         if match is not None:
-            spots.append(_parse_span(match, f"--around {text}", wanted.turn))
+            spans.append(_parse_span(match, f"--around {text}", wanted.turn))
             continue
         code, mark = text.strip().upper(), text.strip().lower()
         is_code, is_mark = _CODE.fullmatch(code) is not None, _FINGERPRINT.fullmatch(mark) is not None
@@ -227,13 +227,13 @@ def parse_around(around: Sequence[str], wanted: ShowPlace, findings: Sequence[Fi
             there = ", ".join(f"{code} ({number})" for code, number in codes) or "no findings"
             raise SetupError(f"--around {text}: no finding of {whose} has this {kind}.\nIt has {there}.")
         chosen += fitting
-    if (spot := wanted.spot) is not None:
+    if (span := wanted.span) is not None:
         # A report names only turn and tokens: the finding at these says which sequence of the turn is meant.
         hits = [(finding, finding.hit) for finding in here]
-        at = [each for each, hit in hits if (hit.start, hit.end) == (spot.start, spot.end)]
-        at = [finding for finding in at if spot.where in (None, finding.hit.where)]
-        chosen, spots = chosen + at, spots if at else [*spots, spot]
-    return Selection(tuple(spots), tuple({id(finding): finding for finding in chosen}.values()))
+        at = [each for each, hit in hits if (hit.start, hit.end) == (span.start, span.end)]
+        at = [finding for finding in at if span.where in (None, finding.hit.where)]
+        chosen, spans = chosen + at, spans if at else [*spans, span]
+    return Selection(tuple(spans), tuple({id(finding): finding for finding in chosen}.values()))
 
 
 def _exists(name: str) -> bool:
@@ -325,7 +325,7 @@ def page_lines(
     look: DrawOptions,
     console: Console,
     turn: int | None = None,
-    spots: Selection | None = None,
+    selection: Selection | None = None,
     *,
     marked: int | None = None,
 ) -> Iterator[Text]:
@@ -334,13 +334,13 @@ def page_lines(
     `marked` is a turn to mark: that of the row which was asked for.
     """
     parts = wanted_parts(result, turn)
-    for spot in spots.spots if spots is not None else ():
-        fitting = [part for part in parts if part.matches(spot.where, spot.turn)]
-        if not any(spot.start <= len(part.tokens.ids) for part in fitting):
+    for span in selection.spans if selection is not None else ():
+        fitting = [part for part in parts if part.matches(span.where, span.turn)]
+        if not any(span.start <= len(part.tokens.ids) for part in fitting):
             there = "\n".join(part.title for part in parts) or "nothing"
-            raise SetupError(f"{result.place}: there are no tokens at {spot}.\nIt holds, counted from 0:\n{there}")
+            raise SetupError(f"{result.place}: there are no tokens at {span}.\nIt holds, counted from 0:\n{there}")
     left = [finding for finding in result.findings if turn in (None, finding.hit.turn)]
-    page = _Page(result, parts, look, console, spots, marked, left)
+    page = _Page(result, parts, look, console, selection, marked, left)
     return page.lines("the row" if turn is None else f"turn {turn}")
 
 
@@ -352,7 +352,7 @@ class _Page:
     parts: Sequence[ShowPart]
     look: DrawOptions
     console: Console
-    spots: Selection | None
+    selection: Selection | None
     """What to show; None: everything."""
     marked: int | None
     """The turn to mark; None: none."""
@@ -375,7 +375,7 @@ class _Page:
             yield from heading(f"{whose} as a whole")
             left.sort(key=lambda finding: (-finding.severity, finding.hit.start))
             yield from self._finding_lines(deque(left))
-        if self.spots is not None:
+        if self.selection is not None:
             return
         # `no loss mask: MSK401-MSK404`: the skipped rules, by what is missing.
         codes: dict[str, list[str]] = {}
@@ -420,7 +420,7 @@ class _Page:
         marks = {FINDING: "a finding"}
         if any(part.tokens.trained is not None for part in self.parts):
             marks |= {TRAINED: "a trained token", BOTH: "both"}
-        if self.spots is not None and self.spots.spots:
+        if self.selection is not None and self.selection.spans:
             marks[ASKED] = "asked for"
         words = "marks: " + ", ".join(f"{mark} {word}" for mark, word in marks.items())
         if look.piece is None:
@@ -437,7 +437,7 @@ class _Page:
         return wrap(Text(words, style=style), Console(width=width), width - 2 * len(indent), indent, 2 * indent)
 
     def _is_selected(self, finding: Finding) -> bool:
-        return self.spots is None or any(finding is each for each in self.spots.findings)
+        return self.selection is None or any(finding is each for each in self.selection.findings)
 
     def _part_lines(self, part: ShowPart) -> Iterator[Text]:
         """A title, then the tokens, with each finding below the lines in which it ends."""
@@ -447,10 +447,10 @@ class _Page:
             if range_words(finding) and finding.hit.where is part.where and part.turn in (None, finding.hit.turn)
         ]
         chosen: list[tuple[int, int]] | None = None
-        if self.spots is not None:
+        if self.selection is not None:
             context = self.look.context
-            spots = [spot for spot in self.spots.spots if part.matches(spot.where, spot.turn)]
-            chosen = [(spot.start, spot.end) for spot in spots if spot.start <= len(part.tokens.ids)]
+            spans = [span for span in self.selection.spans if part.matches(span.where, span.turn)]
+            chosen = [(span.start, span.end) for span in spans if span.start <= len(part.tokens.ids)]
             chosen += [(each.hit.start, each.hit.end) for each in inside if self._is_selected(each)]
             if not chosen:
                 return

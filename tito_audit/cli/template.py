@@ -71,7 +71,7 @@ _BEFORE, _AFTER = 40, 60
 _MOST_BREAKS = 8
 _MOST_NAMES = 3
 _MOST_IDS = 12
-_MARKS = {
+_FATE_WORDS = {
     StepOutcome.KEPT: ("kept", "green"),
     StepOutcome.BROKEN: ("changed", "bold red"),
     StepOutcome.UNKNOWN: ("unknown", "yellow"),
@@ -111,7 +111,7 @@ def page_lines(run: TemplateRun, *, full: bool) -> Iterator[RenderableType]:
         line = Text(f"For the log's messages it is append-only in {whole:,} of {many(len(rollouts), 'rollout')}")
         line.stylize("green" if whole == len(rollouts) else "red")
         counts = Counter(outcome for outcomes in rollouts.values() for outcome in outcomes - {StepOutcome.KEPT})
-        words = [f"{_MARKS[outcome][0]} in {counts[outcome]:,}" for outcome in _MARKS if counts[outcome]]
+        words = [f"{_FATE_WORDS[outcome][0]} in {counts[outcome]:,}" for outcome in _FATE_WORDS if counts[outcome]]
         nothing = "No answer in the log is followed by anything, so the log shows nothing."
         line.append(f"; answers are {listed(words)}." if words else ".")
         yield line if rollouts else Text(nothing, style="yellow")
@@ -125,6 +125,7 @@ def page_lines(run: TemplateRun, *, full: bool) -> Iterator[RenderableType]:
 
 
 def _evidence_parts(run: TemplateRun) -> Iterator[RenderableType]:
+    """What --full adds: every kind of answer, facts, places where text changes, and what follows from them."""
     facts = run.facts
     yield from heading("What becomes of a sampled answer, by what it is and what follows")
     nexts = list(facts.append.by_speaker())
@@ -185,7 +186,7 @@ def _fates_cell(append: AppendCheck | None) -> Text:
         return Text("")
     counts = Counter(step.outcome for step in append.steps)
     line = Text()
-    for outcome, (words, style) in _MARKS.items():
+    for outcome, (words, style) in _FATE_WORDS.items():
         if counts[outcome]:
             words += "" if counts[outcome] == len(append.steps) else f" {counts[outcome]:,}"
             line.append(", " if line.plain else "").append(words, style=style)
@@ -193,6 +194,7 @@ def _fates_cell(append: AppendCheck | None) -> Text:
 
 
 def _break_lines(breaks: Sequence[Break]) -> Iterator[Text]:
+    """Each place where earlier text changes: in which answers, by which condition, and both texts."""
     groups = list(group_breaks(breaks).values())
     for group in groups[:_MOST_BREAKS]:
         first = group[0]
@@ -258,6 +260,7 @@ def _seams_table(seams: Sequence[Seam], has_ids: bool) -> Table:
 
 
 def _fact_rows(facts: TemplateFacts, has_ids: bool) -> Iterator[tuple[str, str]]:
+    """Names and values: generation prompt, end and beginning tokens, clock, contents, cut answers."""
     opener = facts.generation_prompt
     texts = listed([_quoted(text) for text in opener.texts[:4]]) or "none"
     yield "generation prompt", texts + ("" if len(opener.texts) < 2 else ", depending on the messages")
@@ -382,7 +385,7 @@ def _side_object(side: BreakSide) -> dict[str, Any]:
 
 _MOST_OBSTACLES = 6
 _EDIT_WIDTH = 100
-_COLORS = {"+": "green", "-": "red", "@": "cyan"}
+_DIFF_COLORS = {"+": "green", "-": "red", "@": "cyan"}
 _PROMPT_BEFORE, _PROMPT_AFTER = 30, 70
 
 
@@ -431,7 +434,7 @@ def _training_page(run: TrainingRun) -> Iterator[RenderableType]:
     if variant.edits:
         yield Text()
         for line in run.diff:
-            yield Text(visible(line), style=_COLORS.get(line[:1], ""))
+            yield Text(visible(line), style=_DIFF_COLORS.get(line[:1], ""))
     yield from heading("Proved by rendering")
     yield from (Text(f"  {visible(line)}") for line in proof_lines(variant))
     if lost := sorted(variant.after.lost):

@@ -109,7 +109,7 @@ class Auditor:
         self.repairs()
 
 
-_DRIFT = ("TOK", "TPL", "SEQ")
+_DRIFT_FAMILIES = ("TOK", "TPL", "SEQ")
 """Rule families about what tokenizer and template would write differently."""
 TRAINED_ONCE = "REC009"
 """The rule about tokens that the rows of a run train more than once."""
@@ -135,6 +135,7 @@ def audit_rollout(rollout: Rollout, auditor: Auditor, choose_view: ChooseView | 
 
 
 def _audit(rollout: Rollout, auditor: Auditor, choose_view: ChooseView | None) -> Result:
+    """The audit of a rollout that the tokenizer can encode; EncodeError if it cannot."""
     renderer = auditor.renderer_for(rollout)
     evidence = gather(rollout, auditor.tokenizer, renderer, auditor.speakers, auditor.conventions)
     evidence = explain_differences(evidence, auditor.rules, auditor.codes)
@@ -181,7 +182,7 @@ def _audit(rollout: Rollout, auditor: Auditor, choose_view: ChooseView | None) -
 UNENCODED = "the tokenizer cannot encode it"
 """The cause of the finding, and the reason for skipping rules that need the tokenizer."""
 _WITHOUT_TOKENIZER = describe_missing(Needs.TOKENIZER)
-_COMPARING = frozenset(("SEQ301", "SEQ302", "SEQ303", "MSK401", "MSK402", "MSK404"))
+_COMPARING_RULES = frozenset(("SEQ301", "SEQ302", "SEQ303", "MSK401", "MSK402", "MSK404"))
 """Rules that compare calls with each other or with the training row and need no tokenizer."""
 
 
@@ -189,10 +190,10 @@ def uncompared_count(counts: Mapping[str, int], skips: Sequence[Skip], codes: fr
     """{"uncompared": 1} for a rollout with ids of which nothing could be compared without a tokenizer, else {}."""
     if not counts["tokens"] or True not in [_WITHOUT_TOKENIZER in skip.because for skip in skips]:
         return {}
-    return {} if (codes & _COMPARING) - {skip.code for skip in skips} else {"uncompared": 1}
+    return {} if (codes & _COMPARING_RULES) - {skip.code for skip in skips} else {"uncompared": 1}
 
 
-_LACKED = tuple(map(describe_missing, (Needs.TOKENIZER, Needs.RENDERING, Needs.SAMPLED, Needs.TEMPLATE)))
+_WITHHELD_REASONS = tuple(map(describe_missing, (Needs.TOKENIZER, Needs.RENDERING, Needs.SAMPLED, Needs.TEMPLATE)))
 """The reasons for skips that a withheld tokenizer or template causes."""
 
 
@@ -200,7 +201,8 @@ _LACKED = tuple(map(describe_missing, (Needs.TOKENIZER, Needs.RENDERING, Needs.S
 def _restate_skips(skips: tuple[Skip, ...], because: str) -> tuple[Skip, ...]:
     """The skips; those for lack of a tokenizer or template name `because` as their reason instead."""
     return tuple(
-        Skip(skip.code, because) if any(words in skip.because for words in _LACKED) else skip for skip in skips
+        Skip(skip.code, because) if any(words in skip.because for words in _WITHHELD_REASONS) else skip
+        for skip in skips
     )
 
 
@@ -333,7 +335,7 @@ class Loader:
 def make_drift_audit(settings: Settings) -> Callable[[Rollout, Tokenizer, Renderer], tuple[Finding, ...]]:
     """A function that finds where a rollout differs from what a tokenizer and template write."""
     rules = all_rules()
-    codes = frozenset(rule.code for rule in rules if rule.code.startswith(_DRIFT))
+    codes = frozenset(rule.code for rule in rules if rule.code.startswith(_DRIFT_FAMILIES))
     speakers = Speakers(settings.sampled_roles)
 
     def audit(rollout: Rollout, tokenizer: Tokenizer, renderer: Renderer) -> tuple[Finding, ...]:

@@ -99,7 +99,9 @@ def column(name: str, value: Any) -> BatchColumn:
         value = np.asarray(value)
     if isinstance(value, np.ndarray) and value.dtype != object:
         if value.ndim != 2:
-            raise SetupError(f"{name} has {_dimension_words(value.ndim)}; a batch has two: rows and their tokens.")
+            raise SetupError(
+                f"{name} has {many(value.ndim, 'dimension')}; a batch has two: rows and their tokens."
+            )
         return BatchColumn(name, list(value), value.shape[1])
     if not isinstance(value, list | tuple | np.ndarray):
         raise SetupError(f"{name} is a value of type {type(value).__name__}, not a batch: pass a list of rows.")
@@ -107,6 +109,7 @@ def column(name: str, value: Any) -> BatchColumn:
 
 
 def _parse_row(name: str, number: int, value: Any) -> Any:
+    """One row of a column as a list or array `[T]`; None for no values. SetupError for anything else."""
     if hasattr(value, "detach"):
         value = _tensor_array(f"{name}[{number}]", value)
     elif not isinstance(value, list | tuple) and hasattr(value, "__array__") and np.ndim(value):
@@ -117,7 +120,7 @@ def _parse_row(name: str, number: int, value: Any) -> Any:
         return list(value)
     if isinstance(value, np.ndarray) and value.ndim == 1:
         return value
-    what = _dimension_words(value.ndim) if isinstance(value, np.ndarray) else f"type {type(value).__name__}"
+    what = many(value.ndim, "dimension") if isinstance(value, np.ndarray) else f"type {type(value).__name__}"
     raise SetupError(f"{name}[{number}] is not a row but a value of {what}; for one row, pass [{name}].")
 
 
@@ -203,10 +206,6 @@ def _response_lengths(value: Any, lead: BatchColumn) -> Sequence[int | None]:
         if ids is not None and not 0 <= length <= len(ids):
             raise SetupError(f"response_lengths[{number}] is {length}, and the row has {len(ids)} tokens.")
     return [int(length) for length in lengths]
-
-
-def _dimension_words(number: int) -> str:
-    return f"{number} dimension{'' if number == 1 else 's'}"
 
 
 BATCH = "batch"
@@ -300,6 +299,7 @@ class BatchAuditor:
         return self._audit(self._read(rows, pick_format), len(rows), started)
 
     def _read(self, rows: Sequence[Row], format_of: Callable[[Row], Format]) -> list[Rollout | Result]:
+        """The rollouts of all rows; in place of a row that cannot be read, the result that says so."""
         read = list[Rollout | Result]()
         for number, row in enumerate(rows):
             place = Place(BATCH, number)
@@ -310,6 +310,7 @@ class BatchAuditor:
         return read
 
     def _audit(self, read: Sequence[Rollout | Result], size: int, started: float) -> BatchAudit:
+        """Audit what was read of a batch of `size` rows."""
         auditor, tokenizer = self._auditor, self._auditor.tokenizer
         if tokenizer is not None and MISFIT_CODE in auditor.codes:
             # Drop the tokenizer if the batch was certainly written with another one.

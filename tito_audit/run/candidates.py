@@ -103,6 +103,7 @@ def find_candidates(
 
 
 def _load_offer(offer: Offer, passed_over: list[PassedOver], trust_remote_code: bool) -> Tokenizer | None:
+    """The tokenizer of an offer; None, with the reason in `passed_over`, if it cannot be loaded."""
     if offer.folder is None:
         return load_tokenizer(offer.name, trust_remote_code=trust_remote_code)
     try:

@@ -222,12 +222,12 @@ def check_explained(
                 findings.append(rule.code, severity, hit_of(each, evidence, severity))
     if not findings:
         return (), skips
-    every = link_findings(*findings.fold(), rules)
-    codes = {finding.code for finding in every if finding.severity is not Severity.NOTE}
+    linked = link_findings(*findings.fold(), rules)
+    codes = {finding.code for finding in linked if finding.severity is not Severity.NOTE}
     offered = repairs() if codes else ()
     by_default = [repair for repair in offered if repair.safety is not Safety.UNSAFE and not repair.by_model]
     offers = {code: [repair for repair in by_default if repair.claims(code)] for code in codes}
-    return tuple(_with_repair(finding, evidence, offers) for finding in every), skips
+    return tuple(_with_repair(finding, evidence, offers) for finding in linked), skips
 
 
 def _rule_failure(rule: Rule, evidence: Evidence, error: Exception) -> PluginError:

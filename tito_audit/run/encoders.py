@@ -21,7 +21,7 @@ from tito_audit.tokens.vocab import Vocabulary
 EncodersUsed: TypeAlias = tuple[tuple[str | None, str | None], ...]
 """For each tokenizer: the encoder that a process used, and why that was not the fast one; None for no reason."""
 
-_TO_START, _PER_ENTRY = 200_000, 9
+_LOADING_COST, _COST_PER_ENTRY = 200_000, 9
 """Loading the fast encoder costs as much as encoding this many characters, plus so many per vocabulary entry."""
 _PLAIN_CHARACTERS, _PACKED_CHARACTERS = (0.025, 1), (0.2, 16)
 """The least and the most characters that a byte holds: of uncompressed JSON, and of any other log."""
@@ -71,7 +71,7 @@ def rollout_texts(rollouts: Sequence[Rollout], vocabulary: Vocabulary) -> list[s
 
 def _is_worth_loading(vocabulary: Vocabulary, logs: Mapping[Path, LogGroup], settings: Settings) -> bool:
     """Whether encoding the logs with the reference would take longer than loading the fast encoder."""
-    least = _TO_START + _PER_ENTRY * vocabulary.size
+    least = _LOADING_COST + _COST_PER_ENTRY * vocabulary.size
     size = sum(file.stat().st_size for file in logs) * (sample_share(settings) or 1)
     fewest, most = (
         _PLAIN_CHARACTERS if all(file.suffix in (".jsonl", ".json") for file in logs) else _PACKED_CHARACTERS

@@ -9,9 +9,9 @@ from tito_audit.record.finding import Finding, Severity
 from tito_audit.rule import Rule
 from tito_audit.rules import rule_of
 
-_DRIFT = ("TPL", "TOK")
+_DRIFT_FAMILIES = ("TPL", "TOK")
 """Rule families that say why a prompt holds other tokens, the more telling first."""
-_LINKS = "SEQ"
+_LINK_FAMILY = "SEQ"
 """The rule family that says that a prompt breaks its history, whatever the reason."""
 _HARMLESS = {"TOK": "{n} that would change if re-encoded", "TPL": "{n} that the template would write differently"}
 """Headlines of differences that did not reach a later prompt or the training row."""
@@ -42,14 +42,14 @@ def link_findings(findings: Sequence[Finding], folds: Mapping[int, Turns], rules
     a folded finding follows from another only if it does in all its turns.
     """
     by_code = {rule.code: rule for rule in rules}
-    headed = [replace(each, headline=_headline(each, by_code.get(each.code))) for each in findings]
-    if len(headed) == 1:
-        return headed
-    causes = _RootCauses(headed, folds)
-    prints: dict[int, str] = {}
+    with_headlines = [replace(each, headline=_headline(each, by_code.get(each.code))) for each in findings]
+    if len(with_headlines) == 1:
+        return with_headlines
+    root_causes = _RootCauses(with_headlines, folds)
+    fingerprints: dict[int, str] = {}
     out = []
-    for index, finding in enumerate(headed):
-        roots = causes.roots_of(index)
+    for index, finding in enumerate(with_headlines):
+        roots = root_causes.roots_of(index)
         if finding.folded is not None and index in roots:
             units = sum(root == index for root in roots)
             out.append(replace(finding, folded=replace(finding.folded, units=units)))
@@ -58,10 +58,10 @@ def link_findings(findings: Sequence[Finding], folds: Mapping[int, Turns], rules
         if root == index:
             out.append(finding)
             continue
-        if root not in prints:
-            prints[root] = headed[root].fingerprint
-        alike = finding.code == headed[root].code and finding.fingerprint == prints[root]
-        out.append(finding if alike else replace(finding, because_of=prints[root]))
+        if root not in fingerprints:
+            fingerprints[root] = with_headlines[root].fingerprint
+        alike = finding.code == with_headlines[root].code and finding.fingerprint == fingerprints[root]
+        out.append(finding if alike else replace(finding, because_of=fingerprints[root]))
     return out
 
 
@@ -74,19 +74,19 @@ class _RootCauses:
         self._roots: dict[_Key, int] = {}
         """By headline and turn: the index of the most severe finding."""
         # The most severe first; among equals, findings that say why a prefix broke before those that say it did.
-        ranks = [(-finding.severity, finding.code.startswith(_LINKS)) for finding in findings]
+        ranks = [(-finding.severity, finding.code.startswith(_LINK_FAMILY)) for finding in findings]
         for index in sorted(range(len(findings)), key=ranks.__getitem__):
             for key in self._keys(index):
                 self._roots.setdefault(key, index)
         self._broken: dict[int | None, int] = {}
         """By turn: the index of the finding that says why its prompt breaks its history."""
-        for family in _DRIFT:
+        for family in _DRIFT_FAMILIES:
             for index in dict.fromkeys(self._roots.values()):
                 finding = self._findings[index]
                 if finding.hit.later_turn is not None and finding.code.startswith(family):
                     for turn in self._turns(index):
                         self._broken.setdefault(turn, index)
-        drifted = (at for at in self._roots.values() if findings[at].code.startswith(_DRIFT))
+        drifted = (at for at in self._roots.values() if findings[at].code.startswith(_DRIFT_FAMILIES))
         self._drifted = next(drifted, None)
 
     def roots_of(self, index: int) -> list[int]:
@@ -95,7 +95,7 @@ class _RootCauses:
         if finding.code == "LPR507" and self._drifted is not None:
             return [self._drifted]
         roots = [self._roots[key] for key in self._keys(index)]
-        if finding.code.startswith(_LINKS) and finding.hit.later_turn is not None:
+        if finding.code.startswith(_LINK_FAMILY) and finding.hit.later_turn is not None:
             turns = self._turns(index)
             return [self._broken.get(turn, root) for turn, root in zip(turns, roots, strict=True)]
         return roots

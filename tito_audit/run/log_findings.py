@@ -463,6 +463,7 @@ class TrainedOverlaps:
         yield from map(self._never_trained, never[at:])
 
     def _trained_again(self, double: Double) -> _SequenceFinding:
+        """What a sequence trains that another one trains first."""
         place = self.ledger.row_place(double.sequence)
         named = self._sequence_name(double.first, place)
         named += f" and {many(double.others, 'other row')}" if double.others else ""

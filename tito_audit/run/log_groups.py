@@ -38,7 +38,7 @@ from tito_audit.run.rewriting import REWRITING_CODE, find_rewriting
 from tito_audit.run.rows import LogGroup, sample_share
 from tito_audit.run.workers import Executor, ForkedProcesses, InProcess, can_fork, is_small, map_in_order
 from tito_audit.settings.model import Settings
-from tito_audit.storage import RawRow, RemoteFile, RowsInMemory, path_from_name
+from tito_audit.storage import RawRow, RowsInMemory, path_from_name
 from tito_audit.summary import RECORD, Summary
 from tito_audit.tokens.tokenizer import Tokenizer
 from tito_audit.viewer.model import with_row_id
@@ -106,11 +106,6 @@ class RowFlow:
         return [tokenizer for tokenizer in self.loader.tokenizers if any(tokenizer is other for other in used)]
 
     @property
-    def is_remote(self) -> bool:
-        """Whether a log is fetched over a network."""
-        return any(isinstance(file, RemoteFile) for file in self.files)
-
-    @property
     def size(self) -> int:
         """Bytes of all logs, without pipes."""
         return sum(file.stat().st_size for file in self.files if file.is_file())
@@ -121,11 +116,11 @@ class RowFlow:
         The first call for a log reads its first rows, so that every process comes to the same answer. Pipes, which
         cannot be read twice, and logs without REC007 are assumed to fit.
         """
-        fitting = self._fitted_groups.get(file)
-        if fitting is None:
+        fitted = self._fitted_groups.get(file)
+        if fitted is None:
             path = next((path for path in self.files if str(path) == file), None) or path_from_name(file)
-            fitting = self._fitted_groups[file] = _fit_group(path, self.groups[file])
-        return fitting
+            fitted = self._fitted_groups[file] = _fit_group(path, self.groups[file])
+        return fitted
 
     def counts_of(self, task: int) -> MutableSequence[int]:
         """The counters of a task in progress: rows, bytes, tokens."""
@@ -269,6 +264,7 @@ class RowFlow:
             tokenizer.save()
 
     def _make_groups(self, standing_for: Mapping[Path, Path], *, audits: bool) -> dict[str, LogGroup]:
+        """By log: its group; logs with the same settings share an auditor, and those that are joined a join."""
         by_settings = _group_by_settings(self.files, self.settings, standing_for)
         auditors = self._load_auditors(by_settings) if audits else [READS_ONLY for _ in by_settings]
         joins: dict[str, Join | None] = {}
@@ -394,6 +390,7 @@ def _join_key(settings: Settings) -> str:
 def _group_by_settings(
     files: Sequence[Path], settings: Settings, standing_for: Mapping[Path, Path]
 ) -> _LogsBySettings:
+    """The settings that overrides make, each with its logs."""
     if not settings.overrides or not files:
         return [(settings, list(files))]
     grouped: _LogsBySettings = []

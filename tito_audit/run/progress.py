@@ -12,20 +12,13 @@ import numpy as np
 from tito_audit.summary import SampleCount, Summary
 
 Progress = Callable[[int, int, int], None]
-"""Called with rows audited, bytes read and total bytes, over all logs."""
+"""Called with rows audited, bytes read and total bytes, over all logs. It may have `enter(phase)`, after which
+rows and bytes count from 0, and `follow(summary, total)`, which gets the totals of tasks in progress."""
 
 REPAIRING, CHECKING = "repairing (1 of 2)", "scanning the result (2 of 2)"
 """The phases of a repair. The time left that is shown is that of the phase."""
 TRYING = "repairing"
 """The only phase of a dry run."""
-
-
-def enter_phase(progress: Progress | None, phase: str) -> Progress | None:
-    """Start the next phase of a run, whose rows and bytes count from 0; returns its progress."""
-    enter: Callable[[str], None] | None = getattr(progress, "enter", None)
-    if enter is not None:
-        enter(phase)
-    return progress
 
 
 class TaskCounters:
@@ -55,9 +48,9 @@ def follow_counters(progress: Progress | None, summary: Summary, jobs: int) -> T
     follow = getattr(progress, "follow", None)
     if follow is None:
         return None
-    in_flight = TaskCounters(jobs)
-    follow(summary, in_flight.total)
-    return in_flight
+    counters = TaskCounters(jobs)
+    follow(summary, counters.total)
+    return counters
 
 
 @dataclass(slots=True)

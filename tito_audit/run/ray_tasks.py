@@ -99,10 +99,7 @@ class RayTasks:
         return self._cpus
 
     def map(self, work: Callable[[Task], Answer], tasks: Tasks[Tag, Task]) -> Answered[Tag, Answer]:
-        """Each tag with the answer to its task; SetupError if a worker cannot load the work or is always lost.
-
-        Calls in flight are cancelled when this generator ends, however it ends.
-        """
+        """As `Executor.map` says; SetupError if a worker cannot load the work or is lost each time."""
         flight: _CallsInFlight[Tag, Task, Answer] = _CallsInFlight(self, work)
         try:
             yield from flight.run(tasks)
@@ -140,7 +137,7 @@ class _CallsInFlight(Generic[Tag, Task, Answer]):
         """Tags that were taken but not yet yielded, each with its call and the number of its task there."""
         self._filling = _RayCall()
         """The call that the next task is added to."""
-        self._local_address: dict[Any, _RayCall] = {}
+        self._running: dict[Any, _RayCall] = {}
         """By reference: the calls that are not done."""
         self._waiting = 0
         """How many calls were sent whose answers were not fetched."""
@@ -151,19 +148,19 @@ class _CallsInFlight(Generic[Tag, Task, Answer]):
         """The tags with their answers, in order."""
         source = iter(tasks)
         while True:
-            self._hand_out(source)
+            self._send_tasks(source)
             if not self._order:
                 return
             tag, call, number = self._order[0]
             if call is not None and not call.done:
-                done, _ = self._ray.wait(list(self._local_address), num_returns=1)
+                done, _ = self._ray.wait(list(self._running), num_returns=1)
                 for reference in done:
-                    self._local_address.pop(reference).done = True
+                    self._running.pop(reference).done = True
                 continue
             self._order.popleft()
             answer: Answer | FailedTask | None = None
             if call is not None:
-                call.answers = call.answers or self._answers(call)
+                call.answers = call.answers or self._fetch_answers(call)
                 answer = pickle.loads(call.answers[number])
             if isinstance(answer, FailedTask):
                 raise answer.error
@@ -171,17 +168,17 @@ class _CallsInFlight(Generic[Tag, Task, Answer]):
 
     def close(self) -> None:
         """Cancel the calls in flight."""
-        for reference in self._local_address:
+        for reference in self._running:
             with suppress(Exception):
                 self._ray.cancel(reference, force=True)
-        self._local_address.clear()
+        self._running.clear()
         self._order.clear()
 
-    def _hand_out(self, source: Iterator[tuple[Tag, Task | None]]) -> None:
+    def _send_tasks(self, source: Iterator[tuple[Tag, Task | None]]) -> None:
         """Send tasks while there are tasks, room for calls, and few answers that wait."""
         executor = self._executor
         room = executor.most or executor.jobs * 2  # without a limit, a current call and the next for each CPU
-        while not self._ended and len(self._local_address) < room and self._waiting < 3 * executor.jobs + 1:
+        while not self._ended and len(self._running) < room and self._waiting < 3 * executor.jobs + 1:
             filling = self._filling
             for tag, task in islice(source, 1):
                 self._order.append((tag, None if task is None else filling, len(filling.tasks)))
@@ -196,11 +193,12 @@ class _CallsInFlight(Generic[Tag, Task, Answer]):
             if full or (self._ended and filling.tasks):
                 filling.reference = self._send.remote(VERSION, self._work, filling.tasks)
                 filling.tasks = []
-                self._local_address[filling.reference] = filling
+                self._running[filling.reference] = filling
                 self._waiting += 1
                 self._filling = _RayCall()
 
-    def _answers(self, call: _RayCall) -> list[bytes]:
+    def _fetch_answers(self, call: _RayCall) -> list[bytes]:
+        """Fetch the pickled answers of a call that is done, and adapt the number of tasks per call to its time."""
         try:
             seconds, answers, problem = self._ray.get(call.reference)
         except self._ray.exceptions.RayError as error:
@@ -345,6 +343,7 @@ def _exit_on_sigterm() -> Iterator[None]:
 
 
 def _import_ray() -> Any:
+    """The module `ray`; SetupError if it is not installed."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

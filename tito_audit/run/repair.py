@@ -19,7 +19,7 @@ from tito_audit.record.trainings import ONCE
 from tito_audit.run.auditor import selected_codes, unreadable_result
 from tito_audit.run.log_findings import RunCounts, TrainedOverlaps
 from tito_audit.run.log_groups import RowFlow
-from tito_audit.run.progress import CHECKING, Progress, enter_phase, follow_counters
+from tito_audit.run.progress import CHECKING, Progress, follow_counters
 from tito_audit.run.resume import FinishedRow, Recorder, log_states, repair_recorder, reread_rows
 from tito_audit.run.row_repair import RepairedRow, chosen_repairs, count_failing
 from tito_audit.run.rows import without_row_limits
@@ -231,6 +231,7 @@ class Repairs(ShownRepairs):
         self._ended = True
 
     def _run(self, engine: Executor | None, journal: Journal | None) -> Iterator[Outcome]:
+        """Repair and write all logs, then scan what was written."""
         selected_codes(self.settings)
         chosen_repairs(self.repairs)
         files = find_logs(self.logs)
@@ -302,7 +303,7 @@ class Repairs(ShownRepairs):
             # Several batches per process wait in memory to be written, so they are small.
             size = self.batch_bytes or min(chunk_bytes(flow.size, executor.jobs), 1 << 20)
         writes = bool(writer.targets)
-        writer.work = work = RepairBatch(flow, self.repairs, writes=writes, bare=several)
+        writer.work = work = RepairBatch(flow, self.repairs, writes=writes, strips_rollouts=several)
         recorded = writer.recorder.finished if writer.recorder is not None else {}
         if self.progress is not None:
             self.progress(0, 0, flow.size)
@@ -412,6 +413,7 @@ class _LogWriter:
         self._finish_log(file)
 
     def _start_log(self, file: Path, vocabulary: Vocabulary | None, about_log: tuple[Finding, ...]) -> None:
+        """Start a log, with the findings about it as a whole."""
         run = self.run
         run.before.files.append(str(file))
         run.vocabulary = vocabulary
@@ -444,6 +446,7 @@ class _LogWriter:
         return shown
 
     def _open_output(self, file: Path, log: Log, stack: ExitStack, changes: RowChanges) -> Output:
+        """Open the output of a log, which `stack` completes when it closes."""
         target, repairs, group = self.targets[file], self.run.repairs, self.work.flow.groups[str(file)]
         if self.run.out is not None and target != self.run.out:  # `out` is a folder
             make_folder(target.parent)
@@ -502,10 +505,12 @@ def _scan_written(run: Repairs, flow: RowFlow, journal: Journal | None) -> None:
         except StorageError as error:
             refused[target] = f"the repaired file is no log any more: {str(error).splitlines()[0]}"
     logs = {str(target): str(log) for log, target in run.written}
+    if (enter := getattr(run.progress, "enter", None)) is not None:
+        enter(CHECKING)
     scan = Scan(
         [target for _, target in run.written if target not in refused],
         without_row_limits(replace(run.settings, assume={})),
-        enter_phase(run.progress, CHECKING),
+        run.progress,
     )
     scan.journal = journal
     scan.loader = flow.loader

@@ -336,6 +336,7 @@ class Recorder:
         self._rows, self._results = [], 0
 
     def _find_finished(self, file: Path) -> JournaledLog | None:
+        """What the journal has of a log; None if there is nothing, or if log or settings have changed."""
         log, state = self.journal.find_finished(self._kind, str(file)), self._states.get(file)
         if log is None or state is None or log.state != state:
             return None
@@ -351,8 +352,8 @@ class Recorder:
         if id(group) not in self._by_group:
             settings, auditor = group.settings, group.auditor
             # Which findings fail a scan is decided after the audit.
-            others = _NOT_DECIDING | ({"fail_on"} if self._kind == SCAN else set())
-            names = [field.name for field in fields(Settings) if field.name not in others]
+            excluded = _NOT_DECIDING | ({"fail_on"} if self._kind == SCAN else set())
+            names = [field.name for field in fields(Settings) if field.name not in excluded]
             deciding: dict[str, object] = {
                 "code": _code_hash(),
                 "settings": [(name, _sorted_items(getattr(settings, name))) for name in names],

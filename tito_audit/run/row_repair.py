@@ -62,7 +62,7 @@ class AuditedRollout:
 _TOKEN_FAMILIES = ("TOK", "TPL")
 """Rule families that judge the tokens of a call, not its mask or logprobs."""
 
-AuditRow = Callable[[Row], list[AuditedRollout]]
+AuditFunction = Callable[[Row], list[AuditedRollout]]
 """Reads a row and audits its rollouts with all rules; RecordError if it cannot be read."""
 
 
@@ -131,7 +131,7 @@ class RepairTerms:
 
 
 def apply_repairs(
-    row: Row, form: Format, audited: Sequence[AuditedRollout], audit: AuditRow, terms: RepairTerms
+    row: Row, form: Format, audited: Sequence[AuditedRollout], audit: AuditFunction, terms: RepairTerms
 ) -> AppliedRepairs:
     """Apply the repairs to a row, one after the other.
 
@@ -152,7 +152,7 @@ class _Attempt:
     """An attempt to repair a row on given terms."""
 
     form: Format
-    audit: AuditRow
+    audit: AuditFunction
     terms: RepairTerms
     applied: AppliedRepairs
 
@@ -479,18 +479,14 @@ class RowRepair:
         if raw.has_arrays:
             del read, audited, before  # free memory: for millions of tokens they are larger than the text
             return self.repair_row(raw.without_arrays, place, again)
-        assert raw.value is not None
-        return self._repair(raw, raw.value, read, audited, place, again)
+        return self._repair(raw, read, audited, place, again)
 
     def _repair(
-        self,
-        raw: RawRow,
-        logged: Row,
-        read: ReadRow,
-        audited: Sequence[AuditedRollout],
-        place: Place,
-        again: Again,
+        self, raw: RawRow, read: ReadRow, audited: Sequence[AuditedRollout], place: Place, again: Again
     ) -> RepairedRow:
+        """Repair a row that was read and audited."""
+        logged = raw.value
+        assert logged is not None, "it was read"
         rows = {rollout.place.item: rollout.training_row for rollout in read.rollouts}
         ids = {item: row.token_ids for item, row in rows.items() if item in again and row is not None}
 
@@ -572,6 +568,7 @@ class RowRepair:
         return {**row, inside: {**was, COLUMN: about}} if inside else {**row, COLUMN: about}
 
     def _audit(self, rollouts: Sequence[Rollout], auditor: Auditor, again: Again) -> list[AuditedRollout]:
+        """Audit rollouts; one that the tokenizer cannot encode without the tokenizer."""
         audited = []
         for rollout in rollouts:
             with guard_plugin("the audit", rollout.place, LEAVE_OUT):
@@ -584,6 +581,7 @@ class RowRepair:
         return audited
 
     def _audit_rollout(self, rollout: Rollout, auditor: Auditor, again: Again) -> AuditedRollout:
+        """Audit a rollout with all rules, of which those not selected may fail."""
         trained_again, renderer = again.get(rollout.place.item, ()), auditor.renderer_for(rollout)
         speakers, conventions = auditor.speakers, auditor.conventions
         evidence = gather(rollout, auditor.tokenizer, renderer, speakers, conventions, trained_again)

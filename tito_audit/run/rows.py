@@ -39,12 +39,12 @@ class LogGroup:
     join: Join | None = None
     annotations: Annotations | None = None
     """What a trainer wrote about the rows in other files; only scans read it."""
-    named: Format | None = field(init=False)
+    fixed_format: Format | None = field(init=False)
     """The format of all rows, if the settings name it; None: detected row by row."""
 
     def __post_init__(self) -> None:
-        named = self.settings.format or ("generic" if self.settings.columns else None)
-        object.__setattr__(self, "named", None if named is None else format_named(named))
+        name = self.settings.format or ("generic" if self.settings.columns else None)
+        object.__setattr__(self, "fixed_format", None if name is None else format_named(name))
 
     def open(self, file: Path, **how: Any) -> Log:
         """Open a log of the group with all its rows; `how` is passed on to `open_log`."""
@@ -86,7 +86,7 @@ class LogGroup:
             raise RecordError(raw.error or "the row cannot be read")
         try:
             row = map_columns(raw.value, self.settings.columns) if self.settings.columns else raw.value
-            form = format_of_row(row, self.named)
+            form = format_of_row(row, self.fixed_format)
             whole = row if self.annotations is None else self.annotations.apply_to(form, row)
             return ReadRow(row, form, self.read_rollouts(form, whole, place, raw.value))
         except TitoAuditError:

@@ -25,7 +25,7 @@ from tito_audit.run.rows import sample_share
 from tito_audit.run.tasks import ChunkedScan, chunk_bytes, open_engine, strip_rollout
 from tito_audit.run.workers import Executor, InProcess, executor_for, is_small
 from tito_audit.settings.model import Settings
-from tito_audit.storage import Logs, Name, find_logs, is_in_memory, log_names
+from tito_audit.storage import Logs, Name, RemoteFile, find_logs, is_in_memory, log_names
 from tito_audit.storage.journal import Journal
 from tito_audit.storage.watch import FileWatch
 from tito_audit.summary import Summary
@@ -164,9 +164,9 @@ class Scan(Shown):
 
     def _make_view_quota(self) -> ViewQuota | None:
         """The quota of rollouts that get a view; None if nothing is observed."""
-        return (
-            self.observe.copy() if isinstance(self.observe, ViewQuota) else ViewQuota() if self.observe else None
-        )
+        if isinstance(self.observe, ViewQuota):
+            return self.observe.copy()
+        return ViewQuota() if self.observe else None
 
     def _results(
         self, flow: RowFlow, counted: RowCounts, recorder: Recorder | None
@@ -178,7 +178,8 @@ class Scan(Shown):
         several = executor is not None or (settings.jobs or 1) > 1
         if executor is None and several:
             executor = executor_for(settings.jobs or 1, self.summary)
-            few = settings.limit is not None and settings.limit <= _FEW_ROWS and flow.is_remote
+            remote = any(isinstance(file, RemoteFile) for file in flow.files)
+            few = remote and settings.limit is not None and settings.limit <= _FEW_ROWS
             small = self.chunk_bytes is None and is_small(flow.files)
             if executor.here or settings.row is not None or few or small:
                 executor = None
@@ -213,14 +214,11 @@ def add_coverage_notices(summary: Summary) -> None:
             "Check that the run wrote to it, and that it was copied whole."
         )
     elif summary.without_ids and summary.without_ids == summary.rollouts:
+        is_generic = {name for formats in summary.taken.values() for name in formats} == {"generic"}
+        chat = " If this is chat data for SFT, `tito-audit sft` shows what would be trained." if is_generic else ""
         summary.notices.append(
             "No rollout holds token ids: nothing was audited. Log the ids and logprobs that the sampler returns "
-            "with each answer; `tito-audit serve` writes logs that have them."
-            + (
-                " If this is chat data for SFT, `tito-audit sft` shows what would be trained."
-                if {name for formats in summary.taken.values() for name in formats} == {"generic"}
-                else ""
-            )
+            f"with each answer; `tito-audit serve` writes logs that have them.{chat}"
         )
     elif summary.without_ids:
         summary.notices.append(

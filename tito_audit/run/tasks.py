@@ -288,6 +288,7 @@ class ChunkedScan:
                     flow.task_counters.forget(step.number)
 
     def _chunk_results(self, chunk: _ChunkAnswer) -> Iterator[Result]:
+        """The results of a chunk, counted and recorded row by row, up to the limit."""
         if self._broken:
             return
         counted = passed = 0  # rows of the chunk that were left out and are counted already, and results
@@ -435,13 +436,13 @@ class RepairBatch:
     repairs: RepairSettings
     writes: bool
     """Whether rows are written; if not, answers hold outcomes without rows."""
-    bare: bool
+    strips_rollouts: bool
     """Whether rollouts of unchanged rows keep only their place and format."""
     _by_file: dict[str, RowRepair] = field(default_factory=dict)
     _garbage: GarbageCollector = field(default_factory=GarbageCollector)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return RepairBatch, (self.flow, self.repairs, self.writes, self.bare)
+        return RepairBatch, (self.flow, self.repairs, self.writes, self.strips_rollouts)
 
     def __call__(self, task: RepairTask) -> RepairAnswer:
         """Repair every row of a task."""
@@ -466,7 +467,7 @@ class RepairBatch:
             repair = self._by_file[name] = next(same, None) or RowRepair(group, self.repairs)
         repaired = repair.repair_row(with_value(raw, repair.parse), Place(name, raw.index), again)
         outcome = repaired.outcome
-        if self.bare and not outcome.repaired and outcome.quarantined is None:
+        if self.strips_rollouts and not outcome.repaired and outcome.quarantined is None:
             before = tuple(map(strip_rollout, outcome.before))
             after = before if outcome.after is outcome.before else tuple(map(strip_rollout, outcome.after))
             outcome = replace(outcome, before=before, after=after)

@@ -140,15 +140,12 @@ class ForkedProcesses:
     here: bool = field(default=False, init=False)
 
     def map(self, work: Callable[[Task], Answer], tasks: Tasks[Tag, Task]) -> Answered[Tag, Answer]:
-        """Each tag with the answer to its task; SetupError if a process is killed from outside.
-
-        The processes end with this generator, however it ends.
-        """
-        crew: _Crew[Tag, Task, Answer] = _Crew(work, self.jobs)
+        """As `Executor.map` says; SetupError if a process is killed from outside."""
+        pool: _Pool[Tag, Task, Answer] = _Pool(work, self.jobs)
         try:
-            yield from crew.run(tasks)
+            yield from pool.run(tasks)
         finally:
-            crew.close()
+            pool.close()
 
 
 @dataclass(slots=True)
@@ -167,7 +164,7 @@ class _Worker:
     """The numbers of its tasks without an answer."""
 
 
-class _Crew(Generic[Tag, Task, Answer]):
+class _Pool(Generic[Tag, Task, Answer]):
     """The forked processes, and the tasks and answers in flight."""
 
     def __init__(self, work: Callable[[Task], Answer], jobs: int) -> None:
@@ -202,12 +199,12 @@ class _Crew(Generic[Tag, Task, Answer]):
         """The tags with their answers, in order."""
         source = iter(tasks)
         while True:
-            self._hand_out(source)
+            self._send_tasks(source)
             if not self._order:
                 return
             number, tag = self._order[0]
             if number not in self._done:
-                self._collect()
+                self._receive_answers()
                 continue
             self._order.popleft()
             answer = self._done.pop(number)
@@ -228,7 +225,7 @@ class _Crew(Generic[Tag, Task, Answer]):
         self._dismissed.clear()
         self._workers.clear()
 
-    def _hand_out(self, source: Iterator[tuple[Tag, Task | None]]) -> None:
+    def _send_tasks(self, source: Iterator[tuple[Tag, Task | None]]) -> None:
         """Send tasks to processes while there are tasks and free processes."""
         while True:
             if self._next is None and not self._take_task(source):
@@ -267,7 +264,8 @@ class _Crew(Generic[Tag, Task, Answer]):
         self._ended = True
         return False
 
-    def _collect(self) -> None:
+    def _receive_answers(self) -> None:
+        """Wait for at least one answer, and take all that are there."""
         from multiprocessing.connection import wait
 
         ready = wait([worker.answers for worker in self._workers])
@@ -296,6 +294,7 @@ class _Crew(Generic[Tag, Task, Answer]):
         )
 
     def _fork(self, cores: Sequence[int]) -> None:
+        """Fork one more process, pinned to these cores if there are any."""
         from multiprocessing.connection import Pipe
 
         (take, give), (collect, answer) = Pipe(duplex=False), Pipe(duplex=False)
@@ -306,11 +305,7 @@ class _Crew(Generic[Tag, Task, Answer]):
                 warnings.simplefilter("ignore", DeprecationWarning)
                 pid = os.fork()
             if not pid:
-                ours = [
-                    give,
-                    collect,
-                    *(end for worker in self._workers for end in (worker.tasks, worker.answers)),
-                ]
+                ours = [give, collect, *(end for other in self._workers for end in (other.tasks, other.answers))]
                 _work_until_closed(self._work, take, answer, ours, cores, signals)
             self._workers.append(_Worker(pid, give, collect))
             take.close()
