@@ -78,6 +78,7 @@ def drift_cells(
 
 
 def _compare(world: World, builder: PromptBuilder, build: Build, conversation: CorpusConversation) -> DriftCell:
+    """The outcome of one conversation: of the first turn that is not kept, else of all turns."""
     probe, prompt = conversation.probe, None
     cell = partial(DriftCell, world.name, builder.name, conversation.name)
     for number, (answer, until) in enumerate(conversation.turns):

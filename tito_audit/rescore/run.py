@@ -125,8 +125,9 @@ def _priced_spans(pair: SequencePair, scores: PairScores, out: RescoredRollout) 
         if span.sampled:  # the first token of a sequence has no logprob
             values = recorded[max(span.start, 1) : span.end], other[max(span.other_start, 1) : span.other_end]
             sums = [float(side.sum()) for side in values]
-        (sampled_ids, other_ids), (own, instead) = (ids[::-1], sums[::-1]) if pair.swapped else (ids, sums)
-        segments.append(Segment(tuple(sampled_ids), tuple(other_ids), own, instead))
+        if pair.swapped:
+            ids, sums = ids[::-1], sums[::-1]
+        segments.append(Segment(tuple(ids[0]), tuple(ids[1]), *sums))
     total = float(np.nansum([abs(segment.difference) for segment in segments]) + np.abs(change[equal]).sum())
     if where is not Where.PROMPT:
         sides = float(recorded[equal].sum()), float(other[positions[equal]].sum())
@@ -367,9 +368,9 @@ class Rescoring(ModelRun[RescoredRollout]):
         queries = [*(part.query for part in parts), *(query for pair in pairs for query in pair.queries)]
         scores = await self.scorer.scores(queries)
         of_parts = list(zip(parts, scores[: len(parts)], strict=True))
-        scored = [(part, own.logprobs) for part, own in of_parts if own.logprobs is not None]
-        missed = [Unscored(part.where, part.turn, own.because) for part, own in of_parts if own.logprobs is None]
-        result.unscored += missed
+        scored = [(part, answer.logprobs) for part, answer in of_parts if answer.logprobs is not None]
+        refused = [(part, answer.because) for part, answer in of_parts if answer.logprobs is None]
+        result.unscored += [Unscored(part.where, part.turn, because) for part, because in refused]
         if self.keeps:
             self.scorer.store_parts(of_parts)
         sides = iter(scores[len(parts) :])

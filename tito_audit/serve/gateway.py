@@ -93,10 +93,10 @@ class Metrics:
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
-        own: Any = {"namespace": "tito_audit", "registry": self._registry}
-        counter: Callable[..., Counter] = partial(Counter, **own)
-        gauge: Callable[..., Gauge] = partial(Gauge, **own)
-        histogram: Callable[..., Histogram] = partial(Histogram, **own)
+        common: Any = {"namespace": "tito_audit", "registry": self._registry}
+        counter: Callable[..., Counter] = partial(Counter, **common)
+        gauge: Callable[..., Gauge] = partial(Gauge, **common)
+        histogram: Callable[..., Histogram] = partial(Histogram, **common)
         self.requests = counter("requests", "Answered requests", ("endpoint", "status"))
         self.in_flight = gauge("in_flight", "Requests in progress")
         self.seconds = histogram("request_seconds", "Time to answer a request", ("endpoint",), buckets=_BUCKETS)
