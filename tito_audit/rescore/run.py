@@ -373,17 +373,17 @@ class Rescoring(ModelRun[RescoredRollout]):
         result.unscored += [Unscored(part.where, part.turn, because) for part, because in refused]
         if self.keeps:
             self.scorer.store_parts(of_parts)
-        sides = iter(scores[len(parts) :])
-        both = [(pair, next(sides).logprobs, next(sides).logprobs) for pair in pairs]
-        price_findings(result, [(pair, None if a is None or b is None else (a, b)) for pair, a, b in both], drift)
+        priced: list[tuple[SequencePair, PairScores | None]] = []
+        for pair, a, b in zip(pairs, scores[len(parts) :: 2], scores[len(parts) + 1 :: 2], strict=True):
+            priced.append((pair, None if a.logprobs is None or b.logprobs is None else (a.logprobs, b.logprobs)))
+        price_findings(result, priced, drift)
         result.compared = [pair_logprobs(part, values) for part, values in scored]
-        sequences = result.judged
-        differences = [sequence.differences for sequence in sequences]
-        if differences:
-            result.agreement = Sums.of(np.concatenate(differences)).agreement(self.tolerance)
+        if result.judged:
+            differences = np.concatenate([judged.differences for judged in result.judged])
+            result.agreement = Sums.of(differences).agreement(self.tolerance)
         if result.agreement is not None and result.agreement.disagrees:
-            explanation = explain_disagreement(sequences, self.tolerance)
-            result.explanation = explanation or await self._find_temperature(scored, sequences)
+            explanation = explain_disagreement(result.judged, self.tolerance)
+            result.explanation = explanation or await self._find_temperature(scored, result.judged)
         result.findings, result.mismatches = judge_by_model(
             work.evidence, scored, work.auditor.rules, work.auditor.codes
         )
