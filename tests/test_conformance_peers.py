@@ -32,7 +32,7 @@ from tito_audit.errors import RenderError
 from tito_audit.record.message import as_messages, as_tools
 from tito_audit.render.renderer import make_renderer
 from tito_audit.render.spans import common_start
-from tito_audit.run.template import NO_TOKENS
+from tito_audit.run.template import PLACEHOLDER_TOKENS
 from tito_audit.settings.model import Settings
 from tito_audit.tokens.load import load_tokenizer
 
@@ -53,7 +53,12 @@ def worlds() -> dict[Path, World]:
         folder.mkdir()
         world.tokenizer.backend.save(str(folder / "tokenizer.json"))
         ends = {"eos_token": world.shown([world.eos_id])} if world.eos_id is not None else {}
-        config = {**NO_TOKENS, **ends, "chat_template": world.source, "tokenizer_class": "PreTrainedTokenizerFast"}
+        config = {
+            **PLACEHOLDER_TOKENS,
+            **ends,
+            "chat_template": world.source,
+            "tokenizer_class": "PreTrainedTokenizerFast",
+        }
         (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
         saved[folder] = world
     for folder in tokenizer_folders():

@@ -13,7 +13,7 @@ import pytest
 from tito_audit.parser import ParseOptions, Reads
 from tito_audit.parsers import finish_reason, join_deltas, parse_answer, parser_named, start_answer, to_message
 from tito_audit.tokens.load import load_tokenizer
-from tito_audit.tokens.text_stream import TextStream, decoded
+from tito_audit.tokens.text_stream import TextStream, decode
 from tito_audit.tokens.tokenizer import Tokenizer
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -92,7 +92,7 @@ def test_an_answer_is_parsed_as_the_server_parsed_it(name: str, row: dict, choic
         "stop": [stop] if isinstance(stop, str) else stop,
         "keep_stop": request.get("include_stop_str_in_output", False),
     }
-    text = decoded(tokenizer.vocabulary, ids, **shown)
+    text = decode(tokenizer.vocabulary, ids, **shown)
     reasoning = parser_named("qwen3", Reads.REASONING) if model == "tiny" else None
     hermes, options = parser_named("hermes", Reads.TOOLS), ParseOptions(tools)
     parsed = parse_answer(text, reasoning, hermes, options)

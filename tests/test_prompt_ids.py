@@ -35,8 +35,8 @@ def test_an_array_and_a_tuple_are_the_same_prompt(ids):
     assert json.loads(array.json) == json.loads(plain.json) == ids
     assert array.tail(3).tolist() == plain.tail(3).tolist() == ids[-3:]
     assert type(array[0]) is type(next(iter(array))) is int
-    assert plain.whole == tuple(ids)
-    assert array.whole is array
+    assert plain.original == tuple(ids)
+    assert array.original is array
 
 
 def test_a_slice_of_an_array_is_written_as_it_is_read():

@@ -30,7 +30,7 @@ from tito_audit.rescore.summary import (
     drifted_rows,
     mismatch_cells,
 )
-from tito_audit.terminal.page import printed
+from tito_audit.terminal.page import render_text
 
 END = "<|im_end|>"
 NEXT = ["\n", "<|im_start|>", "us", "er", "\n", "3", END, "\n", "<|im_start|>", "assistant", "\n"]
@@ -299,7 +299,7 @@ def test_no_number_or_heading_of_the_page_is_cut(width):
     sums = Sums(123_456_789, -1e6, 2e7, 98.7, (54_321, 321), 1e7, 3e6)
     summary = RescoreSummary("vllm=http://127.0.0.1:8000", "m", sums=sums, by_turn={0: sums, 1: sums, 20: sums})
     summary.causes["SEQ301", "resplit"] = cause
-    page = printed(page_parts(summary, 0, str), ReportOptions(width=width))
+    page = render_text(page_parts(summary, 0, str), ReportOptions(width=width))
     heads = (*AGREEMENT_HEADS, *DRIFTED_HEADS, *AFTER_HEADS)
     rows = (*agreement_rows(summary, 12), *drifted_rows(summary), *after_rows(summary))
     assert [cell for cell in (*heads, *(cell for row in rows for cell in row)) if cell not in page] == []

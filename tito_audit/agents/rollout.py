@@ -25,7 +25,7 @@ from tito_audit.parser import Reads
 from tito_audit.parsers import guess_parser
 from tito_audit.provider import ProviderOptions, SamplingParams, TokenProvider
 from tito_audit.providers import key_of, open_provider
-from tito_audit.record.build import training_row
+from tito_audit.record.build import build_training_row
 from tito_audit.record.message import as_messages
 from tito_audit.record.rollout import Place, Rollout, Turn
 from tito_audit.render.renderer import make_renderer
@@ -448,7 +448,7 @@ def _audit(auditor: Auditor, row: Sample, answers: Sequence[RecordedAnswer]) -> 
         "tito_sample",
         as_messages(row.messages, "messages"),
         turns=tuple(calls[size] for size in sorted(calls)),
-        training_row=training_row(
+        training_row=build_training_row(
             np.array(row.tokens, np.int32),
             mask=("loss_mask", row.loss_mask),
             logprobs=("rollout_log_probs", row.rollout_log_probs or []),

@@ -10,9 +10,9 @@ import typer
 from rich.console import RenderableType
 from rich.text import Text
 
-from tito_audit.cli._ends import FAILED
+from tito_audit.cli._exit import FAILED
 from tito_audit.cli._options import Options
-from tito_audit.cli._outs import print_result, refuse_inputs
+from tito_audit.cli._outputs import print_result, refuse_overwriting
 from tito_audit.conformance.builders import BUILDERS
 from tito_audit.conformance.corpus import CORPUS, CORPUS_VERSION
 from tito_audit.conformance.matrix import DriftCell, drift_cells, worsened_cells
@@ -24,23 +24,23 @@ from tito_audit.run.template import open_template
 from tito_audit.settings.model import Settings
 from tito_audit.terminal.escape import visible
 from tito_audit.terminal.page import open_table
-from tito_audit.terminal.terminal import RunProgress, progress_shown
+from tito_audit.terminal.terminal import RunProgress, show_progress
 from tito_audit.terminal.words import many
 
 
 def conformance(options: Options) -> None:
     """Show which chat templates keep sampled tokens, for each way to build the next prompt."""
     old = None if options.against is None else read_table(Path(options.against))
-    refuse_inputs(
+    refuse_overwriting(
         {"--out": options.out},
         [*options.tokenizers, *options.chat_templates, *([options.against] if options.against else [])],
     )
-    settings, table = options.settings(), list["DriftTrial"]()
+    settings, table = options.settings(), list[DriftTrial]()
     named = options.tokenizers or (
         [settings.tokenizer] if settings.tokenizer and not (options.chat_templates or options.installed) else []
     )
-    worlds = _worlds(named, options.chat_templates, options.installed, settings)
-    with progress_shown(pace := RunProgress(phase="loading the templates")):
+    worlds = _open_worlds(named, options.chat_templates, options.installed, settings)
+    with show_progress(pace := RunProgress(phase="loading the templates")):
         for world in worlds:
             pace.enter(f"trying {world.name}")
             table.append(DriftTrial.of(world, drift_cells(world)))
@@ -58,13 +58,13 @@ def conformance(options: Options) -> None:
         },
         (),
         _page(table, worse, compared=old is not None, out=options.out),
-        options.notice(),
+        options.config_notice(),
     )
     if worse:
         raise typer.Exit(FAILED)
 
 
-def _worlds(
+def _open_worlds(
     tokenizers: Sequence[str], chat_templates: Sequence[str], installed: bool, settings: Settings
 ) -> Iterator[World]:
     files = [(file.stem, file) for name in chat_templates for file in template_files(name)]

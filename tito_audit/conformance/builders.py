@@ -306,7 +306,7 @@ def _matching_renderer(world: World) -> tuple[Any, str]:
         try:
             renderer = base.create_renderer(_TokenizerForRenderers(world), configs._config_class_for(name)())
             for probe in CORE:
-                wanted = probe.text(world.renderer)
+                wanted = probe.try_render(world.renderer)
                 if wanted is None or not all(fits[:1]):
                     continue
                 wires, tools = [as_plain(each) for each in probe.messages], [dict(tool) for tool in probe.tools]

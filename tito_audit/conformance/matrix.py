@@ -12,8 +12,8 @@ from tito_audit.conformance.corpus import CORPUS, CorpusConversation, SamplingFo
 from tito_audit.conformance.world import Tokens, UnknownSample, World
 from tito_audit.errors import RenderError
 from tito_audit.render.spans import common_start
-from tito_audit.templates.appends import Fate, Step
-from tito_audit.templates.breaks import ends_something
+from tito_audit.templates.append_only import Step, StepOutcome
+from tito_audit.templates.breaks import starts_with_end
 
 _AROUND = 24
 """How many tokens of each side of a break are shown."""
@@ -103,9 +103,8 @@ def _compare(world: World, builder: PromptBuilder, build: Build, conversation: C
             return cell(TokenFate.FORKED, number, cause=str(error))
         seen, prompt = turn.seen_ids, after
         if after[: len(seen)] != seen:
-            at = next(
-                (k for k, pair in enumerate(zip(seen, after, strict=False)) if pair[0] != pair[1]), len(after)
-            )
+            pairs = enumerate(zip(seen, after, strict=False))
+            at = next((place for place, (old, new) in pairs if old != new), len(after))
             sides = world.decode(seen[at : at + _AROUND]), world.decode(after[at : at + _AROUND])
             return cell(TokenFate.BROKEN, number, at, *_cause(world, conversation, turn, after, text), *sides)
         # The tokens are kept. Does the prompt add what the template writes after them?
@@ -113,7 +112,7 @@ def _compare(world: World, builder: PromptBuilder, build: Build, conversation: C
         if wanted is None or not tail:
             fits = text.endswith(tail)
         else:  # the sampled end token stays, even if the template ends earlier turns with another one
-            ended = sample.ended and wanted.endswith(tail) and ends_something(wanted[: len(wanted) - len(tail)])
+            ended = sample.ended and wanted.endswith(tail) and starts_with_end(wanted[: len(wanted) - len(tail)])
             fits = tail == wanted or ended
         if not fits:
             shared = common_start(wanted or "", tail)
@@ -158,7 +157,7 @@ def _cause(
     if text.startswith(prompt + written):
         return f"the template writes it otherwise than it was sampled: {conversation.sampled}", "", None
     shared = common_start(prompt + written, text)
-    step = Step(turn.probe, turn.answer, turn.until, Fate.BROKEN, prompt, written, text, shared)
+    step = Step(turn.probe, turn.answer, turn.until, StepOutcome.BROKEN, prompt, written, text, shared)
     explained = world.explained(step)
     tags = [decision.tag for decision in explained.conditions] or [
         tag for tag in (explained.rendered.tag, explained.sampled.tag) if tag is not None

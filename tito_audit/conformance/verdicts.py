@@ -11,10 +11,10 @@ from html import escape
 from tito_audit.conformance.corpus import CORPUS
 from tito_audit.conformance.matrix import DriftCell, TokenFate
 from tito_audit.conformance.world import World
-from tito_audit.templates.appends import append_only
-from tito_audit.templates.breaks import Altered
-from tito_audit.templates.facts import settings
-from tito_audit.templates.verdict import flags_of
+from tito_audit.templates.append_only import check_append_only
+from tito_audit.templates.breaks import HistoryChange
+from tito_audit.templates.facts import find_settings
+from tito_audit.templates.verdict import format_flags
 from tito_audit.terminal.words import listed
 
 _CONVERSATIONS = {each.name: each for each in CORPUS}
@@ -23,7 +23,7 @@ _FOLLOWS = {
     "tool": ("each result of a tool", "some results of tools"),
     "system": ("each system message", "some system messages"),
 }
-_TEMPLATE_CAUSES = frozenset(map(str, Altered))
+_TEMPLATE_CAUSES = frozenset(map(str, HistoryChange))
 
 
 class TemplateFate(StrEnum):
@@ -57,8 +57,8 @@ class DriftTrial:
         trial = cls(world.name, *world.digests, tuple(cells))
         if trial.fate in (TemplateFate.KEPT, TemplateFate.UNKNOWN):
             return trial
-        better = settings(world.renderer, append_only(world.renderer))
-        flags = next((flags_of(each.arguments) for each in better if not each.append.broken), "")
+        better = find_settings(world.renderer, check_append_only(world.renderer))
+        flags = next((format_flags(each.arguments) for each in better if not each.append.broken), "")
         return replace(trial, argument=flags)
 
     def cells_by(self, builder: str) -> list[DriftCell]:

@@ -23,12 +23,12 @@ from tito_audit.errors import RenderError, SetupError
 from tito_audit.record.message import Message, ToolSpec
 from tito_audit.render.globals import Clock
 from tito_audit.render.renderer import Chat, Renderer
-from tito_audit.run.template import NO_TOKENS, open_template
-from tito_audit.sessions.content import as_served
+from tito_audit.run.template import PLACEHOLDER_TOKENS, open_template
+from tito_audit.sessions.content import renderer_as_served
 from tito_audit.settings.model import Settings
-from tito_audit.templates.appends import Step, sampled_text, turn_ends, unwritten
-from tito_audit.templates.breaks import Break, Breaks
-from tito_audit.tokens.load import digest_of, load_tokenizer
+from tito_audit.templates.append_only import Step, missing_parts, sampled_text, turn_ends
+from tito_audit.templates.breaks import Break, BreakExplainer
+from tito_audit.tokens.load import hash_tokenizer, load_tokenizer
 from tito_audit.tokens.tokenizer import Tokenizer
 
 Tokens = tuple[int, ...]
@@ -81,7 +81,7 @@ class _CachingRenderer(Renderer):
         self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), **how: Any
     ) -> tuple[Chat, str]:
         key = orjson.dumps(([message.wire for message in messages], tools, how), default=dict)
-        return _cached(self.texts, key, lambda: Renderer.accepted(self, messages, tools, **how))
+        return _cached(self.texts, key, lambda: Renderer.render_chat(self, messages, tools, **how))
 
 
 @dataclass
@@ -98,7 +98,7 @@ class World:
     _results: dict[Any, Any] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
-        served = as_served(self.renderer)
+        served = renderer_as_served(self.renderer)
         assert served is not None
         own = {each.name: getattr(served, each.name) for each in fields(Renderer)}
         self.renderer = _CachingRenderer(**{**own, "clock": served.clock or Clock(datetime(2025, 1, 1))})
@@ -117,7 +117,7 @@ class World:
         """
         renderer = open_template(replace(settings, tokenizer=None, chat_template=str(file))).renderer
         source = renderer.template(False).source
-        markers = dict.fromkeys((*NO_TOKENS.values(), *sorted(set(MARKER.findall(source)))))
+        markers = dict.fromkeys((*PLACEHOLDER_TOKENS.values(), *sorted(set(MARKER.findall(source)))))
         pieces = [*sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet()), *map("".join, _MERGES)]
         model = tokenizers.models.BPE({piece: at for at, piece in enumerate(pieces)}, list(_MERGES))
         backend = tokenizers.Tokenizer(model)
@@ -126,7 +126,7 @@ class World:
         backend.add_special_tokens([tokenizers.AddedToken(each, normalized=False) for each in markers])
         with TemporaryDirectory() as folder:
             backend.save(str(Path(folder, "tokenizer.json")))
-            config = {**NO_TOKENS, "chat_template": source}
+            config = {**PLACEHOLDER_TOKENS, "chat_template": source}
             Path(folder, "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
             tokenizer = load_tokenizer(folder)
             tokenizer.load()
@@ -142,7 +142,7 @@ class World:
     def digests(self) -> tuple[str, str]:
         """Of the template, and of the tokenizer's files; "" for a stand-in."""
         template = sha256(self.source.encode("utf-8", "surrogatepass")).hexdigest()
-        return template, "" if self.stand_in else digest_of(self.tokenizer)
+        return template, "" if self.stand_in else hash_tokenizer(self.tokenizer)
 
     @cached_property
     def ends(self) -> tuple[str, ...]:
@@ -166,8 +166,8 @@ class World:
         return _cached(self._results, key, lambda: self.breaks.explain(step))
 
     @cached_property
-    def breaks(self) -> Breaks:
-        return Breaks(self.renderer)
+    def breaks(self) -> BreakExplainer:
+        return BreakExplainer(self.renderer)
 
     def ids(self, text: str) -> Tokens:
         return _cached(self._results, text, lambda: tuple(self.tokenizer.encode(text).tolist()))
@@ -183,7 +183,7 @@ class World:
     def _sample_answer(self, conversation: CorpusConversation, answer: int) -> SampledAnswer:
         probe, message = conversation.probe, conversation.probe.messages[answer]
         prompt = self.text(probe.messages[:answer], probe.tools, opens=True)
-        written = probe.text(self.renderer, answer + 1, opens=False)
+        written = probe.try_render(self.renderer, answer + 1, opens=False)
         if written is None or not written.startswith(prompt):
             thought = self._after_open_reasoning(message, prompt, written or "")
             if thought is not None and conversation.sampled is SamplingForm.AS_WRITTEN:
@@ -191,7 +191,7 @@ class World:
             raise UnknownSample(
                 "the template changes the prompt once the answer is there, so what was sampled is unknown"
             )
-        missing = unwritten(message, written[len(prompt) :])
+        missing = missing_parts(message, written[len(prompt) :])
         if missing:
             raise UnknownSample(f"the template leaves out the {' and '.join(missing)} of the answer")
         text, ended = sampled_text(written, prompt, self.ends)

@@ -12,7 +12,7 @@ from tito_audit.record.finding import Finding, Result
 from tito_audit.run.progress import Progress
 from tito_audit.run.scan import Scan, scan_rollouts
 from tito_audit.settings.model import GateSettings, Settings
-from tito_audit.storage import Logs, Name, RowsInMemory, find_logs, names_of
+from tito_audit.storage import Logs, Name, RowsInMemory, find_logs, log_names
 from tito_audit.summary import Summary
 from tito_audit.tables import Shown
 from tito_audit.viewer.model import ViewQuota
@@ -34,7 +34,7 @@ def gate_rollouts(
     Findings in the baseline are marked `known`. A baseline in a folder of logs is not read as a log.
     """
     gate = gate or GateSettings()
-    names = names_of(logs)
+    names = log_names(logs)
     if gate.baseline is not None:
         # Leave the baseline out of the logs, as it may be in one of their folders.
         baseline = Path(gate.baseline)
@@ -79,10 +79,10 @@ class GatedScan(Shown):
         """The codes selected for a log."""
         return self._judge.codes(file)
 
-    def _counted(self) -> Summary | None:
+    def _finished_summary(self) -> Summary | None:
         return self.summary if self._judged else None
 
-    def _refusal(self) -> str:
+    def _why_not_run(self) -> str:
         return "Iterating it rewrites the baseline." if self.gate.update_baseline else ""
 
     def fails(self, finding: Finding) -> bool:

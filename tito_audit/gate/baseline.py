@@ -23,7 +23,7 @@ from typing import Any
 
 from tito_audit.errors import SetupError, StorageError
 from tito_audit.record.finding import Finding, Result, Severity
-from tito_audit.report_objects import fields
+from tito_audit.report_objects import pick
 from tito_audit.storage.atomic import new_file, refuse_target
 from tito_audit.storage.remote import RemoteFile, is_url, remote_file
 from tito_audit.summary import Fixed
@@ -313,8 +313,8 @@ def write_baseline(path: Path, entries: Iterable[BaselineEntry]) -> None:
     order = attrgetter("file", "row", "code", "fingerprint", "severity")
     lines = []
     for entry in sorted(entries, key=order):
-        start, severity = fields(entry, "fingerprint times code"), {"severity": entry.severity.word}
-        value = start | severity | fields(entry, "file row message")
+        start, severity = pick(entry, "fingerprint times code"), {"severity": entry.severity.word}
+        value = start | severity | pick(entry, "file row message")
         lines.append(escaped_json(json.dumps(value, ensure_ascii=False)))
     head = f'{{"what": "{_WHAT}", "version": {VERSION}, "findings": ['
     text = "\n".join([head, ",\n".join(lines), "]}\n"] if lines else [head, "]}\n"])

@@ -14,18 +14,18 @@ from pathlib import Path
 from tito_audit.errors import SetupError
 from tito_audit.evidence.needs import Needs
 from tito_audit.gate.baseline import Baseline, EntryCounts
-from tito_audit.levels.tally import below
+from tito_audit.levels.tally import level_failures
 from tito_audit.record.finding import Finding, Result, Severity
 from tito_audit.record.rollout import Place
 from tito_audit.rules import FAMILIES, all_rules
 from tito_audit.run.auditor import selected_codes
-from tito_audit.run.log_findings import Failing
+from tito_audit.run.log_findings import FailingFindings
 from tito_audit.settings.model import GateSettings, MaxRate, Requirement, Settings
 from tito_audit.storage import Name, find_logs, output_path
 from tito_audit.summary import CoverageCount, Fixed, Gate, RateCount, Summary
 from tito_audit.terminal.verdict import coverage_reason
 from tito_audit.terminal.words import limit_number, many, rate_number
-from tito_audit.unknown import unknown
+from tito_audit.unknown import unknown_name
 
 
 @dataclass(slots=True)
@@ -150,8 +150,8 @@ class Coverage:
         every = frozenset(rule.code for rule in rules)
         for need in required:
             if not any(code.startswith(need.prefix) for code in every):
-                possible = (*FAMILIES, *sorted(every))
-                raise unknown("rule", need.prefix, possible, flag="--require", listed_by="tito-audit list rules")
+                names, listed_by = (*FAMILIES, *sorted(every)), "tito-audit list rules"
+                raise unknown_name("rule", need.prefix, names, flag="--require", listed_by=listed_by)
             if not self._coverable(need, every):
                 raise SetupError(
                     f"--require {need}: {need.prefix} judges whole logs, so it covers no single rollout.\n"
@@ -246,7 +246,7 @@ class Judge:
         self._baseline: Baseline | None = None
         self._new = EntryCounts()
         self._known = 0
-        self._failing = Failing()
+        self._failing = FailingFindings()
 
     def begin(self, logs: Sequence[Name], summary: Summary) -> None:
         """Read the baseline; SetupError if that fails, or if no log can meet a requirement."""
@@ -264,7 +264,7 @@ class Judge:
 
     def _thresholds(self, file: str) -> tuple[Severity | None, Severity | None]:
         """From which severity on a finding of a log fails by itself, and counts for a rate; None: none does."""
-        bar = Severity.bar(self._settings.at(file).fail_on)
+        bar = Severity.threshold(self._settings.at(file).fail_on)
         if bar is None and self._settings.fail_on == "never":
             return None, Severity.NOTE  # nothing fails by itself anywhere; only rates apply
         return bar, bar  # a log that never fails does not count for rates either
@@ -319,7 +319,7 @@ class Judge:
         required, min_audited = self._coverage.required(), self._coverage.min_audited()
         coverage_counts = (*required, *([] if min_audited is None else [min_audited]))
         because += [coverage_reason(count) for count in coverage_counts if count.failed]
-        because += below(self._summary.records, self._summary.files, self._settings)
+        because += level_failures(self._summary.records, self._summary.files, self._settings)
         return Gate(
             failed=bool(because),
             because=tuple(because),

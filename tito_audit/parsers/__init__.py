@@ -10,8 +10,8 @@ from typing import Any
 
 from tito_audit.parser import Delta, Parsed, ParsedCall, ParseOptions, Parser, ParserRun, Reads
 from tito_audit.parsers._runs import PlainRun as PlainRun
-from tito_audit.registry import plugins
-from tito_audit.unknown import unknown
+from tito_audit.registry import load_plugins
+from tito_audit.unknown import unknown_name
 
 # Parsers by name, and those that fit a chat template.
 
@@ -30,7 +30,7 @@ class Guess:
 @cache
 def all_parsers() -> tuple[Parser, ...]:
     """Every parser, in order of names."""
-    return plugins(__name__, Parser, lambda parser: parser.name)
+    return load_plugins(__name__, Parser, lambda parser: parser.name)
 
 
 def parser_named(name: str, reads: Reads) -> Parser:
@@ -40,7 +40,7 @@ def parser_named(name: str, reads: Reads) -> Parser:
     if name in names:
         return names[name]
     word, option = _WORDS[reads]
-    raise unknown(f"{word} parser", name, sorted(names), flag=option, listed_by="tito-audit list parsers")
+    raise unknown_name(f"{word} parser", name, sorted(names), flag=option, listed_by="tito-audit list parsers")
 
 
 def guess_parser(template: str | None, reads: Reads) -> Guess:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import TypeAlias, TypeVar
 
 from tito_audit.parser import Delta
-from tito_audit.tokens.text_stream import overlap
+from tito_audit.tokens.text_stream import partial_match
 
 T = TypeVar("T")
 Reader: TypeAlias = Generator[None, None, T]
@@ -132,7 +132,7 @@ def search(source: TextSource, marks: Iterable[str]) -> Reader[tuple[str, str | 
         places = [(text.index(mark), -len(mark), mark) for mark in marks if mark in text]
         at, _, mark = min(places, default=(len(text), 0, None))
         if mark is None and not source.last:
-            at -= max((overlap(text, each) for each in marks), default=0)
+            at -= max((partial_match(text, each) for each in marks), default=0)
         if at or mark is not None or source.last:
             source.seek(source.offset + at)
             return text[:at], mark

@@ -8,7 +8,7 @@ from typing import Any
 
 from tito_audit.errors import ProviderError
 from tito_audit.provider import GenerationChunk, GenerationResult, SamplingParams, TopLogprobs
-from tito_audit.record.by_name import WeightSpans
+from tito_audit.record.policy_columns import WeightSpans
 from tito_audit.record.prompt_ids import PromptIds
 
 _ROUNDING = 1e-3

@@ -23,7 +23,7 @@ from tito_audit.provider import (
     TopLogprobs,
 )
 from tito_audit.providers._answers import check_sampling, join_chunks
-from tito_audit.settings.values import user_path
+from tito_audit.settings.values import expand_user
 from tito_audit.tokens.load import load_tokenizer
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ class CausalModel:
 
 def load_model(name: str, dtype: str, device: str) -> CausalModel:
     """The model of a folder or hub name; SetupError without torch, or if it cannot be loaded."""
-    path = user_path(name)
+    path = expand_user(name)
     if path.is_dir() and not (path / "config.json").is_file():
         raise SetupError(f"{name}: no config.json here.\nPass the folder of a model, with its weights.")
     if not path.is_dir() and (path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1):

@@ -115,7 +115,7 @@ class VLLMProvider(ModelServer):
             if not self._echoes_prompt(answer, choice, ids):
                 raise self._no_echo()
             chunks.append(self._chunk(choice, sampling.top_logprobs, ends=True))
-        results = join_chunks(chunks, ids.whole, sampling.n)
+        results = join_chunks(chunks, ids.original, sampling.n)
         check_count(results, (answer.get("usage") or {}).get("completion_tokens"), self._where)
         return results
 
@@ -154,7 +154,7 @@ class VLLMProvider(ModelServer):
         if not self._echoes_prompt(answer, choice, sent):
             raise self._no_echo()
         entries = self._prompt_holder(answer, choice).get("prompt_logprobs")
-        logprobs, tops = parse_prompt_logprobs(entries, sent.whole, start, top, self._where)
+        logprobs, tops = parse_prompt_logprobs(entries, sent.original, start, top, self._where)
         if not whole:
             # The last token of a full context, which was the only token allowed to be sampled.
             sampled, last, last_tops = self._parse_columns(choice, top)

@@ -10,7 +10,7 @@ from functools import partial
 
 import numpy as np
 
-from tito_audit.evidence.fill import FLOOR, IMPOSSIBLE
+from tito_audit.evidence.logprob_values import IMPOSSIBLE, LOWEST_LOGPROB
 from tito_audit.record.arrays import Ids, Logprobs, Mask
 from tito_audit.record.finding import Finding, Where
 from tito_audit.record.mismatch import RowMismatch
@@ -234,7 +234,7 @@ def is_logprob(recorded: Logprobs, model: Logprobs, sentinel: float | None) -> M
     A 0.0 is a logprob where the model is nearly certain of the token.
     """
     with np.errstate(invalid="ignore"):
-        out = np.isfinite(recorded) & (recorded <= _ROUNDING) & (recorded > FLOOR)
+        out = np.isfinite(recorded) & (recorded <= _ROUNDING) & (recorded > LOWEST_LOGPROB)
         certain = ~(model <= _ALMOST_CERTAIN)
     for fill in (*IMPOSSIBLE, *(() if sentinel is None else (sentinel,))):
         out &= (recorded != fill) | ((fill == 0) & certain)

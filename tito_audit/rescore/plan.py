@@ -11,8 +11,8 @@ from tito_audit.chains.links import chain_to, parents_of
 from tito_audit.evidence.model import Evidence
 from tito_audit.record.arrays import Ids, Logprobs, Mask
 from tito_audit.record.finding import Finding, Where
-from tito_audit.record.rollout import TrainingRow, seen_by_loss
-from tito_audit.viewer.replacements import SAMPLED, SEEN, Key, Replaced, replaced
+from tito_audit.record.rollout import TrainingRow, effective_loss_mask
+from tito_audit.viewer.replacements import WAS_SAMPLED, WAS_SEEN, Replacement, SequenceKey, find_replacements
 
 DRIFT = ("TOK", "SEQ", "TPL")
 """Families of rules whose findings have a price."""
@@ -75,7 +75,7 @@ class ReplacedSpan:
     other_end: int
     sampled: bool
     """Whether the model sampled these tokens."""
-    replaced: Replaced
+    replaced: Replacement
     finding: Finding | None
     """None if its rule is not selected."""
 
@@ -84,7 +84,7 @@ class ReplacedSpan:
 class SequencePair:
     """A sequence as recorded, and with the other tokens of its drift."""
 
-    key: Key
+    key: SequenceKey
     ids: Ids
     """`[T]` as recorded."""
     other: Ids
@@ -158,7 +158,7 @@ def scorable_parts(evidence: Evidence, vocabulary: int | None) -> tuple[list[Sco
 
 def trained_in_row(evidence: Evidence, row: TrainingRow) -> Mask | None:
     """`[T]` the tokens of the row that are in the loss; without a mask, those that were sampled."""
-    in_loss = seen_by_loss(row)
+    in_loss = effective_loss_mask(row)
     return in_loss if in_loss is not None or evidence.row is None else evidence.row.sampled
 
 
@@ -169,7 +169,7 @@ def _in_vocabulary(ids: Ids, vocabulary: int | None) -> bool:
 def drift_pairs(evidence: Evidence, drift: Sequence[Finding], vocabulary: int | None) -> Iterator[SequencePair]:
     """The calls and the row of a rollout in which tokens drifted, each beside the same with other tokens."""
     turns, row = evidence.rollout.turns, evidence.rollout.training_row
-    for key, swaps in (replaced(evidence, drift) if drift else {}).items():
+    for key, swaps in (find_replacements(evidence, drift) if drift else {}).items():
         # The recorded sequence, a prompt with its completion; where positions count from; what was sampled of it.
         (where, turn), offset = key, 0
         ids: Ids | None = None
@@ -182,7 +182,7 @@ def drift_pairs(evidence: Evidence, drift: Sequence[Finding], vocabulary: int | 
         # What comes after a completion is not in its call: it is replaced in the next prompt.
         inside = [swap for swap in swaps if not swap.after]
         for swapped in (False, True):  # replacements that restore what was sampled are a pair of their own
-            chosen = [swap for swap in inside if (swap.against in (SAMPLED, SEEN)) is swapped]
+            chosen = [swap for swap in inside if (swap.against in (WAS_SAMPLED, WAS_SEEN)) is swapped]
             if ids is None or not chosen:
                 continue
             pair = _sequence_pair(evidence, key, (ids, sampled, offset), chosen, drift, swapped=swapped)
@@ -193,9 +193,9 @@ def drift_pairs(evidence: Evidence, drift: Sequence[Finding], vocabulary: int | 
 
 def _sequence_pair(
     evidence: Evidence,
-    key: Key,
+    key: SequenceKey,
     recorded: tuple[Ids, Mask, int],
-    swaps: Sequence[Replaced],
+    swaps: Sequence[Replacement],
     drift: Sequence[Finding],
     *,
     swapped: bool,
@@ -216,10 +216,10 @@ def _sequence_pair(
     same[: max(places[0][0], 1)] = False
     spans = []
     for (start, end, other_start, other_end), swap in zip(places, swaps, strict=True):
-        if swap.against == SEEN:
+        if swap.against == WAS_SEEN:
             was_sampled = sampled_in_other is not None and _was_sampled(sampled_in_other, other_start, other_end)
         else:
-            was_sampled = swap.against == SAMPLED or _was_sampled(sampled, start, end)
+            was_sampled = swap.against == WAS_SAMPLED or _was_sampled(sampled, start, end)
         finding = next((f for f in drift if f.code == swap.code and _is_about(evidence, key, swap, f)), None)
         spans.append(ReplacedSpan(start, end, other_start, other_end, was_sampled, swap, finding))
         same[start:end] = False
@@ -250,12 +250,12 @@ def _was_sampled(sampled: Mask, start: int, end: int) -> bool:
     return bool(sampled[start:end].any())
 
 
-def _is_about(evidence: Evidence, key: Key, swap: Replaced, finding: Finding) -> bool:
+def _is_about(evidence: Evidence, key: SequenceKey, swap: Replacement, finding: Finding) -> bool:
     """Whether a finding reports this replacement."""
     hit, (where, turn) = finding.hit, key
-    if swap.against == SEEN:
+    if swap.against == WAS_SEEN:
         return hit.turn == turn
-    if swap.against == SAMPLED:
+    if swap.against == WAS_SAMPLED:
         # Its tokens were trained in the row after the token before it, or before the token after it.
         view, before, after = evidence.row, swap.start - 1, swap.end
         if view is None or hit.where is not Where.COMPLETION:

@@ -12,13 +12,13 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from tito_audit.align.drift import align
+from tito_audit.align.alignment import align
 from tito_audit.errors import ProviderError
 from tito_audit.evidence.differences import difference, stretches
-from tito_audit.evidence.images import states_images
+from tito_audit.evidence.images import has_images
 from tito_audit.evidence.model import Against, Evidence, Explained
 from tito_audit.evidence.reference import pieces_of
-from tito_audit.join import lines_of
+from tito_audit.join import rows_behind
 from tito_audit.provider import SamplingParams
 from tito_audit.record.arrays import Ids
 from tito_audit.record.finding import Severity, Where
@@ -28,9 +28,9 @@ from tito_audit.record.rollout import IdsFrom, Place, Turn
 from tito_audit.rescore.journal import REFUSALS
 from tito_audit.rescore.model import TOLERANCE
 from tito_audit.rescore.run import AuditedRollout, ModelRun
-from tito_audit.run.check import explain
+from tito_audit.run.check import explain_differences
 from tito_audit.storage.row import RawRow
-from tito_audit.ways.observed import prompt_messages
+from tito_audit.ways.observations import prompt_messages
 
 _MAJORITY = -0.6
 """A token with a logprob above this has more than half of the probability, so it is the top choice."""
@@ -166,7 +166,7 @@ class PromptRun(ModelRun[AskedRollout]):
             result.skip(Question.IDS, "the log holds no calls, so no prompts")
         elif evidence.rollout.stated.dummy_tokens:
             result.skip(Question.IDS, "the ids are placeholders")
-        elif states_images(evidence.rollout):
+        elif has_images(evidence.rollout):
             result.skip(Question.IDS, "it holds images, which ids cannot send")
         if result.skipped:
             return result
@@ -332,7 +332,7 @@ def _differences(
     also = "; the chat template of -t writes what the log holds, so the server has another one" if unlike else ""
     unexplained = replace(evidence, differences=differences, explained=(), memo={})
     out = []
-    for explained in explain(unexplained, work.auditor.rules).explained:
+    for explained in explain_differences(unexplained, work.auditor.rules).explained:
         start, end, *sides = _place(explained)
         named = audited.get(_place(explained), explained)
         cause = (named.code, named.cause, named.what + also)
@@ -352,7 +352,7 @@ def _place(explained: Explained) -> tuple[int, int, tuple[int, ...], tuple[int, 
 def greedy_calls(raw: RawRow, calls: int) -> list[bool | None]:
     """Whether each call was sampled greedily: True if the log states temperature 0, None if it states nothing, and
     False if it states something that lets another than the top token win."""
-    lines: list[Any] = [line.value for line in lines_of(raw)]
+    lines: list[Any] = [line.value for line in rows_behind(raw)]
     row = lines[0] if len(lines) == 1 else None
     if isinstance(row, Mapping):
         lines = next((row[name] for name in ("calls", "records") if isinstance(row.get(name), list)), lines)

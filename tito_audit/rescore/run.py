@@ -20,10 +20,10 @@ from tito_audit.evidence.model import Evidence
 from tito_audit.evidence.needs import Needs
 from tito_audit.provider import TokenProvider
 from tito_audit.record.arrays import Logprobs
-from tito_audit.record.by_name import RESCORED, TRAINERS
 from tito_audit.record.column import Alignment, Column, ColumnRole, MovePolicy
 from tito_audit.record.finding import Finding, Where
 from tito_audit.record.mismatch import MISMATCH, RowMismatch
+from tito_audit.record.policy_columns import RESCORED_LOGPROBS, TRAINER_COLUMNS
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.rescore.journal import ScoreJournal, Scorer
 from tito_audit.rescore.model import (
@@ -43,23 +43,23 @@ from tito_audit.rescore.plan import DRIFT, Scorable, SequencePair, Unscored, dri
 from tito_audit.rescore.summary import RescoreSummary
 from tito_audit.rule import Rule
 from tito_audit.run.auditor import Auditor
-from tito_audit.run.check import check_explained, explain
-from tito_audit.run.guard import LEAVE_OUT, guarded
+from tito_audit.run.check import check_explained, explain_differences
+from tito_audit.run.guard import LEAVE_OUT, guard_plugin
 from tito_audit.run.log_groups import RowFlow
-from tito_audit.run.progress import Counted, Progress
+from tito_audit.run.progress import Progress, RowCounts
 from tito_audit.settings.model import Settings
-from tito_audit.storage import find_logs, paths_of
+from tito_audit.storage import find_logs, log_paths
 from tito_audit.storage.row import RawRow
 from tito_audit.summary import Summary
 from tito_audit.terminal.words import decimal
 from tito_audit.tokens.vocab import Vocabulary
-from tito_audit.viewer.replacements import SAMPLED, SEEN
+from tito_audit.viewer.replacements import WAS_SAMPLED, WAS_SEEN
 
 # What each drift finding costs, by the logprobs of both sides, each in its own context.
 
 PairScores: TypeAlias = tuple[Logprobs, Logprobs]
 """`[T]` and `[U]` the logprobs of a pair's two sequences; NaN where nothing was scored."""
-_AGAINST = {SAMPLED: "training row", SEEN: "next prompt"}
+_AGAINST = {WAS_SAMPLED: "training row", WAS_SEEN: "next prompt"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,8 +172,8 @@ def judge_by_model(
     )
     trainer_rules = [rule for rule in rules if rule.code in CODES]
     findings, _ = check_explained(replace(seen, explained=()), trainer_rules, trainer_codes)
-    mismatches = tuple(each for each in memo.get(MISMATCH, ()) if each.trainer == RESCORED)
-    return tuple(finding for finding in findings if f"`{RESCORED}`" in finding.hit.message), mismatches
+    mismatches = tuple(each for each in memo.get(MISMATCH, ()) if each.trainer == RESCORED_LOGPROBS)
+    return tuple(finding for finding in findings if f"`{RESCORED_LOGPROBS}`" in finding.hit.message), mismatches
 
 
 def with_model_logprobs(rollout: Rollout, scored: Sequence[tuple[Scorable, Logprobs]]) -> Rollout:
@@ -193,11 +193,11 @@ def with_model_logprobs(rollout: Rollout, scored: Sequence[tuple[Scorable, Logpr
 
 
 def _model_column(values: Logprobs, alignment: Alignment) -> Column:
-    return Column(RESCORED, ColumnRole.OTHER, values, alignment, MovePolicy.STALE)
+    return Column(RESCORED_LOGPROBS, ColumnRole.OTHER, values, alignment, MovePolicy.STALE)
 
 
 def _without_trainers(columns: Sequence[Column]) -> tuple[Column, ...]:
-    return tuple(c for c in columns if c.role is not ColumnRole.OTHER or c.name not in TRAINERS)
+    return tuple(c for c in columns if c.role is not ColumnRole.OTHER or c.name not in TRAINER_COLUMNS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,7 +241,9 @@ class ModelRun(Generic[_Result]):
         waiting: deque[asyncio.Task[_Result]] = deque()
 
         async def result(work: AuditedRollout) -> _Result:
-            with guarded("the comparison", work.place, LEAVE_OUT):  # turns a bug into a PluginError with the place
+            with guard_plugin(
+                "the comparison", work.place, LEAVE_OUT
+            ):  # turns a bug into a PluginError with the place
                 return await self.compare(work)
 
         try:
@@ -299,25 +301,25 @@ class ModelRun(Generic[_Result]):
 
     def _audited_rollouts(self) -> Iterator[AuditedRollout]:
         """Read and audit the rollouts; PluginError if a rule fails on one by mistake."""
-        flow = RowFlow(find_logs(paths_of(self.logs)), self.settings)
+        flow = RowFlow(find_logs(log_paths(self.logs)), self.settings)
         flow.progress = self.progress
-        flow.begin(self.scan)
+        flow.fill_summary(self.scan)
         self._vocabulary = next((group.auditor.vocabulary for group in flow.groups.values()), None)
         flow.choose_encoders()
-        for raw, place in flow.rows(self.scan, self.progress, Counted()):
-            group = flow.group(place.file)
+        for raw, place in flow.rows(self.scan, self.progress, RowCounts()):
+            group = flow.fitted_group(place.file)
             try:
-                read = group.read(raw, place)
+                read = group.read_row(raw, place)
             except RecordError as error:
                 yield AuditedRollout(place, None, (), group.auditor, raw, str(error))
                 continue
             auditor = group.auditor
             for rollout in read.rollouts:
                 try:
-                    with guarded("the audit", rollout.place, LEAVE_OUT):
+                    with guard_plugin("the audit", rollout.place, LEAVE_OUT):
                         renderer = auditor.renderer_for(rollout)
                         evidence = gather(rollout, auditor.tokenizer, renderer, auditor.speakers)
-                        evidence = explain(evidence, auditor.rules)
+                        evidence = explain_differences(evidence, auditor.rules)
                         findings, _ = check_explained(evidence, auditor.rules, auditor.codes, auditor.repairs)
                         work = AuditedRollout(rollout.place, evidence, tuple(findings), auditor, raw)
                 except EncodeError as error:

@@ -11,7 +11,7 @@ import numpy as np
 
 from tito_audit.record.arrays import Logprobs
 from tito_audit.record.finding import Finding
-from tito_audit.record.mismatch import Mismatch, MismatchCause
+from tito_audit.record.mismatch import LogMismatch, MismatchCause
 from tito_audit.record.rollout import Place
 from tito_audit.rescore.journal import RequestCounts
 from tito_audit.rescore.model import EDGES, NEAR, TOLERANCE, Agreement, Price, RescoredRollout, Sums
@@ -95,7 +95,7 @@ class RescoreSummary:
     """How many calls and rows could not be scored, and the first of them, by reason."""
     findings: list[Finding] = field(default_factory=list)
     """LPR507 and LPR509, judged by the model's logprobs."""
-    mismatch: Mismatch | None = None
+    mismatch: LogMismatch | None = None
     """Why the recorded logprobs differ from the model's; None if none were compared."""
     explanations: Counter[str] = field(default_factory=Counter)
     weight_versions: Counter[str] = field(default_factory=Counter)
@@ -147,7 +147,7 @@ class RescoreSummary:
             self._count_unscored(missing.because, result.place)
         self.findings += result.findings
         for mismatch in result.mismatches:
-            self.mismatch = self.mismatch or Mismatch(mismatch.sampler)
+            self.mismatch = self.mismatch or LogMismatch(mismatch.sampler)
             self.mismatch.add(mismatch, result.place)
         if result.explanation:
             self.explanations[result.explanation] += 1

@@ -21,7 +21,7 @@ from tito_audit.rescore.plan import scorable_parts
 from tito_audit.run.progress import Progress
 from tito_audit.run.repair import Repairs, repair_rollouts
 from tito_audit.settings.model import RepairSettings, Settings
-from tito_audit.storage import dataset_metadata, find_logs, output_path, refuse_taken, target_paths
+from tito_audit.storage import dataset_metadata, find_logs, output_path, refuse_existing, target_paths
 from tito_audit.version import VERSION
 
 
@@ -71,7 +71,7 @@ def check_target(logs: Sequence[str], out: str, *, force: bool) -> None:
     """StorageError if a file to write is one of the logs, or exists and `force` is not set."""
     files = find_logs(list(logs))
     targets = target_paths(list(logs), files, output_path(out))
-    refuse_taken({**targets, **dataset_metadata(list(logs), targets)}, overwrite=force)
+    refuse_existing({**targets, **dataset_metadata(list(logs), targets)}, overwrite=force)
 
 
 def scores_of(logs: Sequence[str], journal: ScoreJournal, model: str, *, replaces: bool = False) -> JournalScores:

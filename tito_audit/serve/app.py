@@ -26,10 +26,10 @@ from tito_audit.serve.gateway import Call, Gateway
 from tito_audit.serve.messages import MessagesApi
 from tito_audit.serve.request import SamplingRequest, parse_chat_request, parse_text_request
 from tito_audit.serve.responses import ResponsesApi
-from tito_audit.sessions.fit import misfit
+from tito_audit.sessions.fit import find_misfit
 from tito_audit.sessions.model import Node
 from tito_audit.sessions.session import Session
-from tito_audit.sessions.shapes import Head, Tokens
+from tito_audit.sessions.shapes import ResponseHead, TokenView
 from tito_audit.tokens.tokenizer import Tokenizer
 
 LOGGER = logging.getLogger("tito_audit.serve")
@@ -204,18 +204,18 @@ async def text_chunks(gateway: Gateway, call: Call) -> AsyncGenerator[dict[str, 
         yield head.text([], usage=call.usage)
 
 
-def _head(gateway: Gateway, call: Call) -> Head:
-    return Head(call.call_id, int(call.created), call.request.model or gateway.model)
+def _head(gateway: Gateway, call: Call) -> ResponseHead:
+    return ResponseHead(call.call_id, int(call.created), call.request.model or gateway.model)
 
 
 def _choice(index: int, **fields: Any) -> dict[str, Any]:
     return {"index": index, "logprobs": None, "finish_reason": None, **fields}
 
 
-def _logprob_writer(gateway: Gateway, call: Call) -> Tokens | None:
+def _logprob_writer(gateway: Gateway, call: Call) -> TokenView | None:
     """What writes the logprobs of a call in OpenAI's form; None if its client did not ask for them."""
     request = call.request
-    return Tokens(gateway.tokenizer.vocabulary, request.returns_tokens_as_ids) if request.logprobs else None
+    return TokenView(gateway.tokenizer.vocabulary, request.returns_tokens_as_ids) if request.logprobs else None
 
 
 GATEWAY: web.AppKey[Gateway] = web.AppKey("gateway", Gateway)
@@ -526,7 +526,7 @@ async def check_fit(provider: TokenProvider, tokenizer: Tokenizer) -> tuple[str 
     try:
         if find_model is not None:
             await find_model()
-        return await misfit(provider, tokenizer), None
+        return await find_misfit(provider, tokenizer), None
     except ProviderError as error:
         return None, f"the server's tokenizer was not compared: {error}"
 

@@ -31,9 +31,9 @@ from tito_audit.parsers import (
     to_message,
 )
 from tito_audit.provider import GenerationChunk, GenerationResult, TokenProvider, logged_spans
-from tito_audit.record.by_name import WeightSpans
+from tito_audit.record.policy_columns import WeightSpans
 from tito_audit.record.prompt_ids import PromptIds
-from tito_audit.render.renderer import as_parts
+from tito_audit.render.renderer import wrap_text_in_parts
 from tito_audit.serve.call_log import CallLog
 from tito_audit.serve.errors import Refused, refusal_of
 from tito_audit.serve.request import ChatRequest, SamplingRequest, TextRequest
@@ -209,7 +209,7 @@ def _request_columns(gateway: Gateway, call: Call) -> dict[str, Any]:
         messages = None if call.prompt.written is None else call.prompt.written.messages
         wraps = call.session.wraps_texts
         if messages is not None and (wraps or messages is not request.parsed_messages):
-            wires = [as_parts(message.wire) if wraps else message.wire for message in messages]
+            wires = [wrap_text_in_parts(message.wire) if wraps else message.wire for message in messages]
             if wires != [message.wire for message in request.parsed_messages]:
                 columns["template_messages"] = wires
         return columns
@@ -235,12 +235,12 @@ class BackgroundEncoder:
         if len(text) < _LONG_TEXT:
             return
         segments = self._tokenizer.segments
-        unknown = segments.unknown(text)
+        unknown = segments.uncached_segments(text)
         if sum(map(len, unknown)) < _LONG_TEXT:
             return
         self._threads = self._threads or ThreadPoolExecutor(_ENCODER_THREADS, thread_name_prefix="encode")
         loop = asyncio.get_running_loop()
-        segments.remember(await loop.run_in_executor(self._threads, segments.encode_apart, unknown))
+        segments.remember(await loop.run_in_executor(self._threads, segments.encode_uncached, unknown))
 
 
 @runtime_checkable
@@ -447,7 +447,7 @@ class Gateway:
             if isinstance(request, ChatRequest):
                 draft = session.draft(request.call)
                 await self._encoder.encode_ahead(draft.prompt.added)
-                prompt = session.encoded(draft)
+                prompt = session.encode(draft)
             else:
                 assert isinstance(request, TextRequest)
                 prompt = session.text_prompt(request.prompt)
@@ -571,7 +571,7 @@ class Gateway:
 
     def find_session(self, session_id: str) -> Session:
         """The session with this id; Refused if it is not in memory."""
-        session = self.conversations.get(session_id)
+        session = self.conversations.find_open(session_id)
         if session is None:
             raise Refused(f"session {session_id} is not in memory; its answers are in the log", status=404)
         return session

@@ -31,7 +31,7 @@ from tito_audit.serve.request import (
     parse_body,
     tool_wire,
 )
-from tito_audit.sessions.index import arguments_of
+from tito_audit.sessions.index import comparable_arguments
 
 Block = Mapping[str, Any]
 Event = dict[str, Any]
@@ -237,7 +237,7 @@ class MessagesApi:
         # JavaScript writes 1.0 as 1.
         has_whole_float = any(float(number).is_integer() for number in floats)
         round_trip = ToolCall("", _dump_arguments(value))
-        if has_whole_float or arguments_of(round_trip) != arguments_of(ToolCall("", arguments)):
+        if has_whole_float or comparable_arguments(round_trip) != comparable_arguments(ToolCall("", arguments)):
             self._sampled_arguments[call_id] = arguments
             if len(self._sampled_arguments) > 10_000:
                 self._sampled_arguments.popitem(last=False)
