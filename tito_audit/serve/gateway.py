@@ -138,7 +138,7 @@ class Status(StrEnum):
     CLIENT_GONE = "client_gone"
     """The client left while it was sampled. The line holds what was sampled by then; no prompt continues it."""
     BROKEN_OFF = "broken_off"
-    """The same where the provider failed."""
+    """The provider failed while it was sampled. The line holds what was sampled by then; nothing continues it."""
     DUMMY = "dummy"
     """Its ids are placeholders that no model sampled."""
 
