@@ -119,23 +119,22 @@ class TokenProvider(Protocol):
 
     async def generate(self, input_ids: Sequence[int], sampling: SamplingParams) -> GenerationResult:
         """The answer to a prompt; ValueError if `sampling.n` is not 1."""
-        ...
+        if sampling.n != 1:
+            raise ValueError(f"generate gives one answer, and n is {sampling.n}: call generate_n")
+        (answer,) = await self.generate_n(input_ids, sampling)
+        return answer
 
     async def generate_n(self, input_ids: Sequence[int], sampling: SamplingParams) -> tuple[GenerationResult, ...]:
         """All `sampling.n` answers, in the order of their index."""
-        ...
 
     def stream(self, input_ids: Sequence[int], sampling: SamplingParams) -> AsyncIterator[GenerationChunk]:
         """The answers, token by token as they are sampled; closing the iterator stops generation."""
-        ...
 
     async def score(self, ids: Sequence[int], *, start: int = 0, top: int = 0) -> ScoredTokens:
         """The logprobs of `ids[start:]` at temperature 1 (`start` 0 counts as 1), with `top` alternatives each."""
-        ...
 
     async def close(self) -> None:
         """Release connections and memory."""
-        ...
 
 
 @dataclass(slots=True)

@@ -276,10 +276,10 @@ def _bridge(world: World) -> Build:
             after = world.ids(world.text(messages, tools, opens=True))
         else:
             wires = [as_plain(message) for message in messages]
-            how = {"tools": [dict(tool) for tool in tools] or None}
+            args = {"tools": [dict(tool) for tool in tools] or None}
             try:
-                bridge = renderer.bridge_to_next_turn(list(turn.prompt), sampled, wires[turn.answer + 1 :], **how)
-                again = bridge is None and renderer.render_ids(wires, add_generation_prompt=True, **how)
+                bridge = renderer.bridge_to_next_turn(list(turn.prompt), sampled, wires[turn.answer + 1 :], **args)
+                again = bridge is None and renderer.render_ids(wires, add_generation_prompt=True, **args)
             except Exception as error:
                 raise NotBuilt(f"{type(error).__name__}: {error}"[:200]) from None
             after = tuple(again or bridge.token_ids)

@@ -78,6 +78,7 @@ def drift_cells(
 
 
 def _compare(world: World, builder: PromptBuilder, build: Build, conversation: CorpusConversation) -> DriftCell:
+    """The outcome of one conversation: of the first turn that is not kept, else of all turns."""
     probe, prompt = conversation.probe, None
     cell = partial(DriftCell, world.name, builder.name, conversation.name)
     for number, (answer, until) in enumerate(conversation.turns):
@@ -102,9 +103,8 @@ def _compare(world: World, builder: PromptBuilder, build: Build, conversation: C
             return cell(TokenFate.FORKED, number, cause=str(error))
         seen, prompt = turn.seen_ids, after
         if after[: len(seen)] != seen:
-            at = next(
-                (k for k, pair in enumerate(zip(seen, after, strict=False)) if pair[0] != pair[1]), len(after)
-            )
+            pairs = enumerate(zip(seen, after, strict=False))
+            at = next((place for place, (old, new) in pairs if old != new), len(after))
             sides = world.decode(seen[at : at + _AROUND]), world.decode(after[at : at + _AROUND])
             return cell(TokenFate.BROKEN, number, at, *_cause(world, conversation, turn, after, text), *sides)
         # The tokens are kept. Does the prompt add what the template writes after them?

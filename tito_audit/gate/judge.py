@@ -170,7 +170,7 @@ class Coverage:
         )
 
     def begin(self, files: Iterable[str], selected: frozenset[str]) -> None:
-        """SetupError if all rules of a requirement are deselected, everywhere.
+        """Note which requirements apply to the logs; SetupError if every rule of one is deselected everywhere.
 
         `selected` are the codes selected where no override changes them.
         """

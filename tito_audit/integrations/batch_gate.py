@@ -175,12 +175,12 @@ class BatchGate:
         def plain(value: Any) -> Any:
             return value.tolist() if hasattr(value, "tolist") else repr(value)
 
-        how = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE
+        json_options = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE
         lines = []
         for number in audit.failing_rows.nonzero()[0].tolist():
             why = [{"code": finding.code, "message": finding.hit.message} for finding in by_row.get(number, [])]
             row = {**rows[number], _REASON_COLUMN: {"step": step, "row": number, "findings": why}}
-            lines.append(orjson.dumps(row, default=plain, option=how))
+            lines.append(orjson.dumps(row, default=plain, option=json_options))
         file = self._quarantine_file(process)
         file.parent.mkdir(parents=True, exist_ok=True)
         with file.open("ab") as log:

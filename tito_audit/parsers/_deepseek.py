@@ -21,7 +21,7 @@ def read_section(*, fenced: bool) -> CallReader:
     and a block of JSON.
     """
 
-    def call(source: TextSource) -> Reader[ParsedCall | None]:
+    def read_call(source: TextSource) -> Reader[ParsedCall | None]:
         name = yield from word(source, _NAME)
         if name is None or not (yield from literal(source, SEP)):
             return None
@@ -43,7 +43,7 @@ def read_section(*, fenced: bool) -> CallReader:
         while (yield from skip_spaces(source)):
             if not (yield from literal(source, CALL_BEGIN)):
                 return count > 0 and (yield from literal(source, CALLS_END))
-            parsed = yield from call(source)
+            parsed = yield from read_call(source)
             if parsed is None:
                 return False
             add(parsed)

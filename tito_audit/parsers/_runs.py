@@ -58,7 +58,7 @@ def tool_parser(
             emit(Delta(call=count, name=call.name, arguments=call.arguments))
             blank, in_text, count, end = "", False, count + 1, source.offset
 
-        while (yield from source.more()):
+        while (yield from source.has_more()):
             before, mark = yield from search(source, () if only_first and in_text else readers)
             add_content(before)
             if mark is not None and not (only_first and in_text):
@@ -84,7 +84,7 @@ def think_parser(*, ends_at: Sequence[str] = (), must_open: bool = False) -> Cal
     """
 
     def read(source: TextSource, emit: Emit, ends: Sequence[str], opens: bool) -> Reader[None]:
-        while (yield from source.more()) and (blank := source.take(_BLANK)):
+        while (yield from source.has_more()) and (blank := source.take(_BLANK)):
             if not opens:
                 emit(Delta(reasoning=blank))
         start = source.offset
@@ -94,7 +94,7 @@ def think_parser(*, ends_at: Sequence[str] = (), must_open: bool = False) -> Cal
             emit(Delta(reasoning=source.text(0, start)))
         elif not reasons:
             source.seek(0)
-        while (yield from source.more()):
+        while (yield from source.has_more()):
             before, mark = yield from search(source, ends if reasons else ())
             if before:
                 emit(Delta(reasoning=before) if reasons else Delta(before))

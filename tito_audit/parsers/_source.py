@@ -54,7 +54,7 @@ class TextSource:
         self._starts.append(self._starts[-1] + len(self._pieces[-1]))
         self._pieces.append(text)
 
-    def more(self) -> Reader[bool]:
+    def has_more(self) -> Reader[bool]:
         """Whether there is a next character; waits for it."""
         while self._in_piece == len(self._piece):
             if self._number + 1 < len(self._pieces):
@@ -67,7 +67,7 @@ class TextSource:
         return True
 
     def peek(self) -> str:
-        """The next character; only after `more`."""
+        """The next character; only after `has_more`."""
         return self._piece[self._in_piece]
 
     def take(self, pattern: re.Pattern[str]) -> str:
@@ -79,7 +79,7 @@ class TextSource:
         return match[0]
 
     def skip(self) -> None:
-        """Read the next character; only after `more`."""
+        """Read the next character; only after `has_more`."""
         self._in_piece += 1
 
     def seek(self, offset: int) -> None:
@@ -143,7 +143,7 @@ def literal(source: TextSource, mark: str) -> Reader[bool]:
     """Read this mark if it comes next; whether it did."""
     start = source.offset
     for character in mark:
-        if not (yield from source.more()) or source.peek() != character:
+        if not (yield from source.has_more()) or source.peek() != character:
             source.seek(start)
             return False
         source.skip()
@@ -152,9 +152,9 @@ def literal(source: TextSource, mark: str) -> Reader[bool]:
 
 def skip_spaces(source: TextSource) -> Reader[bool]:
     """Read white space; whether anything follows it."""
-    while (yield from source.more()):
+    while (yield from source.has_more()):
         source.take(_SPACE)
-        if (yield from source.more()) and source.peek() not in " \t\r\n":
+        if (yield from source.has_more()) and source.peek() not in " \t\r\n":
             return True
     return False
 
@@ -162,7 +162,7 @@ def skip_spaces(source: TextSource) -> Reader[bool]:
 def word(source: TextSource, pattern: re.Pattern[str], most: int = 256) -> Reader[str | None]:
     """Read as much as `pattern`, of single characters, matches; None if that is nothing or more than `most`."""
     text = ""
-    while len(text) <= most and (yield from source.more()):
+    while len(text) <= most and (yield from source.has_more()):
         piece = source.take(pattern)
         if not piece:
             break
@@ -174,7 +174,7 @@ def read_until(source: TextSource, mark: str) -> Reader[int | None]:
     """Read up to a mark and the mark itself; the offset where it begins, None if it never comes."""
     window = ""
     to_its_last = re.compile(f"[^{re.escape(mark[-1])}]*{re.escape(mark[-1])}?")
-    while (yield from source.more()):
+    while (yield from source.has_more()):
         window = (window + source.take(to_its_last))[-len(mark) :]
         if window == mark:
             return source.offset - len(mark)
@@ -191,7 +191,7 @@ def json_object(source: TextSource) -> Reader[dict[str, Span] | None]:
     Strict: no NaN, no control characters in strings. Of members with the same name the last one counts, as in
     `json.loads`. Without recursion, since a model may nest as deep as it likes.
     """
-    if not (yield from source.more()) or source.peek() != "{":
+    if not (yield from source.has_more()) or source.peek() != "{":
         return None
     members: dict[str, Span] = {}
     # The brackets that are open, and the member of the outermost object that is read.
@@ -246,7 +246,7 @@ def json_string(source: TextSource) -> Reader[Span | None]:
     start = source.offset
     if not (yield from literal(source, '"')):
         return None
-    while (yield from source.more()):
+    while (yield from source.has_more()):
         if source.take(_PLAIN):
             continue
         character = source.peek()
@@ -255,12 +255,12 @@ def json_string(source: TextSource) -> Reader[Span | None]:
         source.skip()
         if character == '"':
             return start, source.offset
-        if not (yield from source.more()) or source.peek() not in '"\\/bfnrtu':
+        if not (yield from source.has_more()) or source.peek() not in '"\\/bfnrtu':
             return None
         digits = 4 if source.peek() == "u" else 0
         source.skip()
         for _ in range(digits):
-            if not (yield from source.more()) or not source.take(_HEX):
+            if not (yield from source.has_more()) or not source.take(_HEX):
                 return None
     return None
 
@@ -280,7 +280,7 @@ def _read_scalar(source: TextSource) -> Reader[bool]:
     if first in _WORDS:
         return (yield from literal(source, _WORDS[first]))
     pieces: list[str] = []
-    while (yield from source.more()):
+    while (yield from source.has_more()):
         piece = source.take(_NUMERIC)
         if not piece:
             break

@@ -86,7 +86,7 @@ def _start(options: ParseOptions) -> ParserRun:
             emitted.add(kind)
             emit(Delta(reasoning=text) if kind is _Kind.REASONING else Delta(text))
 
-        while not started or (yield from source.more()):
+        while not started or (yield from source.has_more()):
             begin = source.offset
             header = yield from _read_header(source, started)
             started = True
@@ -105,7 +105,7 @@ def _start(options: ParseOptions) -> ParserRun:
                 emit_text(source.text(begin, source.offset))
             # As in the reference, nothing but an end token ends a message; outside a message, look for a header.
             mark = None
-            while mark is None and (yield from source.more()):
+            while mark is None and (yield from source.has_more()):
                 before, mark = yield from search(source, _BEGINS if kind is _Kind.RAW else _ENDS)
                 emit_text(before)
             if mark is not None and kind is not _Kind.RAW:

@@ -50,9 +50,9 @@ def _read_list(source: TextSource) -> Reader[bool]:
     yield from skip_spaces(source)
     name = yield from word(source, _NAME)
     yield from skip_spaces(source)
-    if name is None or not (yield from source.more()) or source.peek() != "(":
+    if name is None or not (yield from source.has_more()) or source.peek() != "(":
         return False
-    while (yield from source.more()) and source.offset - start < 1 << 20:
+    while (yield from source.has_more()) and source.offset - start < 1 << 20:
         if source.take(_PLAIN):
             continue
         character = source.peek()
@@ -78,12 +78,12 @@ def _read_string(source: TextSource, quote: str) -> Reader[bool]:
     if not long:
         source.skip()
     end, inside = (quote * 3, _IN_LONG_STRING[quote]) if long else (quote, _IN_STRING[quote])
-    while (yield from source.more()):
+    while (yield from source.has_more()):
         if source.take(inside):
             continue
         if source.peek() == "\\":
             source.skip()
-            if not (yield from source.more()):
+            if not (yield from source.has_more()):
                 return False
         elif (yield from literal(source, end)):
             return True

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tito_audit.errors import ProviderError
-from tito_audit.provider import GenerationChunk, GenerationResult, SamplingParams, TokenProvider, TopLogprobs
+from tito_audit.provider import GenerationChunk, GenerationResult, SamplingParams, TopLogprobs
 from tito_audit.record.policy_columns import WeightSpans
 from tito_audit.record.prompt_ids import PromptIds
 
@@ -125,16 +125,6 @@ def check_count(results: Sequence[GenerationResult], stated: Any, where: str) ->
     returned = sum(len(result.output_ids) for result in results)
     if type(stated) is int and stated != returned:
         raise ProviderError(f"{where}: the server sampled {stated} tokens and returned {returned}")
-
-
-async def generate_one(
-    provider: TokenProvider, input_ids: Sequence[int], sampling: SamplingParams
-) -> GenerationResult:
-    """The only answer to a prompt; ValueError if several are requested."""
-    if sampling.n != 1:
-        raise ValueError(f"generate gives one answer, and n is {sampling.n}: call generate_n")
-    (answer,) = await provider.generate_n(input_ids, sampling)
-    return answer
 
 
 def join_chunks(chunks: Iterable[GenerationChunk], prompt: Sequence[int], n: int) -> tuple[GenerationResult, ...]:

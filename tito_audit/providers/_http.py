@@ -15,14 +15,12 @@ import orjson
 
 from tito_audit.errors import ProviderError, SetupError
 from tito_audit.provider import (
-    GenerationResult,
     ProviderOptions,
-    SamplingParams,
     ScoredTokens,
     TokenProvider,
     waiting,
 )
-from tito_audit.providers._answers import generate_one, list_ids
+from tito_audit.providers._answers import list_ids
 from tito_audit.record.prompt_ids import PromptIds
 
 if TYPE_CHECKING:
@@ -304,10 +302,6 @@ class ServerProvider(TokenProvider):
         self._http = Http(root, self._options)
         self.name = f"{kind}={self._http.base_url}"
         self.model: str | None = self._options.model
-
-    async def generate(self, input_ids: Sequence[int], sampling: SamplingParams) -> GenerationResult:
-        """The one answer to a prompt."""
-        return await generate_one(self, input_ids, sampling)
 
     async def score(self, ids: Sequence[int], *, start: int = 0, top: int = 0) -> ScoredTokens:
         """The logprobs of `ids[start:]`."""

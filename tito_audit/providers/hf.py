@@ -19,9 +19,10 @@ from tito_audit.provider import (
     ProviderOptions,
     SamplingParams,
     ScoredTokens,
+    TokenProvider,
     TopLogprobs,
 )
-from tito_audit.providers._answers import check_sampling, generate_one, join_chunks
+from tito_audit.providers._answers import check_sampling, join_chunks
 from tito_audit.settings.values import expand_user
 from tito_audit.tokens.load import load_tokenizer
 
@@ -428,7 +429,7 @@ def score_steps(
 T = TypeVar("T")
 
 
-class HuggingFaceProvider:
+class HuggingFaceProvider(TokenProvider):
     """A causal language model of transformers, in this process, by default in float32.
 
     Logprobs are those of the full distribution at temperature 1, before penalties and truncation, as vLLM gives
@@ -462,10 +463,6 @@ class HuggingFaceProvider:
     async def find_tokenizer(self) -> str:
         """The folder or hub name of the model."""
         return self.name.removeprefix("hf=")
-
-    async def generate(self, input_ids: Sequence[int], sampling: SamplingParams) -> GenerationResult:
-        """The one answer to a prompt."""
-        return await generate_one(self, input_ids, sampling)
 
     async def generate_n(self, input_ids: Sequence[int], sampling: SamplingParams) -> tuple[GenerationResult, ...]:
         """All answers to a prompt, sampled in one batch."""

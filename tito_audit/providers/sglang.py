@@ -130,13 +130,13 @@ class SGLangProvider(ModelServer):
 
     async def _body(self, ids: list[int], sampling: SamplingParams) -> dict[str, Any]:
         check_sampling(sampling, _FIXED)
-        served, how = await self.served(), stated_params(sampling)
-        if "seed" in how:
-            how["sampling_seed"] = how.pop("seed")
-        length = how.pop("max_tokens", None) or served.answer_room(len(ids), self.name)
+        served, params = await self.served(), stated_params(sampling)
+        if "seed" in params:
+            params["sampling_seed"] = params.pop("seed")
+        length = params.pop("max_tokens", None) or served.answer_room(len(ids), self.name)
         return {
             "input_ids": ids,
-            "sampling_params": {**how, **sampling.extra, "max_new_tokens": length},
+            "sampling_params": {**params, **sampling.extra, "max_new_tokens": length},
             "return_logprob": True,
             "top_logprobs_num": sampling.top_logprobs,
         }

@@ -86,14 +86,14 @@ class TRLProvider(ServerProvider):
         check_sampling(sampling, _FIXED)
         ids, where, n, top = list_ids(input_ids), f"{self.name}{_GENERATE}", sampling.n, sampling.top_logprobs
         # `generation_kwargs` override the other fields, which know no null.
-        how = stated_params(sampling)
+        params = stated_params(sampling)
         kwargs: dict[str, Any] = {
-            name: how.pop(name) for name in ("seed", "stop", "stop_token_ids") if name in how
+            name: params.pop(name) for name in ("seed", "stop", "stop_token_ids") if name in params
         }
         kwargs |= sampling.extra
         if sampling.max_tokens is None:
             kwargs["max_tokens"] = None
-        body = {**how, "n": n, "logprobs": top, "generation_kwargs": kwargs}
+        body = {**params, "n": n, "logprobs": top, "generation_kwargs": kwargs}
         answer, number = await self._enqueue(_QueuedCall(ids, body))
         prompts = _prompt_rows(answer, "prompt_ids", number, 1, where)
         if prompts != [ids]:
@@ -206,12 +206,12 @@ def _parse_columns(
     """The logprob of each id, and the `top` likeliest tokens at each position; None if `top` is 0."""
     try:
         places = [dict(zip(*pair, strict=True)) for pair in zip(candidates, logprobs, strict=True)]
-        own = [place[token] for token, place in zip(ids, places, strict=True)]
+        chosen = [place[token] for token, place in zip(ids, places, strict=True)]
     except (TypeError, ValueError, KeyError) as error:
         raise ProviderError(
             f"{where}: logprobs and logprob_token_ids do not belong to {len(ids)} tokens ({error})"
         ) from None
-    values = parse_logprobs(own, where, ids)
+    values = parse_logprobs(chosen, where, ids)
     if not top:
         return values, None
     tops = []

@@ -148,8 +148,8 @@ class VLLMProvider(ModelServer):
         whole = served.context is None or len(ids) < served.context
         sent = PromptIds(tuple(ids if whole else ids[:-1]))
         extra = {"prompt_logprobs": top} if whole else {"prompt_logprobs": top, "allowed_token_ids": ids[-1:]}
-        how = SamplingParams(temperature=0.0, max_tokens=1, top_logprobs=0 if whole else top, extra=extra)
-        answer = await self._http.json("POST", self._path, await self._body(sent, how), sent=sent)
+        params = SamplingParams(temperature=0.0, max_tokens=1, top_logprobs=0 if whole else top, extra=extra)
+        answer = await self._http.json("POST", self._path, await self._body(sent, params), sent=sent)
         (choice,) = _choices(answer, self._where)[:1] or [{}]
         if not self._echoes_prompt(answer, choice, sent):
             raise self._no_echo()
@@ -262,12 +262,12 @@ class VLLMProvider(ModelServer):
         if sampling.max_tokens is None:
             sampling = replace(sampling, max_tokens=served.answer_room(len(ids), self.name))
         top, prompt = sampling.top_logprobs, orjson.Fragment(ids.json)
-        how = {**stated_params(sampling), **sampling.extra}
+        params = {**stated_params(sampling), **sampling.extra}
         if self._path == TOKENS:
-            how["logprobs"] = top + 1 if top else 0  # the sampled token takes one of the places
-            body: dict[str, Any] = {"token_ids": prompt, "sampling_params": how}
+            params["logprobs"] = top + 1 if top else 0  # the sampled token takes one of the places
+            body: dict[str, Any] = {"token_ids": prompt, "sampling_params": params}
         else:
-            body = {"prompt": prompt, "logprobs": top, **how}
+            body = {"prompt": prompt, "logprobs": top, **params}
             if top:
                 body["return_tokens_as_token_ids"] = True  # else the alternatives are texts
         return {"model": served.model, "return_token_ids": True, **body}

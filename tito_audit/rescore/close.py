@@ -121,10 +121,7 @@ def check_logprobs_close(a: Scored, b: Scored, *, atol: float = FLOAT32, rtol: f
 
 
 def _comparable(a: Scored, b: Scored) -> tuple[int, tuple[int, ...], FirstDifference | None]:
-    """The first position that both sides scored, the ids that both have, and where the outputs diverge.
-
-    ValueError if the ids differ in a prompt, or if an answer that diverges has no `top_logprobs`.
-    """
+    """The first position that both sides scored, the ids that both have, and where two outputs diverge."""
     ids_a, ids_b = _ids(a), _ids(b)
     first = max(_start(a), _start(b))
     if ids_a == ids_b:

@@ -23,6 +23,7 @@ from tito_audit.rescore.summary import (
     LOWEST,
     MISMATCH_HEADS,
     RescoreSummary,
+    Row,
     after_rows,
     agreement_rows,
     drifted_rows,
@@ -55,27 +56,27 @@ def page(summary: RescoreSummary, verdict: str, worst: int, pieces: Pieces) -> s
         f"<p class='quiet'>{_escape(', '.join(map(str, summary.scan.files)))}</p>",
     ]
 
-    def add(name: str, title: str, heads: tuple[str, ...], rows: Sequence[tuple[str, ...]], *more: str) -> None:
-        """Add a section with a table, unless it has no rows. `more`: a figure before it, and legends after it."""
+    def add(
+        name: str, title: str, heads: Row, rows: Sequence[Row], figure: str = "", legends: Sequence[str] = ()
+    ) -> None:
+        """Add a section with a figure, a table and legends, unless the table has no rows."""
         if not rows:
             return
         head = "".join(f'<th scope="col">{_escape(name)}</th>' for name in heads)
         body = "".join("<tr>" + "".join(f"<td>{_escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
         table = f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
-        legend = "".join(f"<p class='quiet'>{_escape(line)}</p>" for line in more[1:])
-        parts.append(_section(name, title, "".join(more[:1]) + table + legend))
+        lines = "".join(f"<p class='quiet'>{_escape(line)}</p>" for line in legends)
+        parts.append(_section(name, title, figure + table + lines))
 
     rows = list(agreement_rows(summary, len(summary.by_turn)))
-    add(
-        *("recorded", "Recorded against rescored logprobs", AGREEMENT_HEADS, rows),
-        *(_density_plot(summary), AGREEMENT_LEGEND),
-    )
+    title = "Recorded against rescored logprobs"
+    add("recorded", title, AGREEMENT_HEADS, rows, _density_plot(summary), [AGREEMENT_LEGEND])
     shares = list(mismatch_cells(summary))
     add("mismatch", "Why they differ: shares of the difference", MISMATCH_HEADS, shares)
     priced = list(drifted_rows(summary))
-    add("price", "What drift costs, in nats", DRIFTED_HEADS, priced, _cause_bars(summary), DRIFTED_LEGEND)
+    add("price", "What drift costs, in nats", DRIFTED_HEADS, priced, _cause_bars(summary), [DRIFTED_LEGEND])
     title, after = "What drift does to the sampled tokens after it", list(after_rows(summary))
-    add("after", title, AFTER_HEADS, after, "", AFTER_LEGEND, *reach_lines(summary))
+    add("after", title, AFTER_HEADS, after, legends=[AFTER_LEGEND, *reach_lines(summary)])
     rows = [
         (
             describe_place(place, price),

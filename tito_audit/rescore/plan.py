@@ -169,7 +169,7 @@ def _in_vocabulary(ids: Ids, vocabulary: int | None) -> bool:
 def drift_pairs(evidence: Evidence, drift: Sequence[Finding], vocabulary: int | None) -> Iterator[SequencePair]:
     """The calls and the row of a rollout in which tokens drifted, each beside the same with other tokens."""
     turns, row = evidence.rollout.turns, evidence.rollout.training_row
-    for key, several in (find_replacements(evidence, drift) if drift else {}).items():
+    for key, swaps in (find_replacements(evidence, drift) if drift else {}).items():
         # The recorded sequence, a prompt with its completion; where positions count from; what was sampled of it.
         (where, turn), offset = key, 0
         ids: Ids | None = None
@@ -180,12 +180,12 @@ def drift_pairs(evidence: Evidence, drift: Sequence[Finding], vocabulary: int | 
             ids, offset = turns[turn].seen_ids, len(prompt) if where is Where.COMPLETION else 0
             sampled = np.arange(0 if ids is None else len(ids)) >= len(prompt)
         # What comes after a completion is not in its call: it is replaced in the next prompt.
-        inside = [swap for swap in several if not swap.after]
+        inside = [swap for swap in swaps if not swap.after]
         for swapped in (False, True):  # replacements that restore what was sampled are a pair of their own
-            swaps = [swap for swap in inside if (swap.against in (WAS_SAMPLED, WAS_SEEN)) is swapped]
-            if ids is None or not swaps:
+            chosen = [swap for swap in inside if (swap.against in (WAS_SAMPLED, WAS_SEEN)) is swapped]
+            if ids is None or not chosen:
                 continue
-            pair = _sequence_pair(evidence, key, (ids, sampled, offset), swaps, drift, swapped=swapped)
+            pair = _sequence_pair(evidence, key, (ids, sampled, offset), chosen, drift, swapped=swapped)
             fits = _in_vocabulary(ids, vocabulary) and _in_vocabulary(pair.other, vocabulary)
             if fits and any(span.finding for span in pair.spans) and not np.array_equal(ids, pair.other):
                 yield pair

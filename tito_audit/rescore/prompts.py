@@ -200,13 +200,13 @@ class PromptRun(ModelRun[AskedRollout]):
             result.skip(Question.REPLAY, "the log does not prove a greedy answer")
         if not certain and not repeats:
             return
-        how = SamplingParams(temperature=0.0, max_tokens=max(certain, 1), top_logprobs=2 if certain else 0)
+        sampling = SamplingParams(temperature=0.0, max_tokens=max(certain, 1), top_logprobs=2 if certain else 0)
         try:
-            answer = await self.provider.generate(prompt.tolist(), how)
+            answer = await self.provider.generate(prompt.tolist(), sampling)
         except ProviderError as error:
             if error.prompt_seen is not None:
-                theirs = _clip_ids(error.prompt_seen)
-                result.add(Question.IDS, _differences(Question.IDS, work, evidence, k, prompt, theirs))
+                seen_ids = _clip_ids(error.prompt_seen)
+                result.add(Question.IDS, _differences(Question.IDS, work, evidence, k, prompt, seen_ids))
             elif error.status in REFUSALS:
                 result.skip(Question.IDS, str(error).split("\n")[0])
             else:
@@ -313,28 +313,28 @@ def _differences(
     if evidence.vocabulary is None:
         start = common_prefix(prompt, server)
         back = common_prefix(prompt[start:][::-1], server[start:][::-1])
-        ours, theirs = (tuple(ids[start : len(ids) - back].tolist()) for ids in (prompt, server))
+        recorded, seen_ids = (tuple(ids[start : len(ids) - back].tolist()) for ids in (prompt, server))
         unfit = "the tokenizer of -t did not write this log" if work.auditor.misfit is not None else ""
         what = f"other tokens; {unfit or '-t TOKENIZER would name the cause'}"
-        where = (Where.PROMPT, start, start + len(ours))
-        return (PromptDifference(question, place, k, *where, "", "other tokens", what, ours, theirs),)
-    ours_in_text, theirs_in_text = (pieces_of(ids, evidence.vocabulary) for ids in (prompt, server))
+        where = (Where.PROMPT, start, start + len(recorded))
+        return (PromptDifference(question, place, k, *where, "", "other tokens", what, recorded, seen_ids),)
+    recorded_pieces, server_pieces = (pieces_of(ids, evidence.vocabulary) for ids in (prompt, server))
     differences = [
         difference(
             stretch, Against.TEMPLATE, Severity.WARNING, "the server was given other tokens than the log holds", k
         )
-        for stretch in stretches(ours_in_text, theirs_in_text, align(ours_in_text, theirs_in_text))
+        for stretch in stretches(recorded_pieces, server_pieces, align(recorded_pieces, server_pieces))
     ]
     # The audit may have met the same difference from what the template of -t writes, and proved its cause.
     here = (Where.PROMPT, k)
-    own = {_place(e): e for e in evidence.explained if (e.difference.where, e.difference.turn) == here}
-    unlike = k in evidence.rendered and not own and question is Question.MESSAGES
+    audited = {_place(e): e for e in evidence.explained if (e.difference.where, e.difference.turn) == here}
+    unlike = k in evidence.rendered and not audited and question is Question.MESSAGES
     also = "; the chat template of -t writes what the log holds, so the server has another one" if unlike else ""
     unexplained = replace(evidence, differences=differences, explained=(), memo={})
     out = []
     for explained in explain_differences(unexplained, work.auditor.rules).explained:
         start, end, *sides = _place(explained)
-        named = own.get(_place(explained), explained)
+        named = audited.get(_place(explained), explained)
         cause = (named.code, named.cause, named.what + also)
         out.append(PromptDifference(question, place, k, Where.PROMPT, start, end, *cause, *sides))
     return tuple(out)

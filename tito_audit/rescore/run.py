@@ -125,8 +125,9 @@ def _priced_spans(pair: SequencePair, scores: PairScores, out: RescoredRollout) 
         if span.sampled:  # the first token of a sequence has no logprob
             values = recorded[max(span.start, 1) : span.end], other[max(span.other_start, 1) : span.other_end]
             sums = [float(side.sum()) for side in values]
-        (sampled_ids, other_ids), (own, instead) = (ids[::-1], sums[::-1]) if pair.swapped else (ids, sums)
-        segments.append(Segment(tuple(sampled_ids), tuple(other_ids), own, instead))
+        if pair.swapped:
+            ids, sums = ids[::-1], sums[::-1]
+        segments.append(Segment(tuple(ids[0]), tuple(ids[1]), *sums))
     total = float(np.nansum([abs(segment.difference) for segment in segments]) + np.abs(change[equal]).sum())
     if where is not Where.PROMPT:
         sides = float(recorded[equal].sum()), float(other[positions[equal]].sum())
@@ -369,22 +370,22 @@ class Rescoring(ModelRun[RescoredRollout]):
         queries = [*(part.query for part in parts), *(query for pair in pairs for query in pair.queries)]
         scores = await self.scorer.scores(queries)
         of_parts = list(zip(parts, scores[: len(parts)], strict=True))
-        scored = [(part, own.logprobs) for part, own in of_parts if own.logprobs is not None]
-        missed = [Unscored(part.where, part.turn, own.because) for part, own in of_parts if own.logprobs is None]
-        result.unscored += missed
+        scored = [(part, answer.logprobs) for part, answer in of_parts if answer.logprobs is not None]
+        refused = [(part, answer.because) for part, answer in of_parts if answer.logprobs is None]
+        result.unscored += [Unscored(part.where, part.turn, because) for part, because in refused]
         if self.keeps:
             self.scorer.store_parts(of_parts)
-        sides = iter(scores[len(parts) :])
-        both = [(pair, next(sides).logprobs, next(sides).logprobs) for pair in pairs]
-        price_findings(result, [(pair, None if a is None or b is None else (a, b)) for pair, a, b in both], drift)
+        priced: list[tuple[SequencePair, PairScores | None]] = []
+        for pair, a, b in zip(pairs, scores[len(parts) :: 2], scores[len(parts) + 1 :: 2], strict=True):
+            priced.append((pair, None if a.logprobs is None or b.logprobs is None else (a.logprobs, b.logprobs)))
+        price_findings(result, priced, drift)
         result.compared = [pair_logprobs(part, values) for part, values in scored]
-        sequences = result.judged
-        differences = [sequence.differences for sequence in sequences]
-        if differences:
-            result.agreement = Sums.of(np.concatenate(differences)).agreement(self.tolerance)
+        if result.judged:
+            differences = np.concatenate([judged.differences for judged in result.judged])
+            result.agreement = Sums.of(differences).agreement(self.tolerance)
         if result.agreement is not None and result.agreement.disagrees:
-            explanation = explain_disagreement(sequences, self.tolerance)
-            result.explanation = explanation or await self._find_temperature(scored, sequences)
+            explanation = explain_disagreement(result.judged, self.tolerance)
+            result.explanation = explanation or await self._find_temperature(scored, result.judged)
         result.findings, result.mismatches = judge_by_model(
             work.evidence, scored, work.auditor.rules, work.auditor.codes
         )

@@ -129,8 +129,8 @@ class RescoreSummary:
             differences = sequence.differences
             self.sums += Sums.of(differences)
             for turn in np.unique(sequence.turns[undrifted]).tolist():
-                own = Sums.of(differences[sequence.turns[undrifted] == turn])
-                self.by_turn[turn] = self.by_turn.get(turn, Sums()) + own
+                sums = Sums.of(differences[sequence.turns[undrifted] == turn])
+                self.by_turn[turn] = self.by_turn.get(turn, Sums()) + sums
             squares = zip(_bins(sequence.recorded[undrifted]), _bins(sequence.model[undrifted]), strict=True)
             self.plot.update(squares)
         for price in result.prices:

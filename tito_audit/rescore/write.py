@@ -94,10 +94,10 @@ class RescoredLog:
         force: bool = False,
         progress: Progress | None = None,
     ) -> None:
-        how = RepairSettings(("rescore",), unsafe=scores.replaces, force=force)
-        how = replace(how, choices=replace(how.choices, rescored=scores))
+        repair = RepairSettings(("rescore",), unsafe=scores.replaces, force=force)
+        repair = replace(repair, choices=replace(repair.choices, rescored=scores))
         # Threads that a provider left running must not be forked.
-        self.run: Repairs = repair_rollouts(list(logs), out, replace(settings, jobs=1), how, progress)
+        self.run: Repairs = repair_rollouts(list(logs), out, replace(settings, jobs=1), repair, progress)
         self.rows = self.changed = 0
         self.refused = Counter[str]()
         """How many rows stay as they were although the model has logprobs for them, by reason."""

@@ -93,10 +93,10 @@ class Metrics:
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
-        own: Any = {"namespace": "tito_audit", "registry": self._registry}
-        counter: Callable[..., Counter] = partial(Counter, **own)
-        gauge: Callable[..., Gauge] = partial(Gauge, **own)
-        histogram: Callable[..., Histogram] = partial(Histogram, **own)
+        common: Any = {"namespace": "tito_audit", "registry": self._registry}
+        counter: Callable[..., Counter] = partial(Counter, **common)
+        gauge: Callable[..., Gauge] = partial(Gauge, **common)
+        histogram: Callable[..., Histogram] = partial(Histogram, **common)
         self.requests = counter("requests", "Answered requests", ("endpoint", "status"))
         self.in_flight = gauge("in_flight", "Requests in progress")
         self.seconds = histogram("request_seconds", "Time to answer a request", ("endpoint",), buckets=_BUCKETS)
@@ -138,7 +138,7 @@ class Status(StrEnum):
     CLIENT_GONE = "client_gone"
     """The client left while it was sampled. The line holds what was sampled by then; no prompt continues it."""
     BROKEN_OFF = "broken_off"
-    """The same where the provider failed."""
+    """The provider failed while it was sampled. The line holds what was sampled by then; nothing continues it."""
     DUMMY = "dummy"
     """Its ids are placeholders that no model sampled."""
 
@@ -163,18 +163,18 @@ def log_lines(gateway: Gateway, call: Call, status: Status, threads: Mapping[int
         **({"alike": prompt.alike} if prompt.alike else {}),
         **_request_columns(gateway, call),
     }
-    return [
-        {
+    lines = []
+    for choice, thread in threads.items():
+        answer, is_chat = call.answers[choice], isinstance(request, ChatRequest)
+        spans = logged_spans(answer.weight_spans, len(answer.ids))  # [] where `weight_version` says it all
+        line = {
             **shared,
             "thread_id": thread,
             "choice": choice,
             "weight_version": answer.weight_version,
-            # Where one version sampled all of it, `weight_version` says so.
-            **(
-                {"weight_versions": spans} if (spans := logged_spans(answer.weight_spans, len(answer.ids))) else {}
-            ),
-            "response_message": answer.message() if isinstance(request, ChatRequest) else None,
-            **({} if isinstance(request, ChatRequest) else {"text": answer.text}),
+            **({"weight_versions": spans} if spans else {}),
+            "response_message": answer.message() if is_chat else None,
+            **({} if is_chat else {"text": answer.text}),
             "prompt_token_ids": orjson.Fragment(call.ids.json),
             "completion_token_ids": answer.ids,
             "logprobs": answer.logprobs,
@@ -182,9 +182,8 @@ def log_lines(gateway: Gateway, call: Call, status: Status, threads: Mapping[int
             "stop_reason": answer.stop_reason,
             "status": status,
         }
-        for choice, thread in threads.items()
-        for answer in (call.answers[choice],)
-    ]
+        lines.append(line)
+    return lines
 
 
 def _request_columns(gateway: Gateway, call: Call) -> dict[str, Any]:

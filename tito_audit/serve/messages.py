@@ -128,8 +128,8 @@ class MessagesApi:
             "continue_final_message": messages[-1]["role"] == "assistant",
         }
         if thinks is not None:  # templates read one of the two names
-            own = _object_at(body.get("chat_template_kwargs") or {}, "chat_template_kwargs")
-            chat["chat_template_kwargs"] = {"enable_thinking": thinks, "thinking": thinks, **own}
+            kwargs = _object_at(body.get("chat_template_kwargs") or {}, "chat_template_kwargs")
+            chat["chat_template_kwargs"] = {"enable_thinking": thinks, "thinking": thinks, **kwargs}
         return build_chat_request(chat, MessagesRequest, shows_thinking=bool(thinks))
 
     def _chat_messages(self, body: Body) -> list[dict[str, Any]]:
@@ -148,7 +148,7 @@ class MessagesApi:
                 raise Refused(f"{where}.role: {role!r} is not user, assistant or system")
             turns.append((role, _content_blocks(message.get("content"), f"{where}.content")))
         for role, same in groupby(turns, lambda turn: turn[0]):
-            blocks = [located for _, own in same for located in own]
+            blocks = [located for _, part in same for located in part]
             if role == "assistant":
                 messages.append(self._assistant_message(blocks))
             elif role == "user":
@@ -377,9 +377,9 @@ def _chat_tools(body: Body) -> list[dict[str, Any]] | None:
         if (kind := _object_at(tool, where).get("type")) not in (None, "custom"):
             raise Refused(f"{where}: a tool of type {kind!r} is not supported: give its name and input_schema")
         name, about = _text_at(tool, "name", where), tool.get("description")
-        more = {} if about is None else {"description": _text_at(tool, "description", where)}
+        description = {} if about is None else {"description": _text_at(tool, "description", where)}
         schema = _object_at(tool.get("input_schema"), f"{where}.input_schema")
-        tools.append(function_wire(name, **more, parameters=schema))
+        tools.append(function_wire(name, **description, parameters=schema))
     return tools
 
 

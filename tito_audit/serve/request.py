@@ -111,8 +111,8 @@ def parse_chat_request(data: bytes) -> ChatRequest:
     return build_chat_request(parse_body(data), ChatRequest)
 
 
-def build_chat_request(body: Body, kind: type[_C], **more: Any) -> _C:
-    """A request of this kind from the body of a chat completion; `more` are the fields that the kind adds."""
+def build_chat_request(body: Body, kind: type[_C], **fields: Any) -> _C:
+    """A request of this kind from the body of a chat completion; `fields` are those that the kind adds."""
     messages, tools = _messages(body), body.get("tools")
     if tools is not None and (not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools)):
         raise Refused("`tools` is not a list of tool definitions", "tools")
@@ -146,7 +146,7 @@ def build_chat_request(body: Body, kind: type[_C], **more: Any) -> _C:
         forced_schemas=schemas if name is None else {name: schemas[name]},
         forced_by_name=name is not None,
         single_call=name is not None or body.get("parallel_tool_calls") is False,
-        **more,
+        **fields,
     )
 
 
@@ -320,9 +320,9 @@ def _parse_field(parse: Callable[[Any, str], _T], value: Any, name: str) -> _T:
 # The other APIs' objects, as a chat completion has them
 
 
-def function_wire(name: Any, **more: Any) -> dict[str, Any]:
-    """A tool, a call or a `tool_choice` of a function; `more` are its fields besides the name."""
-    return {"type": "function", "function": {"name": name, **more}}
+def function_wire(name: Any, **fields: Any) -> dict[str, Any]:
+    """A tool, a call or a `tool_choice` of a function; `fields` are those besides the name."""
+    return {"type": "function", "function": {"name": name, **fields}}
 
 
 def assistant_wire(texts: Iterable[str], thoughts: Iterable[str], calls: Sequence[Body]) -> dict[str, Any]:

@@ -225,8 +225,8 @@ class ResponsesApi:
             raise Refused("`limit` is not a number from 1 to 100", "limit")
         page = items[: int(limit)]
         first, last = (page[0]["id"], page[-1]["id"]) if page else (None, None)
-        more = len(page) < len(items)
-        return {"object": "list", "data": page, "first_id": first, "last_id": last, "has_more": more}
+        ids = {"first_id": first, "last_id": last, "has_more": len(page) < len(items)}
+        return {"object": "list", "data": page, **ids}
 
     def _finish(
         self, gateway: Gateway, call: Call, output: OutputItems
@@ -310,8 +310,8 @@ def _chat_tools(tools: Sequence[Any], where: str = "tools", namespace: str = "")
             inner = typed_field(tool, "tools", list, "a list of functions", default=[])
             functions += _chat_tools(inner, f"{place}.tools", f"{tool['name']}{_IN_NAMESPACE}")
             continue
-        more = {key: tool[key] for key in ("description", "parameters", "strict") if tool.get(key) is not None}
-        functions.append(function_wire(namespace + tool["name"], **more))
+        fields = {key: tool[key] for key in ("description", "parameters", "strict") if tool.get(key) is not None}
+        functions.append(function_wire(namespace + tool["name"], **fields))
     return functions
 
 
@@ -506,8 +506,8 @@ class OutputItems:
             function = part["function"]
             if "id" in part:
                 space, name = self._namespaced_functions.get(function["name"], (None, function["name"]))
-                more = {} if space is None else {"namespace": space}
-                yield from self._begin("function_call", call_id=part["id"], name=name, **more)
+                fields = {} if space is None else {"namespace": space}
+                yield from self._begin("function_call", call_id=part["id"], name=name, **fields)
             if function["arguments"]:
                 yield self._text_delta(function["arguments"])
 
@@ -558,7 +558,7 @@ class OutputItems:
 
 
 def _response(gateway: Gateway, call: Call, output: Sequence[Item], *, status: str, **more: Any) -> dict[str, Any]:
-    """The response object with these output items; `more` are further fields."""
+    """The response object with these output items and `more` fields."""
     request = call.request
     assert isinstance(request, ResponsesRequest)
     response: dict[str, Any] = {
