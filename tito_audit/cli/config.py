@@ -112,7 +112,7 @@ def _entry(name: str, value: Any, origin: str, file: Path | None = None) -> dict
 def _shown(name: str, value: Any) -> Any:
     """A value as a file in the working folder would write it; None: unset, and there is no default."""
     plain = getattr(value, "value", value)  # for an enum, the word on the command line
-    return None if plain is None or plain == () else KEYS[name].kind.shown(plain, Path.cwd())
+    return None if plain is None or plain == () else KEYS[name].kind.to_toml(plain, Path.cwd())
 
 
 def _seen(path: Path) -> str:

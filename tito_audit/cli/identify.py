@@ -367,7 +367,7 @@ def write_found(path: Path, explanation: Explanation, *, force: bool) -> str:
     keys: dict[str, Any] = dict(explanation.config())
     for name in _PATHS:  # relative to the folder of the file where that is shorter
         if name in keys and Path(keys[name]).exists():
-            keys[name] = KEYS[name].kind.shown(str(Path(keys[name]).absolute()), target.parent)
+            keys[name] = KEYS[name].kind.to_toml(str(Path(keys[name]).absolute()), target.parent)
     unset = [name for name in _DECIDED if name not in keys]
     existed = target.exists()
     if not explanation.without_tools and existed and read_config(target).values.get("tools") == NO_TOOLS:

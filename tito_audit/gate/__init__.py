@@ -14,7 +14,7 @@ from tito_audit.run.scan import Scan, scan_rollouts
 from tito_audit.settings.model import GateSettings, Settings
 from tito_audit.storage import Logs, Name, RowsInMemory, find_logs, names_of
 from tito_audit.summary import Summary
-from tito_audit.tables import Shown
+from tito_audit.tables import DisplayableResults
 from tito_audit.viewer.model import ViewQuota
 
 __all__ = ["GatedScan", "gate_rollouts"]
@@ -48,7 +48,7 @@ def gate_rollouts(
     return GatedScan(scan_rollouts(names, settings, progress, observe=observe, resume=resume), gate)
 
 
-class GatedScan(Shown):
+class GatedScan(DisplayableResults):
     """Results of a scan as they pass the gate; `summary.gate` is set once all were iterated.
 
     A baseline to update is written then, and not if the run ends early. Iterating raises SetupError if the

@@ -22,7 +22,7 @@ from tito_audit.run.log_findings import RunCounts
 from tito_audit.run.scan import conclude
 from tito_audit.settings.model import Settings
 from tito_audit.summary import Summary
-from tito_audit.tables.shown import Shown
+from tito_audit.tables.display import DisplayableResults
 from tito_audit.terminal.verdict import verdict_lines
 from tito_audit.terminal.words import many
 
@@ -211,7 +211,7 @@ BATCH = "batch"
 
 
 @dataclass(eq=False, repr=False)
-class BatchAudit(Shown):
+class BatchAudit(DisplayableResults):
     """What the audit of a batch found; `str()` is the verdict with the causes."""
 
     results: tuple[Result, ...]

@@ -29,7 +29,7 @@ from tito_audit.storage import Logs, Name, find_logs, is_in_memory, names_of
 from tito_audit.storage.journal import Journal
 from tito_audit.storage.watch import Watch
 from tito_audit.summary import Summary
-from tito_audit.tables.shown import Shown
+from tito_audit.tables.display import DisplayableResults
 from tito_audit.terminal.escape import elided, shell_word
 from tito_audit.tokens.vocab import Vocabulary
 from tito_audit.viewer.model import ViewQuota
@@ -47,7 +47,7 @@ _LOADABLE = re.compile(r"[\w.-]+/[\w.-]+")
 """The name of a model on the Hugging Face hub."""
 
 
-class Scan(Shown):
+class Scan(DisplayableResults):
     """The results of logs, rollout by rollout; `summary` is complete after the last one.
 
     Creating one opens nothing; iterating raises SetupError or StorageError when the run is impossible. With more

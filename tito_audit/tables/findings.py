@@ -84,10 +84,9 @@ class FindingsBuilder:
 
 
 def findings_schema() -> pyarrow.Schema:
-    """The Arrow schema of a findings table.
+    """The Arrow schema of a findings table: the keys of a finding in the JSON report, nested ones joined by `_`.
 
-    The columns are the keys of a finding in the JSON report, nested keys joined by `_`; the metadata holds the
-    report's `schema_version`.
+    The metadata holds the report's `schema_version`.
     """
     import pyarrow
 
