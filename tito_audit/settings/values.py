@@ -51,7 +51,7 @@ class ValueKind:
 def _allows(schema: Mapping[str, Any], value: Any) -> bool:
     """Whether the schema of a key, or of a part of its value, allows the value."""
     if "anyOf" in schema:
-        return any(_allows(each, value) for each in schema["anyOf"])
+        return any(_allows(part, value) for part in schema["anyOf"])
     if "enum" in schema or "const" in schema:
         return isinstance(value, str) and value in schema.get("enum", [schema.get("const")])
     if "$ref" in schema:

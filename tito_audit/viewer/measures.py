@@ -156,7 +156,9 @@ def _token_states(evidence: Evidence, spans: _GeneratedSpans, findings: Sequence
     before: Offsets | None = None
     if spans.row_mask is not None:
         before = np.concatenate(([0], spans.row_mask.cumsum()))
-    placed = ((each, *span) for each in sorted(findings, key=attrgetter("severity")) for span in each.spans())
+    placed = (
+        (finding, *span) for finding in sorted(findings, key=attrgetter("severity")) for span in finding.spans()
+    )
     for finding, turn, start, end in placed:
         hit, state = finding.hit, STATES.index(finding.severity.word)
         start = max(start, 0)

@@ -207,7 +207,9 @@ def _other_columns(
     """
     shown: dict[str, NDArray[np.float64]] = {}
     count = None if trained is None else int(np.count_nonzero(trained))
-    named = [(each.name, each.values, each.alignment) for each in columns if each.role is ColumnRole.OTHER]
+    named = [
+        (column.name, column.values, column.alignment) for column in columns if column.role is ColumnRole.OTHER
+    ]
     for name, value in beside.credit.items():
         if isinstance(value, list | tuple | np.ndarray):
             length = alignment_by_length(len(value), full=size, prompt_length=prompt, trained=count)

@@ -432,7 +432,7 @@ def _publish(draft: Path, folder: Path, build: str) -> None:
     if not (folder / "data" / build).exists():
         (draft / "data" / build).rename(folder / "data" / build)
     pages = {path.name for path in (draft / "logs").iterdir()}
-    for name in (*(f"logs/{each}" for each in sorted(pages)), "compare.html", "index.html", SITE_MARK):
+    for name in (*(f"logs/{page}" for page in sorted(pages)), "compare.html", "index.html", SITE_MARK):
         (draft / name).replace(folder / name)
     for path in (folder / "data").iterdir():
         if path.name != build:
