@@ -10,7 +10,7 @@ from typing import Any
 from tito_audit.record.finding import Finding, Hit, Result, Severity, Side, Skip, Where
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.report import Report, ReportOptions, feed_results
-from tito_audit.run.headlines import headed
+from tito_audit.run.headlines import with_headline
 from tito_audit.summary import CoverageCount, Fixed, Gate, RateCount, SampleCount, Summary
 
 TITLES = {
@@ -69,7 +69,7 @@ TRAPS = (
 
 def finding(code: str, severity: Severity, place: Place, **hit: object) -> Finding:
     fields: dict[str, object] = {"where": Where.COMPLETION, "start": 0, "end": 0, "message": "", **hit}
-    return headed(Finding(code, severity, place, Hit(**fields)))  # type: ignore[arg-type]
+    return with_headline(Finding(code, severity, place, Hit(**fields)))  # type: ignore[arg-type]
 
 
 def merge(place: Place, severity: Severity, start: int = 12) -> Finding:

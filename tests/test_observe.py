@@ -26,8 +26,8 @@ from tito_audit.record.message import as_messages, as_tools
 from tito_audit.record.rollout import Place, Rollout, TrainingRow, Turn
 from tito_audit.render.renderer import Renderer, make_renderer
 from tito_audit.rules import all_rules
-from tito_audit.run.auditor import counts_of
-from tito_audit.run.check import check, explain
+from tito_audit.run.auditor import count_rollout
+from tito_audit.run.check import check, explain_differences
 from tito_audit.run.scan import read_rollouts, scan_rollouts
 from tito_audit.settings.model import Settings
 from tito_audit.tokens.load import load_tokenizer
@@ -63,7 +63,7 @@ Audited = tuple[Evidence, tuple[Finding, ...]]
 
 
 def audited(rollout: Rollout, tokenizer: Tokenizer | None, renderer: Renderer | None) -> Audited:
-    evidence = explain(gather(rollout, tokenizer, renderer), RULES)
+    evidence = explain_differences(gather(rollout, tokenizer, renderer), RULES)
     return evidence, check(evidence, RULES, CODES)[0]
 
 
@@ -71,7 +71,7 @@ def cases() -> Iterator[Audited]:
     for path in CASES:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
         for case in (*content.get("flag", ()), *content.get("pass", ())):
-            evidence = explain(toy.evidence_of(case), RULES)
+            evidence = explain_differences(toy.evidence_of(case), RULES)
             yield evidence, check(evidence, RULES, CODES)[0]
 
 
@@ -153,7 +153,7 @@ def hold_together(evidence: Evidence, findings: Sequence[Finding]) -> Measures:
     assert np.array_equal(states, found.by_logprob.sum(axis=0) + found.without_logprob)
     rollout = evidence.rollout
     row = rollout.training_row
-    assert states.sum() == counts_of(evidence)["generated_tokens"], "rates divide by what the charts count"
+    assert states.sum() == count_rollout(evidence)["generated_tokens"], "rates divide by what the charts count"
     if row is not None and (evidence.row is not None or row.loss_mask is not None):
         assert sum(map(sum, found.roles.values())) == len(row.token_ids)
     if row is not None and row.loss_mask is not None:
@@ -355,7 +355,7 @@ AGAIN = DRIFTED | {
 
 
 def observed(case: dict[str, Any]) -> tuple[Evidence, tuple[Finding, ...], Measures]:
-    evidence = explain(toy.evidence_of(case), RULES)
+    evidence = explain_differences(toy.evidence_of(case), RULES)
     findings = check(evidence, RULES, CODES)[0]
     return evidence, findings, hold_together(evidence, findings)
 
@@ -680,7 +680,7 @@ def test_a_large_swap_is_cut_and_says_how_many_tokens_there_are() -> None:
             {"prompt": ["@prompt"], "completion": ["9", "<|im_end|>"]},
         ],
     }
-    evidence = explain(toy.evidence_of(case), RULES)
+    evidence = explain_differences(toy.evidence_of(case), RULES)
     swaps = of(holds(evidence, check(evidence, RULES, CODES)[0]), Where.COMPLETION, 0).swaps
     assert max(len(swap.ids) for swap in swaps) == MAX_SWAP
     assert max(swap.total for swap in swaps) > MAX_SWAP

@@ -85,7 +85,7 @@ def options_read(module: str) -> set[str]:
     } - set(dir(_options.Options))
 
 
-SHARED = options_read("_outs") | {"output_format"}
+SHARED = options_read("_outputs") | {"output_format"}
 """What functions read that several commands call."""
 
 

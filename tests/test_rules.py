@@ -16,10 +16,10 @@ from tito_audit.evidence.gather import gather
 from tito_audit.evidence.model import Evidence
 from tito_audit.evidence.needs import Needs
 from tito_audit.record.arrays import empty_ids
-from tito_audit.record.beside import NOTHING_BESIDE
 from tito_audit.record.column import Column, ColumnRole
 from tito_audit.record.finding import Hit, Where
 from tito_audit.record.rollout import Place, Rollout, TrainingRow, Turn
+from tito_audit.record.token_extras import NO_EXTRAS
 from tito_audit.rule import Rule, missing_evidence
 from tito_audit.rules import FAMILIES, all_rules, rule_of
 from tito_audit.run.check import check
@@ -185,8 +185,8 @@ def without(rollout: Rollout, need: Needs) -> Rollout:
     if need is Needs.TRAINER_LOGPROBS:
         return without_others(rollout)
     if need in (Needs.EXPERTS_READ, Needs.KEPT_SETS_READ, Needs.CREDIT):
-        alone = tuple(replace(turn, beside=NOTHING_BESIDE) for turn in turns)
-        kept = None if row is None else replace(row, beside=NOTHING_BESIDE)
+        alone = tuple(replace(turn, extras=NO_EXTRAS) for turn in turns)
+        kept = None if row is None else replace(row, extras=NO_EXTRAS)
         return replace(rollout, turns=alone, training_row=kept)
     if need in (Needs.SEVERAL_CALLS, Needs.HISTORY):
         return replace(rollout, turns=turns[:1])

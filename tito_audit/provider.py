@@ -13,7 +13,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
-from tito_audit.record.by_name import WeightSpans
+from tito_audit.record.policy_columns import WeightSpans
 
 TopLogprobs: TypeAlias = tuple[tuple[int, float], ...]
 """The most likely tokens at one position with their logprobs, the likeliest first."""

@@ -14,7 +14,7 @@ from typing import Any
 import orjson
 
 from tito_audit.record.finding import Finding, Severity, Side
-from tito_audit.record.mismatch import EDGES, Mismatch
+from tito_audit.record.mismatch import EDGES, LogMismatch
 from tito_audit.summary import SCHEMA_VERSION, CoverageCount, Summary
 from tito_audit.terminal.escape import escaped_json
 
@@ -98,7 +98,7 @@ def summary_object(summary: Summary) -> dict[str, Any]:
     }
 
 
-def mismatch_object(mismatch: Mismatch) -> dict[str, Any]:
+def mismatch_object(mismatch: LogMismatch) -> dict[str, Any]:
     """Why a trainer's column differs from the sampler's, as in the schema."""
     shares = mismatch.shares
     size = sum(share.size for share in shares.values())

@@ -6,8 +6,8 @@ import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from tito_audit.evidence.model import Against, Difference, Evidence, Explained, Sound, TextSide
-from tito_audit.evidence.needs import Needs, words_for
+from tito_audit.evidence.model import Against, Difference, Evidence, Explained, TextSide, Verified
+from tito_audit.evidence.needs import Needs, describe_missing
 from tito_audit.record.arrays import Ids, empty_ids
 from tito_audit.record.finding import (
     NEXT_PROMPT,
@@ -56,7 +56,7 @@ class Rule:
     explain: Callable[[Difference, Evidence], Reason | None] | None = None
     precedence: int = 0
     """For causes: the rule of lowest precedence that gives a reason owns the difference."""
-    silent: Sound = Sound.NOTHING
+    silent: Verified = Verified.NOTHING
     """If all of this is sound, the rule finds nothing and is not run; NOTHING: it always runs."""
     of_log: bool = False
     """Whether it judges a whole log or run, and so covers no single rollout."""
@@ -75,7 +75,7 @@ def rule(
     severity: Severity,
     *,
     needs: tuple[Needs, ...] = (),
-    silent: Sound = Sound.NOTHING,
+    silent: Verified = Verified.NOTHING,
     of_log: bool = False,
     headline: str = "",
 ) -> Callable[[Callable[[Evidence], Iterator[Hit]]], Rule]:
@@ -113,7 +113,7 @@ def missing_evidence(rule: Rule, present: Needs, reasons: tuple[NotRead, ...] = 
     """The evidence that a rule lacks, in words with the format's reasons; None if the rule can run."""
     for need in rule.needs:
         if need and not (need & present):
-            return words_for(need, present, reasons)
+            return describe_missing(need, present, reasons)
     return None
 
 

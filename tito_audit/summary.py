@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from tito_audit.record.finding import Finding, Result, Severity
-from tito_audit.record.mismatch import Mismatch
+from tito_audit.record.mismatch import LogMismatch
 from tito_audit.record.rollout import Place
 
 SCHEMA_VERSION = 1
@@ -254,7 +254,7 @@ class Summary:
     """By severity: the findings that are not in the baseline."""
     headlines: dict[tuple[str, str], Headline] = field(default_factory=dict)
     """Each cause with its counts, by headline and unit, in the order found."""
-    mismatches: dict[str, Mismatch] = field(default_factory=dict)
+    mismatches: dict[str, LogMismatch] = field(default_factory=dict)
     """By trainer's column: why it differs from the sampler's."""
     without_ids: int = 0
     """Rollouts without any token ids: not audited, so not known to be clean."""
@@ -343,7 +343,7 @@ class Summary:
         self.count_new(result)
         for mismatch in result.mismatches:
             if mismatch.trainer not in self.mismatches:
-                self.mismatches[mismatch.trainer] = Mismatch(mismatch.sampler)
+                self.mismatches[mismatch.trainer] = LogMismatch(mismatch.sampler)
             self.mismatches[mismatch.trainer].add(mismatch, result.place)
         for skip in result.skips:
             if skip.code not in self.skipped:

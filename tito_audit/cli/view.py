@@ -1,4 +1,4 @@
-"""`tito-audit view`: a site of many logs, to browse, search and compare."""
+"""`tito-audit view`: writes a site of many logs, to browse, search and compare."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import sys
 from contextlib import closing, nullcontext
 from pathlib import Path
 
-from tito_audit.cli._options import Options, skipped
-from tito_audit.cli._outs import is_url
+from tito_audit.cli._options import Options, skipped_words
+from tito_audit.cli._outputs import is_url
 from tito_audit.errors import SetupError
 from tito_audit.gate import gate_rollouts
 from tito_audit.report import ReportOptions
@@ -45,7 +45,7 @@ def view(options: Options, logs: list[str]) -> None:
                 quota = ViewQuota(options.show_rows, ViewSize(tokens=20_000, sequences=512))
                 run = gate_rollouts([str(file)], settings, None, pace, observe=quota)
                 run.scan.loader = loader
-                run.summary.notices += filter(None, [options.notice()])
+                run.summary.notices += filter(None, [options.config_notice()])
                 site.add(
                     run, run.summary, name, ReportOptions(titles=titles, docs=docs, ran=run.codes, fails=run.fails)
                 )
@@ -59,5 +59,5 @@ def view(options: Options, logs: list[str]) -> None:
     )
     shown = f"{many(counts.logs, 'log')}, {many(counts.rollouts, 'rollout')}, {counts.size / 1e6:,.1f} MB"
     words = [shown, *(f"{number:,} {what}" for number, what in left_out if number)]
-    words += filter(None, [skipped(logs)])
+    words += filter(None, [skipped_words(logs)])
     sys.stdout.write(visible(f"{Path(options.out) / 'index.html'}: {'; '.join(words)}") + "\n")

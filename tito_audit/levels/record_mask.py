@@ -13,7 +13,7 @@ import numpy as np
 import orjson
 
 from tito_audit.errors import ODD_VALUES
-from tito_audit.formats import real_name
+from tito_audit.formats import model_name
 from tito_audit.levels.facts import (
     ASKED,
     EXPERTS_SEEN,
@@ -130,8 +130,8 @@ def _optional_facts(rollout: Rollout, rows: Sequence[Row], holders: Holders) -> 
     }
     shown = bool(parts) and all(any(_has_value(part[name]) for name in part if name != "type") for part in parts)
     there = {
-        "kept_sets": applies["kept_sets"] and _every_part(rollout, lambda part: bool(part.beside.sets)),
-        "experts": applies["experts"] and _every_part(rollout, lambda part: bool(part.beside.routing)),
+        "kept_sets": applies["kept_sets"] and _every_part(rollout, lambda part: bool(part.extras.kept_sets)),
+        "experts": applies["experts"] and _every_part(rollout, lambda part: bool(part.extras.routing)),
         "images": shown
         or (applies["images"] and any(_has_value(row.get(name)) for row in rows for name in _IMAGES)),
     }
@@ -149,7 +149,7 @@ def _logs_experts(rollout: Rollout) -> bool:
     """Whether experts are logged beside any tokens of a rollout."""
     parts: list[Turn | TrainingRow] = [*rollout.turns]
     parts += [rollout.training_row] if rollout.training_row is not None else []
-    return any(part.beside.routing for part in parts)
+    return any(part.extras.routing for part in parts)
 
 
 def _logs_answer_ids(turn: Turn) -> bool:
@@ -243,7 +243,7 @@ def _model_name(rollout: Rollout, holders: Holders) -> str | None:
     names = all_facts()["model"].names
     for objects in holders:
         models = [
-            next(filter(None, (real_name(holder.get(name)) for name in names if holder)), None)
+            next(filter(None, (model_name(holder.get(name)) for name in names if holder)), None)
             for holder in objects
         ]
         if models and all(models):

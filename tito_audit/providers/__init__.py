@@ -20,7 +20,7 @@ def all_providers() -> tuple[ProviderKind, ...]:
 def open_provider(spec: str, options: ProviderOptions | None = None) -> TokenProvider:
     """The provider that `NAME=WHERE` names: `vllm=http://127.0.0.1:8000`, `hf=FOLDER`.
 
-    SetupError for an unknown name, a missing address or folder, or something that the provider lacks.
+    SetupError for an unknown name, a missing address or folder, or a package that the provider needs.
     """
     name, equals, where = spec.partition("=")
     kinds = {kind.name: kind for kind in all_providers()}
@@ -36,5 +36,5 @@ def open_provider(spec: str, options: ProviderOptions | None = None) -> TokenPro
 
 
 def key_of(spec: str) -> str | None:
-    """The key of a provider's server as the environment has it: `VLLM_API_KEY`, `SGLANG_API_KEY`."""
+    """The API key of a provider's server from the environment: `VLLM_API_KEY`, `SGLANG_API_KEY`; None if unset."""
     return os.environ.get(f"{spec.partition('=')[0].upper()}_API_KEY")

@@ -2,7 +2,7 @@
 
 Chat templates for training mark with `{% generation %}` what an assistant writes (`return_assistant_tokens_mask`
 of huggingface/transformers `tokenization_utils_base.py`, which TRL's `assistant_only_loss` passes). Most templates
-lack the markers. Then sentinels in the messages, which the template passes on (`render/sentinels.py`), show each
+lack the markers. Then marks in the messages, which the template passes on (`render/marks.py`), show each
 answer: from after the generation prompt through the turn end.
 """
 
@@ -20,8 +20,8 @@ from tito_audit.evidence.reference import Reference
 from tito_audit.record.arrays import Ids, Mask, Offsets
 from tito_audit.record.prefix import common_prefix
 from tito_audit.record.rollout import Rollout, TrainingRow
-from tito_audit.render.sentinels import SpanKind
-from tito_audit.render.spans import Rendering, spans
+from tito_audit.render.marks import SpanKind
+from tito_audit.render.spans import Rendering, render_spans
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +76,13 @@ def tokenize_chat(rollout: Rollout, reference: Reference) -> TokenizedChat:
     """Render and tokenize the messages of a rollout; RecordError if that is not possible."""
     assert reference.renderer is not None
     try:
-        rendering = spans(reference.renderer, rollout.messages, rollout.tools, rollout.template_kwargs)
+        rendering = render_spans(reference.renderer, rollout.messages, rollout.tools, rollout.template_kwargs)
     except RenderError as error:
         raise RecordError(str(error)) from None
     text = rendering.text
     ids = reference.encode(text)
     offsets = _ByteOffsets(text, None if reference.has_bytes_of(ids, text) else "NFC")
-    if offsets.form is not None and offsets.data != reference.vocabulary.data(ids):
+    if offsets.form is not None and offsets.data != reference.vocabulary.bytes_of(ids):
         raise RecordError("the tokenizer changes the text that it encodes, so where its answers begin is unknown")
     lengths = reference.vocabulary.byte_lengths(ids)
     ends = lengths.cumsum()
@@ -110,7 +110,7 @@ def tokenize_chat(rollout: Rollout, reference: Reference) -> TokenizedChat:
     variables = reference.renderer.variables(rollout.tools, rollout.template_kwargs)
     variables = {**variables, "messages": rendering.chat, "add_generation_prompt": False}
     try:  # the ranges of the text that the template marks, None if it has no markers
-        marked = template.generation(variables, text)
+        marked = template.generation_ranges(variables, text)
     except RenderError:
         marked = None
     mask = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tito_audit.record.mismatch import ADVICE, Interval, Mismatch, MismatchCause, RowMismatch
+from tito_audit.record.mismatch import ADVICE, Interval, LogMismatch, MismatchCause, RowMismatch
 from tito_audit.terminal.escape import visible
 from tito_audit.terminal.words import decimal, many, percent
 
@@ -12,9 +12,9 @@ _MIN_SHARE = 0.005
 """Causes with a smaller share are left out."""
 
 
-def cause_words(mismatch: RowMismatch | Mismatch) -> Iterator[str]:
+def cause_words(mismatch: RowMismatch | LogMismatch) -> Iterator[str]:
     """Each cause with its share of the total |difference|: `92 % of the total is temperature (…)`, `5 % drift`."""
-    shares = mismatch.shares.items() if isinstance(mismatch, Mismatch) else mismatch.shares
+    shares = mismatch.shares.items() if isinstance(mismatch, LogMismatch) else mismatch.shares
     total = sum(share.size for _, share in shares)
     if not total or [cause for cause, _ in shares] in ([MismatchCause.UNKNOWN], [MismatchCause.NUMERICS]):
         return
@@ -28,7 +28,7 @@ def cause_words(mismatch: RowMismatch | Mismatch) -> Iterator[str]:
             first = False
 
 
-def estimate_words(mismatch: RowMismatch | Mismatch, cause: str) -> str:
+def estimate_words(mismatch: RowMismatch | LogMismatch, cause: str) -> str:
     """What is known of a cause: `the sampler's is 0.70 (0.66 to 0.74) times the trainer's; the log says …`."""
     note = ""
     if isinstance(mismatch, RowMismatch):
@@ -42,7 +42,7 @@ def estimate_words(mismatch: RowMismatch | Mismatch, cause: str) -> str:
     elif cause == MismatchCause.TRUNCATED and mismatch.mass is not None:
         estimate = f"top-p {_interval_words(mismatch.mass)}"
     elif cause == MismatchCause.TRUNCATED:
-        kinds = mismatch.truncations if isinstance(mismatch, Mismatch) else {mismatch.truncation: 1}
+        kinds = mismatch.truncations if isinstance(mismatch, LogMismatch) else {mismatch.truncation: 1}
         kind = max(kinds, key=lambda kind: kinds[kind], default="")
         ways = {"top-k": "as top-k does", "min-p": "as min-p does, or several limits"}
         estimate = ways.get(kind, "")
@@ -54,7 +54,7 @@ def _interval_words(interval: Interval) -> str:
     return best if low == high else f"{best} ({low} to {high})"
 
 
-def mismatch_rows(mismatch: Mismatch) -> Iterator[tuple[float, str, str, int, str]]:
+def mismatch_rows(mismatch: LogMismatch) -> Iterator[tuple[float, str, str, int, str]]:
     """Each cause of at least half a percent: share, cause, estimate, number of tokens, the worst token."""
     total = sum(share.size for share in mismatch.shares.values())
     for cause, share in mismatch.shares.items():
@@ -70,7 +70,7 @@ def mismatch_rows(mismatch: Mismatch) -> Iterator[tuple[float, str, str, int, st
         yield part, cause, estimate_words(mismatch, cause), share.tokens, worst
 
 
-def mismatch_lines(mismatch: Mismatch) -> Iterator[tuple[str, str]]:
+def mismatch_lines(mismatch: LogMismatch) -> Iterator[tuple[str, str]]:
     """A share and its line for each cause: cause, number of tokens, the worst token, what to do."""
     for part, cause, estimate, tokens, worst in mismatch_rows(mismatch):
         words = f"{cause}{f' ({estimate})' if estimate else ''}: {many(tokens, 'token')}"

@@ -128,7 +128,7 @@ def _failures_and_findings(summary: Summary, see_notes: str, *, judged: bool) ->
         accepted = f"{many(gate.added, 'finding')} accepted into {gate.baseline}; {gate.known:,} known before"
         return [*_reasons(gate), accepted]
     baseline = gate is not None and gate.baseline is not None
-    bar = Severity.bar(gate.fail_on) if gate is not None else Severity.ERROR
+    bar = Severity.threshold(gate.fail_on) if gate is not None else Severity.ERROR
     counts = {severity: new for severity, new in sorted(summary.new.items(), reverse=True) if new.findings > 0}
     words = _words_by_severity(counts, summary, new=baseline)
     if Severity.NOTE in words:

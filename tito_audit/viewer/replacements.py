@@ -10,7 +10,7 @@ from operator import attrgetter
 import numpy as np
 
 from tito_audit.chains.links import LinkKind
-from tito_audit.evidence.chains import stretches_in_seen
+from tito_audit.evidence.chains import stretches_in_history
 from tito_audit.evidence.model import Against, Difference, Evidence
 from tito_audit.evidence.reference import pieces_of
 from tito_audit.record.arrays import Ids, empty_ids
@@ -150,7 +150,7 @@ def _replacements_of_history(evidence: Evidence, findings: Iterable[Finding]) ->
         if seen is None or prompt is None or parent.prompt_ids is None:
             continue
         whole = link.kind is LinkKind.RETOKENIZED
-        for stretch in stretches_in_seen(
+        for stretch in stretches_in_history(
             pieces_of(seen, evidence.vocabulary),
             pieces_of(prompt, evidence.vocabulary),
             0 if whole else len(parent.prompt_ids),

@@ -17,12 +17,12 @@ from tito_audit.evidence.model import Evidence
 from tito_audit.evidence.reference import pieces_of
 from tito_audit.evidence.roles import TURN_END, token_roles
 from tito_audit.record.arrays import Ids, Logprobs, Mask
-from tito_audit.record.beside import BesideTokens
-from tito_audit.record.column import Alignment, Column, ColumnRole, alignment_by_length, spread
+from tito_audit.record.column import Alignment, Column, ColumnRole, alignment_by_length, expand
 from tito_audit.record.finding import Finding, Where
 from tito_audit.record.rollout import IdsFrom
 from tito_audit.record.runs import trained_runs
 from tito_audit.record.speakers import ASSISTANT
+from tito_audit.record.token_extras import TokenExtras
 from tito_audit.tokens.vocab import Vocabulary
 from tito_audit.viewer.model import REPORT_SIZE, ShownStretch, Swap, View, ViewSequence, ViewSize
 from tito_audit.viewer.replacements import Replacement, SequenceKey, find_replacements, same_as
@@ -177,7 +177,7 @@ def _recorded_sequences(evidence: Evidence) -> Iterator[_ViewedSequence]:
                 note="; ".join(note for note in (ended, recovered) if note),
                 logprobs=turn.completion_logprobs,
                 roles=[TURN_END if i in evidence.end_ids else ASSISTANT for i in turn.completion_ids.tolist()],
-                columns=_other_columns(turn.columns, turn.beside, len(turn.completion_ids), 0, None),
+                columns=_other_columns(turn.columns, turn.extras, len(turn.completion_ids), 0, None),
             )
     row = evidence.rollout.training_row
     if row is not None:
@@ -194,12 +194,12 @@ def _recorded_sequences(evidence: Evidence) -> Iterator[_ViewedSequence]:
             logprobs=scored,
             trained=row.loss_mask,
             roles=evidence.row.roles if evidence.row is not None else None,
-            columns=_other_columns(row.columns, row.beside, len(row.token_ids), row.prompt_length, row.loss_mask),
+            columns=_other_columns(row.columns, row.extras, len(row.token_ids), row.prompt_length, row.loss_mask),
         )
 
 
 def _other_columns(
-    columns: Sequence[Column], beside: BesideTokens, size: int, prompt: int | None, trained: Mask | None
+    columns: Sequence[Column], extras: TokenExtras, size: int, prompt: int | None, trained: Mask | None
 ) -> dict[str, NDArray[np.float64]]:
     """By name, float64 `[size]`: what else was recorded of each token, such as a trainer's logprobs or advantages.
 
@@ -207,10 +207,9 @@ def _other_columns(
     """
     shown: dict[str, NDArray[np.float64]] = {}
     count = None if trained is None else int(np.count_nonzero(trained))
-    named = [
-        (column.name, column.values, column.alignment) for column in columns if column.role is ColumnRole.OTHER
-    ]
-    for name, value in beside.credit.items():
+    others = [column for column in columns if column.role is ColumnRole.OTHER]
+    named = [(column.name, column.values, column.alignment) for column in others]
+    for name, value in extras.credit.items():
         if isinstance(value, list | tuple | np.ndarray):
             length = alignment_by_length(len(value), full=size, prompt_length=prompt, trained=count)
             named.append((name, np.asarray(value), length))
@@ -222,7 +221,7 @@ def _other_columns(
             numbers = (
                 None
                 if fits is None
-                else spread(values.astype(np.float64), fits, full=size, prompt_length=prompt, trained=trained)
+                else expand(values.astype(np.float64), fits, full=size, prompt_length=prompt, trained=trained)
             )
         except ValueError:  # of another alignment, or of another length
             continue

@@ -9,7 +9,7 @@ from html import escape
 
 import numpy as np
 
-from tito_audit.record.mismatch import EDGES, Mismatch
+from tito_audit.record.mismatch import EDGES, LogMismatch
 from tito_audit.terminal.escape import elided, visible
 from tito_audit.terminal.words import share
 from tito_audit.viewer.model import LOGPROB_EDGES, POSITION_EDGES, STATES, TURNS, Counts, Measures
@@ -134,7 +134,7 @@ def _logprob_chart(measures: Measures) -> Chart | None:
     return Chart("logprobs", title, caption, "pair", ("drifted", "not drifted"), svg, head, tuple(rows))
 
 
-def draw_mismatch_charts(number: int, mismatch: Mismatch) -> list[Chart]:
+def draw_mismatch_charts(number: int, mismatch: LogMismatch) -> list[Chart]:
     """A scatter plot of single tokens and a histogram of differences, of a trainer's column."""
     charts = []
     if mismatch.points:
