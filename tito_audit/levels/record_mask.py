@@ -89,7 +89,7 @@ def record_mask(rollout: Rollout, rows: Sequence[Row]) -> int | None:
 def _sampler_facts(
     rollout: Rollout, rows: Sequence[Row], holders: Holders, format_level: FormatLevel
 ) -> dict[str, bool]:
-    """By fact about the sampler (L3 and digests): whether the record states it."""
+    """Whether the record states each fact about its sampler: those of L3, and the digests."""
     turns, row, stated, facts = rollout.turns, rollout.training_row, rollout.stated, all_facts()
     weights = bool(turns) and all(turn.weight_versions for turn in turns)
     weights = weights or bool(stated.policy_versions or stated.facts.get("weight_versions"))

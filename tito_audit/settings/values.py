@@ -29,12 +29,12 @@ _REPORT = r"^[a-z][a-z0-9_-]*(?:=.+)?$"
 
 @dataclass(frozen=True, slots=True)
 class ValueKind:
-    """A kind of value of a key."""
+    """What a key takes: how its values are read, shown, and described in the schema."""
 
     takes: str
     """What it takes, in words."""
     schema: Mapping[str, Any]
-    """The same as JSON schema, for editors and for `read`. Only the keywords of `_is_allowed` have an effect."""
+    """The same as JSON schema, for editors and for `read`, which knows only the keywords of `_allows`."""
     to_flag: Callable[[Any, Path], Any] = lambda value, folder: value
     """Turns a value that the schema allows into what the flag would give (a list of texts if it repeats), with
     paths resolved from the file's folder; ValueError if it is invalid all the same."""
@@ -111,7 +111,7 @@ def expand_user(name: str | Path) -> Path:
 
 
 def resolve(folder: Path, text: str) -> str:
-    """The path that `text` in a file of the folder means, normalized; a URL stays."""
+    """The path that `text` means in a file of the folder, normalized; a URL stays as it is."""
     if "://" in text:
         return text
     path = Path(os.path.expanduser(text))  # noqa: PTH111 - Path.expanduser raises for an unknown user

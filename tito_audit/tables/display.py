@@ -145,7 +145,7 @@ class DisplayableResults:
         return page.html(summary)
 
     def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
-        """The same with the line of `repr`, which notebooks would ask for before it ran."""
+        """HTML, then `repr`: in the other order, which notebooks use, `repr` would come before the run."""
         return {"text/html": self._repr_html_(), "text/plain": repr(self)}
 
     def _run_once(self) -> _KeptRun:

@@ -177,7 +177,7 @@ def _token_states(evidence: Evidence, spans: _GeneratedSpans, findings: Sequence
 
 
 def _origins(evidence: Evidence, where: Where, turn: int, start: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """The completions' ranges, (turn, start, end), in a range of a turn's prompt or completion."""
+    """The ranges of completions, (turn, start, end), that lie in a range of a turn's prompt or completion."""
     if where is Where.COMPLETION:
         yield turn, start, end
         return

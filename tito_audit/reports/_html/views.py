@@ -62,7 +62,7 @@ _LABELS = {WAS_SEEN: "previous call", REPLACED_SAMPLED: SAMPLED, str(Against.REE
 
 
 class ViewBlocks:
-    """The rollouts with a view as data blocks, which wait on disk, so it has to be closed."""
+    """Collects the rollouts with a view as data blocks on disk; it has to be closed."""
 
     max_findings = MAX_FINDINGS
     """Maximum findings in the page."""
