@@ -118,7 +118,7 @@ class LogRecord:
         return f"For {RecordLevel(self.level + 1)}, {lacks}." if lacks else ""
 
     def lacks(self, shown: Callable[[Mapping[str, Sequence[str]]], str]) -> str:
-        """What the next level lacks, as part of a sentence; `shown` words facts, given by the line that logs them."""
+        """What the next level lacks, as part of a sentence; `shown` words facts, by the line that logs them."""
         return "; ".join([*(f"{who} {shown(lines)}" for who, lines in self.groups()), *self.unread])
 
     def groups(self) -> list[tuple[str, dict[str, list[str]]]]:
