@@ -13,7 +13,7 @@ from tests.report_results import TRAPS, results
 from tests.tiers import DEEP
 from tito_audit import GateSettings, Settings, gate_rollouts, repair_rollouts, scan_rollouts
 from tito_audit.summary import Summary
-from tito_audit.tables.shown import NotebookPage
+from tito_audit.tables.display import NotebookPage
 from tito_audit.terminal.escape import visible
 from tito_audit.terminal.verdict import verdict_line
 

@@ -41,7 +41,7 @@ OWN_PICKLES = {
     "storage/spool.py": "rows in a temporary file without a name",
 }
 """Modules that load pickles, and whose."""
-LOADED_BY_NAME = {"__init__.py", "cli/_command.py", "registry.py", "tables/shown.py", "storage/_store.py"}
+LOADED_BY_NAME = {"__init__.py", "cli/_command.py", "registry.py", "tables/display.py", "storage/_store.py"}
 """Modules that import others by a name that is not written where they do."""
 CODE = {"eval", "exec", "compile", "__import__", "input"}
 ATTRIBUTES = {

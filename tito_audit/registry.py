@@ -48,7 +48,7 @@ def load_plugin(package: str, kind: type[T], module: str) -> T | None:
 
 
 def _import_plugin(path: str, kind: type[T]) -> T:
-    """The one object of type `kind` in a module; TypeError if there are none or several."""
+    """The one object of type `kind` that a module defines; TypeError if it defines none or several."""
     objects = [value for value in vars(importlib.import_module(path)).values() if isinstance(value, kind)]
     if len(objects) != 1:
         raise TypeError(f"{path} defines {len(objects)} objects of type {kind.__name__}, not one")

@@ -40,7 +40,7 @@ ResultSink = Generator[None, "Result | None", T]
 
 
 def feed_results(results: Iterable[Result], sink: ResultSink[T]) -> T:
-    """Send all results to a sink, and return what it returns."""
+    """Send all results to a sink, and return what the sink makes of them."""
     try:
         next(sink)
         for result in results:

@@ -141,7 +141,7 @@ def as_json(value: Any) -> str:
 
 
 def pick(value: object, names: str) -> dict[str, Any]:
-    """Some fields or properties of a value by name: `fields(place, "file row item")`."""
+    """Some fields or properties of a value by name: `pick(place, "file row item")`."""
     return {name: getattr(value, name) for name in names.split()}
 
 

@@ -373,8 +373,8 @@ class Summary:
             count.rollouts += by * (not result.of_log)
         for finding in new:
             self.findings[finding.code].new[finding.severity] += by * finding.times
-        prints = {id(each): each.fingerprint for each in result.findings if each.because_of is None}
-        roots = {prints[id(each)]: each for each in result.findings if each.because_of is None}
+        prints = {id(finding): finding.fingerprint for finding in result.findings if finding.because_of is None}
+        roots = {prints[id(finding)]: finding for finding in result.findings if finding.because_of is None}
         worst: dict[str, tuple[Severity, Headline, Finding]] = {}
         for finding in new:
             own = finding.because_of or prints[id(finding)]

@@ -112,7 +112,7 @@ def _setting(name: str, value: Any, origin: str, file: Path | None = None) -> di
 def _as_written(name: str, value: Any) -> Any:
     """A value as a configuration file in the working folder would hold it; None if it is unset."""
     plain = getattr(value, "value", value)  # the word of an enum
-    return None if plain is None or plain == () else KEYS[name].kind.shown(plain, Path.cwd())
+    return None if plain is None or plain == () else KEYS[name].kind.to_toml(plain, Path.cwd())
 
 
 def _short(path: Path) -> str:

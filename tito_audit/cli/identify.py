@@ -364,7 +364,7 @@ def write_explanation(path: Path, explanation: Explanation, *, force: bool) -> s
     keys: dict[str, Any] = dict(explanation.config())
     for name in _PATH_KEYS:  # relative to the file's folder where that is shorter
         if name in keys and Path(keys[name]).exists():
-            keys[name] = KEYS[name].kind.shown(str(Path(keys[name]).absolute()), target.parent)
+            keys[name] = KEYS[name].kind.to_toml(str(Path(keys[name]).absolute()), target.parent)
     unset = [name for name in _SET_KEYS if name not in keys]
     existed = target.exists()
     if not explanation.without_tools and existed and read_config(target).values.get("tools") == NO_TOOLS:

@@ -14,7 +14,7 @@ from tito_audit.run.scan import Scan, scan_rollouts
 from tito_audit.settings.model import GateSettings, Settings
 from tito_audit.storage import Logs, Name, RowsInMemory, find_logs, log_names
 from tito_audit.summary import Summary
-from tito_audit.tables import Shown
+from tito_audit.tables import DisplayableResults
 from tito_audit.viewer.model import ViewQuota
 
 __all__ = ["GatedScan", "gate_rollouts"]
@@ -48,7 +48,7 @@ def gate_rollouts(
     return GatedScan(scan_rollouts(names, settings, progress, observe=observe, resume=resume), gate)
 
 
-class GatedScan(Shown):
+class GatedScan(DisplayableResults):
     """The results of a scan, judged; `summary.gate` is set once all were iterated.
 
     Only then a baseline is updated. Iterating raises SetupError if the baseline cannot be read.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import islice
 from typing import Any
@@ -89,7 +89,7 @@ def record_mask(rollout: Rollout, rows: Sequence[Row]) -> int | None:
 def _sampler_facts(
     rollout: Rollout, rows: Sequence[Row], holders: Holders, format_level: FormatLevel
 ) -> dict[str, bool]:
-    """By fact about the sampler (L3 and digests): whether the record states it."""
+    """Whether the record states each fact about its sampler: those of L3, and the digests."""
     turns, row, stated, facts = rollout.turns, rollout.training_row, rollout.stated, all_facts()
     weights = bool(turns) and all(turn.weight_versions for turn in turns)
     weights = weights or bool(stated.policy_versions or stated.facts.get("weight_versions"))
@@ -117,8 +117,8 @@ def _optional_facts(rollout: Rollout, rows: Sequence[Row], holders: Holders) -> 
         if part.get("type") in _IMAGE_PARTS
     ]
     cut = any(
-        each.get("min_p") or not (isinstance(value := each.get(name), int | float) and value in uncut)
-        for each in sampling
+        parameters.get("min_p") or not (isinstance(value := parameters.get(name), int | float) and value in uncut)
+        for parameters in sampling
         for name, uncut in _NO_CUT.items()
     )
     applies = {
@@ -191,7 +191,7 @@ def _find_holders(rows: Sequence[Row], paths: Sequence[str]) -> Holders:
     for path in paths:
         steps = _parse_path(path)
         if not steps or any(steps[0][0] in row for row in rows):
-            holders.append([each for row in rows for each in _objects_at(row, steps)])
+            holders.append([holder for row in rows for holder in _objects_at(row, steps)])
     return holders
 
 
@@ -213,10 +213,10 @@ def _objects_at(row: Any, steps: tuple[tuple[str, str | None], ...]) -> Iterator
     if entry is None:
         yield from _objects_at(value, tuple(rest))
         return
-    entries = [each for each in value if isinstance(each, dict)] if isinstance(value, list | tuple) else []
-    for each in entries:
-        if not entry or _has_value(each.get(entry)):
-            yield from _objects_at(each, tuple(rest))
+    entries = [part for part in value if isinstance(part, dict)] if isinstance(value, list | tuple) else []
+    for part in entries:
+        if not entry or _has_value(part.get(entry)):
+            yield from _objects_at(part, tuple(rest))
 
 
 def _has_value(value: Any) -> bool:
@@ -226,14 +226,14 @@ def _has_value(value: Any) -> bool:
     return not isinstance(value, str | list | tuple | dict | np.ndarray) or len(value) > 0
 
 
-def _any_states(holders: Holders, names: Iterable[str]) -> bool:
+def _states(holder: Row | None, names: Sequence[str]) -> bool:
+    """Whether an object has a value under one of these names."""
+    return holder is not None and any(_has_value(holder.get(name)) for name in names)
+
+
+def _any_states(holders: Holders, names: Sequence[str]) -> bool:
     """Whether at some path every object has a value under one of these names."""
-    for objects in holders:
-        if objects and all(
-            each is not None and any(_has_value(each.get(name)) for name in names) for each in objects
-        ):
-            return True
-    return False
+    return any(bool(objects) and all(_states(holder, names) for holder in objects) for objects in holders)
 
 
 def _model_name(rollout: Rollout, holders: Holders) -> str | None:
@@ -243,7 +243,8 @@ def _model_name(rollout: Rollout, holders: Holders) -> str | None:
     names = all_facts()["model"].names
     for objects in holders:
         models = [
-            next(filter(None, (model_name(each.get(name)) for name in names if each)), None) for each in objects
+            next(filter(None, (model_name(holder.get(name)) for name in names if holder)), None)
+            for holder in objects
         ]
         if models and all(models):
             return models[0]
@@ -253,13 +254,10 @@ def _model_name(rollout: Rollout, holders: Holders) -> str | None:
 def _sampling_params(holders: Holders) -> list[Row]:
     """The sampling parameters of every row, a temperature among them; [] if a row has none."""
     for objects in holders:
-        parts: list[Row] = []
-        for each in objects:
-            inside = [next(_objects_at(each[name], ())) for name in _SAMPLING if name in each] if each else []
-            named = (
-                part for part in (each, *inside) if part and any(_has_value(part.get(t)) for t in _TEMPERATURE)
-            )
-            parts += islice(named, 1)
-        if objects and len(parts) == len(objects):
-            return parts
+        parameters: list[Row] = []
+        for holder in objects:
+            inside = [next(_objects_at(holder[key], ())) for key in _SAMPLING if key in holder] if holder else []
+            parameters += islice((part for part in (holder, *inside) if part and _states(part, _TEMPERATURE)), 1)
+        if objects and len(parameters) == len(objects):
+            return parameters
     return []

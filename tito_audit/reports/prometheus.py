@@ -75,7 +75,7 @@ def write(summary: Summary, out: TextIO, options: ReportOptions) -> ResultSink[N
         ]
         gauge("gate_coverage_ratio", "Share of rollouts with required coverage.", shares)
     word = verdict(summary).word
-    words = [({"verdict": each}, each == word) for each in _VERDICTS]
+    words = [({"verdict": name}, name == word) for name in _VERDICTS]
     gauge("verdict", "1 for the verdict on the scan.", words)
     gauge("scan_seconds", "How long the scan took.", [({}, round(summary.seconds, 3))])
     out.write("# EOF\n")

@@ -192,6 +192,7 @@ def _run_properties(summary: Summary, left_out: int) -> dict[str, Any]:
 
     These are no results with state `absent`: code scanning ignores the state and would open an alert for each.
     """
+    rules, gate = summary.findings.values(), summary.gate
     counts: dict[str, Any] = {
         **pick(summary, "rollouts turns tokens"),
         "generatedTokens": summary.generated_tokens,
@@ -203,18 +204,17 @@ def _run_properties(summary: Summary, left_out: int) -> dict[str, Any]:
         "tokenizer": summary.tokenizer,
         "tokenizerCommits": summary.tokenizer_commits,
         "leftOut": left_out,
-        "new": {each.word: sum(count.new[each] for count in summary.findings.values()) for each in Severity},
-        "known": sum(count.known for count in summary.findings.values()),
+        "new": {severity.word: sum(rule.new[severity] for rule in rules) for severity in Severity},
+        "known": sum(rule.known for rule in rules),
     }
-    gate = summary.gate
     if gate is not None:
-        counts["gate"] = {"failed": gate.failed, "because": [cut(visible(each), _TEXT) for each in gate.because]}
+        because = [cut(visible(reason), _TEXT) for reason in gate.because]
+        counts["gate"] = {"failed": gate.failed, "because": because}
         counts["required"] = [
-            {"name": required_name(each), "covered": each.covered, "of": each.of, "failed": each.failed}
-            for each in gate.coverage
+            {"name": required_name(count), **pick(count, "covered of failed")} for count in gate.coverage
         ]
     if gate is not None and gate.baseline is not None:
-        counts["fixed"] = [pick(each, "fingerprint code file row times") for each in gate.fixed[:_FIXED]]
+        counts["fixed"] = [pick(finding, "fingerprint code file row times") for finding in gate.fixed[:_FIXED]]
         counts["fixedLeftOut"] = max(len(gate.fixed) - _FIXED, 0)
     return counts
 

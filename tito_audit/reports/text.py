@@ -173,10 +173,10 @@ def _titled_lists(summary: Summary) -> Iterator[tuple[str, list[str]]]:
     if gate is None:
         return
     fixed = [
-        f"{each.code} {visible(each.file)} row {each.row}"
-        + (f", {each.times:,} times: " if each.times > 1 else ": ")
-        + visible(each.message)
-        for each in gate.fixed[:_FIXED]
+        f"{finding.code} {visible(finding.file)} row {finding.row}"
+        + (f", {finding.times:,} times: " if finding.times > 1 else ": ")
+        + visible(finding.message)
+        for finding in gate.fixed[:_FIXED]
     ]
     if len(gate.fixed) > _FIXED:
         fixed.append(f"… and {len(gate.fixed) - _FIXED:,} more")

@@ -22,7 +22,7 @@ from tito_audit.run.log_findings import RunCounts
 from tito_audit.run.scan import add_coverage_notices
 from tito_audit.settings.model import Settings
 from tito_audit.summary import Summary
-from tito_audit.tables.shown import Shown
+from tito_audit.tables.display import DisplayableResults
 from tito_audit.terminal.verdict import verdict_lines
 from tito_audit.terminal.words import many
 
@@ -213,7 +213,7 @@ BATCH = "batch"
 
 
 @dataclass(eq=False, repr=False)
-class BatchAudit(Shown):
+class BatchAudit(DisplayableResults):
     """What the audit of a batch found; `str()` is the verdict with its causes."""
 
     results: tuple[Result, ...]

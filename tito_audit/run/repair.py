@@ -66,7 +66,7 @@ from tito_audit.storage.journal import Journal
 from tito_audit.storage.output import RowChanges
 from tito_audit.storage.watch import FileWatch
 from tito_audit.summary import Summary
-from tito_audit.tables import ShownRepairs
+from tito_audit.tables import DisplayableRepairs
 from tito_audit.tokens.vocab import Vocabulary
 
 
@@ -143,7 +143,7 @@ def write_row(raw: RawRow, repaired: RepairedRow, out: Output, quarantine: Quara
     return moved
 
 
-class Repairs(ShownRepairs):
+class Repairs(DisplayableRepairs):
     """The outcome of every row, in order; iterating writes the repaired logs.
 
     Creating one opens nothing. Iterating raises SetupError or StorageError if the run is impossible, and then

@@ -29,7 +29,7 @@ from tito_audit.storage import Logs, Name, RemoteFile, find_logs, is_in_memory, 
 from tito_audit.storage.journal import Journal
 from tito_audit.storage.watch import FileWatch
 from tito_audit.summary import Summary
-from tito_audit.tables.shown import Shown
+from tito_audit.tables.display import DisplayableResults
 from tito_audit.terminal.escape import elided, shell_word
 from tito_audit.tokens.vocab import Vocabulary
 from tito_audit.viewer.model import ViewQuota
@@ -47,7 +47,7 @@ _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 """The name of a model on the Hugging Face hub."""
 
 
-class Scan(Shown):
+class Scan(DisplayableResults):
     """The results of logs, rollout by rollout; `summary` is complete after the last one.
 
     Creating one opens nothing. Iterating raises SetupError or StorageError if the run is impossible. With more

@@ -127,7 +127,7 @@ class FileOverride:
     patterns: tuple[str, ...]
     """The same as absolute patterns, for `Override.paths`."""
     values: Mapping[str, Any]
-    """By key: its value as `Kind.read` returns it."""
+    """By key: its value as `ValueKind.read` returns it."""
 
     def __str__(self) -> str:
         return f"{OVERRIDES}[{self.index}]"
@@ -139,7 +139,7 @@ class Config:
 
     path: Path | None = None
     values: Mapping[str, Any] = field(default_factory=dict)
-    """By key: its value as `Kind.read` returns it."""
+    """By key: its value as `ValueKind.read` returns it."""
     sources: Mapping[str, Path] = field(default_factory=dict)
     """The file that sets each key: this one or one that it extends."""
     overrides: tuple[FileOverride, ...] = ()
@@ -148,7 +148,7 @@ class Config:
     """For each extended file, the file that extends it."""
 
     def parameters(self, command: str) -> dict[str, Any]:
-        """By option name: the values for a command."""
+        """The values that apply to a command, by option name."""
         keyed = (option for option in options_of(command) if option.key_takes is not None)
         return {option.name: self.values[option.key] for option in keyed if option.key in self.values}
 
@@ -215,7 +215,7 @@ def _read_overrides(path: Path, prefix: str, table: Mapping[str, Any]) -> Iterat
 
 
 def _read_values(path: Path, prefix: str, table: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
-    """By key: the values of a table as `Kind.read` returns them; SetupError if a key or value is invalid."""
+    """The values of a table by key, as `ValueKind.read` returns them; SetupError if one is invalid."""
     values: dict[str, Any] = {}
     for name, value in table.items():
         option = KEYS.get(name)

@@ -50,7 +50,7 @@ def _explain_wrong_keywords(cls: type[_T]) -> type[_T]:
     @wraps(construct)
     def __init__(self: Any, *values: Any, **keywords: Any) -> None:
         for name in keywords.keys() - names:
-            close = close_names(name, names) or [each for each in names if name.startswith(each)]
+            close = close_names(name, names) or [longer for longer in names if name.startswith(longer)]
             hint = f"did you mean {' or '.join(close)}?" if close else f"it takes {', '.join(sorted(names))}."
             hint = f"{_CLASS_OF_ARGUMENT[name]} takes it." if name in _CLASS_OF_ARGUMENT else hint
             raise TypeError(f"{cls.__name__}() takes no argument {name!r}: {hint}")

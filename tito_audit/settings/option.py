@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from typing import Any, get_args
 
-from tito_audit.settings.values import Kind, one_of, whole_number
+from tito_audit.settings.values import ValueKind, one_of, whole_number
 
 
 class FlagOnly(StrEnum):
@@ -69,7 +69,7 @@ class Option:
     """The prefixes of rule codes in a value of the field."""
 
     # The key
-    key_takes: Kind | None = None
+    key_takes: ValueKind | None = None
     """What its key in the configuration file takes; None: no key."""
     key_name: str = ""
     """"": the key has the flag's name."""
@@ -108,7 +108,7 @@ class Option:
         return self.key_name or self.flag[2:]
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> ValueKind:
         assert self.key_takes is not None, f"{self.flag} has no key"
         return self.key_takes
 

@@ -170,7 +170,7 @@ def parse_requirements(texts: Sequence[str], flag: str) -> tuple[Requirement, ..
 
 
 def parse_min_audited(text: str | float) -> float:
-    """The share of rollouts to be audited at least, from `0.95` or `95%`."""
+    """The least share of rollouts to audit, from `0.95` or `95%`."""
     part = parse_share(str(text))
     if part is None:
         raise SetupError(
@@ -191,7 +191,7 @@ def parse_share(text: str) -> float | None:
 
 
 def code_prefixes(limits: Sequence[MaxRate | Requirement]) -> list[str]:
-    """The code prefixes of limits, without that for all codes."""
+    """The code prefixes of limits; a limit on all codes has none."""
     return [limit.prefix for limit in limits if limit.prefix]
 
 

@@ -28,30 +28,30 @@ _REPORT = r"^[a-z][a-z0-9_-]*(?:=.+)?$"
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
-    """A kind of value of a key."""
+class ValueKind:
+    """What a key takes: how its values are read, shown, and described in the schema."""
 
     takes: str
     """What it takes, in words."""
     schema: Mapping[str, Any]
-    """The same as JSON schema, for editors and for `read`. Only the keywords of `_is_allowed` have an effect."""
-    converted: Callable[[Any, Path], Any] = lambda value, folder: value
+    """The same as JSON schema, for editors and for `read`, which knows only the keywords of `_allows`."""
+    to_flag: Callable[[Any, Path], Any] = lambda value, folder: value
     """Turns a value that the schema allows into what the flag would give (a list of texts if it repeats), with
     paths resolved from the file's folder; ValueError if it is invalid all the same."""
-    shown: Callable[[Any, Path], Any] = lambda value, folder: value
+    to_toml: Callable[[Any, Path], Any] = lambda value, folder: value
     """Turns what `read` returned back into a TOML value for a file in the folder."""
 
     def read(self, value: Any, folder: Path) -> Any:
         """What the flag would give for a TOML value; ValueError, with what is wrong in it, if it is invalid."""
         if not _allows(self.schema, value):
             raise ValueError(_why_invalid(self.schema, value))
-        return self.converted(value, folder)
+        return self.to_flag(value, folder)
 
 
 def _allows(schema: Mapping[str, Any], value: Any) -> bool:
     """Whether the schema of a key, or of a part of its value, allows the value."""
     if "anyOf" in schema:
-        return any(_allows(each, value) for each in schema["anyOf"])
+        return any(_allows(part, value) for part in schema["anyOf"])
     if "enum" in schema or "const" in schema:
         return isinstance(value, str) and value in schema.get("enum", [schema.get("const")])
     if "$ref" in schema:
@@ -111,7 +111,7 @@ def expand_user(name: str | Path) -> Path:
 
 
 def resolve(folder: Path, text: str) -> str:
-    """The path that `text` in a file of the folder means, normalized; a URL stays."""
+    """The path that `text` means in a file of the folder, normalized; a URL stays as it is."""
     if "://" in text:
         return text
     path = Path(os.path.expanduser(text))  # noqa: PTH111 - Path.expanduser raises for an unknown user
@@ -221,53 +221,53 @@ def _by_code_schema(number: Mapping[str, Any], text: str, pattern: str) -> dict[
     return {"anyOf": [table, *_one_or_several(pattern)["anyOf"]]}
 
 
-text = partial(Kind, schema=TEXT)
-texts = partial(Kind, schema=_ONE_OR_SEVERAL, converted=_as_list, shown=_split_lists)
+text = partial(ValueKind, schema=TEXT)
+texts = partial(ValueKind, schema=_ONE_OR_SEVERAL, to_flag=_as_list, to_toml=_split_lists)
 """A list of texts, or a single one."""
-path = partial(Kind, schema=TEXT, converted=lambda value, folder: resolve(folder, value), shown=_relative)
+path = partial(ValueKind, schema=TEXT, to_flag=lambda value, folder: resolve(folder, value), to_toml=_relative)
 """A path, relative to the folder of the file."""
-place_or_name = partial(Kind, schema=TEXT, converted=_resolve_or_name, shown=_relative_or_name)
+place_or_name = partial(ValueKind, schema=TEXT, to_flag=_resolve_or_name, to_toml=_relative_or_name)
 """A path, relative to the folder of the file, or a Hugging Face name."""
 pairs = partial(
-    Kind,
+    ValueKind,
     schema={"type": "object", "additionalProperties": TEXT},
-    converted=lambda value, _: [f"{ours}={theirs}" for ours, theirs in value.items()],
-    shown=_as_table,
+    to_flag=lambda value, _: [f"{ours}={theirs}" for ours, theirs in value.items()],
+    to_toml=_as_table,
 )
 """A table of texts."""
 
 
-def whole_number(takes: str, least: int) -> Kind:
+def whole_number(takes: str, least: int) -> ValueKind:
     """A whole number, `least` or more."""
     schema = {"type": "integer", "minimum": least}
-    return Kind(f"{takes}, {least} or more", schema, lambda value, _: int(value))
+    return ValueKind(f"{takes}, {least} or more", schema, lambda value, _: int(value))
 
 
-def one_of(*choices: str) -> Kind:
+def one_of(*choices: str) -> ValueKind:
     """One of the given words."""
-    return Kind(f"one of {', '.join(choices)}", {"enum": list(choices)})
+    return ValueKind(f"one of {', '.join(choices)}", {"enum": list(choices)})
 
 
-CLOCK = Kind(
+CLOCK = ValueKind(
     'a date, such as "2024-07-26", or with a time "2024-07-26T14:30", or "recorded" for the date of each prompt',
     {"type": "string", "pattern": f"^(?:{DATETIME}|{RECORDED})$"},
     _check_datetime,
 )
-TOOLS = Kind(
+TOOLS = ValueKind(
     'the path of a file, or "none"',
     TEXT,
     lambda value, folder: NO_TOOLS if value == NO_TOOLS else resolve(folder, value),
     _relative_or_none,
 )
-ARGUMENTS = Kind(
+ARGUMENTS = ValueKind(
     "a table, such as {enable_thinking = false}",
     {"type": "object", "additionalProperties": {"$ref": "#/$defs/json"}},
     lambda value, _: [f"{name}={json.dumps(argument)}" for name, argument in value.items()],
     lambda pairs, folder: {name: json_or_text(value) for name, value in _as_table(pairs, folder).items()},
 )
 CODES = texts('a list of codes or prefixes, such as ["TOK", "TPL203"]')
-FLAG = Kind("true or false", {"type": "boolean"})
-SHARE = Kind(
+FLAG = ValueKind("true or false", {"type": "boolean"})
+SHARE = ValueKind(
     'a number above 0 and at most 1, or a text such as "5%"',
     {
         "anyOf": [
@@ -277,30 +277,30 @@ SHARE = Kind(
     },
     _read_share,
 )
-SECONDS = Kind(
+SECONDS = ValueKind(
     "a number of seconds, 0.01 or more", {"type": "number", "minimum": 0.01}, lambda value, _: float(value)
 )
-SENTINEL = Kind(
+SENTINEL = ValueKind(
     'a number, or "null"',
     {"anyOf": [{"type": "number"}, {"const": "null"}]},
     lambda value, _: value if value == "null" else repr(value),
     lambda value, _: json_or_text(value) if value != "null" else value,
 )
-REQUIREMENTS = Kind(
+REQUIREMENTS = ValueKind(
     'a list of codes or prefixes, such as ["LPR", "SEQ=95%"], or a table such as {LPR = 1, SEQ = "95%"}',
     _by_code_schema({"exclusiveMinimum": 0, "maximum": 1}, _REQUIRED, _REQUIREMENT),
     _join_codes,
     _split_lists,
 )
-REQUIRED_SHARE = replace(SHARE, converted=lambda value, _: parse_share(str(value)) or _read_share(value, _))
+REQUIRED_SHARE = replace(SHARE, to_flag=lambda value, _: parse_share(str(value)) or _read_share(value, _))
 """As `SHARE`, but percents are exact: not divided as floats."""
-RATES = Kind(
+RATES = ValueKind(
     'a table of codes and rates, such as {TOK = 0.001, SEQ = "0.1/rollout"}, or a list such as ["TOK=0.1%"]',
     _by_code_schema({"minimum": 0}, _RATE, _LIMIT),
     _join_codes,
     _rates_as_table,
 )
-REPORTS = Kind(
+REPORTS = ValueKind(
     'a list of names and files, such as ["text", "json=audit.json"]',
     _one_or_several(_REPORT),
     partial(_resolve_reports, place=lambda file, folder: resolve(folder, file)),

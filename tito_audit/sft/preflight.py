@@ -154,7 +154,7 @@ class Planner:
         mask = chat.written if chat.marked is None else chat.marked
         if chat.marked is None and None in chat.answers:
             problems.append((Problem.NOT_SHOWN, f"answer {chat.answers.index(None)}"))
-        answers = [each for each in chat.answers if each is not None and mask[slice(*each)].any()]
+        answers = [tokens for tokens in chat.answers if tokens is not None and mask[slice(*tokens)].any()]
         problems += self._length_problems(answers)
         ids, mask = chat.ids[: self.max_length], mask[: self.max_length]
         if not mask.any():

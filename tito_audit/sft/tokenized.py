@@ -102,7 +102,7 @@ def tokenize_chat(rollout: Rollout, reference: Reference) -> TokenizedChat:
         if start < len(ids) and starts[start] > begins:
             split.append(len(answers))
         answers.append((start, max(start, end)))
-        prompts = (each for each in rendering.spans if each.kind is SpanKind.GENERATION_PROMPT)
+        prompts = (part for part in rendering.spans if part.kind is SpanKind.GENERATION_PROMPT)
         header = next((prompt.start for prompt in prompts if prompt.end == span[0]), None)
         headers.append(start if header is None else int(starts.searchsorted(offsets.byte(header))))
         written[start:end] = trained[len(answers) - 1]

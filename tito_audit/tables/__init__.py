@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
+from tito_audit.tables.display import DisplayableRepairs, DisplayableResults
 from tito_audit.tables.findings import FindingsBuilder, findings_schema, findings_table
-from tito_audit.tables.shown import Shown, ShownRepairs
 
-__all__ = ["FindingsBuilder", "Shown", "ShownRepairs", "findings_schema", "findings_table"]
+__all__ = ["DisplayableRepairs", "DisplayableResults", "FindingsBuilder", "findings_schema", "findings_table"]

@@ -73,7 +73,7 @@ class FindingsBuilder:
         import pyarrow
         from pyarrow import json
 
-        rows = (dict(_flatten(finding_object(each))) | {"times": each.times} for each in self._waiting)
+        rows = (dict(_flatten(finding_object(finding))) | {"times": finding.times} for finding in self._waiting)
         lines = "\n".join(map(as_json, rows)).encode()
         self._waiting.clear()
         schema = findings_schema()
@@ -84,10 +84,9 @@ class FindingsBuilder:
 
 
 def findings_schema() -> pyarrow.Schema:
-    """The Arrow schema of a findings table.
+    """The Arrow schema of a findings table: the keys of a finding in the JSON report, nested ones joined by `_`.
 
-    The columns are the keys of a finding in the JSON report, nested keys joined by `_`; the metadata holds the
-    report's `schema_version`.
+    The metadata holds the report's `schema_version`.
     """
     import pyarrow
 
@@ -109,8 +108,8 @@ def findings_table(of: Iterable[Result | Finding]) -> pyarrow.Table:
     if own is not None:
         return own()
     builder = FindingsBuilder()
-    for each in of:
-        builder.add((each,) if isinstance(each, Finding) else each.findings)
+    for item in of:
+        builder.add((item,) if isinstance(item, Finding) else item.findings)
     return builder.table()
 
 

@@ -69,7 +69,7 @@ class DrawOptions:
     ids: bool = False
     logprobs: bool = False
     encoding: str = "utf-8"
-    """That of the stream."""
+    """The encoding of the stream."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,7 +95,7 @@ class ProgressPoint(NamedTuple):
     done: int
     tokens: int
     share: float
-    """Of the rows and bytes there are; 0 if that is unknown."""
+    """The share of the rows or bytes that is done; 0 if unknown."""
 
 
 class ProgressLine:

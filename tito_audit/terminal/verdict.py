@@ -183,6 +183,7 @@ def _clean_words(summary: Summary) -> str:
 def _words_by_severity(counts: dict[Severity, NewCount], summary: Summary, *, new: bool) -> dict[Severity, str]:
     """By severity: `errors in 2 of 6 rollouts (33 %): 2 prompts re-tokenized`, `4 notes in 1 (17 %)`."""
     rows = summary.rollouts + summary.rows_unreadable
+    ranked = [headline for headline in summary.ranked_headlines() if headline.text]
     words: dict[Severity, str] = {}
     of = f" of {many(rows, 'rollout')}"
     for severity, count in counts.items():
@@ -195,8 +196,9 @@ def _words_by_severity(counts: dict[Severity, NewCount], summary: Summary, *, ne
             where += " and between rows" if count.rollouts and count.between else ""
             where += f" and in {log}" if count.of_logs else ""
             of = ""
-        ranked = [each for each in summary.ranked_headlines() if each.text and each.severity is severity]
-        causes = [_headline_words(each, severity, count) for each in ranked]
+        causes = [
+            _headline_words(headline, severity, count) for headline in ranked if headline.severity is severity
+        ]
         if severity is Severity.NOTE or not causes:
             words[severity] = f"{many(count.findings, noun)} {where}"
         else:

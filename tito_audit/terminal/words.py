@@ -64,10 +64,7 @@ def code_ranges(codes: list[str]) -> str:
 
 
 def rate_number(rate: RateCount) -> str:
-    """`0.13 %` of the tokens or `0.21` per rollout, with enough digits to tell it from the limit.
-
-    `–` where the log has no tokens or rollouts to divide by.
-    """
+    """`0.13 %` of the tokens or `0.21` per rollout, with digits to tell it from the limit; `–` of no tokens."""
     if not math.isfinite(rate.rate):
         return "–"
     by_rollout = rate.unit == "rollouts"

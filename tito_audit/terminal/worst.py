@@ -133,7 +133,7 @@ class WorstFindings:
         return sum(entry.findings for entry in entries if entry is not None)
 
     def _ranked_findings(self, group: _HeadlineKey, severity: Severity | None) -> list[Finding]:
-        """A headline's findings with a severity, the most frequent first; None: those about what wrote the log."""
+        """A headline's findings with a severity, the most frequent first; None: those of `doubts_log`."""
         findings = sorted(self._kept[group].values(), key=lambda finding: -self._entry(finding).findings)
         if severity is None:
             return [finding for finding in findings if doubts_log(finding)]

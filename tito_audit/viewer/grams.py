@@ -21,7 +21,7 @@ _FIRST, _SECOND, _LAST = np.uint32(0x85EBCA6B), np.uint32(0xC2B2AE35), np.uint32
 
 
 class GramIndex:
-    """Builds the index block by block: finished blocks wait on disk, so it has to be closed."""
+    """Builds the index block by block, with finished blocks on disk; it has to be closed."""
 
     def __init__(self) -> None:
         self._present = np.zeros(SLOTS, np.bool_)

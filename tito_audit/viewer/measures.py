@@ -153,10 +153,9 @@ def _token_states(evidence: Evidence, spans: _GeneratedSpans, findings: Sequence
     states = np.zeros(spans.total, np.uint8)
     offsets = spans.offsets()
     bases = np.array(offsets)
-    before: Offsets | None = None
-    if spans.row_mask is not None:
-        before = np.concatenate(([0], spans.row_mask.cumsum()))
-    placed = ((each, *span) for each in sorted(findings, key=attrgetter("severity")) for span in each.spans())
+    before = None if spans.row_mask is None else np.concatenate(([0], spans.row_mask.cumsum()))
+    by_severity = sorted(findings, key=attrgetter("severity"))
+    placed = ((finding, *span) for finding in by_severity for span in finding.spans())
     for finding, turn, start, end in placed:
         hit, state = finding.hit, STATES.index(finding.severity.word)
         start = max(start, 0)
@@ -178,7 +177,7 @@ def _token_states(evidence: Evidence, spans: _GeneratedSpans, findings: Sequence
 
 
 def _origins(evidence: Evidence, where: Where, turn: int, start: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """The completions' ranges, (turn, start, end), in a range of a turn's prompt or completion."""
+    """The ranges of completions, (turn, start, end), that lie in a range of a turn's prompt or completion."""
     if where is Where.COMPLETION:
         yield turn, start, end
         return

@@ -74,7 +74,7 @@ class Measures:
 
     @staticmethod
     def unpacked(at: bytes, counts: bytes, roles: dict[str, tuple[int, int]]) -> Measures:
-        """The measures of which `packed` returned these."""
+        """The measures that `packed` was called on."""
         measures = Measures(roles=roles)
         measures.counts.ravel()[np.frombuffer(at, np.uint16)] = np.frombuffer(counts, np.int64)
         return measures
@@ -239,7 +239,7 @@ class ViewQuota:
         return size
 
     def offer(self, findings: Iterable[Finding], row: int) -> ViewSize | None:
-        """The same for the next rollout of a part, whose view may not be taken in the end."""
+        """Like `take`, for the next rollout of one part of the logs: its view may be dropped in the end."""
         if row < self._rows:
             return self.size
         wanted = False

@@ -57,7 +57,7 @@ class Replacement:
 
 
 def find_replacements(evidence: Evidence, findings: Sequence[Finding]) -> dict[SequenceKey, list[Replacement]]:
-    """By recorded sequence its replacements, in order and without overlaps: of two that overlap, `rank` decides.
+    """The replacements in each recorded sequence, in order and without overlaps: of two, `rank` decides.
 
     They come from the differences of the evidence, from prompts that break their history (SEQ findings), and from
     a training row that holds other tokens than the calls generated.
@@ -123,7 +123,7 @@ def same_as(evidence: Evidence, key: SequenceKey) -> str:
 
 
 def _tokens_before(difference: Difference, rollout: Rollout) -> int:
-    """How many recorded tokens of a difference in a completion are the end of its prompt."""
+    """How many recorded tokens of a difference belong to the prompt before its completion."""
     recorded, inside = difference.recorded.ids, difference.end - difference.start
     outside = len(recorded) - inside
     if not outside or difference.start or difference.turn is None:

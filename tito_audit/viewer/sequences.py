@@ -199,16 +199,17 @@ def _recorded_sequences(evidence: Evidence) -> Iterator[_ViewedSequence]:
 
 
 def _other_columns(
-    columns: Sequence[Column], beside: TokenExtras, size: int, prompt: int | None, trained: Mask | None
+    columns: Sequence[Column], extras: TokenExtras, size: int, prompt: int | None, trained: Mask | None
 ) -> dict[str, NDArray[np.float64]]:
-    """By name, float64 `[size]`: what else was recorded of each token, such as a trainer's logprobs or advantages.
+    """Other numbers recorded of each token, such as a trainer's logprobs, by name: float64 `[size]`.
 
     NaN where nothing is. At most eight columns; one that no alignment fits to the tokens is left out.
     """
     shown: dict[str, NDArray[np.float64]] = {}
     count = None if trained is None else int(np.count_nonzero(trained))
-    named = [(each.name, each.values, each.alignment) for each in columns if each.role is ColumnRole.OTHER]
-    for name, value in beside.credit.items():
+    others = [column for column in columns if column.role is ColumnRole.OTHER]
+    named = [(column.name, column.values, column.alignment) for column in others]
+    for name, value in extras.credit.items():
         if isinstance(value, list | tuple | np.ndarray):
             length = alignment_by_length(len(value), full=size, prompt_length=prompt, trained=count)
             named.append((name, np.asarray(value), length))
@@ -283,7 +284,7 @@ def _finite_or_none(values: NDArray[np.floating[Any]]) -> tuple[float | None, ..
 def _choose_swaps(
     replacements: Sequence[Sequence[Replacement]], excerpts: Sequence[Mask], texts: _TokenTexts
 ) -> list[tuple[Swap, ...]]:
-    """By sequence its swaps that touch the excerpt; the most severe get room for their tokens first."""
+    """The swaps of each sequence that touch its excerpt; the most severe get room for their tokens first."""
     ranked = sorted(
         (replacement.rank, number, replacement)
         for number, (own, excerpt) in enumerate(zip(replacements, excerpts, strict=True))

@@ -50,7 +50,7 @@ class Chart:
 
 
 def draw_charts(measures: Measures) -> list[Chart]:
-    """All charts of token counts; none for what no token was counted of."""
+    """The charts of token counts; those without a token are left out."""
     names = [*(str(turn) for turn in range(TURNS - 1)), f"{TURNS - 1}+"]
     by_turn = "Share of the generated tokens of each turn that drifted."
     edges = [

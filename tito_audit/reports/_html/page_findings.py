@@ -85,7 +85,7 @@ def headline_label(text: str, unit: str) -> str:
 
 
 def link_roots(rows: Iterable[Row], start: int = 0) -> Iterator[Row]:
-    """The rows of one result with the number of its root in the page for its fingerprint; -1 without one.
+    """The rows of one result, each with its root's number in the page for the fingerprint; -1 if it is missing.
 
     `start` is the number of the first row.
     """
@@ -121,7 +121,7 @@ def as_columns(rows: list[Row]) -> dict[str, Any]:
 
 
 class PageFindings:
-    """A bounded selection of findings that waits on disk, so it has to be closed.
+    """A bounded selection of findings, kept on disk; it has to be closed.
 
     Severities get room in order, the worst first. Where the findings of one do not fit, each code gets the same
     number, the first found. This cap of a group (severity and code) only shrinks as more findings come, so

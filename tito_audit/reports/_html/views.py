@@ -62,7 +62,7 @@ _LABELS = {WAS_SEEN: "previous call", REPLACED_SAMPLED: SAMPLED, str(Against.REE
 
 
 class ViewBlocks:
-    """The rollouts with a view as data blocks, which wait on disk, so it has to be closed."""
+    """Collects the rollouts with a view as data blocks on disk; it has to be closed."""
 
     max_findings = MAX_FINDINGS
     """Maximum findings in the page."""
@@ -432,7 +432,7 @@ def _publish(draft: Path, folder: Path, build: str) -> None:
     if not (folder / "data" / build).exists():
         (draft / "data" / build).rename(folder / "data" / build)
     pages = {path.name for path in (draft / "logs").iterdir()}
-    for name in (*(f"logs/{each}" for each in sorted(pages)), "compare.html", "index.html", SITE_MARK):
+    for name in (*(f"logs/{page}" for page in sorted(pages)), "compare.html", "index.html", SITE_MARK):
         (draft / name).replace(folder / name)
     for path in (folder / "data").iterdir():
         if path.name != build:

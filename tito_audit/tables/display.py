@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from html import escape
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from tito_audit.errors import SetupError, TitoAuditError
 from tito_audit.record.finding import Finding, Result, Severity
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import pyarrow
 
 
-class ShownRepairs:
+class DisplayableRepairs:
     """Base of a repair that displays its verdicts. Displaying never runs it, since that may write files."""
 
     before: Summary
@@ -57,14 +57,13 @@ class ShownRepairs:
 _NOT_KEPT = "The findings were not kept: findings_table() reads the log again."
 
 
-class Shown:
+class DisplayableResults:
     """Base of an iterable of results that also gives a table, metrics and a display, before or after iterating.
 
-    Iterating keeps nothing, so memory does not grow with the log. The first call that needs the findings runs the
-    audit from the start and keeps them as Arrow columns; later calls cost nothing.
+    Iterating keeps nothing. The first call that needs the findings runs the audit from the start and keeps them.
     """
 
-    _kept: tuple[FindingsBuilder, NotebookPage, Summary] | None = None
+    _kept: _KeptRun | None = None
 
     @abstractmethod
     def __iter__(self) -> Iterator[Result]:
@@ -85,7 +84,7 @@ class Shown:
 
         Runs the audit unless it was iterated.
         """
-        return verdict_word(self._finished_summary() or self._run_once()[2])
+        return verdict_word(self._finished_summary() or self._run_once().summary)
 
     def _why_not_run(self) -> str:
         """Why displaying must not start a run, since it writes something; "" if displaying may."""
@@ -96,7 +95,7 @@ class Shown:
 
         Runs the audit unless its findings are kept already. Raises what iterating raises.
         """
-        return self._run_once()[0].table()
+        return self._run_once().findings.table()
 
     def to_pandas(self) -> pandas.DataFrame:
         """The findings table as a pandas frame; SetupError without pandas."""
@@ -115,10 +114,10 @@ class Shown:
 
     def metrics(self) -> dict[str, float]:
         """The counts by name, all floats, as trackers log them; runs the audit unless it was iterated."""
-        return (self._finished_summary() or self._run_once()[2]).metrics()
+        return (self._finished_summary() or self._run_once().summary).metrics()
 
     def __repr__(self) -> str:
-        summary = self._finished_summary() or (None if self._kept is None else self._kept[2])
+        summary = self._finished_summary() or (None if self._kept is None else self._kept.summary)
         words = "not run yet; print it or call run()" if summary is None else verdict_line(summary)
         return f"<{type(self).__name__}: {words}>"
 
@@ -126,8 +125,8 @@ class Shown:
         """The verdict with its causes, the worst findings and the notices. Runs the audit if needed."""
         summary = self._finished_summary()
         if self._kept is not None:
-            _, page, kept_summary = self._kept
-            return "\n".join([*verdict_lines(kept_summary), *page.lines(kept_summary)])
+            _, page, counts = self._kept
+            return "\n".join([*verdict_lines(counts), *page.lines(counts)])
         if summary is not None:
             return "\n".join([*verdict_lines(summary), *NotebookPage().lines(summary), "", _NOT_KEPT])
         return repr(self) if self._why_not_run() else str(self.run())
@@ -146,12 +145,11 @@ class Shown:
         return page.html(summary)
 
     def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
-        """The same with the line of `repr`, which notebooks would ask for before it ran."""
-        html = self._repr_html_()
-        return {"text/html": html, "text/plain": repr(self)}
+        """HTML, then `repr`: in the other order, which notebooks use, `repr` would come before the run."""
+        return {"text/html": self._repr_html_(), "text/plain": repr(self)}
 
-    def _run_once(self) -> tuple[FindingsBuilder, NotebookPage, Summary]:
-        """What one run found: findings, display and counts; runs it if nothing is kept."""
+    def _run_once(self) -> _KeptRun:
+        """What one run found; runs it unless that is kept already."""
         if self._kept is None:
             findings, page = FindingsBuilder(), NotebookPage()
             for result in self:
@@ -159,8 +157,14 @@ class Shown:
                 page.add(result.findings)
             summary = self._finished_summary()
             assert summary is not None, "the run came to its end"
-            self._kept = findings, page, summary
+            self._kept = _KeptRun(findings, page, summary)
         return self._kept
+
+
+class _KeptRun(NamedTuple):
+    findings: FindingsBuilder
+    page: NotebookPage
+    summary: Summary
 
 
 def _import_optional(name: str) -> Any:
@@ -216,13 +220,12 @@ class NotebookPage:
 
     def html(self, summary: Summary, note: str = "") -> str:
         """The display as HTML; `note` is one more line at the end."""
-        judged = verdict(summary)
-        colour = _verdict_colour(summary)
+        judged, colour = verdict(summary), _verdict_colour(summary)
         files = ", ".join(summary.files[:3])
         if len(summary.files) > 3:
             files += f" and {many(len(summary.files) - 3, 'more file')}"
-        facts = [files or "no file", many(summary.rollouts, "rollout")]
-        facts += [f"{many(summary.tokens, 'token')}, {summary.generated_tokens:,} of them generated"]
+        tokens = f"{many(summary.tokens, 'token')}, {summary.generated_tokens:,} of them generated"
+        facts = [files or "no file", many(summary.rollouts, "rollout"), tokens]
         facts += [f"tokenizer {summary.tokenizer or 'none'}", f"{summary.seconds:.1f} s"]
         parts = [_verdict_line(judged.word, judged.parts, colour), _dim_line(" · ".join(facts))]
         causes = []
@@ -245,27 +248,22 @@ class NotebookPage:
 
 def comparison_html(before: Summary, after: Summary) -> str:
     """The display of a repair: the verdicts before and after it, and the findings of each rule."""
-    colour = _verdict_colour(after)
     parts = [
         _verdict_line(f"{when}, {(judged := verdict(summary)).word}", judged.parts, _verdict_colour(summary))
         for when, summary in (("before", before), ("after", after))
     ]
-    heads = (_cell("code", "left", "th"), _cell("before", "right", "th"), _cell("after", "right", "th"))
-    parts.append(f'<table style="{_TABLE}"><thead><tr>{"".join(heads)}</tr></thead><tbody>')
+    rows = []
     for code in log_codes_first(before.findings | after.findings):
-        counts = [
-            summary.findings[code].new.total() if code in summary.findings else 0 for summary in (before, after)
-        ]
-        cells = [_cell(_html(code), "left"), *(_cell(f"{count:,}", "right") for count in counts)]
-        parts.append(f"<tr>{''.join(cells)}</tr>")
-    return _box([*parts, "</tbody></table>"], colour)
+        counts = (side.findings[code].new.total() if code in side.findings else 0 for side in (before, after))
+        rows.append([_html(code), *(f"{count:,}" for count in counts)])
+    parts += _html_table(("code", "before", "after"), rows, left=1)
+    return _box(parts, _verdict_colour(after))
 
 
 def error_html(title: str, message: str) -> str:
     """The display of a run that did not start or failed: a title and a message."""
     first, _, rest = message.partition("\n")
-    parts = [_verdict_line(title, (first,), _RED), *map(_dim_line, rest.splitlines())]
-    return _box(parts, _RED)
+    return _box([_verdict_line(title, (first,), _RED), *map(_dim_line, rest.splitlines())], _RED)
 
 
 def _verdict_colour(summary: Summary) -> str:
@@ -285,35 +283,39 @@ def _rule_table(summary: Summary) -> Iterator[str]:
     titles = {rule.code: rule.title for rule in all_rules()}
     any_known = any(count.known for count in summary.findings.values())
     heads = ["errors", "warnings", "notes", *(["known"] if any_known else []), "rollouts", "tokens"]
-    cells = [_cell(name, "left", "th") for name in ("code", "what")]
-    cells += [_cell(name, "right", "th") for name in heads]
-    yield f'<table style="{_TABLE}"><thead><tr>{"".join(cells)}</tr></thead><tbody>'
+    rows = []
     for code in log_codes_first(summary.findings):
         count = summary.findings[code]
         new = [count.new[severity] for severity in sorted(Severity, reverse=True)]
         numbers = [*new, *([count.known] if any_known else []), count.rollouts, count.tokens]
         worst = max((head for head in Severity if count.new[head]), default=Severity.NOTE)
-        cells = [_cell(_coloured(code, worst), "left"), _cell(_html(titles.get(code, "")), "left")]
-        yield f"<tr>{''.join(cells + [_cell(f'{number:,}', 'right') for number in numbers])}</tr>"
+        rows.append([_coloured(code, worst), _html(titles.get(code, "")), *(f"{number:,}" for number in numbers)])
+    return _html_table(("code", "what", *heads), rows, left=2)
+
+
+def _html_table(heads: Sequence[str], rows: Iterable[Sequence[str]], *, left: int) -> Iterator[str]:
+    """A table of cells that are HTML already; the first `left` columns align left, the others right."""
+    styles = [_CELL.format(align="left" if at < left else "right") for at in range(len(heads))]
+
+    def cells(tag: str, row: Sequence[str]) -> str:
+        return "".join(f'<{tag} style="{style}">{cell}</{tag}>' for style, cell in zip(styles, row, strict=True))
+
+    yield f'<table style="{_TABLE}"><thead><tr>{cells("th", heads)}</tr></thead><tbody>'
+    yield from (f"<tr>{cells('td', row)}</tr>" for row in rows)
     yield "</tbody></table>"
 
 
-def _folded_list(title: str, lines: Iterable[str]) -> Iterator[str]:
-    every = list(lines)
-    if not every:
+def _folded_list(title: str, lines: Sequence[str]) -> Iterator[str]:
+    if not lines:
         return
-    shown = [f"<li>{_html(line)}</li>" for line in every[:_LINES]]
-    if len(every) > _LINES:
-        shown.append(f"<li>and {len(every) - _LINES:,} more</li>")
-    yield f"<details><summary>{title}: {len(every):,}</summary><ul>{''.join(shown)}</ul></details>"
+    shown = [f"<li>{_html(line)}</li>" for line in lines[:_LINES]]
+    if len(lines) > _LINES:
+        shown.append(f"<li>and {len(lines) - _LINES:,} more</li>")
+    yield f"<details><summary>{title}: {len(lines):,}</summary><ul>{''.join(shown)}</ul></details>"
 
 
 def _coloured(word: str, severity: Severity) -> str:
     return f'<b style="color: {_COLOURS[severity]}">{_html(word)}</b>'
-
-
-def _cell(inner: str, align: str, tag: str = "td") -> str:
-    return f'<{tag} style="{_CELL.format(align=align)}">{inner}</{tag}>'
 
 
 def _dim_line(line: str) -> str:
@@ -321,5 +323,4 @@ def _dim_line(line: str) -> str:
 
 
 def _html(text: str) -> str:
-    """The text on one line, every character visible, as HTML."""
     return escape(visible(for_reader(text)))
