@@ -74,12 +74,12 @@ def test_a_text_has_the_same_ids_wherever_it_was_encoded(parts: list[str]) -> No
 
 def test_a_short_text_and_one_that_is_known_start_no_thread() -> None:
     tokenizer = toy_tokenizer()
-    beside = apart.Apart(tokenizer)
+    beside = apart.BackgroundEncoder(tokenizer)
     tokenizer.encode(LONG)
-    asyncio.run(beside.encode("short"))
-    asyncio.run(beside.encode(LONG))
+    asyncio.run(beside.encode_ahead("short"))
+    asyncio.run(beside.encode_ahead(LONG))
     assert beside._threads is None
-    asyncio.run(beside.encode(LONG + "and more"))
+    asyncio.run(beside.encode_ahead(LONG + "and more"))
     assert beside._threads is not None
 
 

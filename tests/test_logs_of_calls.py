@@ -27,7 +27,7 @@ from tito_audit.align.alignment import align  # noqa: E402
 from tito_audit.evidence.chains import chain_turns  # noqa: E402
 from tito_audit.evidence.differences import (  # noqa: E402  # noqa: E402
     Stretch,
-    changed_text,
+    compare_between_controls,
     compare_text,
     stretches,
 )
@@ -271,7 +271,7 @@ def test_of_texts_that_differ_alone_the_same_is_found_as_of_the_whole(seed: int)
         encoded = np.append(encoded, np.array(encode("<|im_end|>\n" * dice.randrange(3)), np.int32))
     whole = reference.text(encoded)
     known = KnownText(reference.tokenizer.control_tokens, whole, encoded)
-    changed = changed_text(known, recorded, reference, open_end=open_end, after=after)
+    changed = compare_between_controls(known, recorded, reference, open_end=open_end, after=after)
     event("alone" if changed is not None else "whole")
     if changed is None or np.array_equal(recorded, encoded):
         return

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tito_audit.parser import ParseOptions, Reads
-from tito_audit.parsers import collected, finish_reason, parse_answer, parser_named, start_answer, to_message
+from tito_audit.parsers import finish_reason, join_deltas, parse_answer, parser_named, start_answer, to_message
 from tito_audit.tokens.load import load_tokenizer
 from tito_audit.tokens.text_stream import TextStream, decode
 from tito_audit.tokens.tokenizer import Tokenizer
@@ -113,7 +113,7 @@ def test_an_answer_is_parsed_as_the_server_parsed_it(name: str, row: dict, choic
 
     stream, run = TextStream(tokenizer.vocabulary, **shown), start_answer(reasoning, hermes, options)
     deltas = [delta for token_id in ids for delta in run.feed(stream.feed([token_id]))]
-    assert collected([*deltas, *run.feed(stream.close()), *run.close()]) == parsed
+    assert join_deltas([*deltas, *run.feed(stream.close()), *run.close()]) == parsed
 
 
 @pytest.mark.skipif(not ANSWERS.is_dir(), reason="the recorded answers are not here")
@@ -139,7 +139,7 @@ def test_a_streamed_answer_is_what_the_same_ids_give(name: str) -> None:
         text = stream.feed(event["choices"][0].get("token_ids") or ())
         shown.append((text, event["choices"][0]["delta"]))
         deltas += run.feed(text)
-    parsed = collected([*deltas, *run.feed(stream.close()), *run.close()])
+    parsed = join_deltas([*deltas, *run.feed(stream.close()), *run.close()])
     if name == "chat-stream-emoji":
         assert all(text == (delta.get("content") or "") for text, delta in shown), (
             "characters come with their last token"

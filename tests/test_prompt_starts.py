@@ -231,7 +231,7 @@ def everything_rendered() -> Iterator[None]:
     with (
         patch.object(prompts, "prompt_starts", lambda *_: None),
         patch.object(prompts, "find_scaffolds", lambda *_: None),
-        patch.object(ConfirmedIds, "reencode", lambda *_: False),
+        patch.object(ConfirmedIds, "cover", lambda *_: False),
     ):
         yield
 
@@ -504,7 +504,7 @@ def test_texts_that_both_engines_write_alike_are_proven_by_shape() -> None:
     def places(*texts: str, opens: bool = True) -> Any:
         roles = ("user", "assistant") * len(texts)
         logged = [{"role": role, "content": text} for role, text in zip(roles, texts, strict=False)]
-        return starts.places_alone(as_messages(logged, "messages"), given, opens, ChatForms())
+        return starts.contexts_alone(as_messages(logged, "messages"), given, opens, ChatForms())
 
     first = places("a", "b")
     assert not starts.writes_alike(first)

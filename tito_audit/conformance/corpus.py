@@ -1,6 +1,6 @@
-"""The conversations of the table, and in which form a model sampled their answers.
+"""The conversations of the table, and the form in which a model sampled their answers.
 
-`CORPUS_VERSION` rises when a conversation is added, removed or changed: tables of different versions are not
+Raise `CORPUS_VERSION` when a conversation is added, removed or changed: tables of different versions are not
 compared.
 """
 
@@ -17,10 +17,10 @@ CORPUS_VERSION = 1
 
 
 class SamplingForm(StrEnum):
-    """The form in which the model sampled its answers."""
+    """The form in which a model sampled the answers of a conversation."""
 
     AS_WRITTEN = "as the template writes it"
-    """In the text and the tokens that the template and the tokenizer give for the last answer."""
+    """The text and tokens that template and tokenizer give to the last answer."""
     OTHER_TOKENS = "in other tokens"
     """The same text with one word in two tokens."""
     OTHER_SPACE = "in other white space"
@@ -45,7 +45,7 @@ class CorpusConversation:
 
     @property
     def turns(self) -> list[tuple[int, int]]:
-        """The places of the answers that are followed by messages, and how many messages the next prompt is of."""
+        """For each answer that messages follow: its index, and how many messages the next prompt has."""
         messages = self.probe.messages
         answers = [index for index, message in enumerate(messages) if message.sampled and index > 0]
         return [turn for turn in pairwise([*answers, len(messages)]) if turn[0] + 1 < len(messages)]

@@ -17,7 +17,7 @@ import numpy as np
 
 from tito_audit.errors import RenderError, SetupError
 from tito_audit.record.message import Message, ToolSpec
-from tito_audit.record.nesting import parsed_by_python
+from tito_audit.record.nesting import load_python_json
 from tito_audit.render.globals import Clock
 from tito_audit.render.template import SIZE_LIMIT, TIME_LIMIT, Template, compile_template
 from tito_audit.tokens.tokenizer import Tokenizer
@@ -313,7 +313,7 @@ def _parse_call_arguments(call: Any) -> Any:
     if not isinstance(arguments, str):
         return call
     try:
-        return {**call, "arguments": parsed_by_python(arguments)}
+        return {**call, "arguments": load_python_json(arguments)}
     except ValueError:
         return call
 

@@ -65,7 +65,7 @@ class PromptComparison:
         return dict(sorted(groups.items(), key=lambda item: (-len(item[1]), item[0])))
 
 
-def compare_templates(first: Renderer, second: Renderer, probes: Sequence[Probe]) -> PromptComparison:
+def compare_prompts(first: Renderer, second: Renderer, probes: Sequence[Probe]) -> PromptComparison:
     """Render every prompt of these conversations with both templates."""
     parted: list[DifferingPrompt] = []
     equal: list[str] = []

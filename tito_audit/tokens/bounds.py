@@ -20,7 +20,7 @@ from typing import Any
 
 import orjson
 
-from tito_audit.errors import ODD_VALUES, TitoAuditError, TokenizerError, in_words
+from tito_audit.errors import ODD_VALUES, TitoAuditError, TokenizerError, describe_error
 from tito_audit.tokens.vocab import flatten_steps
 
 DEFINITION_BYTES = 256 << 20
@@ -62,7 +62,7 @@ def reading_definition(where: Path | str) -> Iterator[None]:
     except (*ODD_VALUES, MemoryError) as error:
         raise TokenizerError(
             f"{where}: this tokenizer cannot be read: a part of it is missing or holds something else than it "
-            f"should ({in_words(error)}).\nDownload it again, or pass the folder of another."
+            f"should ({describe_error(error)}).\nDownload it again, or pass the folder of another."
         ) from error
 
 

@@ -35,7 +35,7 @@ import orjson
 from numpy.typing import NDArray
 
 from tito_audit.record.arrays import Mask, Offsets
-from tito_audit.settings.values import user_path
+from tito_audit.settings.values import expand_user
 from tito_audit.tokens.vocab import ALPHABET, Entries, Prefix
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def cache_folder() -> Path | None:
     """TITO_AUDIT_CACHE, else a folder in the user's cache; None if the variable is `off`."""
     named = os.environ.get(VARIABLE)
     if named:
-        return None if named.lower() == "off" else user_path(named)
+        return None if named.lower() == "off" else expand_user(named)
     base = os.environ.get("XDG_CACHE_HOME", "")
     try:
         # The XDG specification says to ignore a relative path.

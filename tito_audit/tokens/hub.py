@@ -11,7 +11,7 @@ from urllib.parse import unquote
 import orjson
 
 from tito_audit.errors import ODD_VALUES, TokenizerError
-from tito_audit.settings.values import user_path
+from tito_audit.settings.values import expand_user
 from tito_audit.unknown import close_names
 
 FILES = [
@@ -168,11 +168,11 @@ def hub_cache() -> Path:
     """The folder of the hub's local cache, whether or not it exists."""
     for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
         if os.environ.get(name):
-            return user_path(os.environ[name])
+            return expand_user(os.environ[name])
     if os.environ.get("HF_HOME"):
-        return user_path(os.environ["HF_HOME"]) / "hub"
+        return expand_user(os.environ["HF_HOME"]) / "hub"
     cache = os.environ.get("XDG_CACHE_HOME")
-    return user_path(cache or "~/.cache") / "huggingface" / "hub"
+    return expand_user(cache or "~/.cache") / "huggingface" / "hub"
 
 
 def cached_tokenizers() -> list[CachedTokenizer]:

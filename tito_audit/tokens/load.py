@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 import orjson
 
 from tito_audit.errors import TokenizerError
-from tito_audit.settings.values import user_path
+from tito_audit.settings.values import expand_user
 from tito_audit.tokens.bounds import (
     DEFINITION_BYTES,
     MAX_ADDED_STATES,
@@ -61,7 +61,7 @@ def load_tokenizer(name_or_dir: str, *, trust_remote_code: bool = False, commit:
     no `tokenizer.json`.
     """
     with reading_definition(name_or_dir):
-        path = user_path(name_or_dir)
+        path = expand_user(name_or_dir)
         if commit is None and os.path.isfile(path):  # noqa: PTH113  pathlib's raises if the name is too long
             raise TokenizerError(
                 f"{name_or_dir}: this is a file, and a tokenizer is a folder (tokenizer.json, "
