@@ -298,8 +298,8 @@ def test_tools_that_are_equal_and_written_otherwise_are_told_apart() -> None:
         (-0.0, "-0.0"),
         (False, "false"),
     ] * 2:
+        tools = ({"type": "function", "function": {"name": "f", "default": value}},)
         for write in (renderer.render, partial(fast_text, renderer)):
-        for write in (renderer.render, renderer.render_fast):
             written = write(messages, tools, add_generation_prompt=False)
             assert written is None or f'"default": {shown}' in written
     one = {"type": "function", "function": {"name": "f", "a": 1, "b": 2}}

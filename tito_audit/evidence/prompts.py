@@ -7,11 +7,10 @@ A conversation is rendered and encoded once: most of its prompts are known to st
 
 A prompt starts a later text if the template writes each of its messages the same way in both. If the template is
 known to look only at a message, its neighbors, and which messages come before and after it (see
-`render/fast/text_conditions.py`), this depends only on their shapes: the context of the message. A rendered prompt that
-starts a later text proves the contexts of all its messages; a prompt whose contexts are all proven need not be
-rendered. It ends where the answer after its messages begins, found by counting generation prompts: there must be
-as many as answers, so no message spells one. One prompt in 256 is rendered anyway, as a check.
-"""
+`render/fast/text_conditions.py`), this depends only on their shapes: the context of the message. A rendered prompt
+that starts a later text proves the contexts of all its messages; a prompt whose contexts are all proven need not
+be rendered. It ends where the answer after its messages begins, found by counting generation prompts: there must
+be as many as answers, so no message spells one. One prompt in 256 is rendered anyway, as a check."""
 
 from __future__ import annotations
 
