@@ -15,7 +15,6 @@ from collections.abc import Iterator
 
 from jinja2 import nodes
 
-from tito_audit.render.facts import TextConditions
 from tito_audit.render.fast.static_check import constant_value, dotted_name
 
 _TEXT_READERS = {"int", "float", "abs", "lower", "upper", "title", "capitalize", "find", "rfind", "count"}
@@ -23,10 +22,12 @@ _TEXT_READERS = {"int", "float", "abs", "lower", "upper", "title", "capitalize",
 _TEXT_TESTS = frozenset(("lt", "le", "gt", "ge", "<", "<=", ">", ">=", "odd", "even", "divisibleby"))
 _ENDS = frozenset(("first", "last", "reverse"))
 _COMBINING = (nodes.Add, nodes.Concat, nodes.Mod, nodes.Sub, nodes.Div, nodes.FloorDiv)
+_Conditions = tuple[tuple[str, ...], tuple[str, ...], tuple[int, ...]]
+"""`facts.TextConditions`, whose module imports this one."""
 _LOGIC = (nodes.Compare, nodes.Test, nodes.Not)
 
 
-def find_text_conditions(tree: nodes.Template) -> TextConditions | None:
+def find_text_conditions(tree: nodes.Template) -> _Conditions | None:
     """What a template that is safe for minijinja tests texts for; None if texts may matter in another way."""
     try:
         _MessageCounts(tree).check()
@@ -47,7 +48,7 @@ class _ExpressionReader:
         self._measured: set[int] = set()
         """Ids of the `length` filters that are compared with a number or tested for truth."""
 
-    def read(self) -> TextConditions:
+    def read(self) -> _Conditions:
         """The texts compared whole, the markers searched for, and the lengths; UnknownDependency if unclear."""
         tree = self._tree
         for compare in tree.find_all(nodes.Compare):
