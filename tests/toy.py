@@ -303,6 +303,6 @@ def fast_text(
 
 
 def spans_fast(*arguments: Any, **options: Any) -> Rendering | None:
-    """What `spans` returns, by the faster engine; None if it does not know."""
+    """What `render_spans` returns, by the fast engine; None if it cannot tell."""
     fast = render_fast(*arguments, **options)
     return fast.find_spans() if fast is not None else None
