@@ -20,8 +20,7 @@ _CAUSES = tuple(MismatchCause)
 _CODE = {cause: code for code, cause in enumerate(_CAUSES)}
 _MIN_TOKENS = 16
 """A cause of a whole column needs at least this many tokens."""
-_SURE, _UNLIKELY = math.log(0.99), math.log(0.01)
-_NEARLY_CERTAIN = math.log(0.995)
+_SURE, _NEARLY_CERTAIN, _UNLIKELY = math.log(0.99), math.log(0.995), math.log(0.01)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +61,7 @@ _MIN_TAIL = 1e-3
 _CLEAR_GAP = 0.06
 """A gap between logprobs of nearly certain tokens that bfloat16 does not blur."""
 _BAND, _MOST_IN_BAND, _FEWEST_IN_BAND = (5.0, 12.0), 0.0125, 4
-"""Differences of so many medians are rare where arithmetic makes them (measured: 0.7 % of the tokens), as in a
+"""Differences of this many medians are rare where arithmetic makes them (measured: 0.7 % of the tokens), as in a
 normal distribution. A few optimizer steps leave 4 % there."""
 _MIN_FILLS = 4
 _FILL_BELOW = -5.0

@@ -41,7 +41,7 @@ _MAX_SCAFFOLDS = 1 << 12
 _MAX_CHARACTERS = 1 << 24
 """The most characters of a text, and of all scaffolds together."""
 _CHECK_ONE_IN = 256
-"""One in so many texts is rendered as a check."""
+"""One in this many texts is rendered as a check."""
 _TAG = "Zq7x"
 _SIGNS = "\"\\'\n\t  <&>%s {{}} Aa \u00df\u00e9\u4e2d/"
 """Characters that filters escape or change."""

@@ -338,7 +338,7 @@ def common_beginning(first: str, last: str) -> str:
 
 
 _MIN_LENGTH = 2048
-"""Only texts of so many characters are compared with earlier ones."""
+"""Only texts of at least this many characters are compared with earlier ones."""
 _MAX_KNOWN = 4
 """How many texts are remembered: the calls of a rollout may alternate between chains, and the next rollout may
 begin the same way."""
