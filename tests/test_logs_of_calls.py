@@ -287,11 +287,13 @@ def test_of_texts_that_differ_alone_the_same_is_found_as_of_the_whole(seed: int)
 # Whole rollouts
 
 
-def plain(text: str, recorded: Ids, _before: Any, reference: Reference, **how: Any) -> Any:
+def plain(
+    text: str, recorded: Ids, _before: Any, reference: Reference, *, open_end: bool = False, after: int = 0
+) -> Any:
     """A prompt against its whole text."""
     encoded = reference.tokenizer.encode(text)
     held, canonical = reference.pieces(recorded), reference.pieces(encoded)
-    return stretches(held, canonical, align(held, canonical, **how)), None
+    return stretches(held, canonical, align(held, canonical, open_end=open_end, compare_from=after)), None
 
 
 def facts(value: Any) -> Any:

@@ -9,7 +9,7 @@ import pytest
 
 from tests.test_render_fast import OWN, SHARED, TOYS, cases
 from tests.tiers import some
-from tests.toy import spans_fast
+from tests.toy import fast_text, spans_fast
 from tito_audit.errors import RenderError, SetupError
 from tito_audit.record.message import as_messages
 from tito_audit.render import facts
@@ -306,6 +306,6 @@ def test_a_template_that_minijinja_may_not_run_is_not_read_again():
     used(source)
     renderer, template = renderer_of(source)
     assert template.is_known_to_compile
-    assert renderer.render_fast(CHAT, add_generation_prompt=False) is None
+    assert fast_text(renderer, CHAT) is None
     assert template._facts == Facts(False, 1, False, False, None)
     assert not is_compiled(template)

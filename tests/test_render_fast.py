@@ -17,7 +17,7 @@ import pytest
 from tests.tables import table
 from tests.test_render import growing
 from tests.tiers import examples, some
-from tests.toy import spans_fast
+from tests.toy import fast_text, spans_fast
 from tito_audit.errors import RenderError, SetupError
 from tito_audit.record.message import as_messages
 from tito_audit.render.fast.render import NeedsReference
@@ -217,7 +217,7 @@ def test_a_fast_rendering_is_none_or_that_of_the_reference(name):
     for _ in range(count):
         messages, tools, kwargs, opens = cases(dice)
         given = {"add_generation_prompt": opens, "template_kwargs": kwargs}
-        fast = renderer.render_fast(messages, tools, **given)
+        fast = fast_text(renderer, messages, tools, **given)
         try:
             text = renderer.render(messages, tools, **given)
         except RenderError:
@@ -324,7 +324,7 @@ def test_no_template_changes_what_was_logged(template):
     chat = [{"role": "user", "content": "x", "tool_calls": [{"function": {"name": "f", "arguments": {"a": [1]}}}]}]
     before = copy.deepcopy(chat)
     renderer = make_renderer(load_tokenizer(str(TOYS / "toy_bpe")), chat_template=template)
-    renderer.render_fast(as_messages(chat, "m"), add_generation_prompt=False)
+    fast_text(renderer, as_messages(chat, "m"))
     assert chat == before
 
 
@@ -332,12 +332,12 @@ def test_a_template_that_minijinja_cannot_run_is_left_to_the_reference():
     for template in ("{{ 'abc'.partition('b') }}", "{{ messages | pprint }}", "{{ '%s' % 'x' }}"):
         renderer = make_renderer(load_tokenizer(str(TOYS / "toy_bpe")), chat_template=template)
         messages = as_messages([{"role": "user", "content": "x"}], "m")
-        assert renderer.render_fast(messages, add_generation_prompt=False) is None
+        assert fast_text(renderer, messages) is None
         assert spans_fast(renderer, messages) is None
 
 
 def test_no_messages_have_no_fast_text():
-    assert RENDERERS["toy_bpe"].render_fast((), add_generation_prompt=True) is None
+    assert fast_text(RENDERERS["toy_bpe"], (), add_generation_prompt=True) is None
 
 
 def test_what_tools_say_is_not_mixed_up_between_conversations():
@@ -345,7 +345,7 @@ def test_what_tools_say_is_not_mixed_up_between_conversations():
     messages = as_messages([{"role": "user", "content": "x"}], "m")
     for i in range(50):
         tools = ({"type": "function", "function": {"name": f"tool_{i}", "parameters": {}}},)
-        fast = renderer.render_fast(messages, tools, add_generation_prompt=False)
+        fast = fast_text(renderer, messages, tools)
         assert fast is not None
         assert fast == renderer.render(messages, tools, add_generation_prompt=False)
 

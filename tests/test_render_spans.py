@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 from tests.test_render_fast import RENDERERS, RENDERS, cases, text
+from tests.toy import fast_text
 from tito_audit.errors import RenderError
 from tito_audit.record.message import as_messages
 from tito_audit.render.fast.render import NeedsReference
@@ -297,7 +299,7 @@ def test_tools_that_are_equal_and_written_otherwise_are_told_apart() -> None:
         (False, "false"),
     ] * 2:
         tools = ({"type": "function", "function": {"name": "f", "default": value}},)
-        for write in (renderer.render, renderer.render_fast):
+        for write in (renderer.render, partial(fast_text, renderer)):
             written = write(messages, tools, add_generation_prompt=False)
             assert written is None or f'"default": {shown}' in written
     one = {"type": "function", "function": {"name": "f", "a": 1, "b": 2}}

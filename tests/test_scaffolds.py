@@ -154,7 +154,7 @@ def answered(renderer: Renderer, dice: random.Random, rounds: int) -> int:
                 continue
             text, scaffold = written
             how: dict[str, Any] = {"add_generation_prompt": opens, "template_kwargs": kwargs}
-            assert renderer.render_fast(messages, **how) in (text, None), (logged, opens, kwargs)
+            assert toy.fast_text(renderer, messages, **how) in (text, None), (logged, opens, kwargs)
             if parts.is_exact(scaffold, messages, given, opens, ChatForms()):
                 count += 1
                 assert text == renderer.render(messages, **how), (logged, opens, kwargs)

@@ -289,7 +289,20 @@ def _pieces(text: str, tokenizer: Tokenizer) -> list[str]:
     return [tokenizer.vocabulary.piece(int(i)) for i in tokenizer.encode(text)]
 
 
+def fast_text(
+    renderer: Renderer,
+    messages: Any,
+    tools: Any = (),
+    *,
+    add_generation_prompt: bool = False,
+    template_kwargs: Any = None,
+) -> str | None:
+    """What the fast engine writes for these messages; None if it cannot tell."""
+    variables = renderer.variables(tools, template_kwargs)
+    return renderer.render_chat_fast(messages, variables, add_generation_prompt=add_generation_prompt)[1]
+
+
 def spans_fast(*arguments: Any, **options: Any) -> Rendering | None:
-    """What `spans` returns, by the faster engine; None if it does not know."""
+    """What `render_spans` returns, by the fast engine; None if it cannot tell."""
     fast = render_fast(*arguments, **options)
     return fast.find_spans() if fast is not None else None

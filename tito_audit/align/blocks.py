@@ -100,7 +100,7 @@ class BlocksBuilder:
         self._kind: list[int] = []
 
     def add(self, kind: int, recorded: int, canonical: int) -> None:
-        """Add a block of so many tokens; none if both sides are empty. Adjacent SAME blocks become one."""
+        """Add a block of this many tokens on each side; none if both are 0. Adjacent SAME blocks become one."""
         if not recorded and not canonical:
             return
         if not recorded:

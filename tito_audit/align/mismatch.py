@@ -20,8 +20,7 @@ _CAUSES = tuple(MismatchCause)
 _CODE = {cause: code for code, cause in enumerate(_CAUSES)}
 _MIN_TOKENS = 16
 """A cause of a whole column needs at least this many tokens."""
-_SURE, _UNLIKELY = math.log(0.99), math.log(0.01)
-_NEARLY_CERTAIN = math.log(0.995)
+_SURE, _NEARLY_CERTAIN, _UNLIKELY = math.log(0.99), math.log(0.995), math.log(0.01)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +61,7 @@ _MIN_TAIL = 1e-3
 _CLEAR_GAP = 0.06
 """A gap between logprobs of nearly certain tokens that bfloat16 does not blur."""
 _BAND, _MOST_IN_BAND, _FEWEST_IN_BAND = (5.0, 12.0), 0.0125, 4
-"""Differences of so many medians are rare where arithmetic makes them (measured: 0.7 % of the tokens), as in a
+"""Differences of this many medians are rare where arithmetic makes them (measured: 0.7 % of the tokens), as in a
 normal distribution. A few optimizer steps leave 4 % there."""
 _MIN_FILLS = 4
 _FILL_BELOW = -5.0
@@ -134,27 +133,27 @@ def is_copied(sampler: Logprobs, trainer: Logprobs) -> bool:
 def _logged_causes(columns: LogprobColumns, sizes: Logprobs, logits: Logprobs, causes: NDArray[np.int8]) -> Mask:
     """Write to `causes` what the log itself shows: placeholders, drift, other experts. Returns those tokens."""
     far = sizes > 1.0
-    holder = far & (columns.trainer == 0) & (columns.sampler <= _CERTAIN)
+    placeholder = far & (columns.trainer == 0) & (columns.sampler <= _CERTAIN)
     if far.sum() >= _MIN_FILLS:
         # A fill, or the logarithm of a probability that was clamped: one value at most of the far tokens.
         values, times = np.unique(columns.trainer[far], return_counts=True)
         fill, often = values[times.argmax()], times.max()
         if often >= _MIN_FILLS and 2 * often >= far.sum() and fill < _FILL_BELOW:
-            holder |= far & (columns.trainer == fill)
-    usual = np.median(np.abs(logits)) if len(logits) else 0.0
-    beyond = np.abs(logits) > max(_TAIL * min(usual, BFLOAT16), _MIN_TAIL)
-    causes[holder] = _CODE[MismatchCause.PLACEHOLDER]
-    drift = columns.drifted & ~holder
+            placeholder |= far & (columns.trainer == fill)
+    median = np.median(np.abs(logits)) if len(logits) else 0.0
+    beyond = np.abs(logits) > max(_TAIL * min(median, BFLOAT16), _MIN_TAIL)
+    causes[placeholder] = _CODE[MismatchCause.PLACEHOLDER]
+    drift = columns.drifted & ~placeholder
     if drift.any():
         last = np.maximum.accumulate(np.where(drift, columns.at, -_CONTEXT_TOKENS - 1))
-        drift |= beyond & (columns.at - last <= _CONTEXT_TOKENS) & (columns.at >= last) & ~holder
+        drift |= beyond & (columns.at - last <= _CONTEXT_TOKENS) & (columns.at >= last) & ~placeholder
         causes[drift] = _CODE[MismatchCause.DRIFT]
-    own = holder | drift
+    own = placeholder | drift
     if columns.rerouted is not None:
-        there, elsewhere = sizes[columns.rerouted & ~own], sizes[~columns.rerouted & ~own]
-        if min(len(there), len(elsewhere)) >= 4:
-            surely = there.mean() - 2 * there.std(ddof=1) / math.sqrt(len(there))
-            if surely > elsewhere.mean() <= there.mean() / 2:
+        rerouted, others = sizes[columns.rerouted & ~own], sizes[~columns.rerouted & ~own]
+        if min(len(rerouted), len(others)) >= 4:
+            low = rerouted.mean() - 2 * rerouted.std(ddof=1) / math.sqrt(len(rerouted))
+            if low > others.mean() <= rerouted.mean() / 2:
                 causes[columns.rerouted & ~own] = _CODE[MismatchCause.ROUTING]
                 own |= columns.rerouted
     return np.asarray(own)
@@ -166,28 +165,29 @@ def _fit_causes(
     """Write to `causes` what explains the `core` tokens; returns the estimates, as fields of `RowMismatch`."""
     inside = np.flatnonzero(core)
     sizes = np.abs(logits[inside])
-    usual = float(np.median(sizes)) if len(sizes) else 0.0
+    median = float(np.median(sizes)) if len(sizes) else 0.0
     if len(inside) >= _MIN_TOKENS:
-        sizes_of_sets = None if columns.set_sizes is None else columns.set_sizes[inside]
-        cut = _fit_truncation(columns.sampler[inside], columns.trainer[inside], sizes_of_sets, columns.top_sizes)
-        if cut is not None:
-            mass, kind, within = cut
+        sampler, trainer = columns.sampler[inside], columns.trainer[inside]
+        set_sizes = None if columns.set_sizes is None else columns.set_sizes[inside]
+        truncation = _fit_truncation(sampler, trainer, set_sizes, columns.top_sizes)
+        if truncation is not None:
+            mass, kind, within = truncation
             causes[inside] = np.where(within, _CODE[MismatchCause.TRUNCATED], _CODE[MismatchCause.UNKNOWN])
             return {"mass": mass, "truncation": kind}
-        heat = _fit_temperature(columns.sampler[inside], columns.trainer[inside])
-        if heat is not None:
-            interval, fits = heat
+        fitted = _fit_temperature(sampler, trainer)
+        if fitted is not None:
+            interval, fits = fitted
             causes[inside] = np.where(fits, _CODE[MismatchCause.TEMPERATURE], _CODE[MismatchCause.UNKNOWN])
             return {"temperature": interval}
-        stated = _stated_temperature(columns.sampler[inside], columns.trainer[inside], columns.sampling)
+        stated = _stated_temperature(sampler, trainer, columns.sampling)
         if stated is not None:
             causes[inside] = _CODE[stated]
             return {}
-    beyond = sizes > max(_TAIL * usual, _MIN_TAIL)
-    if usual > _MIN_TAIL and len(inside):
-        in_band = (sizes > _BAND[0] * usual) & (sizes < _BAND[1] * usual)
+    beyond = sizes > max(_TAIL * median, _MIN_TAIL)
+    if median > _MIN_TAIL and len(inside):
+        in_band = (sizes > _BAND[0] * median) & (sizes < _BAND[1] * median)
         mean = float(np.abs(differences[inside[~beyond]]).mean())
-        if usual > BFLOAT16 or mean > 0.06 or in_band.sum() >= _FEWEST_IN_BAND + _MOST_IN_BAND * len(inside):
+        if median > BFLOAT16 or mean > 0.06 or in_band.sum() >= _FEWEST_IN_BAND + _MOST_IN_BAND * len(inside):
             beyond = np.ones(len(inside), np.bool_)
     causes[inside[beyond]] = _CODE[MismatchCause.UNKNOWN]
     if columns.version is not None:

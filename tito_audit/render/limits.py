@@ -44,7 +44,7 @@ _BASE_CONTAINER = 4 << 20
 _BASE_MEMORY = 128 << 20
 """Bytes of memory that a rendering may take; more for large inputs."""
 _MEMORY_CHECK_INTERVAL = 1 << 22
-"""The memory is checked after so many characters."""
+"""The memory is checked each time this many characters have been made."""
 _PAGE_SIZE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 _GRACE = 0.5
 """Seconds by which the Budget's clock is later than the alarm. If both raised TimeUp at once, the second would
@@ -52,8 +52,7 @@ interrupt the handling of the first, and the caller's timer would not be restore
 _BUSY_FACTOR = 20
 """A template that does not get the processor may take this many times its limit in wall time."""
 _CHARACTERS_A_SECOND = 300_000
-"""Large inputs get more time, one second for so many characters; published templates are at least ten times
-faster."""
+"""Large inputs get one more second for this many characters; published templates are at least ten times faster."""
 _MAX_TIMER_SECONDS = 1e8
 """The longest time a timer takes; a longer limit is none."""
 _FREE_SECONDS = 0.01

@@ -1,9 +1,9 @@
-"""Messages to text, as transformers' `apply_chat_template` writes it.
+"""Renders messages as transformers' `apply_chat_template` does.
 
-Logs and templates disagree on two points, which inference servers paper over. Tool-call arguments are logged as
-the sampled JSON text, while most templates expect an object. And an assistant message that only calls tools has
-`content: null`: transformers removes the key, a few templates ask for it, and inference servers replace it with an
-empty text. The form that transformers uses is tried first, the others if the template raises.
+Logs and templates disagree on two points. Tool-call arguments are logged as the sampled JSON text, while most
+templates expect an object. And an assistant message that only calls tools has `content: null`: transformers
+removes the key, a few templates require it, and inference servers replace it with an empty text. The form of
+transformers is tried first, the others if the template raises.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from tito_audit.render.template import SIZE_LIMIT, TIME_LIMIT, Template, compile
 from tito_audit.tokens.tokenizer import Tokenizer
 
 Chat: TypeAlias = list[dict[str, Any]]
-"""Messages in the exact form that a template gets."""
+"""Messages in the form that a template gets."""
 ToolArguments: TypeAlias = Literal["auto", "object", "string"]
-"""The form of tool-call arguments: parsed, as logged, or (`auto`) parsed, else as logged if that raises."""
+"""The form of tool-call arguments: parsed, as logged, or `auto`: parsed, and as logged if the template raises."""
 
 _SCALARS = frozenset({str, int, float, bool, type(None)})
 _REASONING = ("reasoning_content", "thinking", "reasoning")
@@ -53,9 +53,9 @@ class Renderer:
     control_texts: tuple[str, ...] = ()
     """The tokenizer's special tokens as text, for finding the end of a turn."""
     end_texts: tuple[str, ...] = ()
-    """The special tokens that the tokenizer's files name as end tokens."""
+    """The end tokens of the tokenizer's files."""
     wraps_texts: bool = False
-    """Whether texts, except results of tools, are given to the template as lists of one part."""
+    """Whether the template gets texts, except tool results, as lists of one part."""
 
     def render(
         self,
@@ -65,7 +65,7 @@ class Renderer:
         add_generation_prompt: bool,
         template_kwargs: Mapping[str, object] | None = None,
     ) -> str:
-        """The text of these messages; RenderError when the template cannot render them."""
+        """The text of these messages; RenderError if the template refuses them."""
         return self.render_chat(
             messages, tools, add_generation_prompt=add_generation_prompt, template_kwargs=template_kwargs
         )[1]
@@ -78,7 +78,7 @@ class Renderer:
         add_generation_prompt: bool,
         template_kwargs: Mapping[str, object] | None = None,
     ) -> tuple[Chat, str]:
-        """The form of the messages that the template accepted, and the text that it wrote for them."""
+        """The first form of the messages that the template accepts, and their text; RenderError if none is."""
         template, first = self.template(bool(tools)), None
         variables = {**self.variables(tools, template_kwargs), "add_generation_prompt": add_generation_prompt}
         for chat in self._chat_forms(messages):
@@ -87,25 +87,6 @@ class Renderer:
             except RenderError as error:
                 first = first or error
         raise first or RenderError("chat template: there are no messages to render")
-
-    def render_fast(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[ToolSpec] = (),
-        *,
-        add_generation_prompt: bool,
-        template_kwargs: Mapping[str, object] | None = None,
-        forms: ChatForms | None = None,
-    ) -> str | None:
-        """The text of these messages by a faster engine; None if it does not know.
-
-        This is a guess at what `render` returns, to be used only if something else confirms it. Pass `forms` where
-        the same messages are rendered again.
-        """
-        variables = self.variables(tools, template_kwargs)
-        return self.render_chat_fast(
-            messages, variables, add_generation_prompt=add_generation_prompt, forms=forms
-        )[1]
 
     def try_render(
         self,
@@ -116,13 +97,17 @@ class Renderer:
         template_kwargs: Mapping[str, object] | None = None,
         forms: ChatForms | None = None,
     ) -> str | None:
-        """The text of these messages, by `render_fast` if possible; None if the template refuses."""
-        how: dict[str, Any] = {"add_generation_prompt": add_generation_prompt, "template_kwargs": template_kwargs}
-        fast = self.render_fast(messages, tools, forms=forms, **how)
+        """The text of these messages, by the fast engine if possible; None if the template refuses them.
+
+        A fast text is a guess, to be used only if something else confirms it. Pass `forms` where the same messages
+        are rendered again.
+        """
+        how: dict[str, Any] = {"add_generation_prompt": add_generation_prompt}
+        _, fast = self.render_chat_fast(messages, self.variables(tools, template_kwargs), forms=forms, **how)
         if fast is not None:
             return fast
         try:
-            return self.render(messages, tools, **how)
+            return self.render(messages, tools, template_kwargs=template_kwargs, **how)
         except RenderError:
             return None
 
@@ -134,7 +119,7 @@ class Renderer:
         add_generation_prompt: bool,
         forms: ChatForms | None = None,
     ) -> tuple[Chat, str | None]:
-        """What `accepted` returns, by a faster engine; no text if it does not know."""
+        """What `render_chat` returns, by the fast engine: a guess. The text is None if the engine cannot tell."""
         template = self.template(bool(variables["tools"])).fast
         if template is None:
             return [], None
@@ -152,7 +137,7 @@ class Renderer:
         return [], None
 
     def variables(self, tools: Sequence[ToolSpec], template_kwargs: Mapping[str, object] | None) -> dict[str, Any]:
-        """The variables of a template, except the messages."""
+        """All variables of a template except the messages."""
         shown = () if self.without_tools else tools
         stated = {} if self.without_stated or template_kwargs is None else template_kwargs
         return {
@@ -164,11 +149,11 @@ class Renderer:
         }
 
     def generation_prompt(self, template_kwargs: Mapping[str, object] | None = None) -> str:
-        """What a generation prompt adds after a user message; "" if nothing, or if it is unknown."""
+        """The generation prompt after a user message; "" if there is none or it is unknown."""
         return self.template(False).generation_prompt_after_user(self.variables((), template_kwargs))
 
     def load(self) -> None:
-        """Compile every template now, so processes forked later share it."""
+        """Compile every template now, so that processes forked later share it."""
         for template in self.templates.values():
             template.load()
 
@@ -180,7 +165,7 @@ class Renderer:
         return self.templates["tool_use" if by_tools else "default"]
 
     def _chat_forms(self, messages: Sequence[Message], forms: ChatForms | None = None) -> Iterator[Chat]:
-        """The messages in each form that a template might accept, the usual form first, without repeats."""
+        """The messages in each distinct form that a template might accept, the usual form first."""
         if not messages:
             return
         forms = forms or ChatForms()
@@ -208,9 +193,9 @@ def make_renderer(
     time_limit: float = TIME_LIMIT,
     size_limit: int = SIZE_LIMIT,
 ) -> Renderer:
-    """A renderer for a tokenizer; SetupError when there is no template, or none with this name.
+    """A renderer for a tokenizer; SetupError if there is no template, or none with this name.
 
-    `chat_template` is the source of a template that replaces the tokenizer's own, read from `template_file`.
+    `chat_template` is the source of a template in place of the tokenizer's own, and `template_file` its file.
     """
     sources = {"default": chat_template} if chat_template is not None else dict(tokenizer.chat_templates)
     if chat_template is not None or not template_name:
@@ -254,17 +239,17 @@ def make_renderer(
 
 
 class ChatForms:
-    """Messages in the forms that a template might accept, each made once; for the calls of one conversation."""
+    """Converts messages to the forms that a template might accept, each once; made for one conversation."""
 
     def __init__(self) -> None:
         self._forms: dict[tuple[int, bool, str], tuple[Message, dict[str, Any]]] = {}
         self._plain: dict[int, tuple[Message, dict[str, Any]]] = {}
-        """Messages that have one form only; a message is kept alive, so no other can get its id."""
+        """Messages with a single form, by id; the message is kept alive, so no other can get its id."""
         self.read: dict[int, Any] = {}
-        """What one template can tell about each message, with the message; see `scaffolds.py`."""
+        """What `MessageShapes` read of each message, with the message, by id."""
 
     def chat(self, messages: Sequence[Message], *, parsed: bool, no_content: str) -> Chat:
-        """Messages in a form for templates; none is to be modified."""
+        """Messages in one form for templates, not to be modified."""
         plain = self._plain
         for message in messages:
             if id(message) not in plain and has_one_form(message.wire):
@@ -277,7 +262,7 @@ class ChatForms:
         ]
 
     def message_form(self, message: Message, *, parsed: bool, no_content: str) -> dict[str, Any]:
-        """One message in a form for templates, not to be modified."""
+        """One message in one form for templates, not to be modified."""
         if has_one_form(message.wire):
             return dict(message.wire)
         key = id(message), parsed, no_content
@@ -299,7 +284,7 @@ class ChatForms:
 
 
 def has_one_form(wire: Mapping[str, Any]) -> bool:
-    """Whether a message has only texts, none of which the forms rename: all its forms are the same."""
+    """Whether all forms of a message are equal: it holds only texts, and no reasoning."""
     return (
         type(wire) is dict
         and set(map(type, wire.values())) == _ONLY_TEXT
@@ -309,7 +294,7 @@ def has_one_form(wire: Mapping[str, Any]) -> bool:
 
 
 def wrap_text_in_parts(message: Mapping[str, Any]) -> dict[str, Any]:
-    """A message in a form for templates, with its text as a list of one part; results of tools stay texts."""
+    """A message with its text as a list of one part; tool results and lists stay as they are."""
     content = message.get("content")
     if message["role"] == "tool" or (content is not None and not isinstance(content, str)):
         return dict(message)
@@ -317,7 +302,7 @@ def wrap_text_in_parts(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _parse_call_arguments(call: Any) -> Any:
-    """A tool call with its arguments as an object; unchanged if they are not JSON."""
+    """A tool call with parsed arguments; unchanged if they are not JSON."""
     if not isinstance(call, dict):
         return call
     if isinstance(call.get("function"), dict):
@@ -334,9 +319,9 @@ def _parse_call_arguments(call: Any) -> Any:
 
 
 def _to_plain_json(value: Any) -> Any:
-    """A value in plain JSON types; the value itself if it already is one.
+    """A value in plain JSON types; the same object if it already is.
 
-    Arrays of a Parquet row become lists; anything else becomes the name of its type.
+    Arrays, as Parquet rows have them, become lists. Any other object becomes the name of its type.
     """
     kind = type(value)
     if kind in _SCALARS:

@@ -1,4 +1,4 @@
-"""What a template writes around the texts of a conversation, derived once for each shape of conversation.
+"""Scaffolds: what a template writes around the texts of a conversation, derived once for each shape.
 
     messages   user: Hi                        assistant: Hello
     scaffold   <|im_start|>user\\n ·  <|im_end|>\\n<|im_start|>assistant\\n ·     <|im_end|>\\n
@@ -30,39 +30,38 @@ from tito_audit.tokens.encoders import well_formed
 from tito_audit.tokens.segments import any_of, common_beginning
 
 Shape = Hashable
-"""Everything by which a template can tell values apart."""
+"""All by which a template can tell two values apart."""
 _ROLE = "role"
 _CALL_KEYS = frozenset(("tool_calls", "tool_call_id", "name", "id"))
 _MAX_SHAPES, _MAX_AROUND = 1 << 16, 128
 _MAX_BETWEEN = 1 << 12
 """How many markers, and characters around words, a text may have."""
 _MAX_SCAFFOLDS = 1 << 12
-"""How many shapes of conversations are remembered."""
+"""How many scaffolds are kept."""
 _MAX_CHARACTERS = 1 << 24
-"""How many characters a text, and all scaffolds together, may have."""
+"""The most characters of a text, and of all scaffolds together."""
 _CHECK_ONE_IN = 256
-"""One in this many texts is also rendered."""
+"""One in this many texts is rendered as a check."""
 _TAG = "Zq7x"
 _SIGNS = "\"\\'\n\t  <&>%s {{}} Aa \u00df\u00e9\u4e2d/"
-"""What filters escape, change or read."""
+"""Characters that filters escape or change."""
 
 
 class ReadMessage(NamedTuple):
-    """What a template can tell about a message."""
+    """What a template can tell about a message; equal numbers mean that it cannot tell two messages apart."""
 
     shape: int
-    """A number for its shape."""
+    """The number of its shape."""
     around: int
-    """A number for what a template sees of it while it writes another one: its shape without the details of its
-    calls."""
+    """The number of what a template sees of it while writing another message: its shape without its calls."""
     whole: int
-    """A number for all of it but its words; -1 if a template may tell words from stand-ins."""
+    """The number of everything but its words; -1 if a template may tell words from stand-ins."""
     words: tuple[str, ...]
-    """Its texts between markers, without the white space around them."""
+    """Its texts between markers, stripped."""
 
 
 class MessageShapes:
-    """Gives the shapes of messages for one template."""
+    """Reads the shapes of messages for one template."""
 
     def __init__(self, conditions: TextConditions) -> None:
         whole, inside, sizes = conditions
@@ -71,11 +70,11 @@ class MessageShapes:
         self._sizes = frozenset((*sizes, 0, 1))
         self._measured = sizes
         self._begin = common_beginning(inside[0], inside[-1]) if inside else ""
-        """How every marker begins, to search for that first."""
+        """The common prefix of all markers, which is searched first."""
         self._split = re.compile(f"({any_of(sorted(inside))})").split if inside else None
         cuts = [(marker[:size], marker[size:]) for marker in inside for size in range(1, len(marker))]
         self._parts = tuple({first for first, _ in cuts}), tuple({last for _, last in cuts})
-        """With what a marker may begin and end without being whole."""
+        """Proper prefixes and suffixes of markers."""
         self._overlap = not {*self._parts[0]}.isdisjoint(self._parts[1])
         self._readers: dict[type, Callable[[Any], Shape]] = {
             str: self._read_text,
@@ -89,15 +88,15 @@ class MessageShapes:
         self._words: list[str] = []
         self._numbers: list[str] = []
         self._sees_words = False
-        """Whether the template may tell the words of the value that is read from stand-ins."""
+        """Whether the template may tell the words of the current message from stand-ins."""
         self._plain_messages: dict[tuple[Any, ...], ReadMessage] = {}
-        """By keys and role, what was read of messages with only a role and words."""
+        """By keys and role, what was read of messages with nothing but a role and words."""
         self._shapes: dict[Shape, int] = {}
         self._around: dict[Shape, int] = {}
         self._wholes: dict[Shape, int] = {}
 
     def read(self, messages: Sequence[Message], forms: ChatForms) -> list[ReadMessage] | None:
-        """What the template can tell about each of these messages; None if there are too many shapes."""
+        """What the template can tell about each message; None if a message is odd or there are too many shapes."""
         before, of_words = forms.read, {} if self._measured else self._plain_messages
         for message in messages:
             if id(message) in before:
@@ -107,7 +106,7 @@ class MessageShapes:
             plain = len(wire) == 2 and type(words) is str and type(wire) is dict and words.strip() == words
             if plain and words and words not in self._whole and not (self._inside and self._begin in words):
                 alike = of_words.get((*wire, wire.get(_ROLE)))
-            if alike is not None:  # as for most messages: only the words are new, and no Python makes the tuple
+            if alike is not None:  # most messages: only the words are new; `__new__` saves a Python call
                 before[id(message)] = tuple.__new__(ReadMessage, (*alike[:3], (words,))), message
                 continue
             if len(self._shapes) > _MAX_SHAPES or len(self._around) > _MAX_AROUND:
@@ -129,7 +128,7 @@ class MessageShapes:
                     else self._wholes.setdefault((shape, *self._numbers), len(self._wholes)),
                     tuple(self._words),
                 )
-            except (TypeError, RecursionError):  # values that are not JSON, or too much of them
+            except (TypeError, RecursionError):  # values that are not JSON or too large
                 return None
             if type(wire) is dict and wire.keys() == {_ROLE, "content"} and read.words == (wire["content"],):
                 self._plain_messages[(*wire, wire[_ROLE])] = read
@@ -137,14 +136,14 @@ class MessageShapes:
         return [before[id(message)][0] for message in messages]
 
     def shape_of(self, value: Any) -> Shape:
-        """The shape of a value of plain JSON types, such as a message; TypeError for any other."""
+        """The shape of a value of plain JSON types; TypeError for any other."""
         read = self._readers.get(type(value))
         if read is None:
             raise TypeError(f"a {type(value).__name__} has no shape")
         return type(value), read(value)
 
     def with_stand_ins(self, value: Any, stand_in: Callable[[], str]) -> Any:
-        """A value with its words replaced, in the order in which they are read."""
+        """A value with each word replaced, in the order in which `read` finds them."""
         if type(value) is str:
             between, words = self._split_words(value)
             return between[0] + "".join([stand_in() + after for _, after in zip(words, between[1:], strict=True)])
@@ -190,7 +189,7 @@ class MessageShapes:
         return tuple(sizes), tuple(marked) if isinstance(marked, list) else None, tuple(between)
 
     def _split_words(self, text: str) -> tuple[list[str], list[str]]:
-        """What is before, between and after the words of a text, and the words."""
+        """The text before, between and after the words of a text, and the words."""
         between, words, before = [], [], ""
         for number, part in enumerate([text] if self._split is None else self._split(text)):
             word = "" if number & 1 else part.strip()
@@ -205,11 +204,11 @@ class MessageShapes:
 
 
 _RenderChat = Callable[[Chat, "Inputs", bool], str | None]
-"""An engine: what it writes for messages, with a generation prompt or without."""
+"""Renders messages with one engine, with a generation prompt or without; None if it cannot."""
 
 
 class Inputs(NamedTuple):
-    """What a template gets besides messages."""
+    """The variables of a template except the messages, and a number that identifies them."""
 
     number: int
     variables: Mapping[str, Any]
@@ -221,19 +220,19 @@ class Inputs(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Scaffold:
-    """What a template writes around the words of conversations of one shape."""
+    """What a template writes around the words of all conversations of one shape."""
 
     pieces: tuple[str, ...]
     """`[words written + 1]`"""
     word_order: tuple[int, ...]
-    """The word after each piece; `~word` if it is written as part of a JSON text."""
+    """The index of the word after each piece; its complement `~index` if the word is written in JSON."""
     generation_prompt: str | None
-    """What a generation prompt adds after any messages; None if this may depend on them."""
+    """The generation prompt after any messages; None if it may depend on them."""
     is_exact: bool | None = None
-    """Whether the reference environment writes it too; None: not known yet."""
+    """Whether the reference environment writes the same; None if not checked yet."""
 
     def fill(self, words: Sequence[str]) -> str:
-        """The conversation with these words."""
+        """The text of the conversation with these words."""
         parts = [""] * (2 * len(self.word_order) + 1)
         parts[::2] = self.pieces
         parts[1::2] = [words[at] if at >= 0 else escape_json(words[~at]) for at in self.word_order]
@@ -241,7 +240,7 @@ class Scaffold:
 
 
 def escape_json(text: str) -> str:
-    """A text as JSON writes it, without quotes."""
+    """A text escaped as in JSON, without quotes."""
     return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
@@ -262,11 +261,11 @@ class Scaffolds:
         for marker in inside:
             signs = signs.replace(marker, "")
         self._stand_in_end = signs + "\u00a4"
-        """How a stand-in goes on after its number."""
+        """What follows the number of a stand-in."""
         self._stand_in_pattern = re.compile(
             f"\u00a4{_TAG}(\\d+)w(?:({re.escape(self._stand_in_end)})|{re.escape(escape_json(self._stand_in_end))})"
         )
-        # A template that looks for one character may look at each of a text, and one may know the time.
+        # A template that compares single characters may read each one of a text, and one may print the time.
         self._disabled = (
             True in [len(text) == 1 for text in whole]
             or True in [marker in self._stand_in(0) for marker in inside]
@@ -276,7 +275,7 @@ class Scaffolds:
         )
 
     def inputs(self, variables: Mapping[str, Any]) -> Inputs | None:
-        """All that a template gets besides messages; None if it cannot be compared, or there is too much."""
+        """The variables with their number; None if they cannot be compared, or after 64 different ones."""
         try:
             key = marshal.dumps(dict(variables), 2)
         except ValueError:
@@ -291,7 +290,7 @@ class Scaffolds:
     def render(
         self, messages: Sequence[Message], inputs: Inputs, opens: bool, forms: ChatForms
     ) -> tuple[str, Scaffold] | None:
-        """What the fast engine writes for these messages, and their scaffold; None if that is not known."""
+        """What the fast engine writes for these messages, and their scaffold; None if there is no scaffold."""
         read = self.shapes.read(messages, forms) if not self._disabled else None
         key = (inputs.number, opens, *[each.whole for each in read]) if read else (-1,)
         if read is None or -1 in key:
@@ -308,7 +307,7 @@ class Scaffolds:
             if text != (rendered or self._render_reference(self._chat(messages, forms), inputs, opens)):
                 self._disabled = True
                 return None
-        # A lone surrogate, which no tokenizer keeps, or more than templates may write.
+        # Not for lone surrogates, which no tokenizer keeps, nor for more than a template may write
         if len(text) > _MAX_CHARACTERS or not (text.isascii() or well_formed(text) is text):
             return None
         return text, scaffold
@@ -316,7 +315,7 @@ class Scaffolds:
     def _derive_if_repeated(
         self, key: tuple[int, ...], messages: Sequence[Message], inputs: Inputs, opens: bool, forms: ChatForms
     ) -> bool:
-        """Whether it is now known how conversations of this shape are written; only if there are several."""
+        """Derive the scaffold of a shape that was met before; whether that was done."""
         if len(self._scaffolds) >= _MAX_SCAFFOLDS or self._characters > _MAX_CHARACTERS:
             return False
         if hash(key) not in self._seen:
@@ -331,7 +330,7 @@ class Scaffolds:
     def is_exact(
         self, scaffold: Scaffold, messages: Sequence[Message], inputs: Inputs, opens: bool, forms: ChatForms
     ) -> bool:
-        """Whether the reference environment writes these messages, and all of their shape, with this scaffold."""
+        """Whether the reference environment writes conversations of this shape with the same scaffold."""
         if scaffold.is_exact is None:
             other = self._derive(self._render_reference, messages, inputs, opens, forms)
             scaffold.is_exact = (
@@ -342,12 +341,12 @@ class Scaffolds:
     def _derive(
         self, run: _RenderChat, messages: Sequence[Message], inputs: Inputs, opens: bool, forms: ChatForms
     ) -> Scaffold | None:
-        """The scaffold of these messages by one engine; None if there is none."""
+        """The scaffold that one engine writes for these messages; None if filling it does not give their text."""
         numbers = count()
         chat = self._chat(messages, forms)
         try:
             stand_ins = self.shapes.with_stand_ins(chat, lambda: self._stand_in(next(numbers)))
-        except RecursionError:  # just not too deep to be read
+        except RecursionError:  # it was barely not too deep to read
             return None
         scaffold = self._split_at_stand_ins(run(stand_ins, inputs, opens), inputs)
         read = self.shapes.read(messages, forms) or ()
@@ -355,7 +354,7 @@ class Scaffolds:
         return scaffold if scaffold is not None and scaffold.fill(words) == run(chat, inputs, opens) else None
 
     def _split_at_stand_ins(self, text: str | None, inputs: Inputs) -> Scaffold | None:
-        """What stands around stand-ins; None if one of them was changed."""
+        """The text around stand-ins; None if one of them was changed."""
         if text is None:
             return None
         parts = self._stand_in_pattern.split(text)
@@ -373,7 +372,7 @@ class Scaffolds:
         return forms.chat(messages, parsed=True, no_content="absent")
 
     def _render_fast(self, chat: Chat, inputs: Inputs, opens: bool) -> str | None:
-        """What the fast engine writes; None if the template refuses, or it does not know."""
+        """What the fast engine writes; None if the template refuses or the engine cannot tell."""
         from tito_audit.render.fast.render import NeedsReference
 
         fast = self._template.fast
@@ -399,5 +398,5 @@ def find_scaffolds(renderer: Renderer, with_tools: bool) -> Scaffolds | None:
 
 @memoized
 def template_scaffolds(template: Template) -> Scaffolds | None:
-    """The same for a template that gets parsed arguments of tools."""
+    """The scaffolds of a template that gets parsed tool-call arguments."""
     return None if template.text_conditions is None else Scaffolds(template, template.text_conditions)

@@ -152,17 +152,17 @@ class RenderedChat:
 class TurnFinder:
     """Finds what a model would have sampled, given the marked texts."""
 
-    def __init__(self, job: RenderedChat, pieces: list[MarkedText], marking: Marking) -> None:
-        self._rendered = job
-        self._text = job.text
+    def __init__(self, rendered: RenderedChat, pieces: list[MarkedText], marking: Marking) -> None:
+        self._rendered = rendered
+        self._text = rendered.text
         self._marking = marking
         self._generation_prompts: dict[object, str] = {}
-        self._marked_texts: list[list[MarkedText]] = [[] for _ in job.chat]
+        self._marked_texts: list[list[MarkedText]] = [[] for _ in rendered.chat]
         for piece in pieces:
             self._marked_texts[piece.message_index].append(piece)
         # Where the first marked text of this or any later message begins
-        self._next_marked: list[int] = [len(job.text)] * (len(job.chat) + 1)
-        for index in range(len(job.chat) - 1, -1, -1):
+        self._next_marked: list[int] = [len(rendered.text)] * (len(rendered.chat) + 1)
+        for index in range(len(rendered.chat) - 1, -1, -1):
             starts = [piece.start for piece in self._marked_texts[index][:1]]  # they are in text order
             self._next_marked[index] = min([self._next_marked[index + 1], *starts])
 
@@ -266,8 +266,8 @@ def render_spans(
     template = renderer.template(bool(tools))
     opener = template.fixed_generation_prompt(variables)
     answers = _sampled_messages(messages)
-    job = RenderedChat(renderer, chat, text, variables, template.run, opener, answers)
-    return (None if has_marks(text) else _spans_by_marks(job)) or _spans_by_prefixes(job)
+    rendered = RenderedChat(renderer, chat, text, variables, template.run, opener, answers)
+    return (None if has_marks(text) else _spans_by_marks(rendered)) or _spans_by_prefixes(rendered)
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,7 +310,7 @@ class FastRendering:
             except RenderError as error:  # the reference environment may not raise here
                 raise NeedsReference from error
 
-        job = RenderedChat(
+        rendered = RenderedChat(
             self.renderer,
             self.chat,
             self.text,
@@ -320,7 +320,7 @@ class FastRendering:
             _sampled_messages(self.messages),
         )
         try:
-            return _spans_by_marks(job)
+            return _spans_by_marks(rendered)
         except NeedsReference:
             return None
 
@@ -353,32 +353,32 @@ def _sampled_messages(messages: Sequence[Message]) -> frozenset[int]:
     return frozenset(index for index, message in enumerate(messages) if message.sampled)
 
 
-def _spans_by_marks(job: RenderedChat) -> Rendering | None:
+def _spans_by_marks(rendered: RenderedChat) -> Rendering | None:
     """The spans found by marks; None if marks change what the template writes. The text must hold none itself."""
     # Mark as much as the template tolerates: all texts, else only those of the assistant.
     for assistant_only, tool_calls in product((False, True), (True, False)):
         marking = Marking(assistant_only=assistant_only, tool_calls=tool_calls)
         try:
-            marked, owners = mark(job.chat, marking, job.answers)
-            pieces = unmark(job.render(marked, opens_answer=False), owners, job.text)
+            marked, owners = mark(rendered.chat, marking, rendered.answers)
+            pieces = unmark(rendered.render(marked, opens_answer=False), owners, rendered.text)
         except (RenderError, OverflowError):
             continue
         if pieces is not None:
-            return _build_rendering(job, pieces, marking)
+            return _build_rendering(rendered, pieces, marking)
     return None
 
 
-def _build_rendering(job: RenderedChat, pieces: list[MarkedText], marking: Marking) -> Rendering:
+def _build_rendering(rendered: RenderedChat, pieces: list[MarkedText], marking: Marking) -> Rendering:
     """The spans of the marked texts and of the sampled turns around them."""
-    builder = SpanBuilder(len(job.text))
+    builder = SpanBuilder(len(rendered.text))
     for piece in pieces:
         builder.label(*piece)
-    finder = TurnFinder(job, pieces, marking)
+    finder = TurnFinder(rendered, pieces, marking)
     sampled: dict[int, tuple[int, int] | None] = {}
     earliest = 0  # a turn begins after the marked texts and turns of earlier messages
-    for index in range(len(job.chat)):
+    for index in range(len(rendered.chat)):
         own = finder.marked_texts(index)
-        if index in job.answers:
+        if index in rendered.answers:
             turn = finder.find_turn(index, earliest)
             sampled[index] = None
             if turn is not None:
@@ -391,43 +391,45 @@ def _build_rendering(job: RenderedChat, pieces: list[MarkedText], marking: Marki
                 if calls:
                     # The wrapping around calls belongs to them, but not the end of the reasoning before.
                     begin = max([start, *ends])
-                    thought = job.text.rfind("</think>", begin, calls[0])
+                    thought = rendered.text.rfind("</think>", begin, calls[0])
                     if thought >= 0:
                         begin = thought + len("</think>")
-                        begin += len(job.text[begin : calls[0]]) - len(job.text[begin : calls[0]].lstrip())
+                        begin += len(rendered.text[begin : calls[0]]) - len(
+                            rendered.text[begin : calls[0]].lstrip()
+                        )
                     builder.label(begin, closer, SpanKind.TOOL_CALL, index)
                 builder.label_gaps(start, closer, SpanKind.SCAFFOLD, index)
                 earliest = end
         for piece in own:
             earliest = max(earliest, piece.end)
     unlabelled = SpanKind.UNKNOWN if marking.assistant_only else SpanKind.SCAFFOLD
-    return Rendering(job.text, builder.build(unlabelled), sampled, job.chat)
+    return Rendering(rendered.text, builder.build(unlabelled), sampled, rendered.chat)
 
 
-def _spans_by_prefixes(job: RenderedChat) -> Rendering:
+def _spans_by_prefixes(rendered: RenderedChat) -> Rendering:
     """The spans found by rendering fewer messages, as far as these renderings are prefixes of the whole."""
-    builder = SpanBuilder(len(job.text))
-    bounds = [job.prefix_length(count, opens_answer=False) for count in range(len(job.chat))]
-    sampled: dict[int, tuple[int, int] | None] = dict.fromkeys(sorted(job.answers))
-    for index, (begin, stop) in enumerate(pairwise([*bounds, len(job.text)])):
+    builder = SpanBuilder(len(rendered.text))
+    bounds = [rendered.prefix_length(count, opens_answer=False) for count in range(len(rendered.chat))]
+    sampled: dict[int, tuple[int, int] | None] = dict.fromkeys(sorted(rendered.answers))
+    for index, (begin, stop) in enumerate(pairwise([*bounds, len(rendered.text)])):
         if begin is None or stop is None or begin > stop:
             continue
-        if index not in job.answers:
+        if index not in rendered.answers:
             builder.label(begin, stop, SpanKind.UNKNOWN, index)
             continue
         # The turn lies within `[begin, stop)` and ends with the last special token there.
-        start = job.prefix_length(index, opens_answer=True)
+        start = rendered.prefix_length(index, opens_answer=True)
         if start is None or not begin <= start <= stop:
             continue
-        closer = find_last_token(job.renderer.control_texts, job.text, start, stop)
+        closer = find_last_token(rendered.renderer.control_texts, rendered.text, start, stop)
         # A token with more than white space after it is part of the answer.
-        if closer is None or job.text[closer[1] : stop].strip():
+        if closer is None or rendered.text[closer[1] : stop].strip():
             continue
         builder.label(begin, start, SpanKind.GENERATION_PROMPT, index)
-        content = job.chat[index].get("content")
-        exact = isinstance(content, str) and job.text[start : closer[0]].strip() == content.strip()
+        content = rendered.chat[index].get("content")
+        exact = isinstance(content, str) and rendered.text[start : closer[0]].strip() == content.strip()
         builder.label(start, closer[0], SpanKind.CONTENT if exact else SpanKind.UNKNOWN, index)
         builder.label(*closer, SpanKind.TURN_END, index)
         builder.label(closer[1], stop, SpanKind.SCAFFOLD, None)
         sampled[index] = start, closer[1]
-    return Rendering(job.text, builder.build(SpanKind.UNKNOWN), sampled, job.chat)
+    return Rendering(rendered.text, builder.build(SpanKind.UNKNOWN), sampled, rendered.chat)

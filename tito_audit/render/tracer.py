@@ -124,13 +124,13 @@ class TemplateTracer:
         return self._run(variables, frozenset((flip.condition, flip.occurrence) for flip in flips))
 
     def _run(
-        self, variables: Mapping[str, Any], turned: frozenset[tuple[int, int]] = frozenset()
+        self, variables: Mapping[str, Any], flipped: frozenset[tuple[int, int]] = frozenset()
     ) -> tuple[TextPiece, ...] | None:
         if self._compiled is None or is_too_slow(self._source, self._limits[0]):
             return None
         seconds, size = self._limits
         self._environment.budget = Budget(size, seconds, variables)
-        self._outputs, self._decisions, self._counts, self._flipped = [], [], Counter(), turned
+        self._outputs, self._decisions, self._counts, self._flipped = [], [], Counter(), flipped
         try:
             with count_waste(self._source, seconds, variables), alarm(seconds, variables):
                 at, pieces = 0, list[TextPiece]()

@@ -182,12 +182,12 @@ def _find_decisive(ours: _TracedRendering, theirs: _TracedRendering, seen: str, 
     tried = 0
     waiting: deque[tuple[tuple[Decision, ...], tuple[TextPiece, ...]]] = deque([((), theirs.pieces)])
     while waiting:
-        turned, pieces = waiting.popleft()
+        flipped, pieces = waiting.popleft()
         for decision in _decided_otherwise(ours.pieces, pieces, at):
             tried += 1
             if tried > _MAX_TRIES:
                 return ()
-            now = (*turned, decision)
+            now = (*flipped, decision)
             rendered = theirs.tracer.trace_flipped(theirs.variables, now)
             if rendered is not None and "".join(piece.text for piece in rendered).startswith(wanted):
                 return tuple(replace(changed, outcome=not changed.outcome) for changed in now)

@@ -36,7 +36,7 @@ _BUSY_FACTOR = 10 if find_spec("resource") else 1
 _OUT_OF_TIME = -getattr(signal, "SIGXCPU", 0) or None
 """The return code of a child that ran out of CPU time."""
 _MAX_WASTED_SECONDS = 4.0
-"""After so many seconds spent on texts that failed or were far too slow, no more texts are tried."""
+"""Once this many seconds were spent on texts that failed or were far too slow, no more texts are tried."""
 _FREE_SECONDS = 0.02
 """Seconds that a text of any length may take without counting as slow."""
 _BASE_MEMORY = 700 << 20

@@ -83,10 +83,7 @@ _FULLY_PROBED = 16
 
 
 class ControlTokens:
-    """Where the texts of one tokenizer may be cut: its control tokens, by their literal text.
-
-    Without any (`Cuts({})`) a text is one segment.
-    """
+    """The control tokens at which texts may be cut, by their literal text; without any, a text is one segment."""
 
     def __init__(self, tokens: Mapping[str, int]) -> None:
         self.tokens = dict(tokens)
@@ -122,11 +119,11 @@ class ControlTokens:
         at = self.positions(ids).tolist()
         around = [-1, *ids[at].tolist(), -1]
         data = ids.astype(np.int32, copy=False).tobytes()
-        stretches, start = [], 0
+        segments, start = [], 0
         for before, after, end in zip(around, around[1:], [*at, len(ids)], strict=False):
-            stretches.append((before, after, data[4 * start : 4 * end]))
+            segments.append((before, after, data[4 * start : 4 * end]))
             start = end + 1
-        return stretches
+        return segments
 
     def find_last_before(self, text: str, ids: Ids, size: int) -> tuple[int, int]:
         """How many characters and ids there are up to the last control token among the first `size` ids.
@@ -225,7 +222,7 @@ class SegmentEncoder:
         return dict(zip(segments, self._in_parts(segments), strict=True))
 
     def remember(self, encoded: Mapping[str, Ids]) -> None:
-        """Cache what `encode_apart` returned."""
+        """Cache what `encode_uncached` returned."""
         self._add_to_cache({segment: ids for segment, ids in encoded.items() if segment not in self.cache})
 
     def _look_up(self, segments: Iterable[str]) -> dict[str, Ids]:
@@ -341,7 +338,7 @@ def common_beginning(first: str, last: str) -> str:
 
 
 _MIN_LENGTH = 2048
-"""Only texts of so many characters are compared with earlier ones."""
+"""Only texts of at least this many characters are compared with earlier ones."""
 _MAX_KNOWN = 4
 """How many texts are remembered: the calls of a rollout may alternate between chains, and the next rollout may
 begin the same way."""

@@ -139,7 +139,7 @@ def find_differing_piece(
 
 
 def sample_segments(ids: Ids, controls: ControlTokens, one_in: int) -> list[int]:
-    """The numbers of one in so many non-empty segments between control tokens.
+    """The numbers of a sample of the non-empty segments between control tokens, about one in `one_in`.
 
     The choice depends only on a segment's length and its two ids at either end, not on what surrounds it.
     """
@@ -196,7 +196,7 @@ _MAX_EXPECTED = 1 << 15
 """Characters of expected texts; later ones are ignored."""
 _PASSED = {"passed": True}
 _ONE_IN = 64
-"""The reference checks one in so many segments that agree with the log."""
+"""The reference checks one in this many segments that agree with the log."""
 
 
 @dataclass

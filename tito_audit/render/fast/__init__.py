@@ -1,1 +1,1 @@
-"""Rendering without Jinja, and which templates allow it."""
+"""Rendering with minijinja, and static analysis of which templates allow it."""

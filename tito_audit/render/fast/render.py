@@ -1,9 +1,9 @@
-"""Runs templates in minijinja, several times faster, to guess what the reference environment writes. minijinja is
-another program: its output counts only if recorded ids confirm it, or what both wrote for such messages.
+"""Runs templates in minijinja, several times faster, to guess what the reference environment writes.
 
-It runs only templates that `static_check.py` has proven safe. A rendering is abandoned if it takes more
-instructions or writes more than expected, or contains a value that the two engines write differently. This module
-imports minijinja and is itself imported late; jinja2 it imports only for templates that use certain filters.
+minijinja is another program: its output counts only if recorded ids confirm it, or if both engines are known to
+write such messages alike. It runs only templates that `static_check.py` has proven safe. A rendering is abandoned
+if it takes more instructions or writes more than expected, or holds a value that the engines write differently.
+This module imports minijinja, so it is imported late; it imports jinja2 only for certain filters.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from tito_audit.render.globals import TemplateRefused, raise_exception, strftime
 
 _FUEL = 100_000
 _FUEL_PER_MESSAGE = 2_000
-"""How many instructions a rendering may take, and how many more per message or tool: many times what templates
-need."""
+"""Instructions that a rendering may take, and how many more for each message and tool: many times what is
+needed."""
 _MAX_WRITTEN = 1 << 30
 _find_python_whitespace = re.compile("[\x1c\x1d\x1e\x1f]").search
-"""Finds characters that are white space only to Python, which trims them; minijinja does not."""
+"""Finds characters that are white space to Python, which trims them, but not to minijinja."""
 _REFUSALS = {"InvalidOperation", "UndefinedError", "UnknownMethod"}
 """Errors that the reference environment raises too."""
 
 
 class NeedsReference(Exception):
-    """Only the reference environment knows what the template writes."""
+    """Only the reference environment can tell what the template writes."""
 
 
 def compile_fast(source: str, facts: Facts) -> FastTemplate | None:
-    """A template proven safe, in minijinja; None if only the reference environment can run it."""
+    """A template that was proven safe, in minijinja; None if only the reference environment compiles it."""
     try:
         return FastTemplate(without_generation(source), facts)
-    except Exception:  # only the reference environment compiles it
+    except Exception:  # minijinja does not compile it
         return None
 
 
@@ -76,11 +76,11 @@ class FastTemplate:
         self._has_documents = facts.has_documents
 
     def run(self, variables: Mapping[str, Any]) -> str:
-        """What the template writes; RenderError if the reference would raise too, GivenUp if unknown."""
+        """What the template writes; RenderError if the reference raises too, NeedsReference if unknown."""
         if self._disabled:
             raise NeedsReference
         messages, tools = variables["messages"], variables["tools"]
-        # Keep the tools alive: their JSON is written in every rendering and cached by their ids
+        # Their JSON is written in every rendering: cache it by id, and keep them alive
         if tools is not self._tools:
             self._tools = tools
             self._tool_texts = {}
@@ -95,23 +95,22 @@ class FastTemplate:
         try:
             text = self._environment.render_template("chat", **variables)
         except BaseException as error:
-            # Raise RenderError for an error that the reference environment has too, GivenUp for one of this engine
-            # only.
+            # RenderError for an error that the reference raises too, else NeedsReference
             kind = getattr(error, "kind", None)
             if isinstance(error, TemplateRefused | AttributeError) or kind in _REFUSALS:
                 raise RenderError("chat template: refused") from None
             if isinstance(error, Exception) or type(error).__name__ == "PanicException":
-                # Out of fuel, it may loop; if it panics or does not compile, it will again.
+                # It may loop (out of fuel), or panics, or does not compile: it will do so again.
                 self._disabled |= not isinstance(error, NeedsReference | UnicodeError)
                 raise NeedsReference from None
             raise error
         finally:
-            self._disabled |= time.monotonic() - began > 2.0  # so slow a template is never run here again
+            self._disabled |= time.monotonic() - began > 2.0  # too slow to be run here again
         if (self._joins_values or self._numbers) and self._has_ambiguous_number(variables):
             raise NeedsReference
         if self._met_none and (tools is None or self._has_documents or _has_null(variables)):
             raise NeedsReference
-        # What minijinja writes for half of a surrogate pair.
+        # minijinja writes U+FFFD for a lone surrogate.
         if "\ufffd" in text and any(map(_has_surrogate, variables.values())):
             raise NeedsReference
         if _find_python_whitespace(text):
@@ -121,7 +120,7 @@ class FastTemplate:
     # What the template calls
 
     def _count_output(self, value: Any) -> Any:
-        """Count what is written; minijinja then writes it."""
+        """Count what minijinja is about to write; NotImplemented lets it write that."""
         if type(value) is str:
             self._size_left -= len(value)
             if self._size_left < 0:
@@ -131,14 +130,14 @@ class FastTemplate:
         return NotImplemented
 
     def _record_number(self, value: Any) -> None:
-        """Record a number: the engines write some of them differently, and 2.0 arrives here as 2."""
+        """Record a number: the engines write some differently, and 2.0 arrives here as 2."""
         if type(value) is int:
             self._numbers.add(value)
         elif type(value) is float and not 1e-4 <= abs(value) < 1e16:
             raise NeedsReference
 
     def _has_ambiguous_number(self, value: Any) -> bool:
-        """Whether a value holds a number that the engines may have written differently."""
+        """Whether a value holds a number that the engines may write differently."""
         if type(value) is float:
             if self._joins_values and not 1e-4 <= abs(value) < 1e16:
                 return True
@@ -149,7 +148,7 @@ class FastTemplate:
 
     def _tojson(self, value: Any, **options: Any) -> str:
         if type(value) is not dict:
-            if value is None:  # null, or undefined, which is not JSON
+            if value is None:  # null, or undefined, which JSON cannot express
                 raise NeedsReference
             self._record_number(value)
         if options:
@@ -175,18 +174,18 @@ class FastTemplate:
         return text
 
     def _spend(self, size: int) -> None:
-        """Count a value that is made; GivenUp if all of them together are too large."""
+        """Count the size of a value; NeedsReference if all together are too large."""
         self._size_left -= size
         if self._size_left < 0:
             self._disabled = True
             raise NeedsReference
 
-    # Undefined arrives here as None. To the reference, undefined is an empty list, but null is not.
+    # Undefined arrives here as None. The reference takes undefined for an empty list, but not null.
 
     def _list(self, value: Any) -> list[Any]:
         self._met_none |= value is None
         if type(value) is str:
-            self._spend(16 * len(value))  # a letter that is an item of a list
+            self._spend(16 * len(value))  # each character becomes an item
         return [] if value is None else list(value)
 
     def _iterable(self, value: Any) -> bool:
@@ -199,14 +198,14 @@ class FastTemplate:
 
 
 def _require_value(value: Any) -> Any:
-    """The value, unless it is None, which may be null or undefined."""
+    """The value; NeedsReference for None, which may be null or undefined."""
     if value is None:
         raise NeedsReference
     return value
 
 
 def _apply_jinja_filter(name: str, value: Any) -> Any:
-    """The result of a filter of the reference environment."""
+    """The result of one of Jinja's own filters."""
     from jinja2 import filters
 
     return getattr(filters, name)(_require_value(value))

@@ -1,13 +1,12 @@
-"""Which templates an engine without a budget may run: those whose values provably stay small.
+"""Static proof that a template is safe in minijinja: its names are harmless and its values stay small.
 
-minijinja counts instructions, but not how large a value gets, and it calls any method of the values it gets. So a
-template is checked before it runs there: every name must be known to be harmless and to mean the same in both
-engines, and every value must stay within a small multiple of what the messages hold.
+minijinja counts instructions, but not how large a value gets, and it calls any method of the values it gets. So
+every name in a template must be known to be harmless and to mean the same in both engines, and every value must
+stay within a small multiple of what the messages hold. All other templates are left to the reference environment.
 
-A weight says how many of the longest available texts a value may hold: 0 is a number, 1 a text. A text built up
-message by message holds all of them; it gets a fixed weight, too large for anything to be built from two such
-texts. Output is counted as it is written and needs no proof here. All other templates are left to the reference
-environment. This module imports jinja2 and is itself imported late.
+A weight bounds how many of the longest available texts a value may hold: 0 is a number, 1 a text. A text built up
+message by message holds all of them; its fixed weight is too large for anything to be built from two such texts.
+Output is counted as it is written and needs no proof. This module imports jinja2, so it is imported late.
 """
 
 from __future__ import annotations
@@ -66,7 +65,7 @@ def joins_values(tree: nodes.Template) -> bool:
 
 
 class _Checker:
-    """Reads a template: checks every name in it and collects its assignments."""
+    """Checks every name in a template and collects its assignments."""
 
     def __init__(self, tree: nodes.Template) -> None:
         self._tree = tree
@@ -91,7 +90,7 @@ class _Checker:
 
     def _check_statements(self, body: list[nodes.Node], loops: int) -> None:
         for node in body:
-            if isinstance(node, nodes.CallBlock):  # {% generation %}; any other call block has a call
+            if isinstance(node, nodes.CallBlock):  # only that of {% generation %}
                 if not isinstance(node.call.node, nodes.ExtensionAttribute):
                     raise Unproven
                 self._check_statements(node.body, loops)
@@ -138,11 +137,11 @@ class _Checker:
         self._check_expression(node.node)
         name, parts = dotted_name(node.target), list(_summands(node.node))
         own = [part for part in parts if dotted_name(part) == name]
-        # What `x = x + …` adds to x; None for any other assignment.
+        # What `x = x + …` adds to x; None for any other assignment
         added = [part for part in parts if part is not own[0]] if len(own) == 1 and len(parts) > 1 else None
         numbers = [part for part in added or () if isinstance(part, nodes.Const) and isinstance(part.value, int)]
         if added is not None and name is not None and len(numbers) < len(added):
-            # As long as all messages together, if added to once for each message.
+            # Added to once a message, it is as long as all messages together.
             if loops - self._depths.get(name.partition(".")[0], 0) > 1:
                 raise Unproven
             for part in added:
@@ -155,7 +154,7 @@ class _Checker:
         self._bind(node.target, node.node)
 
     def _bind(self, target: nodes.Node, value: nodes.Node, times: int = 1) -> None:
-        """Record that a name, or each of several, is assigned this value."""
+        """Record that this value is assigned to a name, or to each name of a tuple."""
         if isinstance(target, nodes.Tuple):
             for item in target.items:
                 self._bind(item, value, times)
@@ -168,7 +167,7 @@ class _Checker:
     # Expressions
 
     def _check_expression(self, node: nodes.Node) -> None:
-        """Check the names in an expression."""
+        """Check every name in an expression."""
         parts = [node, *node.find_all(nodes.Node)]
         called = {id(part.node) for part in parts if isinstance(part, nodes.Call)}
         owners = {
@@ -197,7 +196,7 @@ class _Checker:
             elif isinstance(part, nodes.Call):
                 self._check_call(part)
             elif isinstance(part, nodes.Name):
-                # A namespace with a second name could grow unnoticed.
+                # Under a second name a namespace could grow unnoticed.
                 if part.name in _FORBIDDEN or (part.name in self._namespaces and id(part) not in owners):
                     raise Unproven
             elif isinstance(part, nodes.Getattr) and id(part) not in called:
@@ -230,20 +229,14 @@ class _Checker:
                 self._weights.add(name, value)
 
     def _check_short(self, values: list[nodes.Expr]) -> None:
+        """Raise Unproven for anything but short texts and small numbers."""
         for value in values:
             if isinstance(value, nodes.Tuple | nodes.List):
                 self._check_short(list(value.items))
-            elif (
-                not isinstance(value, nodes.Const)
-                or (
-                    len(value.value)
-                    if isinstance(value.value, str)
-                    else value.value
-                    if isinstance(value.value, int)
-                    else 0
-                )
-                > _MAX_ARGUMENT_LENGTH
-            ):
+                continue
+            size = value.value if isinstance(value, nodes.Const) else _MAX_ARGUMENT_LENGTH + 1
+            size = len(size) if isinstance(size, str) else size
+            if isinstance(size, int) and size > _MAX_ARGUMENT_LENGTH:
                 raise Unproven
 
 
@@ -267,22 +260,22 @@ def _summands(node: nodes.Node) -> Iterator[nodes.Node]:
 
 
 GATHERED = 20
-"""The weight of a text that is built up message by message."""
+"""Factor for what is added to a text message by message."""
 WRITTEN = 4
 """The weight of what a macro or a `{% set %}` block writes."""
 _MAX_WEIGHT = 256
 _NUMERIC = {"abs", "count", "float", "int", "length"}
 _SERIALIZING = {"tojson", "join", "string"}
-"""Filters that write a list as a text, longer than its items."""
+"""Filters that make a text longer than the items it is made of."""
 _COUNTERS = [f"loop.{name}" for name in ("index", "index0", "revindex", "revindex0", "length", "first", "last")]
 
 
 class Unproven(Exception):
-    """The template does something not known to be harmless."""
+    """The template does something that is not known to be harmless."""
 
 
 class Weights:
-    """The weights of a template's names, computed from its assignments."""
+    """The weights of the names of a template, computed from its assignments."""
 
     def __init__(self, macros: Set[str]) -> None:
         self._macros = macros
@@ -295,15 +288,15 @@ class Weights:
         return {name for name, _, _ in self._assigned}
 
     def add(self, name: str, value: nodes.Node, times: int = 1) -> None:
-        """Record that a name is assigned a value, or one `times` as heavy."""
+        """Record that a name is assigned a value, or one that is `times` as heavy."""
         self._assigned.append((name, value, times))
 
     def compute(self, parameters: Set[str]) -> None:
         """Compute all weights; `parameters` are those of macros.
 
-        Attributes of namespaces and parameters of macros may be read by a later iteration or call, so their
-        weights are computed until none gets heavier. Other names end with their scope, so each of their
-        assignments counts once, in order.
+        Attributes of namespaces and parameters of macros outlive an iteration or call, so their weights are
+        computed until none gets heavier. Other names end with their scope, so each assignment counts once, in
+        order.
         """
         scoped = {name for name in self.names if "." not in name} - parameters
         for _ in range(_MAX_WEIGHT):
@@ -319,7 +312,7 @@ class Weights:
         raise Unproven
 
     def weigh(self, node: nodes.Node) -> int:
-        """The weight of an expression; Unproven if it is more than a value may have."""
+        """The weight of an expression; Unproven if it is too heavy."""
         weight = self._weight(node)
         if weight > _MAX_WEIGHT:
             raise Unproven
@@ -333,7 +326,7 @@ class Weights:
             if name is not None and name in self._weights:
                 return self._weights[name]
             if not isinstance(node, nodes.Name) and any(name == assigned for assigned, _, _ in self._assigned):
-                return 0  # an attribute of a namespace whose weight is not known yet
+                return 0  # an attribute of a namespace with a weight that is not known yet
             return 1 if isinstance(node, nodes.Name) else self.weigh(node.node)  # type: ignore[attr-defined]
         if isinstance(node, nodes.Getitem):
             return self.weigh(node.node)
@@ -372,7 +365,7 @@ def _arguments(node: nodes.Call | nodes.Filter) -> list[nodes.Expr]:
 
 
 def _replacement_growth(arguments: list[nodes.Expr]) -> int:
-    """How many times longer such a replacement can make a text."""
+    """How many times longer `replace` with these arguments can make a text."""
     old, new = (constant_value(argument) or "" for argument in (*arguments[:2], *[nodes.Const("")] * 2)[:2])
     return 1 + len(str(new)) // max(len(str(old)), 1)
 

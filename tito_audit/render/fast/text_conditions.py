@@ -1,13 +1,12 @@
-"""What a template looks for in the texts of messages before it decides what to write, and where it looks.
+"""Static analysis: by what in the texts of messages a template decides what to write.
 
-Most templates only pass texts on, trim them, and check whether they are empty or hold a few markers such as
-`</think>`. They look at the first message and the last one, at the next and the one before, and at the last one
-of a role, but not at how many there are. Then two conversations whose messages have the same keys, the same
-kinds of values, the same markers and the same neighbours are written the same way, whatever else their texts
-say.
+Most templates only copy texts, trim them, and test whether they are empty or hold a few markers such as
+`</think>`. They look at the first message and the last, at the next and the previous one, and at the last one of a
+role, but not at how many there are. Then conversations are written alike if their messages have the same keys,
+kinds of values, markers and neighbours, whatever else their texts say.
 
-And which generation prompts are the same after any messages: those that a template writes in a single place, at
-its very end, and builds only from other variables. This module imports jinja2 and is itself imported late.
+It also finds generation prompts that are the same after any messages: those that a template writes in one place,
+at its very end, and builds only from other variables. This module imports jinja2, so it is imported late.
 """
 
 from __future__ import annotations
@@ -18,19 +17,18 @@ from jinja2 import nodes
 
 from tito_audit.render.fast.static_check import constant_value, dotted_name
 
-_TEXT_READERS = frozenset(
-    ("int", "float", "abs", "lower", "upper", "title", "capitalize", "find", "rfind", "count")
-)
+_TEXT_READERS = {"int", "float", "abs", "lower", "upper", "title", "capitalize", "find", "rfind", "count"}
 """Filters and methods whose result depends on more of a text than its markers."""
 _TEXT_TESTS = frozenset(("lt", "le", "gt", "ge", "<", "<=", ">", ">=", "odd", "even", "divisibleby"))
 _ENDS = frozenset(("first", "last", "reverse"))
 _COMBINING = (nodes.Add, nodes.Concat, nodes.Mod, nodes.Sub, nodes.Div, nodes.FloorDiv)
-_Found = tuple[tuple[str, ...], tuple[str, ...], tuple[int, ...]]
+_Conditions = tuple[tuple[str, ...], tuple[str, ...], tuple[int, ...]]
+"""`facts.TextConditions`, whose module imports this one."""
 _LOGIC = (nodes.Compare, nodes.Test, nodes.Not)
 
 
-def find_text_conditions(tree: nodes.Template) -> _Found | None:
-    """What a template that is safe for minijinja looks for; None if its output may depend on something else."""
+def find_text_conditions(tree: nodes.Template) -> _Conditions | None:
+    """What a template that is safe for minijinja tests texts for; None if texts may matter in another way."""
     try:
         _MessageCounts(tree).check()
         return _ExpressionReader(tree).read()
@@ -39,7 +37,7 @@ def find_text_conditions(tree: nodes.Template) -> _Found | None:
 
 
 class _ExpressionReader:
-    """Reads every expression of a template."""
+    """Collects what the expressions of a template test texts for."""
 
     def __init__(self, tree: nodes.Template) -> None:
         self._tree = tree
@@ -48,9 +46,10 @@ class _ExpressionReader:
         self._inside: set[str] = set()
         self._sizes: set[int] = set()
         self._measured: set[int] = set()
-        """Lengths that are only compared with numbers."""
+        """Ids of the `length` filters that are compared with a number or tested for truth."""
 
-    def read(self) -> _Found:
+    def read(self) -> _Conditions:
+        """The texts compared whole, the markers searched for, and the lengths; UnknownDependency if unclear."""
         tree = self._tree
         for compare in tree.find_all(nodes.Compare):
             left: nodes.Expr = compare.expr
@@ -61,12 +60,12 @@ class _ExpressionReader:
         tests += [node.test for node in tree.find_all(nodes.CondExpr)]
         tests += [node.node for node in tree.find_all(nodes.Not)]
         for test in tests:
-            if isinstance(test, nodes.Filter) and is_length(test):  # true or false
+            if isinstance(test, nodes.Filter) and is_length(test):  # its truth
                 self._add_length(test, 0)
         for loop in tree.find_all(nodes.For):
             if self._values.is_list(loop.iter):
                 continue
-            # A loop, perhaps over the characters of a text, does not count its rounds.
+            # A loop over anything else, perhaps the characters of a text, must not count.
             for part in loop.find_all((nodes.Getattr, nodes.Assign)):
                 name = dotted_name(part) if isinstance(part, nodes.Getattr) else None
                 counted = name is not None and name.startswith("loop.") and name not in ("loop.first", "loop.last")
@@ -104,8 +103,6 @@ class _ExpressionReader:
             if isinstance(item.arg, nodes.Slice) and not self._values.is_list(item.node):
                 raise UnknownDependency
         return tuple(sorted(self._whole)), tuple(sorted(self._inside)), tuple(sorted(self._sizes))
-
-    # What is looked at
 
     def _read_call(self, node: nodes.Call) -> None:
         if not isinstance(node.node, nodes.Getattr):
@@ -169,7 +166,7 @@ class _ExpressionReader:
             self._sizes.add(int(value))
 
     def _check_from_messages(self, node: nodes.Expr) -> None:
-        """Raise unless a value comes from the messages, whole or cut at markers."""
+        """Raise UnknownDependency unless a value comes from the messages, whole or cut at markers."""
         for part in (node, *node.find_all(nodes.Node)):
             joined = isinstance(part, nodes.Filter) and part.name in ("join", "tojson", "length", "count")
             if joined or (isinstance(part, _COMBINING) and not self._values.is_count(part)):
@@ -177,7 +174,7 @@ class _ExpressionReader:
 
 
 def _check_strips_whitespace(arguments: list[nodes.Expr]) -> None:
-    """Raise unless what is stripped from a text is white space."""
+    """Raise UnknownDependency if a text is stripped of anything but white space."""
     if not all(str(constant_value(argument) or "?").isspace() for argument in arguments):
         raise UnknownDependency
 
@@ -192,18 +189,18 @@ def _is_role(node: nodes.Node) -> bool:
 
 
 _LIST_ATTRIBUTES = frozenset(("tool_calls",))
-"""Attributes of messages that are lists or absent."""
+"""Attributes of messages that are lists, if they are there."""
 _LIST_FILTERS = frozenset(("list", "reverse", "select", "reject", "selectattr", "rejectattr"))
-"""Filters that make a list of a list."""
+"""Filters that return a list for a list."""
 _ANYTHING = nodes.Getattr(nodes.Name("?", "load"), "?", "load")
 
 
 class UnknownDependency(Exception):
-    """What the template writes may depend on more than can be known."""
+    """The template may depend on something that cannot be determined."""
 
 
 class TemplateNames:
-    """The names of a template, and which of them are lists, messages and numbers."""
+    """The names of a template, and which of them hold lists, list items and counts."""
 
     def __init__(self, tree: nodes.Template) -> None:
         self._assigned_values = _assignments(tree)
@@ -216,10 +213,10 @@ class TemplateNames:
         self.elements = {
             name for name, all_lists in loops.items() if all(all_lists)
         } - self._assigned_values.keys()
-        """Names that only ever hold elements of lists."""
+        """Names that only ever hold items of lists."""
 
     def _names_of_lists(self, *lists: str) -> set[str]:
-        """The names that only ever hold these lists or parts of them."""
+        """These names, and those that only ever hold these lists or parts of them."""
         names_left = {*lists, *self._assigned_values}
         while wrong := {
             name
@@ -230,20 +227,20 @@ class TemplateNames:
         return names_left
 
     def is_list(self, node: nodes.Node | None) -> bool:
-        """Whether a value is the messages, the tools, the calls in a message, or some of these."""
+        """Whether a value is the messages, the tools, the calls of a message, or a part of such a list."""
         return _is_list(node, self._lists)
 
     def is_independent_of_messages(self, node: nodes.Node | None) -> bool:
-        """Whether a list is independent of how many messages there are."""
+        """Whether a value is a list whose length does not depend on the messages."""
         return _is_list(node, self._other_lists)
 
     def is_constant_name(self, node: nodes.Node) -> bool:
-        """Whether a name is only set to constants."""
+        """Whether a name is only ever set to constants."""
         values = self._assigned_values.get(dotted_name(node) or "")
         return bool(values) and all(isinstance(value, nodes.Const) or is_negative(value) for value in values or ())
 
     def is_count(self, node: nodes.Node | None, within: frozenset[str] = frozenset()) -> bool:
-        """Whether a value is a number or boolean that depends only on places and lengths of lists."""
+        """Whether a value is a number or boolean that depends only on loop positions and lengths of lists."""
         if isinstance(node, nodes.Const):
             return isinstance(node.value, int)
         if isinstance(node, nodes.Add | nodes.Sub | nodes.Mod | nodes.FloorDiv):
@@ -301,7 +298,7 @@ def _assignments(tree: nodes.Template) -> dict[str, list[nodes.Node]]:
 
 
 def target_names(target: nodes.Node) -> Iterator[str]:
-    """The names in the target of an assignment."""
+    """The names that an assignment to this target sets."""
     if isinstance(target, nodes.Tuple):
         for item in target.items:
             yield from target_names(item)
@@ -310,12 +307,12 @@ def target_names(target: nodes.Node) -> Iterator[str]:
 
 
 def is_length(node: nodes.Node | None) -> bool:
-    """Whether an expression is the length of something."""
+    """Whether an expression is `… | length`."""
     return isinstance(node, nodes.Filter) and node.name in ("length", "count")
 
 
 def is_negative(node: nodes.Node) -> bool:
-    """Whether an expression is a negative constant."""
+    """Whether an expression is a negative number."""
     return isinstance(node, nodes.Neg) and isinstance(constant_value(node.node), int)
 
 
@@ -324,7 +321,7 @@ _NEAR_OFFSETS = frozenset((0, 1, None))
 
 
 class _MessageCounts:
-    """Checks every number in a template that depends on how many messages there are."""
+    """Checks what a template does with numbers that depend on how many messages there are."""
 
     def __init__(self, tree: nodes.Template) -> None:
         self._tree = tree
@@ -347,9 +344,9 @@ class _MessageCounts:
                 self._check_output(part)
         for item in self._tree.find_all(nodes.Getitem):
             if self._values.is_list(item.node):
-                # The first, the second, the last message, one next to another, or all from there.
-                place_ = item.arg
-                parts = (place_.start, place_.stop, place_.step) if isinstance(place_, nodes.Slice) else (place_,)
+                # The first, second or last message, a neighbour, or a slice that starts or ends there
+                where = item.arg
+                parts = (where.start, where.stop, where.step) if isinstance(where, nodes.Slice) else (where,)
                 _check_offsets(frozenset((0, 1, -1, None)), *(part for part in parts if part is not None))
         for loop in self._tree.find_all(nodes.For):
             if loop.test is not None and any(
@@ -366,7 +363,7 @@ class _MessageCounts:
                     constant_value(side) in _NEAR_OFFSETS for side in sides
                 ):
                     raise UnknownDependency
-        # A number of messages goes nowhere else.
+        # Anywhere else a number of messages is refused.
         for node in self._tree.find_all(
             (nodes.Mod, nodes.Div, nodes.FloorDiv, nodes.List, nodes.Tuple, nodes.Dict)
         ):
@@ -383,8 +380,7 @@ class _MessageCounts:
             self._refuse_counts(*test.args, *([test.node] if test.args or test.name in ("odd", "even") else []))
 
     def _check_comparison(self, node: nodes.Node, other: nodes.Node) -> None:
-        """A number of messages may be compared with a place, with nothing or with 0, but with no other
-        constant."""
+        """Raise UnknownDependency if a number of messages is compared with a constant; a length may be with 0."""
         number = constant_value(other)
         if not isinstance(number, int) or isinstance(number, bool) or not self._contains_count(node):
             return
@@ -392,7 +388,7 @@ class _MessageCounts:
             raise UnknownDependency
 
     def _check_output(self, node: nodes.Node) -> None:
-        """Raise if an expression that is written holds a number of messages; conditions may hold one."""
+        """Raise UnknownDependency if written output holds a number of messages; its conditions may."""
         if isinstance(node, nodes.Compare | nodes.Test):
             return
         if self._is_message_count(node):
@@ -405,11 +401,11 @@ class _MessageCounts:
             raise UnknownDependency
 
     def _contains_count(self, node: nodes.Node) -> bool:
-        """Whether a value is made from a number of messages."""
+        """Whether an expression contains a number of messages."""
         return self._is_message_count(node) or any(map(self._contains_count, node.iter_child_nodes()))
 
     def _is_message_count(self, node: nodes.Node) -> bool:
-        """Whether a value is a number that depends on how many messages there are."""
+        """Whether an expression is a number that depends on how many messages there are."""
         if isinstance(node, nodes.Filter):
             return is_length(node) and not self._values.is_independent_of_messages(node.node)
         name = dotted_name(node)
@@ -426,33 +422,23 @@ def _check_offsets(allowed: frozenset[int | None], *parts: nodes.Node) -> None:
 
 
 def _contains_loop_index(node: nodes.Node) -> bool:
-    """Whether a value is made from the place of an element."""
+    """Whether an expression contains a loop position."""
     return any((dotted_name(part) or "").startswith("loop.") for part in (node, *node.find_all(nodes.Getattr)))
 
 
 _GENERATION_PROMPT_FLAG = "add_generation_prompt"
 _DETERMINISTIC_NODES = (
-    *(
-        nodes.If,
-        nodes.Output,
-        nodes.TemplateData,
-        nodes.Const,
-        nodes.Name,
-        nodes.Test,
-        nodes.Compare,
-        nodes.Operand,
-    ),
-    *(nodes.And, nodes.Or, nodes.Not, nodes.Add, nodes.Concat, nodes.CondExpr),
+    *(nodes.If, nodes.Output, nodes.TemplateData, nodes.Const, nodes.Name, nodes.Test, nodes.Compare),
+    *(nodes.Operand, nodes.And, nodes.Or, nodes.Not, nodes.Add, nodes.Concat, nodes.CondExpr),
 )
-"""Nodes that always write the same if their names have the same values."""
+"""Nodes that write the same whenever their names have the same values."""
 _DETERMINISTIC_TESTS = frozenset(("defined", "undefined", "none", "true", "false", "string", "boolean"))
 
 
 def find_generation_prompt(tree: nodes.Template) -> tuple[nodes.Template, tuple[str, ...]] | None:
-    """The part that writes the generation prompt, and the variables it depends on; None if messages may matter
-    too.
+    """The part that writes the generation prompt, and the variables it depends on; None if messages may matter.
 
-    That part comes last and writes the same after any messages.
+    That part is the last statement, the only one that reads `add_generation_prompt`.
     """
     last = tree.body[-1] if tree.body else None
     if not isinstance(last, nodes.If) or last.elif_ or last.else_:
@@ -462,18 +448,15 @@ def find_generation_prompt(tree: nodes.Template) -> tuple[nodes.Template, tuple[
     names = list(tree.find_all(nodes.Name))
     if sum(name.name == _GENERATION_PROMPT_FLAG for name in names) != 1:
         return None
-    # Names that the template sets or loops over may differ between conversations.
+    # What the template sets or loops over may differ between conversations.
     changing = {name.name for name in names if name.ctx != "load"} | {"messages", "loop"}
     changing |= {macro.name for macro in tree.find_all(nodes.Macro)}
     parts = [part for node in last.body for part in (node, *node.find_all(nodes.Node))]
-    if not all(
-        part.name not in changing
-        if isinstance(part, nodes.Name)
-        else part.name in _DETERMINISTIC_TESTS
-        if isinstance(part, nodes.Test)
-        else isinstance(part, _DETERMINISTIC_NODES)
-        for part in parts
-    ):
+    if not all(isinstance(part, _DETERMINISTIC_NODES) for part in parts):
+        return None
+    if any(part.name in changing for part in parts if isinstance(part, nodes.Name)):
+        return None
+    if any(part.name not in _DETERMINISTIC_TESTS for part in parts if isinstance(part, nodes.Test)):
         return None
     opener = nodes.Template(last.body, lineno=1)
     if tree.environment is not None:
