@@ -41,7 +41,7 @@ def matches(row: Row) -> bool:
 
 
 def read_threads(row: Row, place: Place) -> Sequence[Thread]:
-    """The rollouts of a row whose `trajectory_json` is parsed."""
+    """The threads of a row whose `trajectory_json` is already parsed."""
     stated = Stated(group=as_group(row.get("group_index")))
     if _TRAJECTORY not in row:
         # Version 1 holds neither ids nor logprobs.

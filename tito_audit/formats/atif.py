@@ -49,7 +49,7 @@ def read(row: Row, place: Place) -> Sequence[Rollout]:
 
 
 def _find_trajectories(value: Any, path: Path) -> Iterator[tuple[Path, Mapping[str, Any]]]:
-    """A trajectory and all trajectories embedded in it with their paths, outer ones first."""
+    """A trajectory and those embedded in it, with their paths, outer ones first."""
     yield path, as_object(value, f"{path_text(path)} is not a trajectory (an object)")
     inner = value.get(_SUBAGENTS)
     if inner is None:
@@ -110,7 +110,7 @@ def sources(row: Row, _: Sequence[Rollout]) -> Sequence[Sources]:
 
 
 def total_edits(row: Row, before: Sequence[Rollout], after: Sequence[Rollout]) -> Iterator[Edit]:
-    """Edits to `final_metrics.total_prompt_tokens`, by as much as the prompts it counts have grown."""
+    """Edits to `final_metrics.total_prompt_tokens`, by as much as the prompts that it counts grew."""
     for (path, trajectory), old, new in zip(_find_trajectories(row, ()), before, after, strict=True):
         total = object_at(trajectory, "final_metrics").get("total_prompt_tokens")
         steps = trajectory["steps"]
@@ -139,7 +139,7 @@ class _StepCall:
 
 
 def _read_steps(steps: object, where: str) -> tuple[tuple[Message, ...], tuple[_StepCall, ...], tuple[str, ...]]:
-    """The messages and calls of all steps, in order, and what a model saw in a form that is not recorded.
+    """The messages and the calls of all steps, in order, and what models saw that no message can hold.
 
     `where` names the list of steps in errors.
     """
@@ -182,9 +182,9 @@ def _read_steps(steps: object, where: str) -> tuple[tuple[Message, ...], tuple[_
 
 
 def _step_turn(call: _StepCall, where: str, answer: Message | None) -> Turn:
-    """The model call of a step, without a place for its `answer` if the messages cannot be read.
+    """The model call of a step; `answer` is None if messages are not read.
 
-    If its metrics are sums over several calls, it has no ids of its own.
+    A step whose metrics are sums over several calls has no ids.
     """
     index = None if answer is None else call.message
     extra = object_at(call.metrics, "extra")
@@ -207,7 +207,7 @@ def _step_turn(call: _StepCall, where: str, answer: Message | None) -> Turn:
 
 
 def _answer_wire(step: _Wire, where: str) -> dict[str, Any]:
-    """An agent's step in chat form; arguments stay the objects that the log has."""
+    """An agent's step in chat form; arguments of tool calls stay parsed, as the log has them."""
     calls = step.get("tool_calls")
     content = step.get("message")
     wire: dict[str, Any] = {"role": "assistant", "content": content}

@@ -77,7 +77,7 @@ def _sample_source(number: int, name: str) -> Source:
 
 
 def _list_per_sample(row: Row, name: str, count: int) -> list[Raw | None]:
-    """A column's list for each sample, None if a sample has none. A lone `[[1]]` means no mask at all."""
+    """The list of a column for each sample, None if it has none; a lone `[[1]]` means that there is no mask."""
     value = row.get(name)
     if value is None:
         return [None] * count

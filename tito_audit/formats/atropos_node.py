@@ -70,7 +70,7 @@ def read(row: Row, place: Place) -> Sequence[Rollout]:
 
 
 def _paths_of_nodes(row: Row) -> list[list[Path]]:
-    """For each node that is read, every place that holds it: its own, and those of nodes that repeat it."""
+    """The paths of each node that is read: its own first, then those of nodes that repeat it."""
     if _is_node(row):
         return [[()]]
     keys = {key: row[key] if isinstance(row[key], Mapping) else range(len(row[key])) for key in _node_keys(row)}
@@ -124,7 +124,7 @@ def update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
 
 
 def _with_moved_versions(node: Row, before: TrainingRow | None, after: TrainingRow | None) -> Row:
-    """The node with the spans of its `metadata` at their new tokens; those of tokens that changed leave."""
+    """The node with the version spans of its `metadata` at their new tokens, without tokens that changed."""
     metadata = object_at(node, "metadata")
     spans = version_spans(metadata.get(WEIGHTS))
     if not spans or before is None or after is None or np.array_equal(before.token_ids, after.token_ids):
@@ -149,7 +149,7 @@ def _saved_nodes(row: Row) -> Sequence[Any]:
 
 
 def _node_keys(row: Row) -> list[str]:
-    """The keys under which a state holds nodes; the first is the one that is read, others repeat it."""
+    """The keys under which a state holds nodes: the first is read, the others repeat it."""
     lists = ["nodes"] if isinstance(row.get("nodes"), list | tuple) else []
     return lists + [name for name in ("sequences", "tree") if isinstance(row.get(name), Mapping)]
 

@@ -85,9 +85,9 @@ def _running_ids(row: Row) -> Ids | None:
 
 
 def _trimmed_count(row: Row, running: Ids, turn: Turn) -> int | None:
-    """How many tokens the running sequence is shorter than the last call's prompt and completion.
+    """How many tokens the running sequence lacks at the end of the last call's prompt and completion.
 
-    None if it is not a prefix of them, or if more is missing than the server may trim.
+    None if it is not their start, or lacks more than the server may trim.
     """
     seen, most = turn.seen_ids, object_at(row, "metadata").get(_TRIM)
     if seen is None:
@@ -147,7 +147,7 @@ def _updated_record(record: Row, rollouts: Sequence[Rollout], turn: Turn) -> Row
 
 
 def _updated_metadata(row: Row, before: Turn, after: Turn) -> Mapping[str, Any]:
-    """`metadata` with the running sequence of the repaired last call, and without the verdict on the old one."""
+    """`metadata` with the running sequence of the repaired last call, and no verdict on the old one."""
     running, metadata = _running_ids(row), object_at(row, "metadata")
     less = _trimmed_count(row, running, before) if running is not None else None
     seen = after.seen_ids

@@ -62,7 +62,7 @@ def read(row: Row, place: Place) -> Rollout:
 
 
 def update_call(row: Row, before: Rollout, after: RepairedRollout) -> Row:
-    """The line with its repaired call, and with the facts about its new tokens."""
+    """The line with its repaired call, and with the length and digest of the new tokens."""
     line = _CALLS.write_one(row, before, after)
     old, new = before.turns[0].seen_ids, after.rollout.turns[0].seen_ids
     if old is None or new is None or np.array_equal(old, new):
@@ -80,7 +80,7 @@ def update_call(row: Row, before: Rollout, after: RepairedRollout) -> Row:
 
 
 def _digest(ids: Ids) -> str:
-    """SHA-256 of a sequence, as version 1 of the capture's `compute_digest` has it; ids are never negative."""
+    """The SHA-256 of a sequence as `compute_digest` of the capture has it, version 1; ids are never negative."""
     header = struct.pack(">BQ", 1, len(ids)) if len(ids) else b""
     return hashlib.sha256(b"nemo-gym-tokens" + header + ids.astype(">u8").tobytes()).hexdigest()
 

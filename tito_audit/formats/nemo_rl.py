@@ -93,7 +93,7 @@ def read(row: Row, place: Place) -> Rollout:
 
 
 def write(row: Row, old: TrainingRow, new: TrainingRow) -> Row:
-    """The row with its repaired columns, in lists of one if they were before."""
+    """The row with its repaired columns, each in a list of one if it was before."""
     values = _unwrap_row(row)
     if new.padding.left:
         raise RecordError("input_lengths counts from the first token, so the row can be padded only on the right")
@@ -122,7 +122,7 @@ def _stated_length(stated: object, width: int) -> int:
 
 
 def _unwrap_row(row: Row) -> dict[str, Any]:
-    """The row's values without their lists of one, which rows of the data plane do not have."""
+    """The row with values taken out of their lists of one; rows of the data plane have none."""
     ids = row.get(first_present_name(row, _IDS) or "")
     if ids is not None and not (_is_wrapped(ids) and isinstance(ids[0], list | np.ndarray)):
         return dict(row)

@@ -73,7 +73,7 @@ def read(row: Row, place: Place) -> Rollout:
 
 
 def write(row: Row, old: TrainingRow, new: TrainingRow) -> Row:
-    """The sample with its repaired row; a split sample gets its two parts."""
+    """The sample with its repaired training row, in two parts if it is split."""
     if _is_flat(row):
         return updated_row(row, old, new, "token_ids")
     joined = {**row, **_join_parts(row)}
@@ -94,7 +94,7 @@ def _join_parts(row: Row) -> dict[str, Any]:
 
 
 def _column_with_entries(row: Row, name: str) -> tuple[str, Raw] | None:
-    """A column with its name; None if the row does not have it or it is empty."""
+    """A column as (name, entries); None if the row lacks it or it is empty."""
     return per_token_column(row, name) if is_given(row.get(name)) else None
 
 

@@ -179,7 +179,7 @@ def sources(row: Row, _: Sequence[Rollout]) -> Sequence[Sources]:
 
 
 def _is_multimodal(value: object) -> bool:
-    """True for a prompt that has other parts, such as images, between the ids."""
+    """Whether a prompt holds other parts, such as images, between its ids."""
     return isinstance(value, list | tuple) and dict in set(map(type, value))
 
 

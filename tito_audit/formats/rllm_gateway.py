@@ -65,7 +65,7 @@ def read(row: Row, place: Place) -> Sequence[Rollout]:
 
 
 def _copy_conflict(row: Row) -> str | None:
-    """How the ids of the record and of the server's raw answer differ; None if they do not."""
+    """Which ids of the record differ from those of the server's raw response; None if none do."""
     response = object_at(row, "raw_response")
     choice = object_at(response, "choices", 0)
     for name, keys, holders in (

@@ -167,10 +167,10 @@ def _read_step(step: _Step, messages: Sequence[Message]) -> Turn:
 
 
 def _row_if_masks_differ(steps: Sequence[_Step], turns: Sequence[Turn]) -> TrainingRow | None:
-    """The training row of steps whose masks train something other than what was sampled; else None.
+    """The training row of steps whose masks train other tokens than were sampled; else None.
 
-    Normally the masks match the completions, and a row would only repeat them. RecordError if no step holds the
-    tokens of all others.
+    Where the masks match the completions, a row would only repeat them. RecordError if no step holds the tokens of
+    all others.
     """
     # `[P + C]` what the masks of each step train, and what was sampled in it.
     masks: list[tuple[Mask, Mask]] = []
@@ -238,7 +238,7 @@ def _is_copy(value: Any, of: Any) -> bool:
 
 
 def count_edits(row: Row, before: Sequence[Rollout], after: Sequence[Rollout]) -> Iterator[Edit]:
-    """Edits to the row's counts: the tokens of all prompts, and those the last call saw but no call sampled.
+    """Edits to the counts of all prompt tokens, and of the tokens of the last call that no call sampled.
 
     `legacy/utils/usage_utils.py` (`compute_context_token_metrics`).
     """

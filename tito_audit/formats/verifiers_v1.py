@@ -129,7 +129,7 @@ def _read_tree(tree: Tree, place: Place, shared: Stated, versions: tuple[str, ..
 def _read_turns(
     tree: Tree, messages: Sequence[Message], calls: Mapping[int, Mapping[str, Any]], versions: tuple[str, ...]
 ) -> tuple[Turn, ...]:
-    """One turn per sampled node; if there are several branches, each turn has its own prompt messages."""
+    """One turn per sampled node; with several branches each has its own prompt messages."""
     prompts, linear = prompts_of(tree), tree.is_linear
     message_of = dict(zip(tree.members, messages, strict=True))
     index = {number: i for i, number in enumerate(tree.members)}
@@ -160,7 +160,7 @@ def _read_turns(
 
 
 def _read_columns(node: TraceNode) -> tuple[Logprobs | None, tuple[Column, ...]]:
-    """The logprobs `[C]` and every column over the completion; compact columns are spread out by the mask."""
+    """The logprobs `[C]` and the columns of a completion; compact ones are spread out by the mask."""
     columns: list[Column] = []
     logprobs: Logprobs | None = None
     value: Any = node.wire.get("logprobs")
@@ -208,7 +208,7 @@ def _policy_versions(policy: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _is_graph(nodes: object) -> bool:
-    """True for a list of messages with their tokens; the nodes of other frameworks hold text and labels."""
+    """Whether nodes are messages with their tokens; the nodes of other frameworks hold text and labels."""
     if not isinstance(nodes, list | tuple):
         return False
     return not nodes or (isinstance(nodes[0], Mapping) and isinstance(nodes[0].get("message"), Mapping))
