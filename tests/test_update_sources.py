@@ -79,7 +79,7 @@ def test_a_call_that_did_not_change_leaves_the_row_as_it_is() -> None:
 
 @pytest.mark.parametrize(("gone", "left"), [(None, {"routing": None}), (ABSENT, {})])
 def test_a_prompt_is_written_in_every_copy_and_counted_and_its_routing_goes(gone: Any, left: Any) -> None:
-    new = written(changed(prompt_ids=as_ids([1, 9, 2], "")), gone=gone)
+    new = written(changed(prompt_ids=as_ids([1, 9, 2], "")), dropped_as=gone)
     assert new == {
         **{name: value for name, value in ROW.items() if name != "routing"},
         **left,

@@ -211,8 +211,8 @@ def updated_call(
         copies.append(RepeatedIds(before.seen_ids, after.seen_ids, _ID_NAMES - {*skip}))
     copied: Mapping[str, Any] = with_new_copies(entry, copies, skip)
     # Experts were recorded for the old prompt too; sets of kept tokens only for the completion.
-    gone = {key: None for key in EXPERTS if entry.get(key) is not None}
-    written = with_values(copied, {name: as_logged(new, entry[name]), **gone})
+    dropped = {key: None for key in EXPERTS if entry.get(key) is not None}
+    written = with_values(copied, {name: as_logged(new, entry[name]), **dropped})
     return with_counts(written, call_counts(before, after))
 
 

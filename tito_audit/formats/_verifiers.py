@@ -302,9 +302,9 @@ def _parse_node(value: object, number: int, where: str) -> TraceNode:
     if is_given(logged):
         if not is_list(logged):
             raise RecordError(f"{where}.mask is not a list of true and false")
-        odd = not isinstance(logged, np.ndarray) and not set(map(type, logged)) <= {bool, int}
-        mask = np.asarray(() if odd else logged)
-        if odd or mask.ndim != 1 or mask.dtype.kind not in "biu" or not ((mask == 0) | (mask == 1)).all():
+        not_flags = not isinstance(logged, np.ndarray) and not set(map(type, logged)) <= {bool, int}
+        mask = np.asarray(() if not_flags else logged)
+        if not_flags or mask.ndim != 1 or mask.dtype.kind not in "biu" or not ((mask == 0) | (mask == 1)).all():
             raise RecordError(f"{where}.mask holds something other than true and false")
         if len(mask) != len(ids):
             raise RecordError(

@@ -225,18 +225,21 @@ def update_calls(
     read: Read,
     sources: SourcesOf,
     *,
-    gone: Any = None,
+    dropped_as: Any = None,
     only_numbers: bool = False,
     totals: TotalEdits | None = None,
-    stays: str = "a call can neither be left out of this format's row nor moved in it",
-    row_stays: str = "",
+    drop_error: str = "a call can neither be left out of this format's row nor moved in it",
+    fork_error: str = "",
+    row_error: str = "",
 ) -> Row:
     """The row with its repaired calls, read back and compared; the same object if nothing changed.
 
-    `gone` replaces a dropped column: null, or ABSENT if the format omits nulls. With `only_numbers` an unknown
-    logprob is refused, as the format has no null for it. `stays` is the error if a call is left out, `row_stays`
-    the error if the training row changes, in a format that has one.
+    `dropped_as` replaces a dropped column: null, or ABSENT if the format omits nulls. With `only_numbers` an
+    unknown logprob is refused, as the format has no null for it. `drop_error` is the error if a call is left out,
+    `fork_error` the error for a fork, `row_error` the error if the training row changes, in a format that has one.
     """
+    if fork_error and len({part.rollout.place.item for part in repaired}) < len(repaired):
+        raise RecordError(fork_error)
     before = read_before(row, repaired, read)
     chosen = one_repaired_each(before, repaired)
     edits: dict[Path, Any] = {}
@@ -244,10 +247,10 @@ def update_calls(
     where: Sequence[Sources] = ()
     for item, (rollout, part) in enumerate(zip(before, chosen, strict=True)):
         if len(part.turns_from) != len(rollout.turns):
-            raise RecordError(stays)
+            raise RecordError(drop_error)
         rows = rollout.training_row, part.rollout.training_row
-        if rows[0] is not rows[1] and not (row_stays and trains_the_same(*rows)):
-            raise RecordError(row_stays or "this format's rows hold calls and no training row")
+        if rows[0] is not rows[1] and not (row_error and trains_the_same(*rows)):
+            raise RecordError(row_error or "this format's rows hold calls and no training row")
         changes = find_call_changes(rollout, part)
         changed = changed or bool(changes)
         where = where or (sources(row, before) if changes else ())
@@ -258,7 +261,7 @@ def update_calls(
                     raise RecordError(
                         "logprobs of this format can only be numbers, so an unknown one cannot be written"
                     )
-            for edit in _call_edits(row, where[item].calls[number], change, gone):
+            for edit in _call_edits(row, where[item].calls[number], change, dropped_as):
                 was, value = edits.setdefault(edit.path, edit.value), edit.value
                 if isinstance(was, list | np.ndarray) and isinstance(value, list | np.ndarray):
                     pairs = zip(was, value, strict=False)
@@ -287,11 +290,11 @@ def count_tokens(turns: Sequence[Turn]) -> tuple[int, int]:
     return prompts, sum(len(turn.completion_ids) for turn in turns if turn.completion_ids is not None)
 
 
-def _call_edits(row: Row, source: CallSource, change: CallChange, gone: Any) -> Iterator[Edit]:
+def _call_edits(row: Row, source: CallSource, change: CallChange, dropped_as: Any) -> Iterator[Edit]:
     if source.entry is not None:
         yield Edit(source.entry, updated_call(value_at(row, source.entry), change.before, change.after))
     if change.prompt_ids is not None:
-        yield from _prompt_edits(row, source, change, gone)
+        yield from _prompt_edits(row, source, change, dropped_as)
     if source.entry is None:
         if change.logprobs is not None:
             old, new, ids = change.recorded_logprobs, change.logprobs, change.before.completion_ids
@@ -309,12 +312,12 @@ def _call_edits(row: Row, source: CallSource, change: CallChange, gone: Any) -> 
                 raise RecordError(source.whole.format(name=name))
             for copy in source.columns[name]:
                 if values is None:
-                    yield Edit(copy.path, gone)
+                    yield Edit(copy.path, dropped_as)
                 else:
                     yield from _edits_at(row, copy.path, partial(as_logged, values))
 
 
-def _prompt_edits(row: Row, source: CallSource, change: CallChange, gone: Any) -> Iterator[Edit]:
+def _prompt_edits(row: Row, source: CallSource, change: CallChange, dropped_as: Any) -> Iterator[Edit]:
     """Edits to every copy of the prompt, and to all that was computed from the old one."""
     if source.scored:
         raise RecordError("the server scored the old prompt, and there are no scores for the new one")
@@ -326,7 +329,7 @@ def _prompt_edits(row: Row, source: CallSource, change: CallChange, gone: Any) -
         yield Edit(path, as_logged(np.zeros(count_tokens([change.after])[0], np.int64), value_at(row, path)))
     for path in source.routing:
         if value_at(row, path) is not None:
-            yield Edit(path, gone)
+            yield Edit(path, dropped_as)
     for counter in source.counters:
         prefix, holder = counter.prefix, value_at(row, counter.path)
         counts = {name[len(prefix) :]: value for name, value in holder.items() if str(name).startswith(prefix)}
@@ -336,7 +339,7 @@ def _prompt_edits(row: Row, source: CallSource, change: CallChange, gone: Any) -
             yield Edit((*counter.path, prefix + name), value)
     for turn, earlier in source.retries:
         again = replace(turn, prompt_ids=change.prompt_ids)
-        yield from _call_edits(row, earlier, CallChange(turn, again, change.prompt_ids, None, {}), gone)
+        yield from _call_edits(row, earlier, CallChange(turn, again, change.prompt_ids, None, {}), dropped_as)
 
 
 def _edits_at(row: Row, path: Path, written: Callable[[Any], Any]) -> Iterator[Edit]:

@@ -21,10 +21,10 @@ from tito_audit.formats._answers import (
     FindSource,
     LoggedCall,
     Thread,
-    ThreadRows,
     build_thread,
     chat_calls,
     group_into_threads,
+    thread_rows,
 )
 from tito_audit.formats._calls import model_name, read_turn
 from tito_audit.formats._columns import first_text, has_entries, is_list, to_list
@@ -237,7 +237,7 @@ FORMAT = Format(
     signature=Signature("{event_type}, {rollout_id}, {data}; or {rollout} with {events} of them"),
     precedence=150,
     matches=matches,
-    **ThreadRows(read_threads).functions,
+    **thread_rows(read_threads),
     row_is_call=True,
     shows="One call each: prompt, completion, logprobs, weight version, and the request's messages and tools "
     "unless it was trimmed to a triplet. Rows of one rollout are read together.",

@@ -14,7 +14,7 @@ from typing import Any
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row, Signature
-from tito_audit.formats._answers import LoggedCall, Thread, ThreadRows, build_thread
+from tito_audit.formats._answers import LoggedCall, Thread, build_thread, thread_rows
 from tito_audit.formats._calls import build_turn, model_name
 from tito_audit.formats._columns import (
     Raw,
@@ -286,7 +286,7 @@ FORMAT = Format(
     ),
     precedence=151,
     matches=matches,
-    **ThreadRows(read_threads).functions,
+    **thread_rows(read_threads),
     row_is_call=True,
     shows="One call each: prompt, completion and logprobs, messages where the tracer kept all of them (an "
     "answer's tool calls are in other spans). Spans of one rollout are read together.",

@@ -250,7 +250,7 @@ FORMAT = Format(
     signature=Signature("{schema_version} that starts with `ATIF-v`, {agent}, {steps}"),
     precedence=30,
     matches=lambda row: (nonempty_text(row.get("schema_version")) or "").startswith("ATIF-v"),
-    **listed_calls(read, sources, gone=ABSENT, only_numbers=True, totals=total_edits),
+    **listed_calls(read, sources, dropped_as=ABSENT, only_numbers=True, totals=total_edits),
     shows="Messages, tools and every call whose step has ids, of sub-agents too. Parsed arguments hide how a "
     "call was spelled; steps copied from elsewhere and sums over several calls are not audited; most coding "
     "agents log no ids.",

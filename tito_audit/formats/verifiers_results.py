@@ -114,13 +114,18 @@ def read(row: Row, place: Place) -> Sequence[Rollout]:
 def update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
     if not repaired:
         return ()
-    if len(repaired) > 1:
-        raise RecordError(
-            "a trajectory cannot hold a fork and does not need one: each step holds its own prompt and answer"
-        )
-    stays = "a step of a trajectory cannot be left out: later steps repeat its answer"
-    row_stays = "the masks of the steps say what was sampled, so the loss mask cannot be changed by itself"
-    return (update_calls(row, repaired, read, sources, totals=count_edits, stays=stays, row_stays=row_stays),)
+    new = update_calls(
+        row,
+        repaired,
+        read,
+        sources,
+        totals=count_edits,
+        drop_error="a step of a trajectory cannot be left out: later steps repeat its answer",
+        fork_error="a trajectory cannot hold a fork and does not need one: each step holds its own prompt and "
+        "answer",
+        row_error="the masks of the steps say what was sampled, so the loss mask cannot be changed by itself",
+    )
+    return (new,)
 
 
 def _read_step(step: _Step, messages: Sequence[Message]) -> Turn:

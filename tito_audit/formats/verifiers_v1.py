@@ -102,13 +102,14 @@ def _read_tree(tree: Tree, place: Place, shared: Stated, versions: tuple[str, ..
     turns = _read_turns(tree, messages, calls, versions)
     # The training row of a single branch, if its masks train something other than what was sampled.
     nodes = [tree.nodes[number] for number in tree.members]
-    odd = [node for node in nodes if not node.sampled and node.mask.any()]
-    if not odd and all(node.trained.all() for node in nodes):
+    unsampled = [node for node in nodes if not node.sampled and node.mask.any()]
+    if not unsampled and all(node.trained.all() for node in nodes):
         row_if_masks_differ = None
     elif not tree.is_linear:
-        if odd:
+        if unsampled:
             raise RecordError(
-                f"{odd[0].where}.mask is true for tokens that no call sampled, in a trace with several branches"
+                f"{unsampled[0].where}.mask is true for tokens that no call sampled, in a trace with several "
+                "branches"
             )
         row_if_masks_differ = None
     else:
