@@ -25,7 +25,7 @@ from tito_audit.errors import RecordError
 from tito_audit.format import Format
 from tito_audit.formats import COMPLETION_IDS, all_formats, matched_keys, pick_format
 from tito_audit.record.column import Column
-from tito_audit.record.repaired import unmended
+from tito_audit.record.repaired import unrepaired
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.repairs import all_repairs
 from tito_audit.rules import all_rules
@@ -265,7 +265,7 @@ def is_read_or_refused(form: Format, row: dict[str, Any]) -> None:
         audit_rollout(rollout, ENGINE)
     says_where_its_columns_are(form, row, rollouts)
     if rollouts:
-        (new,) = form.update(row, [unmended(rollout) for rollout in form.read(row, PLACE)])
+        (new,) = form.update(row, [unrepaired(rollout) for rollout in form.read(row, PLACE)])
         assert new is row
 
 

@@ -103,7 +103,7 @@ def test_the_page_of_every_example_log_fits_and_names_its_format_and_what_to_pas
 def test_the_keys_that_a_signature_names_are_in_the_example_log(log: Path) -> None:
     (form,) = (one for one in all_formats() if one.name == log.stem)
     rows = [raw.value for raw in open_log(log) if raw.value is not None]
-    assert form.signature.by_keys, "a signature names keys"
+    assert form.signature.key_patterns, "a signature names keys"
     told = {matched_keys(form, row) for row in rows}
     if form.name == "generic":
         assert all(told)
@@ -160,7 +160,7 @@ def test_a_row_is_told_by_the_first_way_whose_required_keys_it_has(
 
 def test_roles_and_relations_of_own_columns_come_from_values_and_lengths(own: Path) -> None:
     found = inspect_log(own)
-    assert [taken.format for taken in found.taken] == [None]
+    assert [taken.format for taken in found.formats] == [None]
     assert roles(found) == {
         "uid": ("scalar", ""),
         "extra": ("object", ""),

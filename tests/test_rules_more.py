@@ -18,8 +18,16 @@ from hypothesis import strategies as st
 from tests import toy
 from tests.tiers import examples, some
 from tito_audit.evidence.gather import gather
-from tito_audit.evidence.images import FAMILIES, Frame, ImageTokens, Pictured, frames_in, image_tokens, pictured
-from tito_audit.record.build import call_columns, training_row
+from tito_audit.evidence.images import (
+    FAMILIES,
+    ImageSpan,
+    ImageTokens,
+    StatedImages,
+    image_tokens,
+    images_in_ids,
+    images_in_messages,
+)
+from tito_audit.record.build import build_call_columns, build_training_row
 from tito_audit.record.column import MovePolicy
 from tito_audit.record.finding import Finding, Hit, Where
 from tito_audit.record.message import as_messages
@@ -58,7 +66,7 @@ def hits(code: str, rollout: Rollout) -> list[Hit]:
 def row_of(logprobs: Any, mask: Any = None, **columns: Any) -> Rollout:
     """A training row with these columns; every token is trained unless a mask is given."""
     size = len(logprobs)
-    row = training_row(
+    row = build_training_row(
         np.arange(10, 10 + size, dtype=np.int32),
         mask=("loss_mask", np.ones(size, np.int64) if mask is None else mask),
         logprobs=("logprobs", logprobs),
@@ -165,9 +173,9 @@ def test_images_are_skipped_where_neither_messages_nor_vocabulary_tell(tmp_path:
 
 def test_parts_with_empty_fields_are_no_images() -> None:
     part = {"text": "4", "image": None, "video": None}
-    assert pictured(as_messages([{"role": "user", "content": [part]}], "here")) == Pictured((), 0)
-    held = pictured(as_messages([{"role": "user", "content": [{**part, "image": "a.png"}]}], "here"))
-    assert held == Pictured(("a.png",), 0)
+    assert images_in_messages(as_messages([{"role": "user", "content": [part]}], "here")) == StatedImages((), 0)
+    held = images_in_messages(as_messages([{"role": "user", "content": [{**part, "image": "a.png"}]}], "here"))
+    assert held == StatedImages(("a.png",), 0)
 
 
 RUN = ["<|vision_start|>", *["<|image_pad|>"] * 6, "<|vision_end|>"]
@@ -309,7 +317,7 @@ def test_base_2_is_read_from_alternatives_and_natural_logarithms_are_not_it(
 def with_alternatives(tops: np.ndarray[Any, Any]) -> Rollout:
     """A call whose tokens have these alternatives."""
     ids = np.arange(len(tops), dtype=np.int32)
-    values, columns = call_columns(ids, logprobs=("logprobs", tops[:, 0]))
+    values, columns = build_call_columns(ids, logprobs=("logprobs", tops[:, 0]))
     turn = Turn(ids, ids, values, columns=columns, alternatives=tuple(map(tuple, tops.tolist())))
     return Rollout(Place("made up", 0), "toy", turns=(turn,))
 
@@ -356,7 +364,7 @@ def test_calls_of_several_versions_are_one_note_where_the_second_begins(versions
     turns = []
     for version in versions:
         ids = np.arange(5, dtype=np.int32)
-        values, columns = call_columns(ids, logprobs=("logprobs", VALUES[:5]))
+        values, columns = build_call_columns(ids, logprobs=("logprobs", VALUES[:5]))
         turns.append(Turn(ids, ids, values, weight_versions=(version,), columns=columns))
     found = hits("REC008", Rollout(Place("made up", 0), "toy", turns=tuple(turns)))
     other = next((number for number, one in enumerate(versions) if one != versions[0]), None)
@@ -405,9 +413,9 @@ def test_images_are_found_as_they_were_written(images: list[tuple[int, int, bool
     for depth, pads, video, gap in images:
         start = len(ids)
         ids += [TOKENS.start] * depth + [TOKENS.video if video else TOKENS.pad] * pads + [TOKENS.end] * depth
-        want.append(Frame(start, len(ids), pads, depth, video and pads > 0))
+        want.append(ImageSpan(start, len(ids), pads, depth, video and pads > 0))
         ids += [8] * gap
-    assert frames_in(np.array(ids, np.int32), TOKENS) == want
+    assert images_in_ids(np.array(ids, np.int32), TOKENS) == want
 
 
 @pytest.mark.shared

@@ -23,7 +23,7 @@ from tito_audit.formats._writer import update_calls
 from tito_audit.record.arrays import as_floats, as_ids
 from tito_audit.record.column import Alignment, Column, ColumnRole
 from tito_audit.record.edits import ABSENT
-from tito_audit.record.repaired import RepairedRollout, unmended
+from tito_audit.record.repaired import RepairedRollout, unrepaired
 from tito_audit.record.rollout import Place, Rollout, Turn
 from tito_audit.record.sources import CallSource, Counter, Layout, Source, Sources
 
@@ -74,7 +74,7 @@ def written(one: RepairedRollout, **how: Any) -> Row:
 
 
 def test_a_call_that_did_not_change_leaves_the_row_as_it_is() -> None:
-    assert written(unmended(read(ROW, PLACE)[0])) is ROW
+    assert written(unrepaired(read(ROW, PLACE)[0])) is ROW
 
 
 @pytest.mark.parametrize(("gone", "left"), [(None, {"routing": None}), (ABSENT, {})])

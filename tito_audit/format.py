@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
 
-from tito_audit.errors import ODD_VALUES, RecordError, TitoAuditError, in_words
+from tito_audit.errors import ODD_VALUES, RecordError, TitoAuditError, describe_error
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.record.sources import Sources
@@ -21,47 +21,46 @@ SourcesOf = Callable[[Row, Sequence[Rollout]], Sequence[Sources]]
 
 
 _KEYS = re.compile(r"(\bno )?\{([^}]+?)(\?)?\}")
-_WAYS = re.compile(r"[;,] or (?![^{]*\})")
+_ALTERNATIVES = re.compile(r"[;,] or (?![^{]*\})")
 
 
 @dataclass(frozen=True, slots=True)
-class KeyWay:
-    """One way to recognize a format: by all its keys together. Of each group of keys, one is enough."""
+class KeyPattern:
+    """One alternative of a signature: a row needs a key of each group in `required`, and none of `absent`."""
 
     required: tuple[tuple[str, ...], ...]
     optional: tuple[tuple[str, ...], ...]
     absent: tuple[tuple[str, ...], ...]
-    """Keys that must not be there."""
 
 
 @dataclass(frozen=True)
 class Signature:
-    """Every way to recognize a format, as `{tokens} with {mask|masks}; or {text}, no {ids}; seed in {seed?}`.
+    """How a format is recognized, as `{tokens} with {mask|masks}; or {text}, no {ids}; seed in {seed?}`.
 
-    Keys are in braces, as paths (`choices[].ids`): `|` divides alternatives, an optional key ends in `?`, and one
-    after "no" must not be there. A key may show what it holds (`label: true`).
+    Keys are in braces, as paths (`choices[].ids`): `|` separates keys of which one is enough, an optional key ends
+    in `?`, and one after "no" must not be there. A key may show its value (`label: true`).
     """
 
     written: str = ""
 
     @cached_property
-    def by_keys(self) -> tuple[KeyWay, ...]:
-        """The ways that go by keys, and not by words alone."""
-        ways = []
-        for way in _WAYS.split(self.written):
+    def key_patterns(self) -> tuple[KeyPattern, ...]:
+        """The alternatives that require a key; those in words alone are left out."""
+        patterns = []
+        for alternative in _ALTERNATIVES.split(self.written):
             groups: dict[str, list[tuple[str, ...]]] = {"": [], "?": [], "no ": []}
-            for no, names, maybe in _KEYS.findall(way):
-                groups[no or maybe].append(tuple(name.partition(": ")[0] for name in names.split("|")))
-            ways.append(KeyWay(*map(tuple, groups.values())))
-        return tuple(way for way in ways if way.required)
+            for no, names, optional in _KEYS.findall(alternative):
+                groups[no or optional].append(tuple(name.partition(": ")[0] for name in names.split("|")))
+            patterns.append(KeyPattern(*map(tuple, groups.values())))
+        return tuple(pattern for pattern in patterns if pattern.required)
 
     @cached_property
     def text(self) -> str:
-        """The signature for people, with keys in backticks."""
-        return _KEYS.sub(self._shown, self.written)
+        """The sentence for people, with keys in backticks."""
+        return _KEYS.sub(self._in_backticks, self.written)
 
     @staticmethod
-    def _shown(keys: re.Match[str]) -> str:
+    def _in_backticks(keys: re.Match[str]) -> str:
         *others, last = (f"`{name}`" for name in keys[2].split("|"))
         return (keys[1] or "") + (f"{', '.join(others)} or {last}" if others else last)
 
@@ -143,8 +142,8 @@ def _reason(format: Format, row: Row, error: Exception) -> str:
         what = f"it has no {error.args[0]!r}" if type(error) is KeyError else "its columns hold other values"
         return f"it is not a row of {format.name}, which was asked for: {what}"
     if isinstance(error, RecursionError):
-        return f"it cannot be read as {format.name}: {in_words(error)}"
+        return f"it cannot be read as {format.name}: {describe_error(error)}"
     return (
         f"it cannot be read as {format.name}: a part of it is missing or holds something else than it should "
-        f"({in_words(error)})"
+        f"({describe_error(error)})"
     )

@@ -25,12 +25,12 @@ from tito_audit.convert.rows_and_calls import REWARDS, column_over_tokens, known
 from tito_audit.errors import RecordError, SetupError
 from tito_audit.format import Format, Row
 from tito_audit.formats import all_formats
-from tito_audit.record.by_name import WEIGHTS, spans_of_versions
 from tito_audit.record.column import ColumnRole
 from tito_audit.record.message import Message
+from tito_audit.record.policy_columns import WEIGHTS, versions_to_spans
 from tito_audit.record.rollout import Rollout, TrainingRow, Turn
 from tito_audit.record.runs import trained_runs
-from tito_audit.unknown import unknown
+from tito_audit.unknown import unknown_name
 
 
 class Holds(StrEnum):
@@ -151,7 +151,7 @@ def other_columns_of_row(row: TrainingRow) -> Iterator[tuple[str, list[Any]]]:
 def spans_by_call(versions: NDArray[Any]) -> list[Any]:
     """The weight version of each token as spans, in one list per call, as miles writes them."""
     calls: list[list[Any]] = []
-    for version, start, end in spans_of_versions(versions):
+    for version, start, end in versions_to_spans(versions):
         if not calls or calls[-1][-1]["abs_end"] != start:
             calls.append([])
         calls[-1].append({"version": version, "abs_start": start, "abs_end": end})
@@ -550,7 +550,7 @@ def maker_named(name: str) -> tuple[Format, Maker]:
         return makers[name]
     form = next((form for form in all_formats() if form.name == name), None)
     if form is None:
-        raise unknown("form", name, makers, flag="--to")
+        raise unknown_name("form", name, makers, flag="--to")
     if makers_of(form):
         why = f"choose one of its forms: {' or '.join(maker.name for maker in makers_of(form))}."
     else:

@@ -15,13 +15,13 @@ from tito_audit.convert.unread import row_facts
 from tito_audit.errors import RecordError
 from tito_audit.join import CallsOfRollout
 from tito_audit.record.arrays import Ids, Logprobs
-from tito_audit.record.by_name import WEIGHTS, spans_of_versions, version_of_tokens
-from tito_audit.record.column import Alignment, Column, ColumnRole, MaskEncoding, MovePolicy, spread
+from tito_audit.record.column import Alignment, Column, ColumnRole, MaskEncoding, MovePolicy, expand
 from tito_audit.record.message import Message
+from tito_audit.record.policy_columns import WEIGHTS, versions_to_column, versions_to_spans
 from tito_audit.record.rollout import Place, Rollout, TrainingRow, Turn, with_speakers
 from tito_audit.record.runs import Run, trained_runs
 from tito_audit.record.speakers import Speakers
-from tito_audit.storage.inside import wrapper_keys
+from tito_audit.storage.nested_rows import wrapper_keys
 from tito_audit.storage.row import dump_row
 
 REWARDS = ("reward", "rewards", "score", "scores", "episode_reward", "final_reward")
@@ -104,7 +104,7 @@ def as_calls(rollout: Rollout, facts: Mapping[str, Any]) -> Converted:
     if versions is not None:
         for number, (start, end) in enumerate(runs):
             # Spans unless one version sampled all of the call.
-            spans = spans_of_versions(versions[start:end])
+            spans = versions_to_spans(versions[start:end])
             whole = len(spans) == 1 and spans[0][1:] == (0, end - start)
             names = tuple(dict.fromkeys(version for version, _, _ in spans))
             turns[number] = replace(turns[number], weight_versions=names, weight_spans=() if whole else spans)
@@ -159,7 +159,7 @@ def column_over_tokens(row: TrainingRow, column: Column) -> NDArray[Any] | None:
     values = column.values if column.values.dtype.kind == "f" else column.values.astype(object)
     fill = np.nan if values.dtype.kind == "f" else None
     try:
-        return spread(
+        return expand(
             values, column.alignment, full=full, prompt_length=row.prompt_length, trained=row.loss_mask, fill=fill
         )
     except ValueError:
@@ -223,7 +223,7 @@ def _columns_of_calls(turns: Sequence[Turn], forked: ForkedRow, size: int) -> It
             if not own and len(turn.weight_versions) == 1:
                 own = ((turn.weight_versions[0], 0, _count(turn.completion_ids)),)
             spans += [(version, start + at, start + end) for version, at, end in own]
-        yield version_of_tokens(spans, size)
+        yield versions_to_column(spans, size)
 
 
 def _messages_up_to(rollout: Rollout, turn: Turn) -> tuple[Message, ...]:

@@ -28,20 +28,20 @@ from tito_audit.errors import RecordError, SetupError, StorageError
 from tito_audit.evidence.reference import Reference
 from tito_audit.format import Format, Row
 from tito_audit.formats import pick_format
-from tito_audit.join import calls_of, lines_of
+from tito_audit.join import gathered_calls, rows_behind
 from tito_audit.record.column import Column, ColumnRole
-from tito_audit.record.rollout import Place, Rollout, TrainingRow, seen_by_loss, with_speakers
+from tito_audit.record.rollout import Place, Rollout, TrainingRow, effective_loss_mask, with_speakers
 from tito_audit.record.speakers import Speakers
 from tito_audit.run.auditor import Loader
 from tito_audit.run.log_groups import RowFlow
 from tito_audit.run.progress import Progress
 from tito_audit.run.rows import LogGroup
 from tito_audit.settings.model import Settings
-from tito_audit.sft.tokenized import as_sft_row, texts_of
-from tito_audit.storage import find_logs, open_log, output_path, paths_of, same_place
+from tito_audit.sft.tokenized import as_sft_row, prompt_and_completion
+from tito_audit.storage import find_logs, log_paths, open_log, output_path, path_identity
 from tito_audit.storage.atomic import refuse_target
-from tito_audit.storage.inside import wrapper_keys
-from tito_audit.storage.new_log import ColumnTypes, kind_of_name, new_log
+from tito_audit.storage.nested_rows import wrapper_keys
+from tito_audit.storage.new_log import ColumnTypes, new_log, output_kind
 from tito_audit.storage.remote import RemoteFile
 from tito_audit.storage.row import RawRow, dump_row, parse_json
 from tito_audit.summary import Summary
@@ -66,7 +66,7 @@ class RowBuilder:
         """The rollout with the facts that the new row has a place for; the others are counted as lost."""
         if self.maker.tokens_only:
             row = rollout.training_row
-            bare = None if row is None else TrainingRow(row.token_ids, seen_by_loss(row), None)
+            bare = None if row is None else TrainingRow(row.token_ids, effective_loss_mask(row), None)
             return MakerInput(Rollout(rollout.place, rollout.format, training_row=bare))
         facts_of_row: dict[str, Any] = {}
         lost: list[str] = []
@@ -249,7 +249,7 @@ class Conversion:
         overwrite: bool = False,
         progress: Progress | None = None,
     ) -> None:
-        self.logs = paths_of(logs)
+        self.logs = log_paths(logs)
         self.form, self.maker = maker_named(to)
         self.out = output_path(out) if out is not None else None
         self.settings = settings or Settings()
@@ -265,10 +265,10 @@ class Conversion:
         self._size = 0
         """Bytes of the logs at the survey; if rows were added since, the survey does not hold."""
         loader = Loader()
-        self._auditor = cache(lambda file: loader.auditor(self.settings.at(file)))
+        self._auditor = cache(lambda file: loader.load_auditor(self.settings.at(file)))
         """What writes the messages of a log as ids."""
         self._shapes: ColumnTypes | None = None
-        if self.out is not None and kind_of_name(self.out)[0] == "table":
+        if self.out is not None and output_kind(self.out)[0] == "table":
             self._shapes = ColumnTypes()
             if not self.maker.tables:
                 raise SetupError(
@@ -300,7 +300,7 @@ class Conversion:
                     f"{file}: this is a pipe or a device, which cannot be read twice; save it to a file first."
                 )
         if self.out is not None:
-            if any(same_place(self.out, file) for file in files):
+            if any(path_identity(self.out) == path_identity(file) for file in files):
                 which = "the log" if len(files) == 1 else "one of the logs"
                 raise SetupError(
                     f"-o {self.out}: this is {which}, and a log is never overwritten.\nName another file."
@@ -317,9 +317,9 @@ class Conversion:
                 self._shapes.learn(row)
             yield place
         if self._shapes is not None:
-            self._shapes.settle()
+            self._shapes.unify_buffered()
         summary = Summary()
-        self._flow.say_joined(summary)
+        self._flow.report_joins(summary)
         self.notices = summary.notices
 
     def write(self) -> Iterator[Place]:
@@ -332,7 +332,7 @@ class Conversion:
             raise ValueError("a conversion without a target or a survey has nothing to write")
         digests, again = array("Q"), ConversionOutcome()
         source = self._flow.files[0]
-        with new_log(self.out, overwrite=self.overwrite, source=source, shapes=self._shapes) as target:
+        with new_log(self.out, overwrite=self.overwrite, source=source, column_types=self._shapes) as target:
             for row, number, place in self._rows(again, self._flow):
                 if row is not None:
                     target.add(row)
@@ -379,7 +379,7 @@ class Conversion:
             group = flow.groups[str(file)]
             log = group.open(file)
             for raw in group.rows(log):
-                tally.rows_read += len(lines_of(raw))
+                tally.rows_read += len(rows_behind(raw))
                 yield raw, Place(str(file), raw.index)
                 if self.progress is not None:
                     self.progress(tally.rows_read, done + log.position, total)
@@ -391,9 +391,9 @@ class Conversion:
         """The rollouts of a row in the new form, each with the key of its group."""
         tally, speakers = builder.tally, Speakers(reader.settings.sampled_roles)
         try:
-            read = reader.read(raw, place)
+            read = reader.read_row(raw, place)
             rollouts = tuple(with_speakers(rollout, speakers) for rollout in read.rollouts)
-            if (joined := calls_of(raw)) is not None:
+            if (joined := gathered_calls(raw)) is not None:
                 calls = CallsOfConversation.of(joined, rollouts[0], speakers)
                 yield from self._joined(rollouts[0], calls, builder)
                 return
@@ -422,7 +422,7 @@ class Conversion:
             if self.maker.tokens_only and not rollout.turns and rollout.training_row is None:
                 auditor, _ = self._auditor(rollout.place.file)
                 reference = None if auditor.tokenizer is None else Reference(auditor.tokenizer, auditor.renderer)
-                rollout = replace(rollout, training_row=as_sft_row(rollout, reference, texts_of(row)))
+                rollout = replace(rollout, training_row=as_sft_row(rollout, reference, prompt_and_completion(row)))
             parts, lost = as_rows(rollout) if self.maker.holds is Holds.ROWS else as_calls(rollout, facts)
         except RecordError as error:
             tally.refuse(rollout.place, str(error))

@@ -16,9 +16,9 @@ import numpy as np
 
 from tito_audit.record.arrays import Ids
 from tito_audit.record.edits import Path
-from tito_audit.record.nesting import parsed_json
+from tito_audit.record.nesting import load_json
 from tito_audit.record.rollout import Rollout
-from tito_audit.record.sources import Sources, places_read
+from tito_audit.record.sources import Sources, paths_read
 
 _ID_KEYS = {
     *("completion_ids", "completion_token_ids", "completion_tokens", "generated_ids", "generation_token_ids"),
@@ -77,7 +77,7 @@ def row_facts(row: Mapping[str, Any], rollouts: Sequence[Rollout], sources: Sequ
 
     `sources` says where the columns of the rollouts were read.
     """
-    values = _ValuesRead(rollouts, set(places_read(sources, rollouts)))
+    values = _ValuesRead(rollouts, set(paths_read(sources, rollouts)))
     facts: list[dict[str, Any]] = [{} for _ in rollouts]
     unread: dict[str, None] = {}
     shared: list[str] = []
@@ -169,7 +169,7 @@ class _ValuesRead:
         ):
             # JSON in a string, as tables hold nested values.
             try:
-                parsed = parsed_json(value)
+                parsed = load_json(value)
             except ValueError:
                 parsed = None
             if isinstance(parsed, dict | list):

@@ -47,8 +47,8 @@ from tito_audit.formats._text_logs import text_log, text_log_despite_ids, text_l
 from tito_audit.formats._verifiers import with_trainer_updates
 from tito_audit.record.finding import Result
 from tito_audit.record.rollout import Rollout
-from tito_audit.registry import module_names, plugins
-from tito_audit.unknown import did_you_mean, unknown
+from tito_audit.registry import load_plugins, module_names
+from tito_audit.unknown import did_you_mean, unknown_name
 
 # Names of the private modules that other rooms use.
 __all__ = [
@@ -64,7 +64,7 @@ LOGPROBS = tuple(dict.fromkeys((*ROW_LOGPROBS, *CALL_LOGPROBS)))
 @cache
 def all_formats() -> tuple[Format, ...]:
     """Every format, in the order in which they are tried."""
-    formats = plugins(__name__, Format, lambda format: format.name)
+    formats = load_plugins(__name__, Format, lambda format: format.name)
     return tuple(sorted(formats, key=lambda format: (format.precedence, format.name)))
 
 
@@ -132,7 +132,7 @@ def format_named(name: str) -> Format:
             f'Unknown format "{name}": --format is the format of the log.\nFor a report, pass -f {name}',
             flag="--format",
         )
-    raise unknown("format", name, names, flag="--format", listed_by="tito-audit list formats")
+    raise unknown_name("format", name, names, flag="--format", listed_by="tito-audit list formats")
 
 
 _TOKEN_COLUMNS = dict.fromkeys((*FLAT_IDS, *PROMPT_IDS, *COMPLETION_IDS, *MASKS, *ROW_LOGPROBS, *CALL_LOGPROBS))
@@ -204,7 +204,7 @@ def matched_keys(format: Format, row: Row) -> tuple[str, ...]:
     text = text_log_despite_ids(row) if format.name == "text_only" else None
     if text is not None:
         return tuple(text.keys)
-    ways = format.signature.by_keys
+    ways = format.signature.key_patterns
     for way in ways:
         required = [_first_path_named(paths, names) for names in way.required]
         if all(path is not None for path in required):
@@ -223,7 +223,7 @@ def near_formats(row: Row, formats: Sequence[Format], read_as: str | None) -> tu
             continue
         fits = format.matches(row)
         nears = []
-        for way in format.signature.by_keys:
+        for way in format.signature.key_patterns:
             has = [path for names in way.required if (path := _first_path_named(paths, names)) is not None]
             lacks = [" or ".join(names) for names in way.required if _first_path_named(paths, names) is None]
             excess = [path for names in way.absent if (path := _first_path_named(paths, names)) is not None]
@@ -482,7 +482,7 @@ def unread_columns(format: Format, row: Row, rollouts: Sequence[Rollout], mapped
     unread: list[tuple[str, str]] = []
     keys = {
         key
-        for way in format.signature.by_keys
+        for way in format.signature.key_patterns
         for keys in (*way.required, *way.optional, *way.absent)
         for key in keys
     }

@@ -36,12 +36,12 @@ from tito_audit.formats._responses import (
 from tito_audit.formats._update import equals_numbers, object_at, sources_at, sources_of_calls, value_at
 from tito_audit.formats._writer import RowFunctions, listed_calls, logged_logprobs
 from tito_audit.record.arrays import Ids, as_ids, empty_ids
-from tito_audit.record.build import call_columns
+from tito_audit.record.build import build_call_columns
 from tito_audit.record.edits import Path
 from tito_audit.record.message import Message, ToolSpec, as_message, as_messages, as_tools, without_arrays
 from tito_audit.record.rollout import Place, Rollout, Turn, Usage
 from tito_audit.record.sources import CallSource, Counter, Layout, Source, Sources
-from tito_audit.record.stated import NOTHING_STATED, Stated, as_group
+from tito_audit.record.stated import NOTHING_STATED, Stated, group_key
 
 _ID_KEYS = ("token_ids", "output_ids", "prompt_token_ids")
 ONE_CALL_REFUSAL = "an answer holds a single call, which cannot be left out"
@@ -87,7 +87,7 @@ def read_choices(row: Row, place: Place, name: str) -> Sequence[Rollout]:
         messages = (*before, turn.answer) if before and turn.answer is not None else ()
         stated = replace(stated_by_request(logged.request, response), copies_disagree=conflict)
         if len(answers) > 1:
-            stated = replace(stated, group=as_group(response.get("id")))
+            stated = replace(stated, group=group_key(response.get("id")))
         turns = (replace(turn, message_index=len(before) if messages else None),) if wants_ids else ()
         stated = stated if wants_ids else stated.without_ids()
         own = replace(place, item=item)
@@ -166,7 +166,7 @@ def _turn_without_prompt(
     tokens: GeneratedTokens, choice: Mapping[str, Any], response: Mapping[str, Any], message: Message | None
 ) -> Turn:
     """The turn of a choice, without its prompt."""
-    values, columns = call_columns(
+    values, columns = build_call_columns(
         empty_ids() if tokens.ids is None else tokens.ids,
         logprobs=None if tokens.ids is None else tokens.logprobs,
         other=per_token_lists(choice, _ID_KEYS, _is_number_list),
@@ -199,7 +199,7 @@ def _turn_without_prompt(
         stop_string=stop_string(choice) or stop_string(object_at(choice, "meta_info")),
         weight_versions=versions,
         weight_spans=spans,
-        beside=read_beside(choice, object_at(choice, "meta_info"), object_at(response, "meta_info")),
+        extras=read_beside(choice, object_at(choice, "meta_info"), object_at(response, "meta_info")),
         token_texts=tokens.texts,
         columns=() if tokens.ids is None else columns,
         alternatives=read_alternatives(choice.get("logprobs")),
@@ -434,7 +434,7 @@ def build_thread(calls: Sequence[LoggedCall], place: Place, name: str, stated: S
     last = calls[-1]
     messages = last.prompt if last.answer is None or not last.prompt else (*last.prompt, last.answer)
     copies = next((call.stated.copies_disagree for call in calls if call.stated.copies_disagree), "")
-    facts = replace(last.stated, copies_disagree=copies).overlaid(stated)
+    facts = replace(last.stated, copies_disagree=copies).overlay(stated)
     rollout = Rollout(place, name, messages, last.tools, last.template_kwargs, stated=facts)
     if not any(call.wants_ids for call in calls):
         return Thread(replace(rollout, stated=facts.without_ids()), ())

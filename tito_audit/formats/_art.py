@@ -46,7 +46,7 @@ from tito_audit.formats._responses import (
 )
 from tito_audit.formats._update import path_text, sources_at
 from tito_audit.record.arrays import as_ids, empty_ids
-from tito_audit.record.build import call_columns
+from tito_audit.record.build import build_call_columns
 from tito_audit.record.edits import Path
 from tito_audit.record.message import Message, as_message, as_tools, without_arrays
 from tito_audit.record.rollout import Place, Rollout, Turn
@@ -174,7 +174,7 @@ def _generation_turn(generation: Mapping[str, Any], number: int) -> Turn:
         None if entries is None else as_ids([entry.get("token_id") for entry in entries], f"{where}.output_tokens")
     )
     logprobs = [entry.get("logprob") for entry in entries or ()]
-    values, columns = call_columns(
+    values, columns = build_call_columns(
         empty_ids() if ids is None else ids,
         logprobs=("output_tokens", logprobs) if any(value is not None for value in logprobs) else None,
     )

@@ -17,7 +17,7 @@ from tito_audit.formats._columns import (
     move_policy,
     names_in,
 )
-from tito_audit.record.build import training_row
+from tito_audit.record.build import build_training_row
 from tito_audit.record.column import MovePolicy
 from tito_audit.record.message import Message, as_messages
 from tito_audit.record.rollout import TrainingRow
@@ -57,7 +57,7 @@ def read_sample_row(
             raise RecordError(f"column {column!r} of {name} is not a list with one entry per token")
     # Environments that compute no mask write [1] on a longer sample.
     absent = mask[1] is None or (len(mask[1]) == 1 and len(ids) != 1)
-    row = training_row(
+    row = build_training_row(
         ids,
         mask=None if absent else (mask[0], mask[1] if mask[1] is not None else ()),
         logprobs=None if logprobs[1] is None else (logprobs[0], logprobs[1]),
@@ -65,7 +65,7 @@ def read_sample_row(
         sentinel=1.0,  # unambiguous, as logprobs are never above zero
         whole=True,
     )
-    return replace(row, beside=read_beside({column: values for column, (values, _) in other.items()}))
+    return replace(row, extras=read_beside({column: values for column, (values, _) in other.items()}))
 
 
 def sample_columns(row: Mapping[str, Any], index: int | None) -> dict[str, tuple[Raw, MovePolicy]]:

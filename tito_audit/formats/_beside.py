@@ -33,9 +33,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tito_audit.formats._columns import EXPERTS, is_given, is_list, to_list
-from tito_audit.record.beside import NOTHING_BESIDE, BesideTokens, KeptSets, Routing, Unfit
-from tito_audit.record.by_name import WEIGHTS, WeightSpans, spans_of_versions, version_of_tokens
+from tito_audit.record.policy_columns import WEIGHTS, WeightSpans, versions_to_column, versions_to_spans
 from tito_audit.record.rollout import Padding, TrainingRow
+from tito_audit.record.token_extras import NO_EXTRAS, KeptSets, Routing, TokenExtras, UnreadableExtra
 
 _START_KEYS = ("routed_experts_start_len", "routed_experts_prompt_start")
 _COUNT_KEYS = ("num_experts", "n_routed_experts", "num_local_experts")
@@ -56,7 +56,7 @@ _COLUMNS_READ = (*_BESIDE, *_KEPT_OFFSETS.values(), *_START_KEYS, *_COUNT_KEYS)
 _INTEGER_DTYPES = {"int8", "uint8", "int16", "uint16", "int32", "uint32", "int64"}
 
 
-def read_beside(*holders: Mapping[str, Any]) -> BesideTokens:
+def read_beside(*holders: Mapping[str, Any]) -> TokenExtras:
     """What these objects of a row or a call hold beside its tokens; a key counts where it comes first."""
     values: dict[str, Any] = {}
     for holder in holders:
@@ -65,13 +65,13 @@ def read_beside(*holders: Mapping[str, Any]) -> BesideTokens:
                 name: holder[name] for name in _COLUMNS_READ if name in holder and is_given(holder[name])
             } | values
     if not values:
-        return NOTHING_BESIDE
-    parts: list[Routing | KeptSets | Unfit] = []
+        return NO_EXTRAS
+    parts: list[Routing | KeptSets | UnreadableExtra] = []
     for name in EXPERTS:
         if values.get(name, "") != "":
             value, array = values[name], _decode_integers(values[name])
             if isinstance(array, str):
-                parts.append(Unfit(name, array, experts=True, wrong=array != _UNKNOWN))
+                parts.append(UnreadableExtra(name, array, is_routing=True, contradicts_itself=array != _UNKNOWN))
                 continue
             own_start = [value.get("start")] if isinstance(value, dict | Mapping) else []
             start = _first_integer([*own_start, *map(values.get, _START_KEYS)])
@@ -87,10 +87,10 @@ def read_beside(*holders: Mapping[str, Any]) -> BesideTokens:
                 value = [None if number != number else number for number in value]
         if value is not None:
             numbers[name] = value
-    return BesideTokens(
+    return TokenExtras(
         tuple(part for part in parts if isinstance(part, Routing)),
         tuple(part for part in parts if isinstance(part, KeptSets)),
-        tuple(part for part in parts if isinstance(part, Unfit)),
+        tuple(part for part in parts if isinstance(part, UnreadableExtra)),
         numbers,
     )
 
@@ -154,7 +154,7 @@ def _decode_shaped(data: str | bytes, dtype: str, shape: list[int]) -> NDArray[n
     return array if len(shape) in (2, 3) else _UNKNOWN
 
 
-def _read_kept_sets(values: Mapping[str, Any]) -> Iterator[KeptSets | Unfit]:
+def _read_kept_sets(values: Mapping[str, Any]) -> Iterator[KeptSets | UnreadableExtra]:
     for name, at in _KEPT_OFFSETS.items():
         if name in values or at in values:
             yield _kept_sets(name, values.get(name, ()), values.get(at))
@@ -172,14 +172,14 @@ def _read_kept_sets(values: Mapping[str, Any]) -> Iterator[KeptSets | Unfit]:
             yield _kept_sets(name, ids, np.concatenate([[0], np.cumsum([len(row) for row in rows])]))
 
 
-def _kept_sets(name: str, ids: Any, offsets: Any) -> KeptSets | Unfit:
+def _kept_sets(name: str, ids: Any, offsets: Any) -> KeptSets | UnreadableExtra:
     flat = np.zeros(0, np.int64) if is_list(ids) and not len(ids) else _decode_integers(ids)
     edges = _decode_integers(offsets)
     if isinstance(flat, str) or isinstance(edges, str):
-        return Unfit(name, _UNKNOWN, experts=False, wrong=False)
+        return UnreadableExtra(name, _UNKNOWN, is_routing=False, contradicts_itself=False)
     if edges[0] != 0 or (np.diff(edges) < 0).any() or edges[-1] != len(flat) or flat.ndim != 1:
         because = f"{len(flat):,} ids, and their offsets go from {edges[0]} to {edges[-1]}"
-        return Unfit(name, because, experts=False, wrong=True)
+        return UnreadableExtra(name, because, is_routing=False, contradicts_itself=True)
     return KeptSets(name, flat, edges)
 
 
@@ -238,7 +238,7 @@ def with_token_versions(row: Mapping[str, Any], trained: TrainingRow | None) -> 
         return trained
     size, by = len(trained.token_ids), _spans_start(spans, trained)
     inside = ((version, start + by, min(end + by, size)) for version, start, end in spans if start + by < size)
-    return replace(trained, columns=(*trained.columns, version_of_tokens(inside, size)))
+    return replace(trained, columns=(*trained.columns, versions_to_column(inside, size)))
 
 
 def spans_as_logged(original: Any, before: TrainingRow, after: TrainingRow) -> Any:
@@ -259,7 +259,7 @@ def spans_as_logged(original: Any, before: TrainingRow, after: TrainingRow) -> A
     ends = ("start", "end") if "start" in leaf else ("abs_start", "abs_end")
     calls: list[list[Any]] = []
     last = -1
-    for version, start, end in spans_of_versions(column.values):
+    for version, start, end in versions_to_spans(column.values):
         if start != last:
             calls.append([])
         last = end

@@ -40,13 +40,13 @@ from tito_audit.formats._update import (
     with_values,
 )
 from tito_audit.record.arrays import empty_ids
-from tito_audit.record.beside import NOTHING_BESIDE
-from tito_audit.record.build import call_columns
-from tito_audit.record.by_name import SAMPLING, WEIGHTS, versions_and_trainers
+from tito_audit.record.build import build_call_columns
 from tito_audit.record.column import ColumnRole, MovePolicy
 from tito_audit.record.message import Message, ToolSpec, as_messages
+from tito_audit.record.policy_columns import SAMPLING, WEIGHTS, versions_and_trainers_logged
 from tito_audit.record.rollout import Rollout, TrainingRow, Turn
 from tito_audit.record.stated import NOTHING_STATED, Stated
+from tito_audit.record.token_extras import NO_EXTRAS
 
 PROMPT_IDS = ("prompt_ids", "prompt_token_ids", "prompt_tokens", "input_tokens")
 COMPLETION_IDS = names_in(
@@ -97,7 +97,7 @@ def read_turn(
             completion_text=text,
             finish_reason=finish_reason(entry),
             stop_string=stop_string(entry),
-            beside=NOTHING_BESIDE if BESIDE_COLUMNS.isdisjoint(entry) else read_beside(entry),
+            extras=NO_EXTRAS if BESIDE_COLUMNS.isdisjoint(entry) else read_beside(entry),
             alternatives=read_alternatives(entry[logprobs_name]) if logprobs_name else (),
         )
         sent = entry.get("messages", entry.get("prompt")) if prompt_messages is None else None
@@ -130,7 +130,7 @@ def build_turn(
     prompt_ids, ids = ids_or_none(prompt[1], prompt[0]), ids_or_none(completion[1], completion[0])
     if ids is None and prompt_ids is not None and completion[1] is not None:
         ids = empty_ids()
-    values, columns = call_columns(empty_ids() if ids is None else ids, logprobs=logprobs(), other=other)
+    values, columns = build_call_columns(empty_ids() if ids is None else ids, logprobs=logprobs(), other=other)
     if ids is None:
         values, columns = None, tuple(column for column in columns if len(column.values))
     if WEIGHTS in versions or "weight_version" in versions:
@@ -152,7 +152,7 @@ def read_turn_at(entry: Mapping[str, Any], prompt: str, completion: str, read_na
         entry,
         finish_reason=finish_reason(entry),
         stop_string=stop_string(entry),
-        beside=NOTHING_BESIDE if BESIDE_COLUMNS.isdisjoint(entry) else read_beside(entry),
+        extras=NO_EXTRAS if BESIDE_COLUMNS.isdisjoint(entry) else read_beside(entry),
     )
 
 
@@ -467,7 +467,7 @@ def with_sampling_settings(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Ro
     """
     if _MAY_NAME_SAMPLING.isdisjoint(row):
         return rollouts
-    with_trainer = [versions_and_trainers(rollout)[1] for rollout in rollouts]
+    with_trainer = [versions_and_trainers_logged(rollout)[1] for rollout in rollouts]
     if not any(with_trainer):
         return rollouts
     settings = _read_sampling_settings(row, 2)

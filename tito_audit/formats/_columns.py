@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from tito_audit.errors import RecordError
 from tito_audit.record.arrays import Ids, Logprobs, as_ids, json_kind
 from tito_audit.record.column import MovePolicy
-from tito_audit.record.nesting import parsed_json
+from tito_audit.record.nesting import load_json
 from tito_audit.record.sources import Layout
 
 Raw: TypeAlias = Sequence[Any] | NDArray[Any]
@@ -264,7 +264,7 @@ def parsed_column(row: Mapping[str, Any], name: str) -> Any:
     if not isinstance(value, str):
         return value
     try:
-        return parsed_json(value) if value.strip() else None
+        return load_json(value) if value.strip() else None
     except orjson.JSONDecodeError:
         return value
 
@@ -350,7 +350,7 @@ def parse_literal(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     try:
-        return parsed_json(value)
+        return load_json(value)
     except ValueError:
         pass
     try:

@@ -39,8 +39,8 @@ from tito_audit.formats._update import (
     with_values,
 )
 from tito_audit.record.arrays import Ids, Mask, as_floats, empty_ids
-from tito_audit.record.build import SHARED, column_values, training_row
-from tito_audit.record.column import Alignment, ColumnRole, MaskEncoding, mask_encoding, trained_of
+from tito_audit.record.build import SHOWN_BY_ROW, build_training_row, column_values
+from tito_audit.record.column import Alignment, ColumnRole, MaskEncoding, decode_mask, detect_mask_encoding
 from tito_audit.record.rollout import NO_PADDING, Padding, TrainingRow
 
 PROMPT_LENGTHS = ("prompt_length", "prompt_len")
@@ -77,8 +77,8 @@ def trained_by_mask(row: Row, width: int) -> Mask:
     if name is None or len(row[name]) != width:
         return np.zeros(width, np.bool_)
     values = column_values(row[name])
-    encoding = mask_encoding(values)
-    return np.zeros(width, np.bool_) if encoding is None else trained_of(values, encoding)
+    encoding = detect_mask_encoding(values)
+    return np.zeros(width, np.bool_) if encoding is None else decode_mask(values, encoding)
 
 
 def hidden_by_attention_mask(row: Row, width: int) -> Mask | None:
@@ -142,19 +142,19 @@ def read_flat_row(row: Row, *, has_calls: bool) -> TrainingRow | None:
         names = tuple([name for name in ROW_LOGPROBS if name not in CALL_LOGPROBS[:6]])
     logprobs, mask = first_filled_name(row, names), first_filled_name(row, MASKS)
     prompt_length, stated = _prompt_length(row, name, len(ids))
-    trained = training_row(
+    trained = build_training_row(
         ids,
         mask=None if mask is None else (mask, row[mask]),
         logprobs=logprob_column(row, logprobs),
         other=other_columns(row, _known_columns(mask, logprobs)),
         prompt_length=prompt_length,
-        sentinel=SHARED,
+        sentinel=SHOWN_BY_ROW,
         # Only slime and miles write this length, and for them no mask means the whole response.
         absent_mask_trains_response=stated and mask is None,
         shifts=None,
         padding=padding,
         hidden=hidden,
-        beside=read_beside(row),
+        extras=read_beside(row),
     )
     return with_token_versions(row, trained)
 
@@ -180,15 +180,15 @@ def read_split_row(row: Row, *, of_one_call: bool = False) -> TrainingRow | None
     if (sampled_whole and (hidden is None or not hidden[len(prompt) :].any())) is not of_one_call:
         return None
     logprobs = first_filled_name(row, CALL_LOGPROBS)
-    trained = training_row(
+    trained = build_training_row(
         np.concatenate([prompt, response]),
         mask=(mask, row[mask]),
         logprobs=logprob_column(row, logprobs),
         other=other_columns(row, _known_columns(mask, logprobs)),
         prompt_length=len(prompt),
-        sentinel=SHARED,
+        sentinel=SHOWN_BY_ROW,
         hidden=hidden,
-        beside=read_beside(row),
+        extras=read_beside(row),
     )
     return with_token_versions(row, trained)
 
@@ -305,8 +305,8 @@ def _updated_other_masks(row: Row, before: TrainingRow, after: TrainingRow) -> d
     for old in before.columns:
         if old.role is not ColumnRole.OTHER or old.name not in MASKS or old.alignment is not Alignment.FULL:
             continue
-        encoding = mask_encoding(old.values, before.token_ids)
-        if encoding is None or not np.array_equal(trained_of(old.values, encoding), before.loss_mask):
+        encoding = detect_mask_encoding(old.values, before.token_ids)
+        if encoding is None or not np.array_equal(decode_mask(old.values, encoding), before.loss_mask):
             continue
         mask = after.loss_mask
         assert mask is not None

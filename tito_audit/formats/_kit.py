@@ -50,7 +50,7 @@ from tito_audit.formats._writer import RowFunctions
 from tito_audit.record.arrays import Mask, as_floats
 from tito_audit.record.message import Message, as_messages, as_tools
 from tito_audit.record.repaired import RepairedRollout
-from tito_audit.record.rollout import Place, Rollout, TrainingRow, Turn, as_training_row
+from tito_audit.record.rollout import Place, Rollout, TrainingRow, Turn, with_call_as_row
 from tito_audit.record.sources import CallSource, Source, Sources
 
 ReadSample = Callable[[Row, Place], Rollout]
@@ -240,7 +240,7 @@ def read_sample(row: Row, place: Place, format: str, names: Collection[str], *, 
     flat = any(is_list(row.get(name)) for name in FLAT_IDS)
     trained: TrainingRow | None = read_flat_row(row, has_calls=False) if flat else read_split_row(row)
     messages = as_messages(parsed_column(row, "messages"), "messages")
-    if messages and any(not message.given for message in messages):
+    if messages and any(not message.known_unsampled for message in messages):
         prompt_messages: tuple[Message, ...] = ()
     else:
         messages = prompt_messages = messages or as_messages(prompt if is_messages(prompt) else None, "prompt")
@@ -267,7 +267,7 @@ def read_sample(row: Row, place: Place, format: str, names: Collection[str], *, 
 def updated_sample(row: Row, before: Rollout, after: RepairedRollout) -> Row:
     """The sample with the columns of its repaired training row or call."""
     if before.turns and not after.rollout.turns and before.turns[0].as_row is not None:
-        before = as_training_row(before)
+        before = with_call_as_row(before)
     if after.turns_from != tuple(range(len(before.turns))):
         raise RecordError("the call is all of its row or sample, so it cannot be removed")
     new: Row = row

@@ -19,7 +19,7 @@ from tito_audit.formats._columns import FLAT_IDS, ids_or_none, is_list, logprob_
 from tito_audit.formats._flat import updated_flat_row
 from tito_audit.formats._update import with_values
 from tito_audit.record.arrays import json_kind
-from tito_audit.record.build import training_row
+from tito_audit.record.build import build_training_row
 from tito_audit.record.column import Alignment, Column, ColumnRole, MovePolicy
 from tito_audit.record.rollout import TrainingRow
 
@@ -59,7 +59,7 @@ def read_sample_row(row: Row) -> TrainingRow | None:
     for name in _TOP_K:
         if is_list(row.get(name)):
             other[name] = row[name], MovePolicy.MOVE
-    trained = training_row(
+    trained = build_training_row(
         ids,
         mask=None if mask is None else (_MASK, mask),
         logprobs=logprob_column(row, _LOGPROBS),
@@ -76,7 +76,7 @@ def read_sample_row(row: Row) -> TrainingRow | None:
             values: NDArray[Any] = np.empty(len(listed), object)
             values[:] = listed
             fixed.append(Column(name, ColumnRole.OTHER, values, alignment, MovePolicy.DROP))
-    trained = replace(trained, columns=(*trained.columns, *fixed), beside=read_beside(row))
+    trained = replace(trained, columns=(*trained.columns, *fixed), extras=read_beside(row))
     return with_token_versions(row, trained)
 
 

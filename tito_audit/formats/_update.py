@@ -29,9 +29,9 @@ from tito_audit.formats._columns import (
     to_list,
 )
 from tito_audit.record.arrays import as_floats
-from tito_audit.record.by_name import WEIGHTS
 from tito_audit.record.column import Alignment, Column, ColumnRole, MaskEncoding
-from tito_audit.record.edits import Edit, Path, with_edits
+from tito_audit.record.edits import Edit, Path, apply_edits
+from tito_audit.record.policy_columns import WEIGHTS
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Padding, Rollout, TrainingRow, Turn
 from tito_audit.record.sources import CallSource, Source, Sources
@@ -134,7 +134,7 @@ def with_new_copies(value: Any, copies: Sequence[RepeatedIds], skip: Collection[
     for copy in copies:
         for path in find_copies(value, copy.names, copy.old, skip=skip):
             edits.setdefault(path, Edit(path, as_logged(copy.new, value_at(value, path))))
-    return with_edits(value, [edit for edit in edits.values() if edit.value is not value_at(value, edit.path)])
+    return apply_edits(value, [edit for edit in edits.values() if edit.value is not value_at(value, edit.path)])
 
 
 def list_if_changed(old: Sequence[Any], entries: list[Any]) -> Any:

@@ -45,10 +45,10 @@ from tito_audit.formats._update import (
 )
 from tito_audit.formats._writer import CallChange, Read, check_written, find_call_changes
 from tito_audit.record.arrays import Ids, Mask, as_ids, empty_ids
-from tito_audit.record.edits import ABSENT, Edit, Path, with_edits
-from tito_audit.record.json_text import rewritten_string
+from tito_audit.record.edits import ABSENT, Edit, Path, apply_edits
+from tito_audit.record.json_text import rewrite_json_string
 from tito_audit.record.message import Message, ToolSpec, as_message, as_tools
-from tito_audit.record.nesting import parsed_json
+from tito_audit.record.nesting import load_json
 from tito_audit.record.prefix import common_ends
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Rollout, TrainingRow
@@ -65,7 +65,7 @@ def chat_message(value: object, where: str) -> Message:
             if isinstance(call, str):
                 # Before v1 the messages of a row hold each call as a string of JSON.
                 with contextlib.suppress(ValueError):
-                    call = parsed_json(call)
+                    call = load_json(call)
             if isinstance(call, Mapping) and not isinstance(call.get("function"), Mapping):
                 if nonempty_text(call.get("type")) == "custom":
                     # The input of a free-form tool is in `arguments` too; templates do not support such calls.
@@ -248,7 +248,7 @@ def with_trainer_updates(row: Row, updates_of: Callable[[str], Iterable[Row]]) -
                         for number, values in _cut_by_node(tree, branches[index], branch.get(name), name):
                             columns[(*tree.path, "nodes", number, name)] = values
     return (
-        _with_episode(row, with_edits(episode, [Edit(*column) for column in columns.items()])) if columns else row
+        _with_episode(row, apply_edits(episode, [Edit(*column) for column in columns.items()])) if columns else row
     )
 
 
@@ -362,8 +362,8 @@ def updated_traces(row: Row, repaired: Sequence[RepairedRollout], read: Read) ->
         for (path, number), values in changed.items()
         for name, value in values.items()
     ]
-    written = with_edits(episode, edits)
-    new = _with_episode(row, with_edits(written, list(_count_edits(episode, written))))
+    written = apply_edits(episode, edits)
+    new = _with_episode(row, apply_edits(written, list(_count_edits(episode, written))))
     for again, part, before in zip(read(new, rollouts[0].place), ones, rollouts, strict=True):
         # Compare with logprobs rounded as in the log.
         turns = []
@@ -540,7 +540,7 @@ def _with_episode(row: Row, episode: Row) -> Row:
     new = with_values(info, {WRAPPER: episode})
     if not isinstance(row["info"], str):
         return with_values(row, {"info": new})
-    return with_values(row, {"info": rewritten_string(row["info"], info, new)})
+    return with_values(row, {"info": rewrite_json_string(row["info"], info, new)})
 
 
 def _count_edits(before: Row, after: Row) -> Iterator[Edit]:

@@ -17,8 +17,8 @@ from tito_audit.formats._columns import as_logged, parse_literal, replace_logpro
 from tito_audit.formats._update import changed_columns, one_repaired_each, path_text, trains_the_same, value_at
 from tito_audit.record.arrays import Ids, Logprobs
 from tito_audit.record.column import Column, ColumnRole, MovePolicy
-from tito_audit.record.edits import Edit, Path, with_edits
-from tito_audit.record.json_text import rewritten_string
+from tito_audit.record.edits import Edit, Path, apply_edits
+from tito_audit.record.json_text import rewrite_json_string
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import IdsFrom, Place, Rollout, Turn
 from tito_audit.record.sources import CallSource, Sources
@@ -278,7 +278,7 @@ def update_calls(
     after = [part.rollout for part in chosen]
     for edit in totals(row, before, after) if totals is not None else ():
         edits[edit.path] = edit.value
-    new: Row = with_edits(row, [Edit(path, value) for path, value in edits.items()])
+    new: Row = apply_edits(row, [Edit(path, value) for path, value in edits.items()])
     for again, part, rollout in zip(read(new, before[0].place), chosen, before, strict=True):
         check_written(again, part, rollout)
     return new
@@ -348,4 +348,4 @@ def _edits_at(row: Row, path: Path, written: Callable[[Any], Any]) -> Iterator[E
     was = parse_literal(value)
     new = written(was)
     if new is not was:
-        yield Edit(path, rewritten_string(value, was, new) if isinstance(value, str) else new)
+        yield Edit(path, rewrite_json_string(value, was, new) if isinstance(value, str) else new)

@@ -32,7 +32,7 @@ from tito_audit.formats._update import equals_numbers, object_at, sources_at
 from tito_audit.record.arrays import Ids
 from tito_audit.record.edits import Path
 from tito_audit.record.message import Message, ToolSpec, as_message
-from tito_audit.record.nesting import parsed_by_python
+from tito_audit.record.nesting import load_python_json
 from tito_audit.record.rollout import Place, Turn
 from tito_audit.record.sources import CallSource, Counter, Layout, Source
 from tito_audit.record.stated import Stated
@@ -258,7 +258,7 @@ def _parse_content(value: Any) -> Any:
     if not isinstance(value, str) or not value.startswith('[{"'):
         return value
     try:
-        parts = parsed_by_python(value)
+        parts = load_python_json(value)
     except ValueError:
         return value
     part_types = ("text", "image_url", "input_audio", "file")

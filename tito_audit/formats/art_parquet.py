@@ -17,12 +17,12 @@ from tito_audit.formats._answers import Thread, thread_rows
 from tito_audit.formats._art import trajectory_threads
 from tito_audit.formats._columns import as_object, parsed_column
 from tito_audit.formats._responses import drop_empty_fields
-from tito_audit.record.json_text import rewritten_string
+from tito_audit.record.json_text import rewrite_json_string
 from tito_audit.record.message import as_message, as_tools
-from tito_audit.record.nesting import parsed_by_python, parsed_json
+from tito_audit.record.nesting import load_json, load_python_json
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout
-from tito_audit.record.stated import Stated, as_group
+from tito_audit.record.stated import Stated, group_key
 
 _VERSION, _TRAJECTORY = 2, "trajectory_json"
 _V1 = frozenset({"group_index", "reward", "metrics", "metadata", "tools", "logs", "messages"})
@@ -42,7 +42,7 @@ def matches(row: Row) -> bool:
 
 def read_threads(row: Row, place: Place) -> Sequence[Thread]:
     """The threads of a row whose `trajectory_json` is already parsed."""
-    stated = Stated(group=as_group(row.get("group_index")))
+    stated = Stated(group=group_key(row.get("group_index")))
     if _TRAJECTORY not in row:
         # Version 1 holds neither ids nor logprobs.
         messages = row.get("messages")
@@ -81,7 +81,7 @@ def update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
     return (
         row
         if new is old
-        else {**row, _TRAJECTORY: rewritten_string(row[_TRAJECTORY], old[_TRAJECTORY], new[_TRAJECTORY])},
+        else {**row, _TRAJECTORY: rewrite_json_string(row[_TRAJECTORY], old[_TRAJECTORY], new[_TRAJECTORY])},
     )
 
 
@@ -92,11 +92,11 @@ def _with_parsed_trajectory(row: Row) -> Row:
     if not isinstance(text, str):
         raise RecordError("trajectory_json is not a JSON string")
     try:
-        value = parsed_json(text)
+        value = load_json(text)
     except orjson.JSONDecodeError:
         # Python writes NaN and lone surrogates, which orjson refuses.
         try:
-            value = parsed_by_python(text)
+            value = load_python_json(text)
         except ValueError:
             raise RecordError("trajectory_json is not valid JSON") from None
     return {**row, _TRAJECTORY: as_object(value, "trajectory_json is not a trajectory (an object)")}

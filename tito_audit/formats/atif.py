@@ -202,7 +202,7 @@ def _step_turn(call: _StepCall, where: str, answer: Message | None) -> Turn:
             message_index=index,
             completion_text=only_text(answer) if answer is not None and isinstance(answer.content, str) else None,
             finish_reason=finish_reason(extra),
-            beside=read_beside(extra),
+            extras=read_beside(extra),
         )
 
 

@@ -21,9 +21,9 @@ from tito_audit.formats._calls import errors_at, finish_reason, stated_facts, wi
 from tito_audit.formats._columns import as_object, equal_values, is_list, other_columns
 from tito_audit.formats._responses import nonempty_text
 from tito_audit.formats._update import object_at, one_repaired_each, sources_at, updated_row, value_at
-from tito_audit.record.by_name import WEIGHTS, spans_of_versions, version_of_tokens
-from tito_audit.record.edits import Edit, Path, with_edits
+from tito_audit.record.edits import Edit, Path, apply_edits
 from tito_audit.record.message import as_messages, as_tools
+from tito_audit.record.policy_columns import WEIGHTS, versions_to_column, versions_to_spans
 from tito_audit.record.prefix import common_ends
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout, TrainingRow
@@ -47,7 +47,7 @@ def read(row: Row, place: Place) -> Sequence[Rollout]:
                 other_columns(node, _COLUMNS),
                 "tokens",
             )
-        stated, metadata = stated_facts(row).overlaid(stated_facts(node)), node.get("metadata")
+        stated, metadata = stated_facts(row).overlay(stated_facts(node)), node.get("metadata")
         if isinstance(metadata, Mapping):
             # The server had no ids: 0, 1, 2, … are placeholders.
             dummy = metadata.get("dummy_tokens")
@@ -120,7 +120,7 @@ def update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
                 raise RecordError(
                     "two equal nodes were repaired differently, and it is unclear which of them the copy repeats"
                 )
-    return (with_edits(row, [Edit(path, new) for path, new in edits.items()]),)
+    return (apply_edits(row, [Edit(path, new) for path, new in edits.items()]),)
 
 
 def _with_moved_versions(node: Row, before: TrainingRow | None, after: TrainingRow | None) -> Row:
@@ -131,11 +131,11 @@ def _with_moved_versions(node: Row, before: TrainingRow | None, after: TrainingR
         return node
     head, tail = common_ends(before.token_ids, after.token_ids)
     old, new = len(before.token_ids), len(after.token_ids)
-    versions = version_of_tokens(spans, old).values
+    versions = versions_to_column(spans, old).values
     moved = np.full(new, None, object)
     moved[:head] = versions[:head]
     moved[new - tail :] = versions[old - tail :]
-    logged = [dict(zip(("version", "start", "end"), span, strict=True)) for span in spans_of_versions(moved)]
+    logged = [dict(zip(("version", "start", "end"), span, strict=True)) for span in versions_to_spans(moved)]
     return {**node, "metadata": {**metadata, WEIGHTS: logged}}
 
 

@@ -17,7 +17,7 @@ from tito_audit.formats._calls import stated_facts
 from tito_audit.formats._columns import as_logged, ids_or_none, is_list, other_columns, per_token_column, to_list
 from tito_audit.formats._kit import training_rows
 from tito_audit.formats._update import updated_row, with_values
-from tito_audit.record.build import training_row
+from tito_audit.record.build import build_training_row
 from tito_audit.record.prefix import common_ends
 from tito_audit.record.rollout import Place, Rollout, TrainingRow
 from tito_audit.record.stated import Unread
@@ -34,7 +34,7 @@ def read(row: Row, place: Place) -> Rollout:
         stated = stated.not_read(Unread.IDS, "those of images are no tokens")
         notice = "Samples with images were not read: the ids of an image are no tokens."
         return Rollout(place, FORMAT.name, stated=replace(stated, notice=notice))
-    trained = training_row(
+    trained = build_training_row(
         ids,
         mask=per_token_column(row, _WEIGHTS),
         other=other_columns(row, (_IDS, _WEIGHTS, _TARGETS, _LOSS)),

@@ -36,7 +36,7 @@ from tito_audit.formats._flat import read_flat_row, read_split_row
 from tito_audit.formats._kit import SampleRows, split_packed_row, updated_sample, with_updated_training_row
 from tito_audit.formats._text_logs import text_log
 from tito_audit.formats._update import list_if_changed, object_at, with_counts, with_values
-from tito_audit.record.json_text import rewritten_string
+from tito_audit.record.json_text import rewrite_json_string
 from tito_audit.record.message import Message, as_messages, as_tools
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout, TrainingRow, Turn
@@ -143,7 +143,7 @@ def _with_messages_cut(row: Row, before: Rollout, numbers: Sequence[int]) -> Row
 
 def _replaced(original: Any, old: Any, new: Any) -> Any:
     """The value `new`, written in place of `old` if the table holds it as a JSON string."""
-    return rewritten_string(original, old, new) if isinstance(original, str) else new
+    return rewrite_json_string(original, old, new) if isinstance(original, str) else new
 
 
 _COMPLETION = frozenset(COMPLETION_IDS)

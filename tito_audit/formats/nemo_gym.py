@@ -45,13 +45,13 @@ from tito_audit.formats._writer import (
     updated_counts,
 )
 from tito_audit.record.arrays import Ids, as_ids, empty_ids
-from tito_audit.record.build import call_columns
-from tito_audit.record.edits import ABSENT, Edit, Path, with_edits
+from tito_audit.record.build import build_call_columns
+from tito_audit.record.edits import ABSENT, Edit, Path, apply_edits
 from tito_audit.record.message import Message, as_message, as_tools
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout, Turn
 from tito_audit.record.sources import CallSource, Sources
-from tito_audit.record.stated import Stated, Unread, as_group
+from tito_audit.record.stated import Stated, Unread, group_key
 
 CALL_KEYS = (*TOKEN_KEYS, *TEXT_KEYS, "routed_experts")
 """Keys of an item or message that hold a call's tokens and that no template reads."""
@@ -206,12 +206,12 @@ def update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
         for path in ((), ("usage",), ("response",), ("response", "usage")):
             counts = updated_counts(object_at(row, *path), *ways)
             edits += [Edit((*path, name), count) for name, count in counts.items()]
-        new = with_edits(row, edits)
+        new = apply_edits(row, edits)
         if len(numbers) < len(rollout.turns):
             if not numbers:
                 raise RecordError("a part of the rollout has no calls, so it has no row")
-            new = with_edits(new, list(_strip_edits(log_row, numbers)))
-            new = with_edits(new, list(_cut_edits(log_row, new, numbers)))
+            new = apply_edits(new, list(_strip_edits(log_row, numbers)))
+            new = apply_edits(new, list(_cut_edits(log_row, new, numbers)))
         (again,) = read(new, rollout.place)
         check_written(again, part, rollout)
         rows.append(new)
@@ -380,7 +380,7 @@ def read(row: Row, place: Place) -> Sequence[Rollout]:
     if token_items:
         turns = with_ascending_messages([_read_turn(call, messages) for call in layout.calls], messages)
     params, response = (row, row) if is_chat_form(row) else request_and_response(row)
-    stated = Stated(model=model_name(response.get("model")), group=as_group(row.get("_ng_task_index")))
+    stated = Stated(model=model_name(response.get("model")), group=group_key(row.get("_ng_task_index")))
     wants_ids = any(item.get(key) is not None for item in token_items for key in TOKEN_KEYS)
     stated = replace(stated.with_facts(mask_sample=row.get("mask_sample")), ids_wanted=wants_ids)
     stated = replace(stated, converted_tools=True)
@@ -421,7 +421,7 @@ def _read_turn(call: GymCall, messages: Sequence[Message]) -> Turn:
         return turn
     completion_ids = None if generated is None else as_ids(generated, "generation_token_ids")
     logprobs = token_item.get("generation_log_probs")
-    values, columns = call_columns(
+    values, columns = build_call_columns(
         empty_ids() if completion_ids is None else completion_ids,
         logprobs=None if logprobs is None else ("generation_log_probs", logprobs),
         other=per_token_lists(token_item, TOKEN_KEYS, _is_numbers),
@@ -432,7 +432,7 @@ def _read_turn(call: GymCall, messages: Sequence[Message]) -> Turn:
         completion_ids=completion_ids,
         completion_logprobs=values,
         columns=columns,
-        beside=read_beside(token_item),
+        extras=read_beside(token_item),
     )
 
 

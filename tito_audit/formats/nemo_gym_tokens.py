@@ -56,7 +56,7 @@ def read(row: Row, place: Place) -> Rollout:
         other_columns(row, {*TOKEN_KEYS, "output_items"}),
         completion_text=only_text(answers[0].message) if plain else None,
         finish_reason="length" if cut else None,
-        beside=read_beside(row),
+        extras=read_beside(row),
     )
     return Rollout(place, FORMAT.name, turns=(turn,), stated=stated)
 

@@ -21,7 +21,7 @@ from tito_audit.formats._columns import first_present_name, move_policy
 from tito_audit.formats._kit import training_rows
 from tito_audit.formats._update import updated_row, with_values
 from tito_audit.record.arrays import as_ids
-from tito_audit.record.build import training_row
+from tito_audit.record.build import build_training_row
 from tito_audit.record.column import MovePolicy
 from tito_audit.record.message import Message, as_messages
 from tito_audit.record.rollout import Padding, Place, Rollout, TrainingRow
@@ -80,7 +80,7 @@ def read(row: Row, place: Place) -> Rollout:
             raise RecordError(f"column {key!r} is not a list of one entry per token")
     used = (name, mask, _LOGPROBS, "content")
     other = {key: (value, _POLICIES.get(key, move_policy(key))) for key, value in cut.items() if key not in used}
-    trained = training_row(
+    trained = build_training_row(
         padded[:length],
         mask=None if mask is None else (mask, cut[mask]),
         logprobs=None if values.get(_LOGPROBS) is None else (_LOGPROBS, cut[_LOGPROBS]),
@@ -88,7 +88,7 @@ def read(row: Row, place: Place) -> Rollout:
         sentinel=0.0,
         whole=True,
     )
-    trained = replace(trained, padding=Padding(right=len(padded) - length), beside=read_beside(cut, values))
+    trained = replace(trained, padding=Padding(right=len(padded) - length), extras=read_beside(cut, values))
     return Rollout(place, FORMAT.name, messages, training_row=with_finish_reasons(trained, values), stated=stated)
 
 

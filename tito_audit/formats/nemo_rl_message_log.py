@@ -29,7 +29,7 @@ from tito_audit.formats._update import (
     with_values,
 )
 from tito_audit.record.arrays import Ids, as_floats, as_ids, empty_ids
-from tito_audit.record.build import training_row
+from tito_audit.record.build import build_training_row
 from tito_audit.record.column import Column, ColumnRole, MovePolicy
 from tito_audit.record.edits import Path
 from tito_audit.record.message import Message, as_messages, as_tools
@@ -58,7 +58,7 @@ def read(row: Row, place: Place) -> Rollout:
     log = _unwrap_log(row["message_log"])
     tools = as_tools(row.get("tools"), "tools")
     messages, facts = _read_messages(log)
-    stated = stated_model(row).overlaid(facts)
+    stated = stated_model(row).overlay(facts)
     if not any(is_given(entry.get("token_ids")) for entry in log):
         return Rollout(place, FORMAT.name, messages, tools, stated=stated.without_ids())
     ids = [
@@ -70,7 +70,7 @@ def read(row: Row, place: Place) -> Rollout:
     mask, logprobs = _join_column(log, ids, _MASK, 0), _join_column(log, ids, _LOGPROBS, _SENTINEL)
     joined = {name: _join_column(log, ids, name, None) for name in _other_names(log)}
     others = {name: column[0] for name, column in joined.items() if column is not None and column[1]}
-    trained = training_row(
+    trained = build_training_row(
         token_ids,
         mask=(_MASK, mask[0]) if mask is not None and mask[1] else None,
         logprobs=(_LOGPROBS, logprobs[0]) if logprobs is not None and logprobs[1] else None,
@@ -87,7 +87,7 @@ def read(row: Row, place: Place) -> Rollout:
         for role, name, column, sentinel in misfits
         if column is not None and not column[1]
     ]
-    trained = replace(trained, columns=(*trained.columns, *columns), beside=read_beside(others))
+    trained = replace(trained, columns=(*trained.columns, *columns), extras=read_beside(others))
     return Rollout(
         place, FORMAT.name, messages, tools, training_row=with_finish_reasons(trained, row), stated=stated
     )

@@ -20,7 +20,7 @@ from tito_audit.formats._columns import as_logged, ids_or_none, is_list, logprob
 from tito_audit.formats._kit import training_rows
 from tito_audit.formats._update import updated_row, with_values
 from tito_audit.record.arrays import Mask
-from tito_audit.record.build import training_row
+from tito_audit.record.build import build_training_row
 from tito_audit.record.rollout import Place, Rollout, TrainingRow
 
 _IDS, _RANGES, _LOGPROBS = "observation_tokens", "action_ranges", "rollout_log_probs"
@@ -30,7 +30,7 @@ def read(row: Row, place: Place) -> Rollout:
     ids = ids_or_none(row[_IDS], _IDS)
     if ids is None:
         return Rollout(place, FORMAT.name, stated=stated_facts(row).without_ids())
-    trained = training_row(
+    trained = build_training_row(
         ids,
         mask=(_RANGES, _sampled_mask(row)),
         logprobs=logprob_column(row, _LOGPROBS),

@@ -35,7 +35,7 @@ from tito_audit.formats._flat import read_flat_row
 from tito_audit.formats._kit import SampleRows, Samples, updated_sample
 from tito_audit.formats._update import object_at
 from tito_audit.record.arrays import Ids, empty_ids
-from tito_audit.record.build import training_row
+from tito_audit.record.build import build_training_row
 from tito_audit.record.message import Message, as_messages, as_tools
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout, TrainingRow, Turn
@@ -160,7 +160,7 @@ def _read_tokens(row: Row, messages: tuple[Message, ...], sent: int) -> tuple[Tr
         ids, whole = turn.seen_ids, None
         if ids is not None and turn.prompt_ids is not None:
             mask = np.arange(len(ids)) >= len(turn.prompt_ids)
-            whole = training_row(ids, mask=(_LABELS, mask), prompt_length=len(turn.prompt_ids))
+            whole = build_training_row(ids, mask=(_LABELS, mask), prompt_length=len(turn.prompt_ids))
     else:
         whole = read_flat_row(
             {name: row[name] for name in (_WHOLE, _LABELS, _SEEN) if name in row}, has_calls=False

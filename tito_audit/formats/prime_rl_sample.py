@@ -29,7 +29,7 @@ from tito_audit.formats._columns import (
 )
 from tito_audit.formats._kit import training_rows
 from tito_audit.formats._update import updated_row, with_values
-from tito_audit.record.build import training_row
+from tito_audit.record.build import build_training_row
 from tito_audit.record.column import MovePolicy
 from tito_audit.record.rollout import Place, Rollout, TrainingRow
 from tito_audit.record.sources import Source, Sources
@@ -52,7 +52,7 @@ def read(row: Row, place: Place) -> Rollout:
     if ids is not None:
         start = None if flat else len(row["prompt_ids"])
         parts = (*_JOINED, "logprobs") if flat else (*_PARTS, "completion_logprobs")
-        trained = training_row(
+        trained = build_training_row(
             ids,
             mask=_column_with_entries(row, "mask") if flat else ("mask", joined["mask"]),
             logprobs=_column_with_entries(row, parts[-1]),
@@ -66,7 +66,7 @@ def read(row: Row, place: Place) -> Rollout:
             prompt_length=start,
             sentinel=0.0,
         )
-        trained = replace(trained, beside=read_beside(row))
+        trained = replace(trained, extras=read_beside(row))
     else:
         stated = stated.without_ids()
     return Rollout(place, FORMAT.name, training_row=with_finish_reasons(trained, row), stated=stated)

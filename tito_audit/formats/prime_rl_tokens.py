@@ -15,7 +15,7 @@ from tito_audit.formats._calls import stated_model, with_finish_reasons
 from tito_audit.formats._columns import columns_of_lengths, first_text, ids_or_none, per_token_column
 from tito_audit.formats._kit import training_rows
 from tito_audit.formats._update import updated_row
-from tito_audit.record.build import training_row
+from tito_audit.record.build import build_training_row
 from tito_audit.record.rollout import Place, Rollout
 
 _MASK, _LOGPROBS = "loss_mask", "inference_logprobs"
@@ -29,7 +29,7 @@ def read(row: Row, place: Place) -> Rollout:
     ids = ids_or_none(row["token_ids"], "token_ids")
     if ids is None:
         return Rollout(place, FORMAT.name, stated=stated.without_ids())
-    trained = training_row(
+    trained = build_training_row(
         ids,
         mask=per_token_column(row, _MASK),
         logprobs=per_token_column(row, _LOGPROBS),

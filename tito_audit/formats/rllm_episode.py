@@ -145,7 +145,7 @@ def _read_step(
             step,
             completion_text=None if answer is None else only_text(answer),
             finish_reason=finish_reason(object_at(step, "model_output")) or finish_reason(step),
-            beside=read_beside(step),
+            extras=read_beside(step),
             **({} if messages is None else message_place(messages, sent, answer)),
         )
         if scored is not None and not is_list(scored):

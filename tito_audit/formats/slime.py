@@ -15,7 +15,7 @@ from tito_audit.formats._slime_samples import read_sample_row, updated_sample
 from tito_audit.formats._update import object_at
 from tito_audit.record.message import as_messages, as_tools
 from tito_audit.record.rollout import Place, Rollout
-from tito_audit.record.speakers import GIVEN_SPEAKERS, speaker_of
+from tito_audit.record.speakers import UNSAMPLED_SPEAKERS, speaker_of
 
 
 def matches(row: Row) -> bool:
@@ -39,7 +39,7 @@ def read(row: Row, place: Place) -> Rollout:
             value
             for value in logged
             if is_messages(value)
-            and any(m["role"] and speaker_of(str(m["role"])) not in GIVEN_SPEAKERS for m in value)
+            and any(m["role"] and speaker_of(str(m["role"])) not in UNSAMPLED_SPEAKERS for m in value)
         ),
         None,
     )

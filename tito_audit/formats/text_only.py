@@ -22,7 +22,7 @@ from tito_audit.formats._kit import SampleRows
 from tito_audit.formats._text_logs import TOKEN_COLUMNS, text_log_despite_ids, text_log_notice
 from tito_audit.formats._update import object_at
 from tito_audit.record.message import Message, as_messages, as_tools
-from tito_audit.record.nesting import parsed_json
+from tito_audit.record.nesting import load_json
 from tito_audit.record.rollout import Place, Rollout
 
 _SHAREGPT_ROLES = {"human": "user", "gpt": "assistant", "function_call": "assistant", "observation": "tool"}
@@ -92,7 +92,7 @@ def _sharegpt_messages(row: Row) -> list[dict[str, Any]] | None:
         message = {"role": role, "content": text}
         if who == "function_call":
             with suppress(ValueError, TypeError, RecordError):
-                parsed_calls = parsed_json(text)
+                parsed_calls = load_json(text)
                 calls = parsed_calls if isinstance(parsed_calls, list) else [parsed_calls]
                 if calls and all(isinstance(call, dict) and isinstance(call.get("name"), str) for call in calls):
                     listed = [{"type": "function", "function": call} for call in calls]

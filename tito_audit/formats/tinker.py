@@ -30,9 +30,9 @@ from tito_audit.formats._columns import (
 from tito_audit.formats._kit import training_rows
 from tito_audit.formats._update import changed_columns, object_at
 from tito_audit.record.arrays import Ids, Mask, as_ids
-from tito_audit.record.build import training_row
+from tito_audit.record.build import build_training_row
 from tito_audit.record.column import Alignment, ColumnRole, MovePolicy
-from tito_audit.record.edits import Edit, Path, with_edits
+from tito_audit.record.edits import Edit, Path, apply_edits
 from tito_audit.record.message import as_messages, as_tools
 from tito_audit.record.prefix import common_ends
 from tito_audit.record.rollout import Padding, Place, Rollout, TrainingRow
@@ -62,7 +62,7 @@ def read(row: Row, place: Place) -> Rollout:
         entries = _column_data(value, name)
         if is_list(entries) and is_number_list(entries):
             other[name] = entries, move_policy(name)
-    trained = training_row(
+    trained = build_training_row(
         ids,
         mask=None if mask is None else (mask, _column_data(inputs[mask], mask)),
         logprobs=None
@@ -199,7 +199,7 @@ def write(row: Row, old: TrainingRow, new: TrainingRow) -> Row:
         # The requests that sampled the old tokens say nothing of the new ones.
         spans = ("model_input_spans", "loss_fn_input_spans")
         edits += [Edit((name,), None) for name in spans if row.get(name) is not None]
-    return with_edits(row, edits)  # type: ignore[no-any-return]
+    return apply_edits(row, edits)  # type: ignore[no-any-return]
 
 
 def _tensor_edits(original: Any, path: Path, values: Any) -> Iterator[Edit]:

@@ -23,7 +23,7 @@ from tito_audit.formats._columns import (
 )
 from tito_audit.formats._kit import split_packed_row, training_rows
 from tito_audit.formats._update import updated_row
-from tito_audit.record.build import training_row
+from tito_audit.record.build import build_training_row
 from tito_audit.record.message import as_messages, as_tools
 from tito_audit.record.rollout import Place, Rollout
 
@@ -36,14 +36,14 @@ def read(row: Row, place: Place) -> Rollout:
     mask = row["loss_mask"]
     trained = None
     if ids is not None:
-        trained = training_row(
+        trained = build_training_row(
             ids,
             mask=None if mask is None else ("loss_mask", mask),
             logprobs=logprob_column(row, "rollout_log_probs"),
             other=other_columns(row, {"tokens", "loss_mask", "rollout_log_probs"}),
             sentinel=0.0,
         )
-        trained = replace(trained, beside=read_beside(row))
+        trained = replace(trained, extras=read_beside(row))
     value = parsed_column(row, "messages")
     messages = as_messages(value if is_messages(value) else None, "messages")
     return Rollout(

@@ -38,7 +38,7 @@ from tito_audit.formats._update import object_at, sources_at, sources_of_calls, 
 from tito_audit.formats._verifiers import chat_messages, verifiers_tools_as_chat
 from tito_audit.formats._writer import count_tokens, update_calls
 from tito_audit.record.arrays import Mask, as_floats
-from tito_audit.record.build import training_row
+from tito_audit.record.build import build_training_row
 from tito_audit.record.column import Alignment, Column, ColumnRole, MaskEncoding
 from tito_audit.record.edits import Edit, Path
 from tito_audit.record.message import Message
@@ -46,7 +46,7 @@ from tito_audit.record.prefix import starts_with
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout, TrainingRow, Turn
 from tito_audit.record.sources import CallSource, Counter, Sources
-from tito_audit.record.stated import as_group
+from tito_audit.record.stated import group_key
 
 _IDS = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "completion_logprobs")
 _UNREBUILT = ("routed_experts", "prompt_attribution")
@@ -103,7 +103,7 @@ def read(row: Row, place: Place) -> Sequence[Rollout]:
     else:
         messages = chat_messages(row.get("prompt"), "prompt") + chat_messages(row.get("completion"), "completion")
     tools = verifiers_tools_as_chat(row.get("tool_defs", row.get("oai_tools")), "tool_defs")
-    stated = replace(stated_model({**row, "steps": [s.wire for s in steps]}), group=as_group(row["example_id"]))
+    stated = replace(stated_model({**row, "steps": [s.wire for s in steps]}), group=group_key(row["example_id"]))
     if not any(_has_ids(step) for step in steps):
         return (Rollout(place, FORMAT.name, messages, tools, stated=stated.without_ids()),)
     turns = with_ascending_messages([_read_step(step, messages) for step in steps], messages)
@@ -208,7 +208,7 @@ def _row_if_masks_differ(steps: Sequence[_Step], turns: Sequence[Turn]) -> Train
         whole[: len(trained)] |= trained
         if turn.completion_logprobs is not None:
             logprobs[: len(sampled)][sampled] = turn.completion_logprobs
-    return training_row(last, mask=("completion_mask", whole), logprobs=("completion_logprobs", logprobs))
+    return build_training_row(last, mask=("completion_mask", whole), logprobs=("completion_logprobs", logprobs))
 
 
 def sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:

@@ -42,11 +42,11 @@ from tito_audit.formats._verifiers import (
     verifiers_tools_as_chat,
 )
 from tito_audit.record.arrays import Logprobs, as_floats, empty_ids
-from tito_audit.record.build import training_row
+from tito_audit.record.build import build_training_row
 from tito_audit.record.column import Alignment, Column, ColumnRole
 from tito_audit.record.message import Message
 from tito_audit.record.rollout import Place, Rollout, Turn
-from tito_audit.record.stated import Stated, as_group
+from tito_audit.record.stated import Stated, group_key
 
 _KNOWN = ("token_ids", "mask", "logprobs", "semantic_parents", "tools")
 _UPLOADED = {"trajectory", "problem_id", "sample_id", "info"}
@@ -70,7 +70,7 @@ def read(row: Row, place: Place) -> Sequence[Rollout]:
         # The episode of this uploaded sample was too large to include: only messages are left.
         messages = chat_messages(parsed_column(row, "completion"), "completion")
         return (Rollout(place, FORMAT.name, messages, stated=Stated().without_ids()),)
-    shared = Stated(group=as_group(object_at(episode, "group").get("id")))
+    shared = Stated(group=group_key(object_at(episode, "group").get("id")))
     versions = _policy_versions(object_at(episode, "run", "work", "policy"))
     trees = trees_of(episode)
     if not trees:
@@ -118,7 +118,7 @@ def _read_tree(tree: Tree, place: Place, shared: Stated, versions: tuple[str, ..
             for node in nodes
             if node.wire.get("logprobs") is not None
         ]
-        row_if_masks_differ = training_row(
+        row_if_masks_differ = build_training_row(
             np.concatenate([empty_ids(), *(node.ids for node in nodes)]),
             mask=("mask", np.concatenate([np.zeros(0, np.bool_), *(node.mask for node in nodes)])),
             logprobs=("logprobs", np.concatenate(logprobs)) if any(map(len, logprobs)) else None,
@@ -154,7 +154,7 @@ def _read_turns(
                 completion_ids=node.completion,
                 completion_logprobs=logprobs,
                 columns=columns,
-                beside=read_beside({column.name: column.values for column in columns if column.name in PER_TOKEN}),
+                extras=read_beside({column.name: column.values for column in columns if column.name in PER_TOKEN}),
             )
         turns.append(turn)
     return tuple(turns)
