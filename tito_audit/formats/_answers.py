@@ -15,9 +15,9 @@ import numpy as np
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row, Signature
-from tito_audit.formats._beside import read_beside, version_spans
 from tito_audit.formats._calls import model_name, only_text, same_messages, stop_string
 from tito_audit.formats._columns import first_text, read_alternatives
+from tito_audit.formats._extras import read_extras, version_spans
 from tito_audit.formats._responses import (
     UNAVAILABLE_LOGPROB,
     Exchange,
@@ -199,7 +199,7 @@ def _turn_without_prompt(
         stop_string=stop_string(choice) or stop_string(object_at(choice, "meta_info")),
         weight_versions=versions,
         weight_spans=spans,
-        extras=read_beside(choice, object_at(choice, "meta_info"), object_at(response, "meta_info")),
+        extras=read_extras(choice, object_at(choice, "meta_info"), object_at(response, "meta_info")),
         token_texts=tokens.texts,
         columns=() if tokens.ids is None else columns,
         alternatives=read_alternatives(choice.get("logprobs")),

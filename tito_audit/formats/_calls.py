@@ -11,7 +11,6 @@ from typing import Any
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Row
-from tito_audit.formats._beside import BESIDE_COLUMNS, read_beside, version_spans, weight_versions
 from tito_audit.formats._columns import (
     EXPERTS,
     FLAT_IDS,
@@ -31,6 +30,7 @@ from tito_audit.formats._columns import (
     same_ids,
     to_list,
 )
+from tito_audit.formats._extras import EXTRA_COLUMNS, read_extras, version_spans, weight_versions
 from tito_audit.formats._update import (
     RepeatedIds,
     added_column,
@@ -97,7 +97,7 @@ def read_turn(
             completion_text=text,
             finish_reason=finish_reason(entry),
             stop_string=stop_string(entry),
-            extras=NO_EXTRAS if BESIDE_COLUMNS.isdisjoint(entry) else read_beside(entry),
+            extras=NO_EXTRAS if EXTRA_COLUMNS.isdisjoint(entry) else read_extras(entry),
             alternatives=read_alternatives(entry[logprobs_name]) if logprobs_name else (),
         )
         sent = entry.get("messages", entry.get("prompt")) if prompt_messages is None else None
@@ -152,7 +152,7 @@ def read_turn_at(entry: Mapping[str, Any], prompt: str, completion: str, read_na
         entry,
         finish_reason=finish_reason(entry),
         stop_string=stop_string(entry),
-        extras=NO_EXTRAS if BESIDE_COLUMNS.isdisjoint(entry) else read_beside(entry),
+        extras=NO_EXTRAS if EXTRA_COLUMNS.isdisjoint(entry) else read_extras(entry),
     )
 
 

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from tito_audit.align.runs import gaps, paired_runs
 from tito_audit.errors import RecordError
 from tito_audit.format import Row
-from tito_audit.formats._beside import spans_as_logged
 from tito_audit.formats._columns import (
     ENGINE_COLUMNS,
     FLAT_IDS,
@@ -28,6 +27,7 @@ from tito_audit.formats._columns import (
     same_ids,
     to_list,
 )
+from tito_audit.formats._extras import spans_as_logged
 from tito_audit.record.arrays import as_floats
 from tito_audit.record.column import Alignment, Column, ColumnRole, MaskEncoding
 from tito_audit.record.edits import Edit, Path, apply_edits

@@ -13,7 +13,6 @@ from typing import Any
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row, Signature
-from tito_audit.formats._beside import read_beside
 from tito_audit.formats._calls import (
     TOOLS_MISSING,
     build_turn,
@@ -24,6 +23,7 @@ from tito_audit.formats._calls import (
     only_text,
 )
 from tito_audit.formats._columns import as_object, is_list, logprob_column, move_policy, other_columns
+from tito_audit.formats._extras import read_extras
 from tito_audit.formats._responses import nonempty_text
 from tito_audit.formats._update import object_at, path_text, sources_at, sources_of_calls
 from tito_audit.formats._writer import count_tokens, listed_calls
@@ -202,7 +202,7 @@ def _step_turn(call: _StepCall, where: str, answer: Message | None) -> Turn:
             message_index=index,
             completion_text=only_text(answer) if answer is not None and isinstance(answer.content, str) else None,
             finish_reason=finish_reason(extra),
-            extras=read_beside(extra),
+            extras=read_extras(extra),
         )
 
 

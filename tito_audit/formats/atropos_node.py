@@ -16,9 +16,9 @@ import numpy as np
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row, Signature
 from tito_audit.formats._atropos import read_sample_row
-from tito_audit.formats._beside import version_spans
 from tito_audit.formats._calls import errors_at, finish_reason, stated_facts, with_finish_reasons
 from tito_audit.formats._columns import as_object, equal_values, is_list, other_columns
+from tito_audit.formats._extras import version_spans
 from tito_audit.formats._responses import nonempty_text
 from tito_audit.formats._update import object_at, one_repaired_each, sources_at, updated_row, value_at
 from tito_audit.record.edits import Edit, Path, apply_edits

@@ -16,9 +16,9 @@ import numpy as np
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row, Signature
-from tito_audit.formats._beside import read_beside
 from tito_audit.formats._calls import model_name, only_text, same_messages, with_ascending_messages
 from tito_audit.formats._columns import as_logged, as_object, has_entries, is_list, same_ids
+from tito_audit.formats._extras import read_extras
 from tito_audit.formats._responses import (
     ITEMS_UNREAD,
     TEXT_KEYS,
@@ -432,7 +432,7 @@ def _read_turn(call: GymCall, messages: Sequence[Message]) -> Turn:
         completion_ids=completion_ids,
         completion_logprobs=values,
         columns=columns,
-        extras=read_beside(token_item),
+        extras=read_extras(token_item),
     )
 
 

@@ -15,9 +15,9 @@ import numpy as np
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row, Signature
-from tito_audit.formats._beside import read_beside
 from tito_audit.formats._calls import build_turn, model_name, only_text
 from tito_audit.formats._columns import lists_or_null, other_columns
+from tito_audit.formats._extras import read_extras
 from tito_audit.formats._kit import single_calls
 from tito_audit.formats._responses import TOKEN_KEYS, nonempty_text, parse_items
 from tito_audit.formats._update import with_values
@@ -56,7 +56,7 @@ def read(row: Row, place: Place) -> Rollout:
         other_columns(row, {*TOKEN_KEYS, "output_items"}),
         completion_text=only_text(answers[0].message) if plain else None,
         finish_reason="length" if cut else None,
-        extras=read_beside(row),
+        extras=read_extras(row),
     )
     return Rollout(place, FORMAT.name, turns=(turn,), stated=stated)
 

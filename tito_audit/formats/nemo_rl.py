@@ -15,9 +15,9 @@ import numpy as np
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row, Signature
-from tito_audit.formats._beside import read_beside
 from tito_audit.formats._calls import stated_model, with_finish_reasons
 from tito_audit.formats._columns import first_present_name, move_policy
+from tito_audit.formats._extras import read_extras
 from tito_audit.formats._kit import training_rows
 from tito_audit.formats._update import updated_row, with_values
 from tito_audit.record.arrays import as_ids
@@ -88,7 +88,7 @@ def read(row: Row, place: Place) -> Rollout:
         sentinel=0.0,
         whole=True,
     )
-    trained = replace(trained, padding=Padding(right=len(padded) - length), extras=read_beside(cut, values))
+    trained = replace(trained, padding=Padding(right=len(padded) - length), extras=read_extras(cut, values))
     return Rollout(place, FORMAT.name, messages, training_row=with_finish_reasons(trained, values), stated=stated)
 
 

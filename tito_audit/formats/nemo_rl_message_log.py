@@ -15,9 +15,9 @@ import numpy as np
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row, Signature
-from tito_audit.formats._beside import read_beside
 from tito_audit.formats._calls import stated_model, with_finish_reasons
 from tito_audit.formats._columns import as_logged, is_given, to_list
+from tito_audit.formats._extras import read_extras
 from tito_audit.formats._kit import training_rows
 from tito_audit.formats._responses import drop_empty_fields
 from tito_audit.formats._update import (
@@ -87,7 +87,7 @@ def read(row: Row, place: Place) -> Rollout:
         for role, name, column, sentinel in misfits
         if column is not None and not column[1]
     ]
-    trained = replace(trained, columns=(*trained.columns, *columns), extras=read_beside(others))
+    trained = replace(trained, columns=(*trained.columns, *columns), extras=read_extras(others))
     return Rollout(
         place, FORMAT.name, messages, tools, training_row=with_finish_reasons(trained, row), stated=stated
     )

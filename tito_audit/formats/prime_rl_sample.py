@@ -13,7 +13,6 @@ from dataclasses import replace
 from typing import Any
 
 from tito_audit.format import Format, Row, Signature
-from tito_audit.formats._beside import read_beside
 from tito_audit.formats._calls import stated_model, with_finish_reasons
 from tito_audit.formats._columns import (
     Raw,
@@ -27,6 +26,7 @@ from tito_audit.formats._columns import (
     per_token_column,
     to_list,
 )
+from tito_audit.formats._extras import read_extras
 from tito_audit.formats._kit import training_rows
 from tito_audit.formats._update import updated_row, with_values
 from tito_audit.record.build import build_training_row
@@ -66,7 +66,7 @@ def read(row: Row, place: Place) -> Rollout:
             prompt_length=start,
             sentinel=0.0,
         )
-        trained = replace(trained, extras=read_beside(row))
+        trained = replace(trained, extras=read_extras(row))
     else:
         stated = stated.without_ids()
     return Rollout(place, FORMAT.name, training_row=with_finish_reasons(trained, row), stated=stated)

@@ -13,7 +13,6 @@ from typing import Any
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row, Signature
-from tito_audit.formats._beside import read_beside
 from tito_audit.formats._calls import (
     TOOLS_MISSING,
     build_turn,
@@ -25,6 +24,7 @@ from tito_audit.formats._calls import (
     stated_model,
 )
 from tito_audit.formats._columns import as_objects, has_entries, is_list, logprob_column, other_columns
+from tito_audit.formats._extras import read_extras
 from tito_audit.formats._update import find_copies, object_at, sources_at, sources_of_calls
 from tito_audit.formats._writer import listed_calls
 from tito_audit.record.edits import Path
@@ -145,7 +145,7 @@ def _read_step(
             step,
             completion_text=None if answer is None else only_text(answer),
             finish_reason=finish_reason(object_at(step, "model_output")) or finish_reason(step),
-            extras=read_beside(step),
+            extras=read_extras(step),
             **({} if messages is None else message_place(messages, sent, answer)),
         )
         if scored is not None and not is_list(scored):

@@ -15,7 +15,6 @@ import numpy as np
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row, Signature
-from tito_audit.formats._beside import read_beside
 from tito_audit.formats._calls import (
     build_turn,
     errors_at,
@@ -34,6 +33,7 @@ from tito_audit.formats._columns import (
     is_number_list,
     move_policy,
 )
+from tito_audit.formats._extras import read_extras
 from tito_audit.formats._update import object_at, sources_at, sources_of_calls, value_at, with_counts
 from tito_audit.formats._verifiers import chat_messages, verifiers_tools_as_chat
 from tito_audit.formats._writer import count_tokens, update_calls
@@ -156,7 +156,7 @@ def _read_step(step: _Step, messages: Sequence[Message]) -> Turn:
                 for name, value in step.tokens.items()
                 if name not in (*_IDS, *_UNREBUILT) and is_list(value) and len(value) > 1 and is_number_list(value)
             },
-            beside=read_beside(step.tokens, step.wire),
+            extras=read_extras(step.tokens, step.wire),
             **fields,
         )
         size = 0 if turn.completion_ids is None else len(turn.completion_ids)

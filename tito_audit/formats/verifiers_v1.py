@@ -18,7 +18,6 @@ import numpy as np
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row, Signature
-from tito_audit.formats._beside import PER_TOKEN, read_beside
 from tito_audit.formats._calls import one_model_name, with_finish_reasons
 from tito_audit.formats._columns import (
     first_text,
@@ -28,6 +27,7 @@ from tito_audit.formats._columns import (
     move_policy,
     parsed_column,
 )
+from tito_audit.formats._extras import PER_TOKEN, read_extras
 from tito_audit.formats._update import object_at
 from tito_audit.formats._verifiers import (
     TraceNode,
@@ -154,7 +154,7 @@ def _read_turns(
                 completion_ids=node.completion,
                 completion_logprobs=logprobs,
                 columns=columns,
-                extras=read_beside({column.name: column.values for column in columns if column.name in PER_TOKEN}),
+                extras=read_extras({column.name: column.values for column in columns if column.name in PER_TOKEN}),
             )
         turns.append(turn)
     return tuple(turns)
