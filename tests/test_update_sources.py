@@ -16,7 +16,7 @@ from tests.tiers import examples
 from tito_audit.errors import RecordError
 from tito_audit.format import Row
 from tito_audit.formats import format_named
-from tito_audit.formats._columns import replace_logprobs
+from tito_audit.formats._columns import with_logprobs
 from tito_audit.formats._kit import Samples, with_changed_samples
 from tito_audit.formats._update import sources_of_calls
 from tito_audit.formats._writer import update_calls
@@ -142,7 +142,7 @@ def test_every_layout_says_the_new_logprobs_and_keeps_what_is_beside_them(old: l
         Layout.PARALLEL: {"tokens": tokens, "token_logprobs": new},
     }
     for layout, value in lists.items():
-        made = replace_logprobs(value, layout=layout, old=np.array(old), new=np.array(new), ids=None)
+        made = with_logprobs(value, layout=layout, old=np.array(old), new=np.array(new), ids=None)
         assert made == wanted[layout], layout
 
 

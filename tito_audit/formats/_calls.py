@@ -467,8 +467,8 @@ def with_sampling_settings(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Ro
     """
     if _MAY_NAME_SAMPLING.isdisjoint(row):
         return rollouts
-    with_trainer = [versions_and_trainers_logged(rollout)[1] for rollout in rollouts]
-    if not any(with_trainer):
+    has_trainer = [versions_and_trainers_logged(rollout)[1] for rollout in rollouts]
+    if not any(has_trainer):
         return rollouts
     settings = _read_sampling_settings(row, 2)
     lists = (value for name in CALL_LISTS if isinstance(value := row.get(name), list | tuple))
@@ -487,16 +487,17 @@ def with_sampling_settings(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Ro
     if not settings:
         return rollouts
     return [
-        replace(rollout, stated=rollout.stated.with_facts(**{SAMPLING: settings})) if compared else rollout
-        for rollout, compared in zip(rollouts, with_trainer, strict=True)
+        replace(rollout, stated=rollout.stated.with_facts(**{SAMPLING: settings})) if is_compared else rollout
+        for rollout, is_compared in zip(rollouts, has_trainer, strict=True)
     ]
 
 
-def _read_sampling_settings(holder: Mapping[str, Any], deep: int) -> dict[str, float]:
+def _read_sampling_settings(holder: Mapping[str, Any], depth: int) -> dict[str, float]:
+    """The sampling settings of an object and of objects in it; its own win."""
     settings: dict[str, float] = {}
-    for name in _OBJECTS_WITH_SAMPLING if deep else ():
+    for name in _OBJECTS_WITH_SAMPLING if depth else ():
         if isinstance(inner := holder.get(name), dict | Mapping):
-            settings |= _read_sampling_settings(inner, deep - 1)
+            settings |= _read_sampling_settings(inner, depth - 1)
     for name in _SAMPLING_LIMITS:
         value = holder.get(name)
         if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= _SAMPLING_LIMITS[name]:

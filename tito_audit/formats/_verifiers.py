@@ -37,9 +37,9 @@ from tito_audit.formats._responses import drop_empty_fields, nonempty_text
 from tito_audit.formats._update import (
     moved_boundaries,
     object_at,
-    one_repaired_each,
+    one_repair_each,
+    same_trained,
     sources_at,
-    trains_the_same,
     value_at,
     with_values,
 )
@@ -340,7 +340,7 @@ def updated_traces(row: Row, repaired: Sequence[RepairedRollout], read: Read) ->
         raise RecordError(
             "a trace cannot hold a fork and does not need one: its branches already are separate sequences"
         )
-    ones = one_repaired_each(rollouts, repaired)
+    ones = one_repair_each(rollouts, repaired)
     episode = episode_of(row)
     changed: _Changes = {}
     trees = trees_of(episode) if "traces" in episode or "nodes" in episode else []
@@ -349,7 +349,7 @@ def updated_traces(row: Row, repaired: Sequence[RepairedRollout], read: Read) ->
             raise RecordError("a call of a trace cannot be left out: the messages after it build on its tokens")
         # Logprobs are stored for tokens of the mask alone.
         rows = before.training_row, part.rollout.training_row
-        if not trains_the_same(*rows) or not same_floats(*(None if own is None else own.logprobs for own in rows)):
+        if not same_trained(*rows) or not same_floats(*(None if own is None else own.logprobs for own in rows)):
             raise RecordError(
                 "a node's mask says what was sampled, and its logprobs follow the mask, so the loss mask of a "
                 "trace cannot be changed by itself"

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from tito_audit.errors import RecordError
 from tito_audit.format import Row, SourcesOf
 from tito_audit.formats._calls import seen_by_template, updated_call
-from tito_audit.formats._columns import as_logged, parse_literal, replace_logprobs, same_floats, same_ids
-from tito_audit.formats._update import changed_columns, one_repaired_each, path_text, trains_the_same, value_at
+from tito_audit.formats._columns import as_logged, parse_literal, same_floats, same_ids, same_value, with_logprobs
+from tito_audit.formats._update import changed_columns, one_repair_each, path_text, same_trained, value_at
 from tito_audit.record.arrays import Ids, Logprobs
 from tito_audit.record.column import Column, ColumnRole, MovePolicy
 from tito_audit.record.edits import Edit, Path, apply_edits
@@ -241,47 +241,41 @@ def update_calls(
     if fork_error and len({part.rollout.place.item for part in repaired}) < len(repaired):
         raise RecordError(fork_error)
     before = read_before(row, repaired, read)
-    chosen = one_repaired_each(before, repaired)
+    chosen = one_repair_each(before, repaired)
     edits: dict[Path, Any] = {}
     changed = False
-    where: Sequence[Sources] = ()
+    logged: Sequence[Sources] = ()
     for item, (rollout, part) in enumerate(zip(before, chosen, strict=True)):
         if len(part.turns_from) != len(rollout.turns):
             raise RecordError(drop_error)
-        rows = rollout.training_row, part.rollout.training_row
-        if rows[0] is not rows[1] and not (row_error and trains_the_same(*rows)):
+        old, new = rollout.training_row, part.rollout.training_row
+        if old is not new and not (row_error and same_trained(old, new)):
             raise RecordError(row_error or "this format's rows hold calls and no training row")
         changes = find_call_changes(rollout, part)
         changed = changed or bool(changes)
-        where = where or (sources(row, before) if changes else ())
+        logged = logged or (sources(row, before) if changes else ())
         for number, change in changes.items():
             if only_numbers and change.logprobs is not None and np.isnan(change.logprobs).any():
-                was = change.recorded_logprobs
-                if was is None or not np.isnan(was).any():
+                recorded = change.recorded_logprobs
+                if recorded is None or not np.isnan(recorded).any():
                     raise RecordError(
                         "logprobs of this format can only be numbers, so an unknown one cannot be written"
                     )
-            for edit in _call_edits(row, where[item].calls[number], change, dropped_as):
-                was, value = edits.setdefault(edit.path, edit.value), edit.value
-                if isinstance(was, list | np.ndarray) and isinstance(value, list | np.ndarray):
-                    pairs = zip(was, value, strict=False)
-                    same = len(was) == len(value) and all(a is b or a == b for a, b in pairs)
-                else:
-                    same = was is value or (type(was) is type(value) and bool(was == value))
-                if not same:
+            for edit in _call_edits(row, logged[item].calls[number], change, dropped_as):
+                if edit.path in edits and not same_value(edits[edit.path], edit.value):
                     raise RecordError(
                         f"{path_text(edit.path)} belongs to several choices, which would need different values"
                     )
-                edits[edit.path] = value
+                edits[edit.path] = edit.value
     if not changed:
         return row
     after = [part.rollout for part in chosen]
     for edit in totals(row, before, after) if totals is not None else ():
         edits[edit.path] = edit.value
-    new: Row = apply_edits(row, [Edit(path, value) for path, value in edits.items()])
-    for again, part, rollout in zip(read(new, before[0].place), chosen, before, strict=True):
-        check_written(again, part, rollout)
-    return new
+    written: Row = apply_edits(row, [Edit(path, value) for path, value in edits.items()])
+    for read_back, part, rollout in zip(read(written, before[0].place), chosen, before, strict=True):
+        check_written(read_back, part, rollout)
+    return written
 
 
 def count_tokens(turns: Sequence[Turn]) -> tuple[int, int]:
@@ -305,7 +299,7 @@ def _call_edits(row: Row, source: CallSource, change: CallChange, dropped_as: An
                 raise RecordError(source.whole)
             for copy in source.logprobs:
                 own = slice(*copy.part) if copy.part is not None else slice(None)
-                moved = partial(replace_logprobs, layout=copy.layout, old=old[own], new=new[own], ids=ids)
+                moved = partial(with_logprobs, layout=copy.layout, old=old[own], new=new[own], ids=ids)
                 yield from _edits_at(row, copy.path, moved)
         for name, values in change.columns.items():
             if name not in source.columns:

@@ -20,7 +20,7 @@ from tito_audit.formats._calls import errors_at, finish_reason, stated_facts, wi
 from tito_audit.formats._columns import as_object, equal_values, is_list, other_columns
 from tito_audit.formats._extras import version_spans
 from tito_audit.formats._responses import nonempty_text
-from tito_audit.formats._update import object_at, one_repaired_each, sources_at, updated_row, value_at
+from tito_audit.formats._update import object_at, one_repair_each, sources_at, updated_row, value_at
 from tito_audit.record.edits import Edit, Path, apply_edits
 from tito_audit.record.message import as_messages, as_tools
 from tito_audit.record.policy_columns import WEIGHTS, versions_to_column, versions_to_spans
@@ -108,7 +108,7 @@ def update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
         return ()
     before = read(row, repaired[0].rollout.place)
     edits: dict[Path, Row] = {}
-    for old, part, places in zip(before, one_repaired_each(before, repaired), _paths_of_nodes(row), strict=True):
+    for old, part, places in zip(before, one_repair_each(before, repaired), _paths_of_nodes(row), strict=True):
         was, now = old.training_row, part.rollout.training_row
         if updated_row(value_at(row, places[0]), was, now, "tokens") is value_at(row, places[0]):
             continue

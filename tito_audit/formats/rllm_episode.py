@@ -85,16 +85,14 @@ def _read_trajectory(trajectory: object, where: str, place: Place, stated: State
         # No rule is skipped for it, so none would say so.
         stated = replace(stated, notice=f"Some prompts were not read: {_PICTURED}.")
     # Of a retried call only the last attempt's message was kept, so a message belongs to one call.
-    ordered: list[Turn] = []
-    least: int | None = None
-    for turn in reversed(turns):
-        index = turn.message_index
-        if index is not None and least is not None and index >= least:
-            turn = replace(turn, message_index=None)
-        elif index is not None:
-            least = index
-        ordered.append(turn)
-    return Rollout(place, FORMAT.name, messages, turns=tuple(ordered[::-1]), stated=stated)
+    indices = [turn.message_index for turn in turns]
+    retried = {
+        number
+        for number, index in enumerate(indices)
+        if index is not None and any(later is not None and later <= index for later in indices[number + 1 :])
+    }
+    turns = tuple(replace(turn, message_index=None) if n in retried else turn for n, turn in enumerate(turns))
+    return Rollout(place, FORMAT.name, messages, turns=turns, stated=stated)
 
 
 def _steps_of(trajectory: object, where: str) -> Sequence[Mapping[str, Any]]:
