@@ -231,6 +231,7 @@ def updated_flat_row(
 
 
 def _updated_split_ids(row: Row, before: TrainingRow, after: TrainingRow) -> dict[str, Any]:
+    """The new prompt and response ids of a split row; RecordError if its columns cannot hold them."""
     if same_ids(before.token_ids, after.token_ids) and same_ids(before.loss_mask, after.loss_mask):
         return {}
     prompt, response = first_filled_name(row, PROMPT_IDS), first_filled_name(row, COMPLETION_IDS)

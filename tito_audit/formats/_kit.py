@@ -304,10 +304,7 @@ _Integers: TypeAlias = NDArray[np.int64]
 
 
 def split_packed_row(row: Row) -> Samples | None:
-    """The samples of a packed row; None if nothing says that it is packed.
-
-    RecordError if its columns disagree about where samples end.
-    """
+    """The samples of a packed row, None if it is not packed; RecordError if columns disagree where samples end."""
     ids = first_filled_name(row, FLAT_IDS)
     if ids is None or not len(row[ids]):
         return None

@@ -289,6 +289,7 @@ def _parse_trees(trace: Mapping[str, Any], path: Path, where: str) -> Iterator[T
 
 
 def _parse_node(value: object, number: int, where: str) -> TraceNode:
+    """A node of a trace; RecordError if its mask does not say which tokens were sampled."""
     wire = as_object(value, f"{where} is not a node (an object)")
     parent = wire.get("parent")
     if isinstance(parent, float) and parent.is_integer():
@@ -400,6 +401,7 @@ def node_sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
 
 
 def _collect_changes(tree: Tree, before: Rollout, changes: Mapping[int, CallChange], changed: _Changes) -> None:
+    """Add to `changed` the new values of every node that the changed calls of a tree touch."""
     prompts: dict[int, Ids] = {}
     for turn, change in changes.items():
         number = tree.sampled[turn]

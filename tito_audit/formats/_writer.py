@@ -285,6 +285,7 @@ def count_tokens(turns: Sequence[Turn]) -> tuple[int, int]:
 
 
 def _call_edits(row: Row, source: CallSource, change: CallChange, dropped_as: Any) -> Iterator[Edit]:
+    """Edits to every copy of what changed in a call: its prompt, its logprobs and its columns."""
     if source.entry is not None:
         yield Edit(source.entry, updated_call(value_at(row, source.entry), change.before, change.after))
     if change.prompt_ids is not None:

@@ -182,10 +182,7 @@ def _read_steps(steps: object, where: str) -> tuple[tuple[Message, ...], tuple[_
 
 
 def _step_turn(call: _StepCall, where: str, answer: Message | None) -> Turn:
-    """The model call of a step; `answer` is None if messages are not read.
-
-    A step whose metrics are sums over several calls has no ids.
-    """
+    """The model call of a step: no ids if its metrics are sums of several, no message if `answer` is None."""
     index = None if answer is None else call.message
     extra = object_at(call.metrics, "extra")
     if call.merged:
