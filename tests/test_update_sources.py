@@ -16,7 +16,7 @@ from tests.tiers import examples
 from tito_audit.errors import RecordError
 from tito_audit.format import Row
 from tito_audit.formats import format_named
-from tito_audit.formats._columns import replace_logprobs
+from tito_audit.formats._columns import with_logprobs
 from tito_audit.formats._kit import Samples, with_changed_samples
 from tito_audit.formats._update import sources_of_calls
 from tito_audit.formats._writer import update_calls
@@ -79,7 +79,7 @@ def test_a_call_that_did_not_change_leaves_the_row_as_it_is() -> None:
 
 @pytest.mark.parametrize(("gone", "left"), [(None, {"routing": None}), (ABSENT, {})])
 def test_a_prompt_is_written_in_every_copy_and_counted_and_its_routing_goes(gone: Any, left: Any) -> None:
-    new = written(changed(prompt_ids=as_ids([1, 9, 2], "")), gone=gone)
+    new = written(changed(prompt_ids=as_ids([1, 9, 2], "")), dropped_as=gone)
     assert new == {
         **{name: value for name, value in ROW.items() if name != "routing"},
         **left,
@@ -142,7 +142,7 @@ def test_every_layout_says_the_new_logprobs_and_keeps_what_is_beside_them(old: l
         Layout.PARALLEL: {"tokens": tokens, "token_logprobs": new},
     }
     for layout, value in lists.items():
-        made = replace_logprobs(value, layout=layout, old=np.array(old), new=np.array(new), ids=None)
+        made = with_logprobs(value, layout=layout, old=np.array(old), new=np.array(new), ids=None)
         assert made == wanted[layout], layout
 
 

@@ -67,7 +67,7 @@ import orjson
 from tito_audit.evidence.gather import gather
 from tito_audit.evidence.model import Evidence
 from tito_audit.formats import STALE_COLUMNS
-from tito_audit.formats._beside import read_beside
+from tito_audit.formats._extras import read_extras
 from tito_audit.record.arrays import Ids
 from tito_audit.record.build import build_call_columns, build_training_row
 from tito_audit.record.column import MovePolicy
@@ -250,7 +250,7 @@ def _turn(call: Case, book: _Book) -> Turn:
         weight_spans=tuple(map(tuple, call.get("weight_spans", ()))),
         token_texts=tuple(TokenText(s, s.encode(), np.nan) for s in strings) if strings else None,
         columns=columns,
-        extras=read_beside(call.get("beside", {})),
+        extras=read_extras(call.get("beside", {})),
         alternatives=tuple(map(tuple, call.get("alternatives", ()))),
     )
 
@@ -273,7 +273,7 @@ def _row(book: _Book) -> TrainingRow:
         shifts=None if case.get("plain_columns") else False,
     )
     hidden = np.array([digit == "1" for digit in case["hidden"]]) if "hidden" in case else None
-    return replace(row, hidden=hidden, extras=read_beside(case.get("beside", {})))
+    return replace(row, hidden=hidden, extras=read_extras(case.get("beside", {})))
 
 
 def _others(case: Case) -> dict[str, tuple[Any, MovePolicy]]:

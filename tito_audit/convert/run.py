@@ -345,10 +345,10 @@ class Conversion:
                 )
             written = open_log(target.finish(), max_row_bytes=1 << 62) if digests else ()
             pairs = zip_longest((digest_of(raw, self.form) for raw in written), digests, fillvalue=-1)
-            odd = next((row for row, (read, digest) in enumerate(pairs) if read != digest), None)
-            if odd is not None:
+            wrong = next((row for row, (read, digest) in enumerate(pairs) if read != digest), None)
+            if wrong is not None:
                 raise StorageError(
-                    f"{self.out}: row {odd} of {len(digests)} did not read back as written, so the file was not "
+                    f"{self.out}: row {wrong} of {len(digests)} did not read back as written, so the file was not "
                     "kept.\nWrite it as .jsonl, or to another disk."
                 )
         self.written = self.out

@@ -495,6 +495,7 @@ def unread_columns(format: Format, row: Row, rollouts: Sequence[Rollout], mapped
 
 
 def _list_columns(row: Row) -> Iterator[tuple[str, str, Any]]:
+    """The (path, name, list) of every list in a row, in its objects and in its first call."""
     level: list[tuple[str, Any]] = [("", row)]
     for _ in range(2):
         below: list[tuple[str, Any]] = []

@@ -1,6 +1,6 @@
 """Logged responses of servers as calls: each choice as a rollout, or calls that continue each other as a thread.
 
-`response_format` is for rows that hold a response and maybe its request, `ThreadRows` for rows that hold threads
+`response_format` is for rows that hold a response and maybe its request, `thread_rows` for rows that hold threads
 of calls, each a `LoggedCall`.
 """
 
@@ -15,9 +15,9 @@ import numpy as np
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row, Signature
-from tito_audit.formats._beside import read_beside, version_spans
 from tito_audit.formats._calls import model_name, only_text, same_messages, stop_string
 from tito_audit.formats._columns import first_text, read_alternatives
+from tito_audit.formats._extras import read_extras, version_spans
 from tito_audit.formats._responses import (
     UNAVAILABLE_LOGPROB,
     Exchange,
@@ -34,12 +34,11 @@ from tito_audit.formats._responses import (
     read_sglang_scores,
 )
 from tito_audit.formats._update import equals_numbers, object_at, sources_at, sources_of_calls, value_at
-from tito_audit.formats._writer import RowFunctions, listed_calls, logged_logprobs, update_calls
+from tito_audit.formats._writer import RowFunctions, listed_calls, logged_logprobs
 from tito_audit.record.arrays import Ids, as_ids, empty_ids
 from tito_audit.record.build import build_call_columns
 from tito_audit.record.edits import Path
 from tito_audit.record.message import Message, ToolSpec, as_message, as_messages, as_tools, without_arrays
-from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout, Turn, Usage
 from tito_audit.record.sources import CallSource, Counter, Layout, Source, Sources
 from tito_audit.record.stated import NOTHING_STATED, Stated, group_key
@@ -84,9 +83,9 @@ def read_choices(row: Row, place: Place, name: str) -> Sequence[Rollout]:
     answers = list(all_choices(logged))
     rollouts = []
     for item, (response, choice, number, _) in enumerate(answers):
-        turn, odd, wants_ids = read_choice(logged.request, response, choice, number)
+        turn, conflict, wants_ids = read_choice(logged.request, response, choice, number)
         messages = (*before, turn.answer) if before and turn.answer is not None else ()
-        stated = replace(stated_by_request(logged.request, response), copies_disagree=odd)
+        stated = replace(stated_by_request(logged.request, response), copies_disagree=conflict)
         if len(answers) > 1:
             stated = replace(stated, group=group_key(response.get("id")))
         turns = (replace(turn, message_index=len(before) if messages else None),) if wants_ids else ()
@@ -105,7 +104,7 @@ def response_format(
         logged = find_exchange(row)
         return logged is not None and holds(logged)
 
-    rows = listed_calls(partial(read_choices, name=name), choice_sources, stays=ONE_CALL_REFUSAL)
+    rows = listed_calls(partial(read_choices, name=name), choice_sources, drop_error=ONE_CALL_REFUSAL)
     return Format(name, title, signature, precedence, matches, **rows, shows=shows, row_is_call=True)
 
 
@@ -200,7 +199,7 @@ def _turn_without_prompt(
         stop_string=stop_string(choice) or stop_string(object_at(choice, "meta_info")),
         weight_versions=versions,
         weight_spans=spans,
-        extras=read_beside(choice, object_at(choice, "meta_info"), object_at(response, "meta_info")),
+        extras=read_extras(choice, object_at(choice, "meta_info"), object_at(response, "meta_info")),
         token_texts=tokens.texts,
         columns=() if tokens.ids is None else columns,
         alternatives=read_alternatives(choice.get("logprobs")),
@@ -356,38 +355,25 @@ class Thread:
     sources: tuple[FindSource, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class ThreadRows:
-    """The `read`, `sources` and `update` of a format whose rows hold threads of calls."""
+def thread_rows(read_threads: Callable[[Row, Place], Sequence[Thread]]) -> RowFunctions:
+    """The functions of a format whose rows hold threads; `read_threads` returns those of a row with its place."""
 
-    read_threads: Callable[[Row, Place], Sequence[Thread]]
-    """The threads of a row, all with the place of the row."""
-
-    def read(self, row: Row, place: Place) -> Sequence[Rollout]:
-        """One rollout for each thread."""
+    def read(row: Row, place: Place) -> Sequence[Rollout]:
         return tuple(
             replace(thread.rollout, place=replace(place, item=item))
-            for item, thread in enumerate(self.read_threads(row, place))
+            for item, thread in enumerate(read_threads(row, place))
         )
 
-    def sources(self, row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
-        """Where the row stores the calls of each thread."""
-        return sources_of_calls(
-            [source() for source in thread.sources] for thread in self.read_threads(row, rollouts[0].place)
-        )
+    def sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
+        threads = read_threads(row, rollouts[0].place)
+        return sources_of_calls([source() for source in thread.sources] for thread in threads)
 
-    def update(self, row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
-        """The row with its repaired threads; RecordError for a fork or a call left out."""
-        items = [part.rollout.place.item for part in repaired]
-        if len(set(items)) != len(items):
-            raise RecordError("this format holds each conversation once and cannot hold the parts of a fork")
-        stays = "this format cannot leave out a call of a conversation"
-        return (update_calls(row, repaired, self.read, self.sources, stays=stays),)
-
-    @property
-    def functions(self) -> RowFunctions:
-        """The three functions, as the arguments of a Format."""
-        return RowFunctions(read=self.read, sources=self.sources, update=self.update)
+    return listed_calls(
+        read,
+        sources,
+        drop_error="this format cannot leave out a call of a conversation",
+        fork_error="this format holds each conversation once and cannot hold the parts of a fork",
+    )
 
 
 def chat_calls(
@@ -402,9 +388,9 @@ def chat_calls(
     calls = []
     for number, choice in enumerate(choices(response)):
         at = path if choice is response else (*path, "choices", number)
-        turn, odd, wants_ids = read_choice(request, response, choice, number)
+        turn, conflict, wants_ids = read_choice(request, response, choice, number)
         source = partial(choice_source, root, logged, path, at, turn)
-        stated = replace(stated_by_request(request, response), copies_disagree=odd)
+        stated = replace(stated_by_request(request, response), copies_disagree=conflict)
         calls.append(LoggedCall(turn, source, before, turn.answer, stated=stated, wants_ids=wants_ids, **fields))
     return calls
 

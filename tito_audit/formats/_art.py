@@ -301,7 +301,7 @@ def _history_thread(
             wire = drop_empty_fields(entry) if isinstance(entry, Mapping) else entry
             messages.append(as_message(wire, f"{path_text(path)}[{index}]"))
             continue
-        turn, odd, wants_ids = read_choice({}, entry, entry)
+        turn, conflict, wants_ids = read_choice({}, entry, entry)
         if turn.answer is None:
             raise RecordError(f"{path_text(path)}[{index}].message is not an assistant message")
         messages.append(turn.answer)
@@ -313,7 +313,7 @@ def _history_thread(
         alone = Exchange({}, (entry,), (), (at,))
         sources.append(partial(choice_source, root, alone, at, at, turn))
         wanted |= wants_ids
-        copies = copies or odd
+        copies = copies or conflict
     facts = replace(stated, copies_disagree=copies, ids_wanted=wanted)
     tools = as_tools(history.get("tools"), path_text((*path[:-1], "tools")))
     return Thread(

@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 from tito_audit.errors import RecordError
-from tito_audit.formats._beside import read_beside
 from tito_audit.formats._columns import (
     Raw,
     ids_or_none,
@@ -17,6 +16,7 @@ from tito_audit.formats._columns import (
     move_policy,
     names_in,
 )
+from tito_audit.formats._extras import read_extras
 from tito_audit.record.build import build_training_row
 from tito_audit.record.column import MovePolicy
 from tito_audit.record.message import Message, as_messages
@@ -65,7 +65,7 @@ def read_sample_row(
         sentinel=1.0,  # unambiguous, as logprobs are never above zero
         whole=True,
     )
-    return replace(row, extras=read_beside({column: values for column, (values, _) in other.items()}))
+    return replace(row, extras=read_extras({column: values for column, (values, _) in other.items()}))
 
 
 def sample_columns(row: Mapping[str, Any], index: int | None) -> dict[str, tuple[Raw, MovePolicy]]:

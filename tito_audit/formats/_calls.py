@@ -11,7 +11,6 @@ from typing import Any
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Row
-from tito_audit.formats._beside import BESIDE_COLUMNS, read_beside, version_spans, weight_versions
 from tito_audit.formats._columns import (
     EXPERTS,
     FLAT_IDS,
@@ -31,6 +30,7 @@ from tito_audit.formats._columns import (
     same_ids,
     to_list,
 )
+from tito_audit.formats._extras import EXTRA_COLUMNS, read_extras, version_spans, weight_versions
 from tito_audit.formats._update import (
     RepeatedIds,
     added_column,
@@ -97,7 +97,7 @@ def read_turn(
             completion_text=text,
             finish_reason=finish_reason(entry),
             stop_string=stop_string(entry),
-            extras=NO_EXTRAS if BESIDE_COLUMNS.isdisjoint(entry) else read_beside(entry),
+            extras=NO_EXTRAS if EXTRA_COLUMNS.isdisjoint(entry) else read_extras(entry),
             alternatives=read_alternatives(entry[logprobs_name]) if logprobs_name else (),
         )
         sent = entry.get("messages", entry.get("prompt")) if prompt_messages is None else None
@@ -152,7 +152,7 @@ def read_turn_at(entry: Mapping[str, Any], prompt: str, completion: str, read_na
         entry,
         finish_reason=finish_reason(entry),
         stop_string=stop_string(entry),
-        extras=NO_EXTRAS if BESIDE_COLUMNS.isdisjoint(entry) else read_beside(entry),
+        extras=NO_EXTRAS if EXTRA_COLUMNS.isdisjoint(entry) else read_extras(entry),
     )
 
 
@@ -211,8 +211,8 @@ def updated_call(
         copies.append(RepeatedIds(before.seen_ids, after.seen_ids, _ID_NAMES - {*skip}))
     copied: Mapping[str, Any] = with_new_copies(entry, copies, skip)
     # Experts were recorded for the old prompt too; sets of kept tokens only for the completion.
-    gone = {key: None for key in EXPERTS if entry.get(key) is not None}
-    written = with_values(copied, {name: as_logged(new, entry[name]), **gone})
+    dropped = {key: None for key in EXPERTS if entry.get(key) is not None}
+    written = with_values(copied, {name: as_logged(new, entry[name]), **dropped})
     return with_counts(written, call_counts(before, after))
 
 
@@ -467,8 +467,8 @@ def with_sampling_settings(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Ro
     """
     if _MAY_NAME_SAMPLING.isdisjoint(row):
         return rollouts
-    with_trainer = [versions_and_trainers_logged(rollout)[1] for rollout in rollouts]
-    if not any(with_trainer):
+    has_trainer = [versions_and_trainers_logged(rollout)[1] for rollout in rollouts]
+    if not any(has_trainer):
         return rollouts
     settings = _read_sampling_settings(row, 2)
     lists = (value for name in CALL_LISTS if isinstance(value := row.get(name), list | tuple))
@@ -487,16 +487,17 @@ def with_sampling_settings(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Ro
     if not settings:
         return rollouts
     return [
-        replace(rollout, stated=rollout.stated.with_facts(**{SAMPLING: settings})) if compared else rollout
-        for rollout, compared in zip(rollouts, with_trainer, strict=True)
+        replace(rollout, stated=rollout.stated.with_facts(**{SAMPLING: settings})) if is_compared else rollout
+        for rollout, is_compared in zip(rollouts, has_trainer, strict=True)
     ]
 
 
-def _read_sampling_settings(holder: Mapping[str, Any], deep: int) -> dict[str, float]:
+def _read_sampling_settings(holder: Mapping[str, Any], depth: int) -> dict[str, float]:
+    """The sampling settings of an object and of objects in it; its own win."""
     settings: dict[str, float] = {}
-    for name in _OBJECTS_WITH_SAMPLING if deep else ():
+    for name in _OBJECTS_WITH_SAMPLING if depth else ():
         if isinstance(inner := holder.get(name), dict | Mapping):
-            settings |= _read_sampling_settings(inner, deep - 1)
+            settings |= _read_sampling_settings(inner, depth - 1)
     for name in _SAMPLING_LIMITS:
         value = holder.get(name)
         if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= _SAMPLING_LIMITS[name]:

@@ -385,6 +385,13 @@ def same_floats(left: NDArray[Any] | None, right: NDArray[Any] | None) -> bool:
     )
 
 
+def same_value(left: Any, right: Any) -> bool:
+    """Whether two values for one path are the same: equal, and of one type unless they are lists."""
+    if isinstance(left, list | np.ndarray) and isinstance(right, list | np.ndarray):
+        return len(left) == len(right) and all(a is b or a == b for a, b in zip(left, right, strict=True))
+    return left is right or (type(left) is type(right) and bool(left == right))
+
+
 def _equal_entries(a: Any, b: Any) -> bool:
     if a is b:
         return True
@@ -433,13 +440,13 @@ def logprobs_as_logged(values: NDArray[Any], original: Any) -> Any:
             f"the logprobs are stored with the texts or ids of {len(old)} tokens and would become {len(values)}: "
             "the texts and ids for that many cannot be made up"
         )
-    new = replace_logprobs(old, layout=layout, old=values, new=values, ids=None)
+    new = with_logprobs(old, layout=layout, old=values, new=values, ids=None)
     if new is old or (layout is not Layout.PLAIN and all(a is b for a, b in zip(new, old, strict=True))):
         return original
     return {**original, name: new} if inside else new
 
 
-def replace_logprobs(value: Any, *, layout: Layout, old: Logprobs, new: Logprobs, ids: Ids | None) -> Any:
+def with_logprobs(value: Any, *, layout: Layout, old: Logprobs, new: Logprobs, ids: Ids | None) -> Any:
     """A value of this layout with the `new` logprobs in place of the `old`; the same object if they are equal.
 
     If there are fewer, whole entries are dropped; RecordError if it is unclear which. `ids`, those of the

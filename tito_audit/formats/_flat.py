@@ -10,7 +10,6 @@ import numpy as np
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Row
-from tito_audit.formats._beside import read_beside, with_token_versions
 from tito_audit.formats._calls import CALL_LOGPROBS, COMPLETION_IDS, PROMPT_IDS
 from tito_audit.formats._columns import (
     ENGINE_COLUMNS,
@@ -29,6 +28,7 @@ from tito_audit.formats._columns import (
     same_ids,
     to_list,
 )
+from tito_audit.formats._extras import read_extras, with_token_versions
 from tito_audit.formats._update import (
     RepeatedIds,
     column_as_logged,
@@ -154,7 +154,7 @@ def read_flat_row(row: Row, *, has_calls: bool) -> TrainingRow | None:
         shifts=None,
         padding=padding,
         hidden=hidden,
-        extras=read_beside(row),
+        extras=read_extras(row),
     )
     return with_token_versions(row, trained)
 
@@ -188,7 +188,7 @@ def read_split_row(row: Row, *, of_one_call: bool = False) -> TrainingRow | None
         prompt_length=len(prompt),
         sentinel=SHOWN_BY_ROW,
         hidden=hidden,
-        extras=read_beside(row),
+        extras=read_extras(row),
     )
     return with_token_versions(row, trained)
 
@@ -231,6 +231,7 @@ def updated_flat_row(
 
 
 def _updated_split_ids(row: Row, before: TrainingRow, after: TrainingRow) -> dict[str, Any]:
+    """The new prompt and response ids of a split row; RecordError if its columns cannot hold them."""
     if same_ids(before.token_ids, after.token_ids) and same_ids(before.loss_mask, after.loss_mask):
         return {}
     prompt, response = first_filled_name(row, PROMPT_IDS), first_filled_name(row, COMPLETION_IDS)

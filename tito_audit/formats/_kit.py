@@ -45,7 +45,7 @@ from tito_audit.formats._columns import (
     to_list,
 )
 from tito_audit.formats._flat import read_flat_row, read_split_row, trained_by_mask, updated_flat_row
-from tito_audit.formats._update import TOTAL_COUNTS, one_repaired_each, with_counts, with_values
+from tito_audit.formats._update import TOTAL_COUNTS, one_repair_each, with_counts, with_values
 from tito_audit.formats._writer import RowFunctions
 from tito_audit.record.arrays import Mask, as_floats
 from tito_audit.record.message import Message, as_messages, as_tools
@@ -100,10 +100,10 @@ class SampleRows:
         samples, place = self.split(row), repaired[0].rollout.place
         if samples is None:
             before = self.read_one(row, place)
-            parts = repaired if self.forks else one_repaired_each([before], repaired)
+            parts = repaired if self.forks else one_repair_each([before], repaired)
             return tuple(self.write_one(row, before, part) for part in parts)
         rollouts = self._read_each(samples, place)
-        parts = one_repaired_each(rollouts, repaired)
+        parts = one_repair_each(rollouts, repaired)
         new = [self.write_one(*each) for each in zip(samples.rows, rollouts, parts, strict=True)]
         updated = with_changed_samples(row, samples, new)
         return (row if updated is row else samples.with_totals(row, updated, new),)
@@ -304,83 +304,79 @@ _Integers: TypeAlias = NDArray[np.int64]
 
 
 def split_packed_row(row: Row) -> Samples | None:
-    """The samples of a packed row; None if nothing says that it is packed.
-
-    RecordError if its columns disagree about where samples end.
-    """
+    """The samples of a packed row, None if it is not packed; RecordError if columns disagree where samples end."""
     ids = first_filled_name(row, FLAT_IDS)
     if ids is None or not len(row[ids]):
         return None
-    cuts = find_sample_ranges(row, ids)
-    if cuts is None:
+    bounds = find_sample_ranges(row, ids)
+    if bounds is None:
         return None
-    parts: dict[str, SampleRanges] = {}
-    places: dict[str, str] = {}
-    rest: dict[str, Any] = {}
+    per_token: dict[str, SampleRanges] = {}
+    per_sample: dict[str, str] = {}
+    shared: dict[str, Any] = {}
     for name, value in row.items():
         if name in LENGTH_COLUMNS or name in BOUND_COLUMNS:
             continue
-        if (ranges := _column_ranges(row, name, ids, cuts)) is not None:
-            parts[name] = ranges
-        elif _is_per_sample(value, name, len(cuts)):
-            places[_SINGULAR.get(name, name)] = name
+        if (ranges := _column_ranges(row, name, ids, bounds)) is not None:
+            per_token[name] = ranges
+        elif _is_per_sample(value, name, len(bounds)):
+            per_sample[_SINGULAR.get(name, name)] = name
         elif name in MASKS or name in ROW_LOGPROBS:
             if value is not None:
                 # A mask or logprobs that do not fit the samples: read as one sample, so that a rule can report it.
                 flat_columns = {name: value for name, value in row.items() if name not in _CONVERSATIONS}
-                whole = partial(_with_new_boundaries, ids, ((0, len(row[ids])),))
-                return Samples((flat_columns,), lambda _, name: Source((name,)), ids, whole)
+                with_totals = partial(_with_new_boundaries, ids, ((0, len(row[ids])),))
+                return Samples((flat_columns,), lambda _, name: Source((name,)), ids, with_totals)
         elif name == "tools" or (
             # A single value applies to each sample, except numbers, which count or score all of them.
             (value is None or isinstance(value, str | bool | Mapping) or name.startswith("group"))
             and not is_list(value)
             and name not in _CONVERSATIONS
         ):
-            rest[name] = value
-    samples = tuple(
-        {
-            **rest,
-            **{name: row[name][start:end] for name, ranges in parts.items() for start, end in (ranges[number],)},
-            **{
-                name: to_list(parsed_column(row, there) if there in _CONVERSATIONS else row[there])[number]
-                for name, there in places.items()
-            },
-        }
-        for number in range(len(cuts))
-    )
+            shared[name] = value
+    lists = {
+        name: to_list(parsed_column(row, logged) if logged in _CONVERSATIONS else row[logged])
+        for name, logged in per_sample.items()
+    }
+    samples = []
+    for number in range(len(bounds)):
+        tokens = {name: row[name][slice(*ranges[number])] for name, ranges in per_token.items()}
+        samples.append({**shared, **tokens, **{name: entries[number] for name, entries in lists.items()}})
 
     def source(number: int, name: str) -> Source | None:
-        if name in parts:
-            return Source((name,), part=parts[name][number])
-        return Source((places[name], number)) if name in places else None
+        if name in per_token:
+            return Source((name,), part=per_token[name][number])
+        return Source((per_sample[name], number)) if name in per_sample else None
 
-    return Samples(samples, source, ids, partial(_with_new_boundaries, ids, cuts))
+    return Samples(tuple(samples), source, ids, partial(_with_new_boundaries, ids, bounds))
 
 
-def _with_new_boundaries(ids: str, cuts: SampleRanges, old: Row, new: Row, samples: Sequence[Row]) -> Row:
+def _with_new_boundaries(ids: str, ranges: SampleRanges, old: Row, new: Row, samples: Sequence[Row]) -> Row:
     """The written row with new lengths, bounds and counts of its samples; RecordError if these are unclear."""
     sizes = [len(sample[ids]) for sample in samples]
-    before = [end - start for start, end in cuts]
+    old_sizes = [end - start for start, end in ranges]
     values: dict[str, Any] = {}
-    if sizes != before:
-        grown = np.cumsum([0, *(now - was for now, was in zip(sizes, before, strict=True))]).tolist()
+    if sizes != old_sizes:
+        grown = np.cumsum([0, *(now - was for now, was in zip(sizes, old_sizes, strict=True))]).tolist()
         for name in LENGTH_COLUMNS:
             if is_list(old.get(name)):
-                left = iter(sizes)
-                values[name] = as_logged([next(left) if size else 0 for size in old[name]], old[name])
+                sizes_left = iter(sizes)
+                values[name] = as_logged([next(sizes_left) if size else 0 for size in old[name]], old[name])
         for name in BOUND_COLUMNS:
             if is_list(old.get(name)):
-                moved = {end: end + more for (_, end), more in zip(cuts, grown[1:], strict=True)}
+                moved = {end: end + more for (_, end), more in zip(ranges, grown[1:], strict=True)}
                 last = grown[-1]
                 values[name] = as_logged(
                     [moved.get(at, at + last if at > 0 else at) for at in old[name]], old[name]
                 )
     totals = {name: [(len(old[ids]), len(new[ids]))] for name in TOTAL_COUNTS}
-    counted_row = with_counts(with_values(new, values), totals)
-    again = split_packed_row(counted_row)
-    if len(samples) > 1 and (again is None or [len(sample[again.ids]) for sample in again.rows] != sizes):
+    written = with_counts(with_values(new, values), totals)
+    read_back = split_packed_row(written)
+    if len(samples) > 1 and (
+        read_back is None or [len(sample[read_back.ids]) for sample in read_back.rows] != sizes
+    ):
         raise RecordError("it would be unclear where one sample ends and the next begins")
-    return counted_row
+    return written
 
 
 def _column_ranges(row: Row, name: str, ids: str, cuts: SampleRanges) -> SampleRanges | None:

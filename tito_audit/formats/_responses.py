@@ -177,6 +177,7 @@ def drop_empty_fields(message: Mapping[str, Any], dropped: Collection[str] = ())
 
 
 def _assistant_messages(run: Sequence[Item], where: str) -> Iterator[ItemMessage]:
+    """The assistant message of each call in a run of items that the model wrote."""
     for group in _split_into_calls(run):
         texts = []
         for item in filter(_is_answer, group):

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Row
-from tito_audit.formats._beside import read_beside, with_token_versions
 from tito_audit.formats._calls import COMPLETION_IDS, PROMPT_IDS
 from tito_audit.formats._columns import FLAT_IDS, ids_or_none, is_list, logprob_column, names_in, other_columns
+from tito_audit.formats._extras import read_extras, with_token_versions
 from tito_audit.formats._flat import updated_flat_row
 from tito_audit.formats._update import with_values
 from tito_audit.record.arrays import json_kind
@@ -76,7 +76,7 @@ def read_sample_row(row: Row) -> TrainingRow | None:
             values: NDArray[Any] = np.empty(len(listed), object)
             values[:] = listed
             fixed.append(Column(name, ColumnRole.OTHER, values, alignment, MovePolicy.DROP))
-    trained = replace(trained, columns=(*trained.columns, *fixed), extras=read_beside(row))
+    trained = replace(trained, columns=(*trained.columns, *fixed), extras=read_extras(row))
     return with_token_versions(row, trained)
 
 

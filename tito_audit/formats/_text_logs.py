@@ -239,6 +239,7 @@ def _has_shape(row: Row, shape: TextLog) -> bool:
 
 
 def _has_value(row: Row, path: str, wanted: str | tuple[str, ...]) -> bool:
+    """Whether the value at a path of the row is, or begins like, the one that is wanted."""
     if not wanted and path in row:
         return True
     value: Any = row

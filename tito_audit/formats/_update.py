@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from tito_audit.align.runs import gaps, paired_runs
 from tito_audit.errors import RecordError
 from tito_audit.format import Row
-from tito_audit.formats._beside import spans_as_logged
 from tito_audit.formats._columns import (
     ENGINE_COLUMNS,
     FLAT_IDS,
@@ -28,6 +27,7 @@ from tito_audit.formats._columns import (
     same_ids,
     to_list,
 )
+from tito_audit.formats._extras import spans_as_logged
 from tito_audit.record.arrays import as_floats
 from tito_audit.record.column import Alignment, Column, ColumnRole, MaskEncoding
 from tito_audit.record.edits import Edit, Path, apply_edits
@@ -336,14 +336,14 @@ def updated_row(
     return with_counts(with_values(with_new_copies(row, copies), values), row_counts(before, after))
 
 
-def trains_the_same(before: TrainingRow | None, after: TrainingRow | None) -> bool:
+def same_trained(before: TrainingRow | None, after: TrainingRow | None) -> bool:
     """Whether two training rows have the same ids and loss mask, or both are None."""
     if before is None or after is None:
         return before is after
     return same_ids(before.token_ids, after.token_ids) and equal_values(before.loss_mask, after.loss_mask)
 
 
-def one_repaired_each(rollouts: Sequence[Rollout], repaired: Sequence[RepairedRollout]) -> list[RepairedRollout]:
+def one_repair_each(rollouts: Sequence[Rollout], repaired: Sequence[RepairedRollout]) -> list[RepairedRollout]:
     """The one repaired form of each rollout of a row, in order; RecordError if a rollout is forked or missing."""
     by_item: dict[int, list[RepairedRollout]] = {}
     for part in repaired:
@@ -383,28 +383,29 @@ def moved_boundaries(
     # Frequent tokens are no anchors in very long sequences, or the search would take minutes.
     # A region is `[start, end)` of the old ids, then of the new ids.
     regions = list(gaps(paired_runs(old, new, frequent_from=2001), len(old), len(new)))
-    out = [0]
+    moved = [0]
     for number, end in enumerate(ends[1:-1]):
-        region = next((changed for changed in regions if changed[0] <= end <= changed[1]), None)
+        region = next((region for region in regions if region[0] <= end <= region[1]), None)
         if region is None:
-            out.append(end + sum(r[3] - r[2] - (r[1] - r[0]) for r in regions if r[1] < end))
-        elif region[0] < region[1] and end in region[:2]:
+            moved.append(end + sum((r[3] - r[2]) - (r[1] - r[0]) for r in regions if r[1] < end))
+            continue
+        old_start, old_end, start, new_end = region
+        if old_start < old_end and end in (old_start, old_end):
             # Only one side of the boundary changed.
-            out.append(region[2] if end == region[0] else region[3])
-        else:
-            # The boundary is where the mask switches between the two messages.
-            start, end = region[2:]
-            if start < end:
-                own = None if after.loss_mask is None else after.loss_mask[start:end] == generated[number]
-                same = generated[number] == generated[number + 1]
-                if own is None or same or not own[: int(own.sum())].all():
-                    raise RecordError(
-                        f"the tokens between message_log[{number}] and message_log[{number + 1}] changed, and it "
-                        "is unclear which of the two messages they belong to"
-                    )
-                start += int(own.sum())
-            out.append(start)
-    out.append(len(new))
-    if any(a > b for a, b in itertools.pairwise(out)):
+            moved.append(start if end == old_start else new_end)
+            continue
+        # The boundary is where the mask switches between the two messages.
+        if start < new_end:
+            own = None if after.loss_mask is None else after.loss_mask[start:new_end] == generated[number]
+            same = generated[number] == generated[number + 1]
+            if own is None or same or not own[: int(own.sum())].all():
+                raise RecordError(
+                    f"the tokens between message_log[{number}] and message_log[{number + 1}] changed, and it is "
+                    "unclear which of the two messages they belong to"
+                )
+            start += int(own.sum())
+        moved.append(start)
+    moved.append(len(new))
+    if any(a > b for a, b in itertools.pairwise(moved)):
         raise RecordError("it is unclear which message the changed tokens belong to")
-    return out
+    return moved

@@ -37,9 +37,9 @@ from tito_audit.formats._responses import drop_empty_fields, nonempty_text
 from tito_audit.formats._update import (
     moved_boundaries,
     object_at,
-    one_repaired_each,
+    one_repair_each,
+    same_trained,
     sources_at,
-    trains_the_same,
     value_at,
     with_values,
 )
@@ -289,6 +289,7 @@ def _parse_trees(trace: Mapping[str, Any], path: Path, where: str) -> Iterator[T
 
 
 def _parse_node(value: object, number: int, where: str) -> TraceNode:
+    """A node of a trace; RecordError if its mask does not say which tokens were sampled."""
     wire = as_object(value, f"{where} is not a node (an object)")
     parent = wire.get("parent")
     if isinstance(parent, float) and parent.is_integer():
@@ -302,9 +303,9 @@ def _parse_node(value: object, number: int, where: str) -> TraceNode:
     if is_given(logged):
         if not is_list(logged):
             raise RecordError(f"{where}.mask is not a list of true and false")
-        odd = not isinstance(logged, np.ndarray) and not set(map(type, logged)) <= {bool, int}
-        mask = np.asarray(() if odd else logged)
-        if odd or mask.ndim != 1 or mask.dtype.kind not in "biu" or not ((mask == 0) | (mask == 1)).all():
+        not_flags = not isinstance(logged, np.ndarray) and not set(map(type, logged)) <= {bool, int}
+        mask = np.asarray(() if not_flags else logged)
+        if not_flags or mask.ndim != 1 or mask.dtype.kind not in "biu" or not ((mask == 0) | (mask == 1)).all():
             raise RecordError(f"{where}.mask holds something other than true and false")
         if len(mask) != len(ids):
             raise RecordError(
@@ -340,7 +341,7 @@ def updated_traces(row: Row, repaired: Sequence[RepairedRollout], read: Read) ->
         raise RecordError(
             "a trace cannot hold a fork and does not need one: its branches already are separate sequences"
         )
-    ones = one_repaired_each(rollouts, repaired)
+    ones = one_repair_each(rollouts, repaired)
     episode = episode_of(row)
     changed: _Changes = {}
     trees = trees_of(episode) if "traces" in episode or "nodes" in episode else []
@@ -349,7 +350,7 @@ def updated_traces(row: Row, repaired: Sequence[RepairedRollout], read: Read) ->
             raise RecordError("a call of a trace cannot be left out: the messages after it build on its tokens")
         # Logprobs are stored for tokens of the mask alone.
         rows = before.training_row, part.rollout.training_row
-        if not trains_the_same(*rows) or not same_floats(*(None if own is None else own.logprobs for own in rows)):
+        if not same_trained(*rows) or not same_floats(*(None if own is None else own.logprobs for own in rows)):
             raise RecordError(
                 "a node's mask says what was sampled, and its logprobs follow the mask, so the loss mask of a "
                 "trace cannot be changed by itself"
@@ -400,6 +401,7 @@ def node_sources(row: Row, rollouts: Sequence[Rollout]) -> Sequence[Sources]:
 
 
 def _collect_changes(tree: Tree, before: Rollout, changes: Mapping[int, CallChange], changed: _Changes) -> None:
+    """Add to `changed` the new values of every node that the changed calls of a tree touch."""
     prompts: dict[int, Ids] = {}
     for turn, change in changes.items():
         number = tree.sampled[turn]

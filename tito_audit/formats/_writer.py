@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from tito_audit.errors import RecordError
 from tito_audit.format import Row, SourcesOf
 from tito_audit.formats._calls import seen_by_template, updated_call
-from tito_audit.formats._columns import as_logged, parse_literal, replace_logprobs, same_floats, same_ids
-from tito_audit.formats._update import changed_columns, one_repaired_each, path_text, trains_the_same, value_at
+from tito_audit.formats._columns import as_logged, parse_literal, same_floats, same_ids, same_value, with_logprobs
+from tito_audit.formats._update import changed_columns, one_repair_each, path_text, same_trained, value_at
 from tito_audit.record.arrays import Ids, Logprobs
 from tito_audit.record.column import Column, ColumnRole, MovePolicy
 from tito_audit.record.edits import Edit, Path, apply_edits
@@ -225,60 +225,57 @@ def update_calls(
     read: Read,
     sources: SourcesOf,
     *,
-    gone: Any = None,
+    dropped_as: Any = None,
     only_numbers: bool = False,
     totals: TotalEdits | None = None,
-    stays: str = "a call can neither be left out of this format's row nor moved in it",
-    row_stays: str = "",
+    drop_error: str = "a call can neither be left out of this format's row nor moved in it",
+    fork_error: str = "",
+    row_error: str = "",
 ) -> Row:
     """The row with its repaired calls, read back and compared; the same object if nothing changed.
 
-    `gone` replaces a dropped column: null, or ABSENT if the format omits nulls. With `only_numbers` an unknown
-    logprob is refused, as the format has no null for it. `stays` is the error if a call is left out, `row_stays`
-    the error if the training row changes, in a format that has one.
+    `dropped_as` replaces a dropped column: null, or ABSENT if the format omits nulls. With `only_numbers` an
+    unknown logprob is refused, as the format has no null for it. `drop_error` is the error if a call is left out,
+    `fork_error` the error for a fork, `row_error` the error if the training row changes, in a format that has one.
     """
+    if fork_error and len({part.rollout.place.item for part in repaired}) < len(repaired):
+        raise RecordError(fork_error)
     before = read_before(row, repaired, read)
-    chosen = one_repaired_each(before, repaired)
+    chosen = one_repair_each(before, repaired)
     edits: dict[Path, Any] = {}
     changed = False
-    where: Sequence[Sources] = ()
+    logged: Sequence[Sources] = ()
     for item, (rollout, part) in enumerate(zip(before, chosen, strict=True)):
         if len(part.turns_from) != len(rollout.turns):
-            raise RecordError(stays)
-        rows = rollout.training_row, part.rollout.training_row
-        if rows[0] is not rows[1] and not (row_stays and trains_the_same(*rows)):
-            raise RecordError(row_stays or "this format's rows hold calls and no training row")
+            raise RecordError(drop_error)
+        old, new = rollout.training_row, part.rollout.training_row
+        if old is not new and not (row_error and same_trained(old, new)):
+            raise RecordError(row_error or "this format's rows hold calls and no training row")
         changes = find_call_changes(rollout, part)
         changed = changed or bool(changes)
-        where = where or (sources(row, before) if changes else ())
+        logged = logged or (sources(row, before) if changes else ())
         for number, change in changes.items():
             if only_numbers and change.logprobs is not None and np.isnan(change.logprobs).any():
-                was = change.recorded_logprobs
-                if was is None or not np.isnan(was).any():
+                recorded = change.recorded_logprobs
+                if recorded is None or not np.isnan(recorded).any():
                     raise RecordError(
                         "logprobs of this format can only be numbers, so an unknown one cannot be written"
                     )
-            for edit in _call_edits(row, where[item].calls[number], change, gone):
-                was, value = edits.setdefault(edit.path, edit.value), edit.value
-                if isinstance(was, list | np.ndarray) and isinstance(value, list | np.ndarray):
-                    pairs = zip(was, value, strict=False)
-                    same = len(was) == len(value) and all(a is b or a == b for a, b in pairs)
-                else:
-                    same = was is value or (type(was) is type(value) and bool(was == value))
-                if not same:
+            for edit in _call_edits(row, logged[item].calls[number], change, dropped_as):
+                if edit.path in edits and not same_value(edits[edit.path], edit.value):
                     raise RecordError(
                         f"{path_text(edit.path)} belongs to several choices, which would need different values"
                     )
-                edits[edit.path] = value
+                edits[edit.path] = edit.value
     if not changed:
         return row
     after = [part.rollout for part in chosen]
     for edit in totals(row, before, after) if totals is not None else ():
         edits[edit.path] = edit.value
-    new: Row = apply_edits(row, [Edit(path, value) for path, value in edits.items()])
-    for again, part, rollout in zip(read(new, before[0].place), chosen, before, strict=True):
-        check_written(again, part, rollout)
-    return new
+    written: Row = apply_edits(row, [Edit(path, value) for path, value in edits.items()])
+    for read_back, part, rollout in zip(read(written, before[0].place), chosen, before, strict=True):
+        check_written(read_back, part, rollout)
+    return written
 
 
 def count_tokens(turns: Sequence[Turn]) -> tuple[int, int]:
@@ -287,11 +284,12 @@ def count_tokens(turns: Sequence[Turn]) -> tuple[int, int]:
     return prompts, sum(len(turn.completion_ids) for turn in turns if turn.completion_ids is not None)
 
 
-def _call_edits(row: Row, source: CallSource, change: CallChange, gone: Any) -> Iterator[Edit]:
+def _call_edits(row: Row, source: CallSource, change: CallChange, dropped_as: Any) -> Iterator[Edit]:
+    """Edits to every copy of what changed in a call: its prompt, its logprobs and its columns."""
     if source.entry is not None:
         yield Edit(source.entry, updated_call(value_at(row, source.entry), change.before, change.after))
     if change.prompt_ids is not None:
-        yield from _prompt_edits(row, source, change, gone)
+        yield from _prompt_edits(row, source, change, dropped_as)
     if source.entry is None:
         if change.logprobs is not None:
             old, new, ids = change.recorded_logprobs, change.logprobs, change.before.completion_ids
@@ -302,19 +300,19 @@ def _call_edits(row: Row, source: CallSource, change: CallChange, gone: Any) -> 
                 raise RecordError(source.whole)
             for copy in source.logprobs:
                 own = slice(*copy.part) if copy.part is not None else slice(None)
-                moved = partial(replace_logprobs, layout=copy.layout, old=old[own], new=new[own], ids=ids)
+                moved = partial(with_logprobs, layout=copy.layout, old=old[own], new=new[own], ids=ids)
                 yield from _edits_at(row, copy.path, moved)
         for name, values in change.columns.items():
             if name not in source.columns:
                 raise RecordError(source.whole.format(name=name))
             for copy in source.columns[name]:
                 if values is None:
-                    yield Edit(copy.path, gone)
+                    yield Edit(copy.path, dropped_as)
                 else:
                     yield from _edits_at(row, copy.path, partial(as_logged, values))
 
 
-def _prompt_edits(row: Row, source: CallSource, change: CallChange, gone: Any) -> Iterator[Edit]:
+def _prompt_edits(row: Row, source: CallSource, change: CallChange, dropped_as: Any) -> Iterator[Edit]:
     """Edits to every copy of the prompt, and to all that was computed from the old one."""
     if source.scored:
         raise RecordError("the server scored the old prompt, and there are no scores for the new one")
@@ -326,7 +324,7 @@ def _prompt_edits(row: Row, source: CallSource, change: CallChange, gone: Any) -
         yield Edit(path, as_logged(np.zeros(count_tokens([change.after])[0], np.int64), value_at(row, path)))
     for path in source.routing:
         if value_at(row, path) is not None:
-            yield Edit(path, gone)
+            yield Edit(path, dropped_as)
     for counter in source.counters:
         prefix, holder = counter.prefix, value_at(row, counter.path)
         counts = {name[len(prefix) :]: value for name, value in holder.items() if str(name).startswith(prefix)}
@@ -336,7 +334,7 @@ def _prompt_edits(row: Row, source: CallSource, change: CallChange, gone: Any) -
             yield Edit((*counter.path, prefix + name), value)
     for turn, earlier in source.retries:
         again = replace(turn, prompt_ids=change.prompt_ids)
-        yield from _call_edits(row, earlier, CallChange(turn, again, change.prompt_ids, None, {}), gone)
+        yield from _call_edits(row, earlier, CallChange(turn, again, change.prompt_ids, None, {}), dropped_as)
 
 
 def _edits_at(row: Row, path: Path, written: Callable[[Any], Any]) -> Iterator[Edit]:

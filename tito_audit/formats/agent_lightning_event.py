@@ -21,10 +21,10 @@ from tito_audit.formats._answers import (
     FindSource,
     LoggedCall,
     Thread,
-    ThreadRows,
     build_thread,
     chat_calls,
     group_into_threads,
+    thread_rows,
 )
 from tito_audit.formats._calls import model_name, read_turn
 from tito_audit.formats._columns import first_text, has_entries, is_list, to_list
@@ -126,7 +126,7 @@ def _calls_of_event(root: Row, event: object, path: Path) -> list[LoggedCall]:
 
 
 def _with_proxy_fields(find: FindSource, data: Mapping[str, Any], path: Path) -> CallSource:
-    """The source of a call, with what the proxy copied out of the answer: routing and the counts."""
+    """The source of a call, with the routing and counts that the proxy copied out of the answer."""
     source = find()
     routing = [(*path, "routed_experts")] if "routed_experts" in data else []
     counters = [Counter((*path, "usage"))] if isinstance(data.get("usage"), Mapping) else []
@@ -134,7 +134,7 @@ def _with_proxy_fields(find: FindSource, data: Mapping[str, Any], path: Path) ->
 
 
 def _with_retries(find: FindSource, retries: Sequence[LoggedCall]) -> CallSource:
-    """The source of a call, with those of earlier calls that sent the same prompt."""
+    """The source of a call, with the sources of earlier calls with the same prompt."""
     return replace(find(), retries=tuple((call.turn, call.source()) for call in retries))
 
 
@@ -157,7 +157,7 @@ def _stream_source(chunks: Sequence[Mapping[str, Any]], path: Path) -> CallSourc
 
 
 def _join_chunks(chunks: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """The answer that the chunks of one choice add up to; RecordError for several choices and unknown deltas."""
+    """The whole response of a stream; RecordError for several choices and for unknown deltas."""
     message: dict[str, Any] = {"role": "assistant"}
     choice: dict[str, Any] = {"index": 0, "message": message, "finish_reason": None}
     response: dict[str, Any] = {"choices": [choice]}
@@ -207,7 +207,7 @@ def _join_chunks(chunks: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
 
 
 def _choice_of_chunk(chunk: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The choice of a chunk; None for one that only has counts, like the last one of a stream."""
+    """The choice of a chunk; None for a chunk of counts alone, as the last one may be."""
     listed = chunk.get("choices")
     if listed is None or (is_list(listed) and not len(listed)):
         return None
@@ -237,7 +237,7 @@ FORMAT = Format(
     signature=Signature("{event_type}, {rollout_id}, {data}; or {rollout} with {events} of them"),
     precedence=150,
     matches=matches,
-    **ThreadRows(read_threads).functions,
+    **thread_rows(read_threads),
     row_is_call=True,
     shows="One call each: prompt, completion, logprobs, weight version, and the request's messages and tools "
     "unless it was trimmed to a triplet. Rows of one rollout are read together.",

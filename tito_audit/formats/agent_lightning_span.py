@@ -14,7 +14,7 @@ from typing import Any
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row, Signature
-from tito_audit.formats._answers import LoggedCall, Thread, ThreadRows, build_thread
+from tito_audit.formats._answers import LoggedCall, Thread, build_thread, thread_rows
 from tito_audit.formats._calls import build_turn, model_name
 from tito_audit.formats._columns import (
     Raw,
@@ -53,7 +53,7 @@ _LOGPROBS = "logprobs.content"
 
 @dataclass(frozen=True, slots=True)
 class _TokenFields:
-    """Ids and logprobs as an object holds them, possibly as text."""
+    """Where an object holds ids and logprobs, as lists or as text."""
 
     holder: Mapping[str, Any]
     path: Path
@@ -140,7 +140,7 @@ def _triplet_call(triplet: Mapping[str, Any], path: Path) -> LoggedCall:
 
 
 def _read_turn(fields: _TokenFields, finish_reason: str | None) -> Turn:
-    """The turn with the ids and logprobs that exist; adapters write empty lists for missing ones."""
+    """The turn of an object; adapters write empty lists for missing ids and logprobs."""
 
     def logprobs() -> tuple[str, Raw] | None:
         values = [entry.get("logprob") for entry in _logprob_entries(fields) or ()]
@@ -157,7 +157,7 @@ def _prompt_ids(fields: _TokenFields) -> Any:
 
 
 def _logprob_entries(fields: _TokenFields) -> Sequence[Mapping[str, Any]] | None:
-    """The tokens' logprobs as objects; None if there are none."""
+    """The objects with a `logprob` per token; None if there are none."""
     value = parse_literal(fields.holder.get(fields.logprobs))
     refusal = f"{fields.logprobs} is not a list of tokens (objects with a `logprob`)"
     return None if value is None else as_objects(value, refusal)
@@ -204,9 +204,9 @@ def _unflatten(attributes: Mapping[str, Any], prefix: str) -> Any:
 
 
 def _chat_messages(raw: Any, where: str, *, of_prompt: bool = True) -> tuple[Message, ...]:
-    """The messages in a span's contents; () if some are missing.
+    """The messages in the contents of a span; () if some are missing.
 
-    A span stores an answer's tool calls separately, so contents that lack them are not a conversation.
+    Spans store tool calls of an answer elsewhere, so contents without them are no conversation.
     """
     entries = list(raw) if isinstance(raw, list | tuple) else [raw] if isinstance(raw, Mapping) else []
     messages: list[Message] = []
@@ -267,7 +267,7 @@ def _parse_content(value: Any) -> Any:
 
 
 def _lists_from_numbered_keys(value: Any) -> Any:
-    """The value with every object whose keys count from 0 turned into a list."""
+    """The value with every object whose keys count from 0 as a list, at any depth."""
     if not isinstance(value, dict):
         return value
     inner = {key: _lists_from_numbered_keys(entry) for key, entry in value.items()}
@@ -286,7 +286,7 @@ FORMAT = Format(
     ),
     precedence=151,
     matches=matches,
-    **ThreadRows(read_threads).functions,
+    **thread_rows(read_threads),
     row_is_call=True,
     shows="One call each: prompt, completion and logprobs, messages where the tracer kept all of them (an "
     "answer's tool calls are in other spans). Spans of one rollout are read together.",

@@ -36,7 +36,7 @@ def read(row: Row, place: Place) -> Rollout:
 
 
 def update_sample(row: Row, before: Rollout, after: RepairedRollout) -> Row:
-    """The repaired sample, with version -1, that of a token that was not generated, for inserted ones."""
+    """The repaired sample; inserted tokens get version -1, which means not generated."""
     new = updated_sample(row, before, after)
     versions: Any = new.get("versions")
     if versions is row.get("versions") or not is_list(versions):

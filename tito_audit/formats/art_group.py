@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row, Signature
-from tito_audit.formats._answers import Thread, ThreadRows
+from tito_audit.formats._answers import Thread, thread_rows
 from tito_audit.formats._art import is_trajectory, trajectory_threads
 from tito_audit.record.rollout import Place
 from tito_audit.record.stated import NOTHING_STATED, Stated
@@ -42,7 +42,7 @@ FORMAT = Format(
         if isinstance(row.get("trajectories"), list | tuple)
         else "trajectories" not in row and isinstance(row.get("messages_and_choices"), list | tuple)
     ),
-    **ThreadRows(read_threads).functions,
+    **thread_rows(read_threads),
     shows="Messages, tools and finish reasons; each call's prompt and completion when the server returned ids. "
     "Logprobs are not written. Additional histories are rollouts of their own.",
 )

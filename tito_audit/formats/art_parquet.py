@@ -13,7 +13,7 @@ import orjson
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row, Signature
-from tito_audit.formats._answers import Thread, ThreadRows
+from tito_audit.formats._answers import Thread, thread_rows
 from tito_audit.formats._art import trajectory_threads
 from tito_audit.formats._columns import as_object, parsed_column
 from tito_audit.formats._responses import drop_empty_fields
@@ -41,7 +41,7 @@ def matches(row: Row) -> bool:
 
 
 def read_threads(row: Row, place: Place) -> Sequence[Thread]:
-    """The rollouts of a row whose `trajectory_json` is parsed."""
+    """The threads of a row whose `trajectory_json` is already parsed."""
     stated = Stated(group=group_key(row.get("group_index")))
     if _TRAJECTORY not in row:
         # Version 1 holds neither ids nor logprobs.
@@ -77,7 +77,7 @@ def update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
             "ART numbers the trajectories of a group without gaps, so the parts of a fork have no number"
         )
     old = _with_parsed_trajectory(row)
-    (new,) = _ROWS.update(old, repaired)
+    (new,) = _ROWS["update"](old, repaired)
     return (
         row
         if new is old
@@ -102,7 +102,7 @@ def _with_parsed_trajectory(row: Row) -> Row:
     return {**row, _TRAJECTORY: as_object(value, "trajectory_json is not a trajectory (an object)")}
 
 
-_ROWS = ThreadRows(read_threads)
+_ROWS = thread_rows(read_threads)
 FORMAT = Format(
     name="art_parquet",
     title="ART trajectories (Parquet)",
@@ -111,8 +111,8 @@ FORMAT = Format(
     ),
     precedence=10,
     matches=matches,
-    read=lambda row, place: _ROWS.read(_with_parsed_trajectory(row), place),
-    sources=lambda row, rollouts: _ROWS.sources(_with_parsed_trajectory(row), rollouts),
+    read=lambda row, place: _ROWS["read"](_with_parsed_trajectory(row), place),
+    sources=lambda row, rollouts: _ROWS["sources"](_with_parsed_trajectory(row), rollouts),
     update=update,
     shows="Version 2: messages, tools and every call of a trajectory, its prompt, completion and logprobs when "
     "the server returned them, also of captured exchanges. Version 1 is text only: nothing to audit.",

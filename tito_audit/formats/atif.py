@@ -13,7 +13,6 @@ from typing import Any
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row, Signature
-from tito_audit.formats._beside import read_beside
 from tito_audit.formats._calls import (
     TOOLS_MISSING,
     build_turn,
@@ -24,6 +23,7 @@ from tito_audit.formats._calls import (
     only_text,
 )
 from tito_audit.formats._columns import as_object, is_list, logprob_column, move_policy, other_columns
+from tito_audit.formats._extras import read_extras
 from tito_audit.formats._responses import nonempty_text
 from tito_audit.formats._update import object_at, path_text, sources_at, sources_of_calls
 from tito_audit.formats._writer import count_tokens, listed_calls
@@ -49,7 +49,7 @@ def read(row: Row, place: Place) -> Sequence[Rollout]:
 
 
 def _find_trajectories(value: Any, path: Path) -> Iterator[tuple[Path, Mapping[str, Any]]]:
-    """A trajectory and all trajectories embedded in it with their paths, outer ones first."""
+    """A trajectory and those embedded in it, with their paths, outer ones first."""
     yield path, as_object(value, f"{path_text(path)} is not a trajectory (an object)")
     inner = value.get(_SUBAGENTS)
     if inner is None:
@@ -110,7 +110,7 @@ def sources(row: Row, _: Sequence[Rollout]) -> Sequence[Sources]:
 
 
 def total_edits(row: Row, before: Sequence[Rollout], after: Sequence[Rollout]) -> Iterator[Edit]:
-    """Edits to `final_metrics.total_prompt_tokens`, by as much as the prompts it counts have grown."""
+    """Edits to `final_metrics.total_prompt_tokens`, by as much as the prompts that it counts grew."""
     for (path, trajectory), old, new in zip(_find_trajectories(row, ()), before, after, strict=True):
         total = object_at(trajectory, "final_metrics").get("total_prompt_tokens")
         steps = trajectory["steps"]
@@ -139,7 +139,7 @@ class _StepCall:
 
 
 def _read_steps(steps: object, where: str) -> tuple[tuple[Message, ...], tuple[_StepCall, ...], tuple[str, ...]]:
-    """The messages and calls of all steps, in order, and what a model saw in a form that is not recorded.
+    """The messages and the calls of all steps, in order, and what models saw that no message can hold.
 
     `where` names the list of steps in errors.
     """
@@ -182,10 +182,7 @@ def _read_steps(steps: object, where: str) -> tuple[tuple[Message, ...], tuple[_
 
 
 def _step_turn(call: _StepCall, where: str, answer: Message | None) -> Turn:
-    """The model call of a step, without a place for its `answer` if the messages cannot be read.
-
-    If its metrics are sums over several calls, it has no ids of its own.
-    """
+    """The model call of a step: no ids if its metrics are sums of several, no message if `answer` is None."""
     index = None if answer is None else call.message
     extra = object_at(call.metrics, "extra")
     if call.merged:
@@ -202,12 +199,12 @@ def _step_turn(call: _StepCall, where: str, answer: Message | None) -> Turn:
             message_index=index,
             completion_text=only_text(answer) if answer is not None and isinstance(answer.content, str) else None,
             finish_reason=finish_reason(extra),
-            extras=read_beside(extra),
+            extras=read_extras(extra),
         )
 
 
 def _answer_wire(step: _Wire, where: str) -> dict[str, Any]:
-    """An agent's step in chat form; arguments stay the objects that the log has."""
+    """An agent's step in chat form; arguments of tool calls stay parsed, as the log has them."""
     calls = step.get("tool_calls")
     content = step.get("message")
     wire: dict[str, Any] = {"role": "assistant", "content": content}
@@ -250,7 +247,7 @@ FORMAT = Format(
     signature=Signature("{schema_version} that starts with `ATIF-v`, {agent}, {steps}"),
     precedence=30,
     matches=lambda row: (nonempty_text(row.get("schema_version")) or "").startswith("ATIF-v"),
-    **listed_calls(read, sources, gone=ABSENT, only_numbers=True, totals=total_edits),
+    **listed_calls(read, sources, dropped_as=ABSENT, only_numbers=True, totals=total_edits),
     shows="Messages, tools and every call whose step has ids, of sub-agents too. Parsed arguments hide how a "
     "call was spelled; steps copied from elsewhere and sums over several calls are not audited; most coding "
     "agents log no ids.",

@@ -15,7 +15,7 @@ from tito_audit.formats._atropos import read_sample_row, sample_columns, sample_
 from tito_audit.formats._calls import stated_facts, with_finish_reasons
 from tito_audit.formats._columns import Raw, is_given, is_list
 from tito_audit.formats._kit import Samples, sample_sources, with_changed_samples
-from tito_audit.formats._update import one_repaired_each, updated_row
+from tito_audit.formats._update import one_repair_each, updated_row
 from tito_audit.record.repaired import RepairedRollout
 from tito_audit.record.rollout import Place, Rollout
 from tito_audit.record.sources import Source
@@ -67,7 +67,7 @@ def update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
     ]
     new = [
         updated_row(sample, was.training_row, part.rollout.training_row, "tokens")
-        for sample, was, part in zip(old, before, one_repaired_each(before, repaired), strict=True)
+        for sample, was, part in zip(old, before, one_repair_each(before, repaired), strict=True)
     ]
     return (with_changed_samples(row, Samples(tuple(old), _sample_source, "tokens"), new),)
 
@@ -77,7 +77,7 @@ def _sample_source(number: int, name: str) -> Source:
 
 
 def _list_per_sample(row: Row, name: str, count: int) -> list[Raw | None]:
-    """A column's list for each sample, None if a sample has none. A lone `[[1]]` means no mask at all."""
+    """The list of a column for each sample, None if it has none; a lone `[[1]]` means that there is no mask."""
     value = row.get(name)
     if value is None:
         return [None] * count

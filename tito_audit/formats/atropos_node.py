@@ -16,11 +16,11 @@ import numpy as np
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row, Signature
 from tito_audit.formats._atropos import read_sample_row
-from tito_audit.formats._beside import version_spans
 from tito_audit.formats._calls import errors_at, finish_reason, stated_facts, with_finish_reasons
 from tito_audit.formats._columns import as_object, equal_values, is_list, other_columns
+from tito_audit.formats._extras import version_spans
 from tito_audit.formats._responses import nonempty_text
-from tito_audit.formats._update import object_at, one_repaired_each, sources_at, updated_row, value_at
+from tito_audit.formats._update import object_at, one_repair_each, sources_at, updated_row, value_at
 from tito_audit.record.edits import Edit, Path, apply_edits
 from tito_audit.record.message import as_messages, as_tools
 from tito_audit.record.policy_columns import WEIGHTS, versions_to_column, versions_to_spans
@@ -70,7 +70,7 @@ def read(row: Row, place: Place) -> Sequence[Rollout]:
 
 
 def _paths_of_nodes(row: Row) -> list[list[Path]]:
-    """For each node that is read, every place that holds it: its own, and those of nodes that repeat it."""
+    """The paths of each node that is read: its own first, then those of nodes that repeat it."""
     if _is_node(row):
         return [[()]]
     keys = {key: row[key] if isinstance(row[key], Mapping) else range(len(row[key])) for key in _node_keys(row)}
@@ -108,7 +108,7 @@ def update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
         return ()
     before = read(row, repaired[0].rollout.place)
     edits: dict[Path, Row] = {}
-    for old, part, places in zip(before, one_repaired_each(before, repaired), _paths_of_nodes(row), strict=True):
+    for old, part, places in zip(before, one_repair_each(before, repaired), _paths_of_nodes(row), strict=True):
         was, now = old.training_row, part.rollout.training_row
         if updated_row(value_at(row, places[0]), was, now, "tokens") is value_at(row, places[0]):
             continue
@@ -124,7 +124,7 @@ def update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
 
 
 def _with_moved_versions(node: Row, before: TrainingRow | None, after: TrainingRow | None) -> Row:
-    """The node with the spans of its `metadata` at their new tokens; those of tokens that changed leave."""
+    """The node with the version spans of its `metadata` at their new tokens, without tokens that changed."""
     metadata = object_at(node, "metadata")
     spans = version_spans(metadata.get(WEIGHTS))
     if not spans or before is None or after is None or np.array_equal(before.token_ids, after.token_ids):
@@ -149,7 +149,7 @@ def _saved_nodes(row: Row) -> Sequence[Any]:
 
 
 def _node_keys(row: Row) -> list[str]:
-    """The keys under which a state holds nodes; the first is the one that is read, others repeat it."""
+    """The keys under which a state holds nodes: the first is read, the others repeat it."""
     lists = ["nodes"] if isinstance(row.get("nodes"), list | tuple) else []
     return lists + [name for name in ("sequences", "tree") if isinstance(row.get(name), Mapping)]
 

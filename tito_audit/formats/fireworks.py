@@ -44,7 +44,7 @@ def read(row: Row, place: Place) -> Rollout:
 
 
 def write(row: Row, old: TrainingRow, new: TrainingRow) -> Row:
-    """The sample with its new ids and weights, and those of its targets; the text of a new token is unknown."""
+    """The sample with new ids and weights, also of its targets; the text of a new token becomes null."""
     flat = updated_row(row, old, new, _IDS)
     size, width = len(old.token_ids), len(new.token_ids)
     values: dict[str, Any] = {}

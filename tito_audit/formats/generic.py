@@ -97,7 +97,7 @@ def read(row: Row, place: Place) -> Rollout:
 
 
 def update_sample(row: Row, before: Rollout, after: RepairedRollout) -> Row:
-    """The row with one repaired rollout; called once for each part of a fork."""
+    """The row with its repaired rollout, or with one part of a fork."""
     name = _calls_column(row)
     if name is None:
         return updated_sample(row, before, after)
@@ -120,7 +120,7 @@ def update_sample(row: Row, before: Rollout, after: RepairedRollout) -> Row:
 def _with_messages_cut(row: Row, before: Rollout, numbers: Sequence[int]) -> Row:
     """The row with its messages cut after the answer of the last remaining call.
 
-    RecordError if the written row would read with a call paired with another answer.
+    RecordError if a call would then be paired with another answer.
     """
     wanted = [before.turns[number].message_index for number in numbers]
     last = wanted[-1]
@@ -142,7 +142,7 @@ def _with_messages_cut(row: Row, before: Rollout, numbers: Sequence[int]) -> Row
 
 
 def _replaced(original: Any, old: Any, new: Any) -> Any:
-    """The value `new` in place of `old`; rewritten inside the string if the table holds it as JSON."""
+    """The value `new`, written in place of `old` if the table holds it as a JSON string."""
     return rewrite_json_string(original, old, new) if isinstance(original, str) else new
 
 
@@ -150,9 +150,9 @@ _COMPLETION = frozenset(COMPLETION_IDS)
 
 
 def _is_one_call(row: Row) -> bool:
-    """Whether columns of completion ids mean a call.
+    """Whether the row has completion ids, and so is one call.
 
-    In a table every row has the columns of all others, so next to a training row null columns do not count.
+    Null columns do not count beside a training row: in a table every row has the columns of all others.
     """
     if _COMPLETION.isdisjoint(row):
         return False
@@ -161,7 +161,7 @@ def _is_one_call(row: Row) -> bool:
 
 
 def _read_messages(row: Row) -> tuple[tuple[Message, ...], bool]:
-    """The messages of a row, and whether they are only the prompt of its one call."""
+    """The messages of a row, and whether they are only the prompt of its call."""
     messages = parsed_column(row, "messages")
     if messages is not None:
         read = as_messages(messages, "messages")
@@ -174,7 +174,7 @@ def _read_messages(row: Row) -> tuple[tuple[Message, ...], bool]:
 
 
 def _read_one_turn(row: Row, messages: tuple[Message, ...], prompt_only: bool) -> Turn:
-    """The one call of a split row: it wrote the last answer, unless the messages are only its prompt."""
+    """The call of a row that is one call; it wrote the last answer, unless the messages are only its prompt."""
     whole, answer = first_filled_name(row, FLAT_IDS), first_filled_name(row, COMPLETION_IDS)
     # Next to a training row, columns of its length belong to the row and not to the call.
     long = len(row[whole]) if whole is not None and (answer is None or len(row[whole]) != len(row[answer])) else -1
@@ -190,7 +190,7 @@ def _read_one_turn(row: Row, messages: tuple[Message, ...], prompt_only: bool) -
 
 
 def _calls_column(row: Row) -> str | None:
-    """The column that lists the row's calls: objects, one of the first of which has a column of ids."""
+    """The column that lists the calls of a row: objects, of which one of the first has ids; None without one."""
     if LISTS_OF_CALLS.isdisjoint(row):
         return None
     for name in CALL_LISTS:

@@ -39,18 +39,18 @@ _PROMPTS, _COMPLETIONS, _LOGPROBS = "prompt_token_ids", "completion_token_ids", 
 
 @dataclass(frozen=True, slots=True)
 class _Conversation:
-    """One conversation, its lists paired call by call."""
+    """The calls of one conversation, as lists with an entry per call."""
 
     path: Path
     prompts: Raw
     completions: Raw
     logprobs: Sequence[int | None]
-    """For each call the position of its logprobs; None if it has none."""
+    """For each call the index of its logprobs in their list; None if it has none."""
     value: Mapping[str, Any]
 
     @property
     def extra(self) -> dict[str, Raw]:
-        """The provider's further lists with one entry per call, by name."""
+        """Further lists of the provider with an entry per call, by name."""
         lists = object_at(self.value, "extra")
         size = len(self.completions)
         return {name: value for name, value in lists.items() if is_list(value) and len(value) == size}
@@ -144,7 +144,7 @@ def _pair_lists(logged: object, path: Path) -> _Conversation:
 
 
 def _logprob_positions(completions: Sequence[int], logprobs: Sequence[int], where: str) -> list[int | None]:
-    """For each call the position of its logprobs, matched by length if some calls have none."""
+    """For each call the index of its logprobs, matched by their lengths if some calls have none."""
     if len(logprobs) == len(completions):
         return list(range(len(completions)))
     if not logprobs:
@@ -163,7 +163,7 @@ def _logprob_positions(completions: Sequence[int], logprobs: Sequence[int], wher
 
 
 def _match_lengths(completions: Sequence[int], logprobs: Sequence[int]) -> list[int] | None:
-    """The first calls, in order, with these lengths; None if there are none."""
+    """The first calls, in order, whose completions have the lengths `logprobs`; None if not all are found."""
     matched: list[int] = []
     for call, size in enumerate(completions):
         if len(matched) < len(logprobs) and size == logprobs[len(matched)]:
@@ -192,7 +192,7 @@ def sources(row: Row, _: Sequence[Rollout]) -> Sequence[Sources]:
 
 
 def total_edits(row: Row, before: Sequence[Rollout], after: Sequence[Rollout]) -> Iterator[Edit]:
-    """Edits to an agent's `n_input_tokens`, if it counts the prompts of its conversations."""
+    """Edits to `n_input_tokens` of agents, where it counts the prompts of their conversations."""
     details = list(_find_conversations(row))
     for holder in dict.fromkeys(detail.path[:-2] for detail in details if detail.path):
         own = [number for number, detail in enumerate(details) if detail.path[:-2] == holder]

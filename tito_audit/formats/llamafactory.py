@@ -30,7 +30,7 @@ _MEDIA, _BOUNDS = ("images", "videos", "audios"), "packing_params"
 
 
 def _with_padding_hidden(row: Row) -> Row:
-    """The row with an attention mask that hides its padding; the row itself if it has none, or hides it."""
+    """The row with an attention mask that hides its padding; the row itself if there is nothing to hide."""
     places, mask = row.get(_POSITIONS), row.get(_SEEN)
     if not is_list(places) or not is_list(mask) or not len(places) == len(mask) == len(row[_IDS]) or not len(mask):
         return row
@@ -43,8 +43,10 @@ def _with_padding_hidden(row: Row) -> Row:
 
 
 def _without_targets(row: Row) -> Row:
-    """The row without labels that are no token of it: with `efficient_eos` (Gemma), the first token behind an
-    answer has the end of sequence as its label. The row itself if it has none."""
+    """The row without labels of tokens that it does not hold; the row itself if it has none.
+
+    With `efficient_eos` (Gemma) the label of the first token after an answer is the end of sequence.
+    """
     labels, ids = row.get(_LABELS), row[_IDS]
     if not is_list(labels) or len(labels) != len(ids):
         return row
@@ -55,7 +57,7 @@ def _without_targets(row: Row) -> Row:
 
 
 def _with_targets(new: Row, bare: Row, row: Row) -> Row:
-    """A written row with the labels that are no token of it; RecordError if it is unclear where they belong."""
+    """A written row with the labels that `_without_targets` left out; RecordError if their place is unclear."""
     if bare is row or new.get(_LABELS) is bare[_LABELS]:
         return new if bare is row else {**new, _LABELS: row[_LABELS]}
     old, ids, labels = np.asarray(row[_IDS]), np.asarray(new[_IDS]), to_list(new[_LABELS])
@@ -68,7 +70,7 @@ def _with_targets(new: Row, bare: Row, row: Row) -> Row:
 
 
 def _foreign_targets(labels: NDArray[Any], ids: NDArray[Any]) -> Mask:
-    """`[T]` labels of one other token, if no token behind them is trained."""
+    """`[T]` which labels are of one other token, with an untrained token after each; none if only some are."""
     other = (labels != -100) & (labels != ids)
     after = np.append(labels[1:] == -100, True)
     alone: Mask = other & after
@@ -76,7 +78,7 @@ def _foreign_targets(labels: NDArray[Any], ids: NDArray[Any]) -> Mask:
 
 
 def update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
-    """The row with its repaired samples, and with its padding visible again."""
+    """The row with its repaired samples; its padding is visible again."""
     bare = _without_targets(row)
     hiding = _with_padding_hidden(bare)
     new = [_with_targets(each, bare, row) for each in _ROWS.update(hiding, repaired)]

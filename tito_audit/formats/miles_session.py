@@ -47,7 +47,7 @@ def read(row: Row, place: Place) -> Sequence[Rollout]:
                 turn = replace(turn, message_index=None, prompt_messages=conversation[:-1])
         in_place.append(turn)
     turns = with_ascending_messages(in_place, last.messages)
-    odd = [rollouts[0].stated.copies_disagree for _, rollouts in calls]
+    conflicts = [rollouts[0].stated.copies_disagree for _, rollouts in calls]
     running = _running_ids(row)
     if (
         running is not None
@@ -55,9 +55,9 @@ def read(row: Row, place: Place) -> Sequence[Rollout]:
         and turns[-1].seen_ids is not None
         and _trimmed_count(row, running, turns[-1]) is None
     ):
-        odd.append(f"metadata.{_RUNNING} has {len(running)} ids that are not those of the last call")
+        conflicts.append(f"metadata.{_RUNNING} has {len(running)} ids that are not those of the last call")
     verdicts = {name: object_at(row, "metadata").get(name) for name in (_TRIM, _VERDICT)}
-    stated = replace(last.stated, copies_disagree="; ".join(filter(None, odd)), ids_wanted=bool(turns))
+    stated = replace(last.stated, copies_disagree="; ".join(filter(None, conflicts)), ids_wanted=bool(turns))
     stated = stated.with_facts(session_id=row["session_id"], **verdicts)
     return (replace(last, place=place, turns=turns, stated=stated),)
 
@@ -85,9 +85,9 @@ def _running_ids(row: Row) -> Ids | None:
 
 
 def _trimmed_count(row: Row, running: Ids, turn: Turn) -> int | None:
-    """How many tokens the running sequence is shorter than the last call's prompt and completion.
+    """How many tokens the running sequence lacks at the end of the last call's prompt and completion.
 
-    None if it is not a prefix of them, or if more is missing than the server may trim.
+    None if it is not their start, or lacks more than the server may trim.
     """
     seen, most = turn.seen_ids, object_at(row, "metadata").get(_TRIM)
     if seen is None:
@@ -131,7 +131,7 @@ def _updated_record(record: Row, rollouts: Sequence[Rollout], turn: Turn) -> Row
         RepairedRollout(replace(first, turns=(turn,)), (0,)),
         *(RepairedRollout(other, (0,)) for other in others),
     ]
-    new = update_calls(record, wanted, _RECORD, choice_sources, stays=ONE_CALL_REFUSAL)
+    new = update_calls(record, wanted, _RECORD, choice_sources, drop_error=ONE_CALL_REFUSAL)
     if same_ids(own.prompt_ids, turn.prompt_ids):
         return new
     # The engine's indexer choices are for the old prompt; they are packed and cannot be cut.
@@ -147,7 +147,7 @@ def _updated_record(record: Row, rollouts: Sequence[Rollout], turn: Turn) -> Row
 
 
 def _updated_metadata(row: Row, before: Turn, after: Turn) -> Mapping[str, Any]:
-    """`metadata` with the running sequence of the repaired last call, and without the verdict on the old one."""
+    """`metadata` with the running sequence of the repaired last call, and no verdict on the old one."""
     running, metadata = _running_ids(row), object_at(row, "metadata")
     less = _trimmed_count(row, running, before) if running is not None else None
     seen = after.seen_ids

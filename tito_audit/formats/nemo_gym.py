@@ -16,9 +16,9 @@ import numpy as np
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row, Signature
-from tito_audit.formats._beside import read_beside
 from tito_audit.formats._calls import model_name, only_text, same_messages, with_ascending_messages
 from tito_audit.formats._columns import as_logged, as_object, has_entries, is_list, same_ids
+from tito_audit.formats._extras import read_extras
 from tito_audit.formats._responses import (
     ITEMS_UNREAD,
     TEXT_KEYS,
@@ -59,7 +59,7 @@ CALL_KEYS = (*TOKEN_KEYS, *TEXT_KEYS, "routed_experts")
 
 @dataclass(frozen=True, slots=True)
 class GymCall:
-    """One model call: what it was sent, what it wrote, and the objects that hold it."""
+    """One model call: what it was sent, what it wrote, and the items that hold it."""
 
     prompt: tuple[Message, ...]
     answer: Message
@@ -68,12 +68,12 @@ class GymCall:
     items: tuple[Item, ...]
     """All items that it wrote, including `token_item`."""
     transition: int | None = None
-    """The number of the output's inner list that it ends; None if the output is one list."""
+    """The index of the inner list of the output that it ends; None if the output is one list."""
 
 
 @dataclass(frozen=True, slots=True)
 class GymLayout:
-    """The messages and calls of a row, before its tokens are read."""
+    """The messages and calls of a row."""
 
     messages: tuple[Message, ...]
     calls: tuple[GymCall, ...]
@@ -82,12 +82,12 @@ class GymLayout:
 
 
 def is_chat_form(row: Row) -> bool:
-    """True for the chat form, whose tokens are on messages."""
+    """Whether the row is in chat form, with the tokens on messages."""
     return "responses_create_params" not in row and "output" not in row
 
 
 def output_path(row: Row) -> Path:
-    """The path of the list that holds the calls."""
+    """The path of the list that holds the calls: messages or output items."""
     if is_chat_form(row):
         return ("messages",)
     return ("response", "output") if "responses_create_params" in row else ("output",)
@@ -145,24 +145,24 @@ def read_layout(row: Row) -> GymLayout:
 
 
 def starts_conversation(messages: Sequence[Message]) -> bool:
-    """True if the first message is neither an answer nor a tool's, so that a conversation starts here."""
+    """Whether the first message can start a conversation: it is neither an answer nor a tool's."""
     return bool(messages) and messages[0].role not in ("assistant", "tool")
 
 
 def holds_tokens(item: Item) -> bool:
-    """True if an item or message has ids in its token fields."""
+    """Whether an item or message has ids in its token fields."""
     return has_entries(item.get("prompt_token_ids")) or has_entries(item.get("generation_token_ids"))
 
 
 def hit_token_limit(response: Mapping[str, Any]) -> bool:
-    """True if the answer says that its last call hit the token limit."""
+    """Whether the response says that its last call hit the token limit."""
     return nonempty_text(object_at(response, "incomplete_details").get("reason")) == "max_output_tokens"
 
 
 def _messages_and_calls(
     all_steps: Sequence[ItemMessage], first: int, transition: int | None = None
 ) -> tuple[tuple[Message, ...], list[GymCall]]:
-    """All messages, and the calls from step `first` on; earlier answers are history."""
+    """The messages of all steps, and the calls from step `first` on; earlier answers are history."""
     messages = tuple(step.message for step in all_steps)
     calls = [
         GymCall(messages[:i], step.message, step.token_item, step.items, transition)
@@ -179,7 +179,7 @@ several hold the same tokens; none if no call of the row has them."""
 
 @dataclass(frozen=True, slots=True)
 class _LocatedRow:
-    """A row, its rollout, and where the row stores it."""
+    """A row, its rollout, and where the row stores each call."""
 
     row: Row
     rollout: Rollout
@@ -254,7 +254,7 @@ def _locate(row: Row, rollout: Rollout) -> _LocatedRow:
 
 
 def _item_paths(output: Sequence[Any], path: Path, layout: GymLayout) -> Iterator[tuple[Path, ...]]:
-    """For each call the paths of its items, which are in the output in the order of the calls."""
+    """For each call the paths of its items; the output holds them in the order of the calls."""
     at = 0
     for call in layout.calls:
         paths: list[Path] = []
@@ -324,7 +324,7 @@ def _item_edits(log_row: _LocatedRow, changes: Mapping[int, CallChange]) -> Iter
 
 
 def _strip_edits(log_row: _LocatedRow, numbers: Collection[int]) -> Iterator[Edit]:
-    """Edits that remove the tokens of other parts' calls; their text stays, because the prompts repeat it."""
+    """Edits that remove the tokens of calls of other parts; their text stays, since prompts repeat it."""
     last = max(numbers)
     for number, call in enumerate(log_row.layout.calls):
         between = min(numbers) < number < last and number not in numbers
@@ -342,7 +342,7 @@ def _strip_edits(log_row: _LocatedRow, numbers: Collection[int]) -> Iterator[Edi
 
 
 def _cut_edits(log_row: _LocatedRow, row: Row, numbers: Collection[int]) -> Iterator[Edit]:
-    """Edits that cut the output after the part's last call and keep only the part's transitions."""
+    """Edits that cut the output after the last call of the part, and leave out inner lists of other parts."""
     calls, last = log_row.layout.calls, max(numbers)
     output = value_at(row, log_row.output)
     ends = last == len(calls) - 1
@@ -432,7 +432,7 @@ def _read_turn(call: GymCall, messages: Sequence[Message]) -> Turn:
         completion_ids=completion_ids,
         completion_logprobs=values,
         columns=columns,
-        extras=read_beside(token_item),
+        extras=read_extras(token_item),
     )
 
 

@@ -15,9 +15,9 @@ import numpy as np
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row, Signature
-from tito_audit.formats._beside import read_beside
 from tito_audit.formats._calls import build_turn, model_name, only_text
 from tito_audit.formats._columns import lists_or_null, other_columns
+from tito_audit.formats._extras import read_extras
 from tito_audit.formats._kit import single_calls
 from tito_audit.formats._responses import TOKEN_KEYS, nonempty_text, parse_items
 from tito_audit.formats._update import with_values
@@ -56,13 +56,13 @@ def read(row: Row, place: Place) -> Rollout:
         other_columns(row, {*TOKEN_KEYS, "output_items"}),
         completion_text=only_text(answers[0].message) if plain else None,
         finish_reason="length" if cut else None,
-        extras=read_beside(row),
+        extras=read_extras(row),
     )
     return Rollout(place, FORMAT.name, turns=(turn,), stated=stated)
 
 
 def update_call(row: Row, before: Rollout, after: RepairedRollout) -> Row:
-    """The line with its repaired call, and with the facts about its new tokens."""
+    """The line with its repaired call, and with the length and digest of the new tokens."""
     line = _CALLS.write_one(row, before, after)
     old, new = before.turns[0].seen_ids, after.rollout.turns[0].seen_ids
     if old is None or new is None or np.array_equal(old, new):
@@ -80,7 +80,7 @@ def update_call(row: Row, before: Rollout, after: RepairedRollout) -> Row:
 
 
 def _digest(ids: Ids) -> str:
-    """SHA-256 of a sequence, as version 1 of the capture's `compute_digest` has it; ids are never negative."""
+    """The SHA-256 of a sequence as `compute_digest` of the capture has it, version 1; ids are never negative."""
     header = struct.pack(">BQ", 1, len(ids)) if len(ids) else b""
     return hashlib.sha256(b"nemo-gym-tokens" + header + ids.astype(">u8").tobytes()).hexdigest()
 

@@ -15,9 +15,9 @@ import numpy as np
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row, Signature
-from tito_audit.formats._beside import read_beside
 from tito_audit.formats._calls import stated_model, with_finish_reasons
 from tito_audit.formats._columns import first_present_name, move_policy
+from tito_audit.formats._extras import read_extras
 from tito_audit.formats._kit import training_rows
 from tito_audit.formats._update import updated_row, with_values
 from tito_audit.record.arrays import as_ids
@@ -88,12 +88,12 @@ def read(row: Row, place: Place) -> Rollout:
         sentinel=0.0,
         whole=True,
     )
-    trained = replace(trained, padding=Padding(right=len(padded) - length), extras=read_beside(cut, values))
+    trained = replace(trained, padding=Padding(right=len(padded) - length), extras=read_extras(cut, values))
     return Rollout(place, FORMAT.name, messages, training_row=with_finish_reasons(trained, values), stated=stated)
 
 
 def write(row: Row, old: TrainingRow, new: TrainingRow) -> Row:
-    """The row with its repaired columns, in lists of one if they were before."""
+    """The row with its repaired columns, each in a list of one if it was before."""
     values = _unwrap_row(row)
     if new.padding.left:
         raise RecordError("input_lengths counts from the first token, so the row can be padded only on the right")
@@ -122,7 +122,7 @@ def _stated_length(stated: object, width: int) -> int:
 
 
 def _unwrap_row(row: Row) -> dict[str, Any]:
-    """The row's values without their lists of one, which rows of the data plane do not have."""
+    """The row with values taken out of their lists of one; rows of the data plane have none."""
     ids = row.get(first_present_name(row, _IDS) or "")
     if ids is not None and not (_is_wrapped(ids) and isinstance(ids[0], list | np.ndarray)):
         return dict(row)

@@ -15,9 +15,9 @@ import numpy as np
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row, Signature
-from tito_audit.formats._beside import read_beside
 from tito_audit.formats._calls import stated_model, with_finish_reasons
 from tito_audit.formats._columns import as_logged, is_given, to_list
+from tito_audit.formats._extras import read_extras
 from tito_audit.formats._kit import training_rows
 from tito_audit.formats._responses import drop_empty_fields
 from tito_audit.formats._update import (
@@ -87,14 +87,14 @@ def read(row: Row, place: Place) -> Rollout:
         for role, name, column, sentinel in misfits
         if column is not None and not column[1]
     ]
-    trained = replace(trained, columns=(*trained.columns, *columns), extras=read_beside(others))
+    trained = replace(trained, columns=(*trained.columns, *columns), extras=read_extras(others))
     return Rollout(
         place, FORMAT.name, messages, tools, training_row=with_finish_reasons(trained, row), stated=stated
     )
 
 
 def write(row: Row, old: TrainingRow, new: TrainingRow) -> Row:
-    """The row with its messages' slices of the repaired training row."""
+    """The row with the slice of the repaired training row in each message."""
     if new.padding != Padding():
         raise RecordError("messages have no padding: nothing in them would tell padding from tokens")
     log = _unwrap_log(row["message_log"])
@@ -124,7 +124,7 @@ def write(row: Row, old: TrainingRow, new: TrainingRow) -> Row:
 
 
 def _slice_as_logged(entry: Mapping[str, Any], name: str, part: Any, fill: object, number: int) -> Any:
-    """A message's slice of a column; RecordError if it has values to write and no place for them."""
+    """A message's slice of a column; RecordError if the message has no place for its values."""
     if is_given(entry.get(name)) or (
         isinstance(entry.get(name), list | np.ndarray) and part is not None and len(part)
     ):
@@ -138,8 +138,10 @@ def _slice_as_logged(entry: Mapping[str, Any], name: str, part: Any, fill: objec
 def _join_column(
     log: Sequence[Mapping[str, Any]], ids: Sequence[Ids], name: str, fill: object
 ) -> tuple[list[Any], bool] | None:
-    """A column for the whole conversation, `fill` for messages without it, and whether every message has as many
-    entries as tokens; None if no message has it."""
+    """A column over all messages, `fill` for those without it, and whether it fits the tokens of each message.
+
+    None if no message has it.
+    """
     if not any(is_given(entry.get(name)) for entry in log):
         return None
     values: list[Any] = []
@@ -154,7 +156,7 @@ def _join_column(
 
 
 def _other_names(log: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Further keys that hold a list of numbers, or of lists of numbers, in at least one message."""
+    """Further keys that hold numbers, or lists of numbers, in at least one message."""
     names = {name: None for entry in log for name, value in entry.items() if _is_nested_number_list(value)}
     return [name for name in names if name not in _TOKEN_KEYS]
 
@@ -190,7 +192,7 @@ def _is_generated(entry: Mapping[str, Any]) -> bool:
 
 
 def _unwrap_log(log: Sequence[Any]) -> Sequence[Any]:
-    """The conversation itself, if a dump wraps it in a list of one."""
+    """The conversation, taken out of the list of one in which a dump may wrap it."""
     return log[0] if len(log) == 1 and isinstance(log[0], list) else log
 
 

@@ -128,7 +128,7 @@ FORMAT = Format(
     signature=Signature("{choices[].message|object: response}, without token ids"),
     precedence=250,
     matches=matches,
-    **listed_calls(read, sources, stays=ONE_CALL_REFUSAL),
+    **listed_calls(read, sources, drop_error=ONE_CALL_REFUSAL),
     row_is_call=True,
     shows="Token strings with logprobs when they were asked for: ids are looked up from their bytes and "
     "marked as a guess. Without logprobs there is text only and nothing to audit.",

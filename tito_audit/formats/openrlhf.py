@@ -42,7 +42,7 @@ def read(row: Row, place: Place) -> Rollout:
 
 
 def _sampled_mask(row: Row) -> Mask:
-    """`[T]` which tokens are in a range; RecordError if one is no range of the row's tokens."""
+    """`[T]` which tokens are in a range; RecordError if a range is not within the tokens."""
     mask = np.zeros(len(row[_IDS]), np.bool_)
     for start, end in _read_ranges(row[_RANGES]):
         if not 0 <= start <= end <= len(mask):
@@ -59,7 +59,7 @@ def _read_ranges(value: Any) -> Sequence[tuple[int, int]]:
 
 
 def write(row: Row, old: TrainingRow, new: TrainingRow) -> Row:
-    """The response with its repaired row; actions without feedback between them stay apart."""
+    """The response with its repaired training row; adjacent actions stay separate ranges."""
     was = _sampled_mask(row)
     flat = updated_row({**row, _RANGES: was}, old, new, _IDS)
     mask: Any = flat[_RANGES]

@@ -59,7 +59,7 @@ class _Shape:
     """The columns of the first side, if they are not named as those of the second."""
 
     def of(self, number: int) -> dict[str, str]:
-        """Our columns and the log's of one side."""
+        """Our column names and the log's, for one side."""
         columns = self.first if self.first is not None and not number else self.columns
         return {ours: theirs.format(self.sides[number]) for ours, theirs in columns.items()}
 
@@ -83,7 +83,7 @@ _SHAPES = (
 
 
 def _find_shape(row: Row) -> _Shape | None:
-    """How the row names its columns; None if it holds neither pair nor KTO row."""
+    """The shape of the row; None if it is neither a pair nor a KTO row."""
     for shape in _SHAPES:
         names = [theirs for number in range(len(shape.sides)) for ours, theirs in shape.of(number).items()]
         required = [name for name in names if "attention_mask" not in name]
@@ -95,7 +95,7 @@ def _find_shape(row: Row) -> _Shape | None:
 
 
 def split_sides(row: Row) -> Samples | None:
-    """Each side of the row as a row of its own, under our names."""
+    """Each side of the row as a row with our names."""
     shape = _find_shape(row)
     if shape is None:
         raise RecordError("it holds no preference pair: the ids of a chosen and of a rejected answer")
@@ -117,7 +117,7 @@ def split_sides(row: Row) -> Samples | None:
 
 
 def _side_messages(row: Row, name: str) -> dict[str, Any]:
-    """The prompt and the answer of a side, as messages or as texts, where the row has both."""
+    """The prompt and the answer of a side, as messages or as texts; {} unless the row has both."""
     prompt, answer = parsed_column(row, "prompt"), parsed_column(row, name)
     if is_messages(answer) and not is_messages(prompt):
         # The prompt is part of both answers, or a text beside them.
@@ -185,7 +185,7 @@ def _read_tokens(row: Row, messages: tuple[Message, ...], sent: int) -> tuple[Tr
 
 
 def _compare_sides(row: Row) -> PairSide:
-    """What of the pair this side is, and how it compares with the other."""
+    """Which side of the pair this is, and how it compares with the other."""
     if "other" not in row:
         return PairSide(row["side"])
     prompt, answer, whole = _prompt_and_answer(row)
@@ -201,9 +201,9 @@ def _compare_sides(row: Row) -> PairSide:
 
 
 def _prompt_and_answer(row: Row) -> tuple[Ids, Ids, bool]:
-    """The prompt and the trained tokens of a side, and whether all of its answer is trained.
+    """The prompt and the trained tokens of a side, and whether its whole answer is trained.
 
-    All of it is an answer if nothing says what is trained.
+    If nothing says what is trained, the prompt is empty and all tokens are the answer.
     """
     trained, turn = _read_tokens(row, (), 0)
     if turn is not None and turn.prompt_ids is not None and turn.completion_ids is not None:

@@ -13,7 +13,6 @@ from dataclasses import replace
 from typing import Any
 
 from tito_audit.format import Format, Row, Signature
-from tito_audit.formats._beside import read_beside
 from tito_audit.formats._calls import stated_model, with_finish_reasons
 from tito_audit.formats._columns import (
     Raw,
@@ -27,6 +26,7 @@ from tito_audit.formats._columns import (
     per_token_column,
     to_list,
 )
+from tito_audit.formats._extras import read_extras
 from tito_audit.formats._kit import training_rows
 from tito_audit.formats._update import updated_row, with_values
 from tito_audit.record.build import build_training_row
@@ -66,14 +66,14 @@ def read(row: Row, place: Place) -> Rollout:
             prompt_length=start,
             sentinel=0.0,
         )
-        trained = replace(trained, extras=read_beside(row))
+        trained = replace(trained, extras=read_extras(row))
     else:
         stated = stated.without_ids()
     return Rollout(place, FORMAT.name, training_row=with_finish_reasons(trained, row), stated=stated)
 
 
 def write(row: Row, old: TrainingRow, new: TrainingRow) -> Row:
-    """The sample with its repaired row; a split sample gets its two parts."""
+    """The sample with its repaired training row, in two parts if it is split."""
     if _is_flat(row):
         return updated_row(row, old, new, "token_ids")
     joined = {**row, **_join_parts(row)}
@@ -94,7 +94,7 @@ def _join_parts(row: Row) -> dict[str, Any]:
 
 
 def _column_with_entries(row: Row, name: str) -> tuple[str, Raw] | None:
-    """A column with its name; None if the row does not have it or it is empty."""
+    """A column as (name, entries); None if the row lacks it or it is empty."""
     return per_token_column(row, name) if is_given(row.get(name)) else None
 
 

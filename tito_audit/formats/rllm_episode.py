@@ -13,7 +13,6 @@ from typing import Any
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row, Signature
-from tito_audit.formats._beside import read_beside
 from tito_audit.formats._calls import (
     TOOLS_MISSING,
     build_turn,
@@ -25,6 +24,7 @@ from tito_audit.formats._calls import (
     stated_model,
 )
 from tito_audit.formats._columns import as_objects, has_entries, is_list, logprob_column, other_columns
+from tito_audit.formats._extras import read_extras
 from tito_audit.formats._update import find_copies, object_at, sources_at, sources_of_calls
 from tito_audit.formats._writer import listed_calls
 from tito_audit.record.edits import Path
@@ -85,16 +85,14 @@ def _read_trajectory(trajectory: object, where: str, place: Place, stated: State
         # No rule is skipped for it, so none would say so.
         stated = replace(stated, notice=f"Some prompts were not read: {_PICTURED}.")
     # Of a retried call only the last attempt's message was kept, so a message belongs to one call.
-    ordered: list[Turn] = []
-    least: int | None = None
-    for turn in reversed(turns):
-        index = turn.message_index
-        if index is not None and least is not None and index >= least:
-            turn = replace(turn, message_index=None)
-        elif index is not None:
-            least = index
-        ordered.append(turn)
-    return Rollout(place, FORMAT.name, messages, turns=tuple(ordered[::-1]), stated=stated)
+    indices = [turn.message_index for turn in turns]
+    retried = {
+        number
+        for number, index in enumerate(indices)
+        if index is not None and any(later is not None and later <= index for later in indices[number + 1 :])
+    }
+    turns = tuple(replace(turn, message_index=None) if n in retried else turn for n, turn in enumerate(turns))
+    return Rollout(place, FORMAT.name, messages, turns=turns, stated=stated)
 
 
 def _steps_of(trajectory: object, where: str) -> Sequence[Mapping[str, Any]]:
@@ -145,7 +143,7 @@ def _read_step(
             step,
             completion_text=None if answer is None else only_text(answer),
             finish_reason=finish_reason(object_at(step, "model_output")) or finish_reason(step),
-            extras=read_beside(step),
+            extras=read_extras(step),
             **({} if messages is None else message_place(messages, sent, answer)),
         )
         if scored is not None and not is_list(scored):
@@ -179,7 +177,7 @@ def sources(row: Row, _: Sequence[Rollout]) -> Sequence[Sources]:
 
 
 def _is_multimodal(value: object) -> bool:
-    """True for a prompt that has other parts, such as images, between the ids."""
+    """Whether a prompt holds other parts, such as images, between its ids."""
     return isinstance(value, list | tuple) and dict in set(map(type, value))
 
 

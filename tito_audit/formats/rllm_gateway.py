@@ -65,7 +65,7 @@ def read(row: Row, place: Place) -> Sequence[Rollout]:
 
 
 def _copy_conflict(row: Row) -> str | None:
-    """How the ids of the record and of the server's raw answer differ; None if they do not."""
+    """Which ids of the record differ from those of the server's raw response; None if none do."""
     response = object_at(row, "raw_response")
     choice = object_at(response, "choices", 0)
     for name, keys, holders in (
@@ -84,7 +84,7 @@ def _copy_conflict(row: Row) -> str | None:
 def sources(row: Row, _: Sequence[Rollout]) -> Sequence[Sources]:
     parts = {name: row[name] for name in ("raw_request", "raw_response") if isinstance(row.get(name), Mapping)}
     scored = [Source(("logprobs",))] if is_list(row.get("logprobs")) else []
-    gone = [*scored]
+    all_logprobs = [*scored]
     choice = object_at(row, "raw_response", "choices", 0)
     content = object_at(choice, "logprobs").get("content")
     if scored and isinstance(content, list | tuple) and all(isinstance(entry, Mapping) for entry in content):
@@ -93,14 +93,14 @@ def sources(row: Row, _: Sequence[Rollout]) -> Sequence[Sources]:
             if np.array_equal(scores, as_floats(row["logprobs"], ""), equal_nan=True):
                 inside: Path = ("raw_response", "choices", 0, "logprobs")
                 scored.append(Source((*inside, "content"), Layout.ENTRIES))
-                gone.append(Source(inside))
+                all_logprobs.append(Source(inside))
     columns = {name: sources_at([(name,)]) for name, value in row.items() if is_list(value)}
     prompt = row[_PROMPT] if is_list(row.get(_PROMPT)) else None
     usage = object_at(row, "raw_response", "usage")
     call = CallSource(
         prompts=sources_at([] if prompt is None else [(_PROMPT,), *find_copies(parts, _PROMPT_NAMES, prompt)]),
         logprobs=tuple(scored),
-        columns={**columns, "logprobs": tuple(gone)},
+        columns={**columns, "logprobs": tuple(all_logprobs)},
         routing=tuple(
             (*path, name)
             for path in ((), ("raw_response",), ("raw_response", "choices", 0))

@@ -44,7 +44,7 @@ def read_skyrl_sample(row: Row, place: Place) -> Rollout:
 
 
 def _group_steps(samples: Sequence[Row]) -> list[list[int]]:
-    """The samples of each trajectory, by number; each sample alone where the batch does not train step by step."""
+    """The numbers of the samples of each trajectory; without step-wise training each sample is alone."""
     trajectories: list[list[int]] = []
     before: Row = {}
     for number, sample in enumerate(samples):
@@ -77,7 +77,7 @@ def split_steps(row: Row) -> Samples | None:
 
 
 def _sampled_count(step: Row) -> int | None:
-    """How many tokens a step sampled before an observation; None if it is not one call with one after it."""
+    """How many tokens a step sampled before its observation; None if it is not one call with an observation."""
     mask: Any = step.get(_MASK)
     ids: Any = step.get(_IDS)
     if not is_list(mask) or not is_list(ids) or len(mask) != len(ids) or not is_number_list(mask):
@@ -94,7 +94,7 @@ def _sampled_count(step: Row) -> int | None:
 
 
 def _response_columns(sample: Row, part: slice) -> dict[str, Any]:
-    """A part of every column that has an entry for each token of the response."""
+    """A slice of every column with an entry per token of the response."""
     size = len(sample[_IDS])
     return {
         name: value[part]
@@ -104,7 +104,7 @@ def _response_columns(sample: Row, part: slice) -> dict[str, Any]:
 
 
 def _with_observations(ends: Mapping[int, int], old: Row, new: Row, samples: Sequence[Row]) -> Row:
-    """The new row with the observations of steps behind their changed columns."""
+    """The written row with the observation of each step after its changed columns."""
     columns: dict[str, list[Any]] = {}
     for number, end in ends.items():
         step = {name: value[number] for name, value in old.items() if is_list(value) and len(value) > number}
@@ -117,7 +117,7 @@ def _with_observations(ends: Mapping[int, int], old: Row, new: Row, samples: Seq
 
 
 def _samples_of_rollouts(rollouts: Sequence[Rollout], row: Row) -> list[list[int]]:
-    """The rollouts of samples that make one rollout each, by number; a step that is not one call stays alone."""
+    """The numbers of the samples that make each rollout; a step that is not one call is one by itself."""
     samples = _ROWS.split(row)
     conversations: list[list[int]] = []
     for steps in [[0]] if samples is None else _group_steps(samples.rows):

@@ -73,7 +73,7 @@ def read(row: Row, place: Place) -> Rollout:
 
 
 def _sharegpt_messages(row: Row) -> list[dict[str, Any]] | None:
-    """The messages of a ShareGPT row, in chat form; None of other rows.
+    """The messages of a ShareGPT row in chat form; None for other rows.
 
     As hiyouga/LLaMA-Factory reads them (`src/llamafactory/data/converter.py`, `SharegptDatasetConverter`): a
     `system` column opens the conversation, `function_call` is an answer that calls tools, `observation` what they
@@ -105,7 +105,7 @@ def _sharegpt_messages(row: Row) -> list[dict[str, Any]] | None:
 
 
 def _alpaca_messages(row: Row) -> list[dict[str, Any]] | None:
-    """The messages of a row in Alpaca's columns, in chat form; None of other rows.
+    """The messages of a row in Alpaca's columns, in chat form; None for other rows.
 
     As hiyouga/LLaMA-Factory reads them (`src/llamafactory/data/converter.py`, `AlpacaDatasetConverter`): `input`
     follows the instruction on its own line, `history` holds earlier questions and answers.
@@ -134,7 +134,7 @@ def _may_hold_ids(value: Any, depth: int = 6) -> bool:
 
 
 def _is_text(value: Any) -> bool:
-    """True for a text, messages, or a list of either."""
+    """Whether a value is a text, messages, or a list of either."""
     if isinstance(value, list | tuple) and value and not isinstance(value[0], Mapping):
         return all(isinstance(part, str) or is_messages(part) for part in value[:4])
     return isinstance(value, str) or is_messages(value)

@@ -92,9 +92,9 @@ def read(row: Row, place: Place) -> Rollout:
 
 
 def _whole_sequence(row: Row, targets: Ids) -> tuple[Ids, Mask | None]:
-    """The whole sequence `[T]`: the first input and all targets; `[T]` which of it are images, None if none are.
+    """The whole sequence `[T]`, and `[T]` which tokens are images, None if none are.
 
-    RecordError if inputs and targets disagree.
+    It is the first input and all targets; RecordError if the other inputs are not the targets before them.
     """
     chunks = _read_chunks(row["model_input"], len(targets))
     inputs = np.concatenate([chunk for chunk, _ in chunks]) if chunks else np.empty(0, np.int32)
@@ -117,7 +117,7 @@ def _length_error(inputs: int, targets: int) -> RecordError:
 
 
 def _read_chunks(value: object, count: int) -> list[tuple[Ids, bool]]:
-    """Each chunk as ids, zeros for an image, and whether it is text."""
+    """Each chunk as ids, zeros for an image, and whether it is text; RecordError unless these are `count` ids."""
     if isinstance(value, Mapping) and "chunks" in value:
         value = value["chunks"]
     if is_list(value) and is_number_list(value):
@@ -148,7 +148,7 @@ def _read_chunks(value: object, count: int) -> list[tuple[Ids, bool]]:
 
 
 def _column_data(value: Any, name: str) -> Any:
-    """The numbers of a column, unwrapped if they are in a tensor of the SDK."""
+    """The numbers of a column, which may be the `data` of a tensor."""
     if isinstance(value, Mapping) and (value.get("sparse_crow_indices") is not None or _is_table(value)):
         raise RecordError(f"loss_fn_inputs.{name} is a table with several values per token, not one sequence")
     data = value.get("data") if isinstance(value, Mapping) else value
@@ -158,7 +158,7 @@ def _column_data(value: Any, name: str) -> Any:
 
 
 def _is_table(value: Any) -> bool:
-    """True for a tensor of two or more dimensions, such as distillation targets."""
+    """Whether a value is a tensor of two or more dimensions, such as distillation targets."""
     shape = object_at(value).get("shape")
     return is_list(shape) and len(shape) > 1
 

@@ -50,7 +50,7 @@ def read(row: Row, place: Place) -> Sequence[Rollout]:
 
 
 def _trajectory(row: Row) -> str | None:
-    """The trajectory of a step; None if its row does not name it."""
+    """The name of a step's trajectory; None if its row does not tell."""
     names = [row.get(name) for name in _TRAJECTORY]
     if row.get("source") != "rollout" or any(name is None for name in names):
         return None
@@ -64,7 +64,7 @@ def sources(row: Row, _: Sequence[Rollout]) -> Sequence[Sources]:
 
 
 def with_whole_prompts(rows: Sequence[Row]) -> Sequence[Row]:
-    """The steps with whole prompts; a step stays as it is if the one before it is missing or there are two."""
+    """The steps with whole prompts; a step stays as it is if the one before it is missing, all if one repeats."""
     numbers: list[Any] = [row.get(_STEP) for row in rows]
     if len(set(numbers)) < len(numbers):
         return rows
@@ -83,7 +83,7 @@ def with_whole_prompts(rows: Sequence[Row]) -> Sequence[Row]:
 
 
 def as_stored(new: Sequence[Row], old: Sequence[Row]) -> Sequence[Row]:
-    """The steps as rows: one that held what its prompt adds does so again if it continues the step before."""
+    """The steps as rows to store: one that held only a part of its prompt does so again if it can."""
     stored = list(new)
     places = {row[_STEP]: place for place, row in enumerate(new)}
     for place, (row, was) in enumerate(zip(new, old, strict=True)):

@@ -10,7 +10,6 @@ from dataclasses import replace
 from functools import partial
 
 from tito_audit.format import Format, Row, Signature
-from tito_audit.formats._beside import read_beside
 from tito_audit.formats._calls import stated_facts, with_finish_reasons
 from tito_audit.formats._columns import (
     first_text,
@@ -21,6 +20,7 @@ from tito_audit.formats._columns import (
     other_columns,
     parsed_column,
 )
+from tito_audit.formats._extras import read_extras
 from tito_audit.formats._kit import split_packed_row, training_rows
 from tito_audit.formats._update import updated_row
 from tito_audit.record.build import build_training_row
@@ -43,7 +43,7 @@ def read(row: Row, place: Place) -> Rollout:
             other=other_columns(row, {"tokens", "loss_mask", "rollout_log_probs"}),
             sentinel=0.0,
         )
-        trained = replace(trained, extras=read_beside(row))
+        trained = replace(trained, extras=read_extras(row))
     value = parsed_column(row, "messages")
     messages = as_messages(value if is_messages(value) else None, "messages")
     return Rollout(

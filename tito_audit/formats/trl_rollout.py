@@ -55,8 +55,8 @@ def _without_padding(row: Row) -> Row:
 def _visible_tokens(row: Row) -> tuple[Mask, Mask]:
     """Which entries of the prompt and of the completion are tokens.
 
-    `completion_mask` is 0 for padding, and for all of a truncated completion; padding is the same id repeated at
-    the end.
+    `completion_mask` is 0 for padding, but also for all of a completion that is left out; so padding is the id
+    that repeats at the end.
     """
     prompt, completion = (as_floats(row[name], name) > 0 for name in _SEEN.values())
     for seen, name in ((prompt, _PROMPT), (completion, _IDS)):

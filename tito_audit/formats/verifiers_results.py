@@ -15,7 +15,6 @@ import numpy as np
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row, Signature
-from tito_audit.formats._beside import read_beside
 from tito_audit.formats._calls import (
     build_turn,
     errors_at,
@@ -34,6 +33,7 @@ from tito_audit.formats._columns import (
     is_number_list,
     move_policy,
 )
+from tito_audit.formats._extras import read_extras
 from tito_audit.formats._update import object_at, sources_at, sources_of_calls, value_at, with_counts
 from tito_audit.formats._verifiers import chat_messages, verifiers_tools_as_chat
 from tito_audit.formats._writer import count_tokens, update_calls
@@ -114,13 +114,18 @@ def read(row: Row, place: Place) -> Sequence[Rollout]:
 def update(row: Row, repaired: Sequence[RepairedRollout]) -> Sequence[Row]:
     if not repaired:
         return ()
-    if len(repaired) > 1:
-        raise RecordError(
-            "a trajectory cannot hold a fork and does not need one: each step holds its own prompt and answer"
-        )
-    stays = "a step of a trajectory cannot be left out: later steps repeat its answer"
-    row_stays = "the masks of the steps say what was sampled, so the loss mask cannot be changed by itself"
-    return (update_calls(row, repaired, read, sources, totals=count_edits, stays=stays, row_stays=row_stays),)
+    new = update_calls(
+        row,
+        repaired,
+        read,
+        sources,
+        totals=count_edits,
+        drop_error="a step of a trajectory cannot be left out: later steps repeat its answer",
+        fork_error="a trajectory cannot hold a fork and does not need one: each step holds its own prompt and "
+        "answer",
+        row_error="the masks of the steps say what was sampled, so the loss mask cannot be changed by itself",
+    )
+    return (new,)
 
 
 def _read_step(step: _Step, messages: Sequence[Message]) -> Turn:
@@ -151,7 +156,7 @@ def _read_step(step: _Step, messages: Sequence[Message]) -> Turn:
                 for name, value in step.tokens.items()
                 if name not in (*_IDS, *_UNREBUILT) and is_list(value) and len(value) > 1 and is_number_list(value)
             },
-            extras=read_beside(step.tokens, step.wire),
+            extras=read_extras(step.tokens, step.wire),
             **fields,
         )
         size = 0 if turn.completion_ids is None else len(turn.completion_ids)
@@ -167,10 +172,10 @@ def _read_step(step: _Step, messages: Sequence[Message]) -> Turn:
 
 
 def _row_if_masks_differ(steps: Sequence[_Step], turns: Sequence[Turn]) -> TrainingRow | None:
-    """The training row of steps whose masks train something other than what was sampled; else None.
+    """The training row of steps whose masks train other tokens than were sampled; else None.
 
-    Normally the masks match the completions, and a row would only repeat them. RecordError if no step holds the
-    tokens of all others.
+    Where the masks match the completions, a row would only repeat them. RecordError if no step holds the tokens of
+    all others.
     """
     # `[P + C]` what the masks of each step train, and what was sampled in it.
     masks: list[tuple[Mask, Mask]] = []
@@ -238,7 +243,7 @@ def _is_copy(value: Any, of: Any) -> bool:
 
 
 def count_edits(row: Row, before: Sequence[Rollout], after: Sequence[Rollout]) -> Iterator[Edit]:
-    """Edits to the row's counts: the tokens of all prompts, and those the last call saw but no call sampled.
+    """Edits to the counts of all prompt tokens, and of the tokens of the last call that no call sampled.
 
     `legacy/utils/usage_utils.py` (`compute_context_token_metrics`).
     """

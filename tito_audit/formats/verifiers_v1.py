@@ -18,7 +18,6 @@ import numpy as np
 
 from tito_audit.errors import RecordError
 from tito_audit.format import Format, Row, Signature
-from tito_audit.formats._beside import PER_TOKEN, read_beside
 from tito_audit.formats._calls import one_model_name, with_finish_reasons
 from tito_audit.formats._columns import (
     first_text,
@@ -28,6 +27,7 @@ from tito_audit.formats._columns import (
     move_policy,
     parsed_column,
 )
+from tito_audit.formats._extras import PER_TOKEN, read_extras
 from tito_audit.formats._update import object_at
 from tito_audit.formats._verifiers import (
     TraceNode,
@@ -102,13 +102,14 @@ def _read_tree(tree: Tree, place: Place, shared: Stated, versions: tuple[str, ..
     turns = _read_turns(tree, messages, calls, versions)
     # The training row of a single branch, if its masks train something other than what was sampled.
     nodes = [tree.nodes[number] for number in tree.members]
-    odd = [node for node in nodes if not node.sampled and node.mask.any()]
-    if not odd and all(node.trained.all() for node in nodes):
+    unsampled = [node for node in nodes if not node.sampled and node.mask.any()]
+    if not unsampled and all(node.trained.all() for node in nodes):
         row_if_masks_differ = None
     elif not tree.is_linear:
-        if odd:
+        if unsampled:
             raise RecordError(
-                f"{odd[0].where}.mask is true for tokens that no call sampled, in a trace with several branches"
+                f"{unsampled[0].where}.mask is true for tokens that no call sampled, in a trace with several "
+                "branches"
             )
         row_if_masks_differ = None
     else:
@@ -129,7 +130,7 @@ def _read_tree(tree: Tree, place: Place, shared: Stated, versions: tuple[str, ..
 def _read_turns(
     tree: Tree, messages: Sequence[Message], calls: Mapping[int, Mapping[str, Any]], versions: tuple[str, ...]
 ) -> tuple[Turn, ...]:
-    """One turn per sampled node; if there are several branches, each turn has its own prompt messages."""
+    """One turn per sampled node; with several branches each has its own prompt messages."""
     prompts, linear = prompts_of(tree), tree.is_linear
     message_of = dict(zip(tree.members, messages, strict=True))
     index = {number: i for i, number in enumerate(tree.members)}
@@ -153,14 +154,14 @@ def _read_turns(
                 completion_ids=node.completion,
                 completion_logprobs=logprobs,
                 columns=columns,
-                extras=read_beside({column.name: column.values for column in columns if column.name in PER_TOKEN}),
+                extras=read_extras({column.name: column.values for column in columns if column.name in PER_TOKEN}),
             )
         turns.append(turn)
     return tuple(turns)
 
 
 def _read_columns(node: TraceNode) -> tuple[Logprobs | None, tuple[Column, ...]]:
-    """The logprobs `[C]` and every column over the completion; compact columns are spread out by the mask."""
+    """The logprobs `[C]` and the columns of a completion; compact ones are spread out by the mask."""
     columns: list[Column] = []
     logprobs: Logprobs | None = None
     value: Any = node.wire.get("logprobs")
@@ -208,7 +209,7 @@ def _policy_versions(policy: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _is_graph(nodes: object) -> bool:
-    """True for a list of messages with their tokens; the nodes of other frameworks hold text and labels."""
+    """Whether nodes are messages with their tokens; the nodes of other frameworks hold text and labels."""
     if not isinstance(nodes, list | tuple):
         return False
     return not nodes or (isinstance(nodes[0], Mapping) and isinstance(nodes[0].get("message"), Mapping))

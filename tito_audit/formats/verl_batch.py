@@ -55,9 +55,9 @@ def _without_padding(row: Row) -> dict[str, Any]:
 
 
 def _visible_tokens(row: Row) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Which entries of the prompt and of the response are tokens.
+    """Which entries of the prompt, padded on the left, and of the response, padded on the right, are tokens.
 
-    Prompts are padded on the left, responses on the right; what the response mask trains is not padding.
+    What the response mask trains is no padding.
     """
     prompt = _column_length(row, _PROMPTS)
     seen = _attention_mask(row)

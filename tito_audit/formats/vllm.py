@@ -13,7 +13,7 @@ from tito_audit.formats._update import object_at
 
 
 def holds_ids(logged: Exchange) -> bool:
-    """Whether an answer has ids in their own list, or as token strings."""
+    """Whether a response has ids, in lists or as token strings."""
     if any(response.get("prompt_token_ids") is not None for response in logged.responses):
         return True
     for choice in first_choices(logged):

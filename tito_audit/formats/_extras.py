@@ -1,4 +1,4 @@
-"""Data beside the tokens, in every form that frameworks write: routed experts, sets of kept tokens, advantages and
+"""Extras of tokens in every form that frameworks write: routed experts, sets of kept tokens, advantages and
 rewards; and the versions of the weights that sampled each token.
 
 Experts: THUDM/slime and radixark/miles `utils/types.py` (`rollout_routed_experts`, rows for all tokens but the
@@ -49,18 +49,18 @@ _KEPT_SETS = ("rollout_sampling_mask", "sampling_mask", "output_token_sampling_m
 PER_TOKEN = ("advantages", "token_advantages", "token_rewards", "token_level_rewards", "token_level_scores")
 """Columns with one number per token, or one for all tokens."""
 REWARDS = ("advantage", "reward", "rewards", "score", "scores")
-_BESIDE = (*EXPERTS, *_KEPT_OFFSETS, *_KEPT_SETS, *PER_TOKEN, *REWARDS, "response_length")
-BESIDE_COLUMNS = frozenset(_BESIDE)
-_COLUMNS_READ = (*_BESIDE, *_KEPT_OFFSETS.values(), *_START_KEYS, *_COUNT_KEYS)
+_EXTRAS = (*EXPERTS, *_KEPT_OFFSETS, *_KEPT_SETS, *PER_TOKEN, *REWARDS, "response_length")
+EXTRA_COLUMNS = frozenset(_EXTRAS)
+_COLUMNS_READ = (*_EXTRAS, *_KEPT_OFFSETS.values(), *_START_KEYS, *_COUNT_KEYS)
 """In the order in which findings name them."""
 _INTEGER_DTYPES = {"int8", "uint8", "int16", "uint16", "int32", "uint32", "int64"}
 
 
-def read_beside(*holders: Mapping[str, Any]) -> TokenExtras:
-    """What these objects of a row or a call hold beside its tokens; a key counts where it comes first."""
+def read_extras(*holders: Mapping[str, Any]) -> TokenExtras:
+    """What these objects of a row or a call hold besides its tokens; a key counts where it comes first."""
     values: dict[str, Any] = {}
     for holder in holders:
-        if not BESIDE_COLUMNS.isdisjoint(holder):
+        if not EXTRA_COLUMNS.isdisjoint(holder):
             values = {
                 name: holder[name] for name in _COLUMNS_READ if name in holder and is_given(holder[name])
             } | values
